@@ -1,0 +1,1 @@
+"""freshet: streaming online learning for recommendation, ads and ranking models."""

@@ -1,0 +1,25 @@
+// What the bindings share: numpy array aliases and the list of `bind_*` functions that module.cpp calls.
+#pragma once
+
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+
+#include <cstdint>
+
+namespace freshet {
+
+namespace nb = nanobind;
+
+// C-contiguous CPU arrays; `In` may be read-only, `Out` is written in place.
+template <typename T>
+using In = nb::ndarray<const T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+template <typename T>
+using Out = nb::ndarray<T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+template <typename T>
+using In2 = nb::ndarray<const T, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+template <typename T>
+using Out2 = nb::ndarray<T, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+
+void bind_build(nb::module_& m);
+
+}  // namespace freshet

@@ -1,0 +1,7 @@
+// The extension module `freshet._native`: one `bind_*` per part of the core, nothing else.
+#include "bindings.hpp"
+
+NB_MODULE(_native, m) {
+  m.doc() = "The hot path of freshet: whole batches in, whole batches out, the GIL released.";
+  freshet::bind_build(m);
+}
