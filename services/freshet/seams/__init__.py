@@ -1,0 +1,1 @@
+"""The five protocols that parts meet in, each with its adapters; above a seam nobody knows which one is in use."""

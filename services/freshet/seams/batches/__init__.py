@@ -1,0 +1,57 @@
+"""The batch stream: batches to a trainer rank and gradients back, with credits (in this process; gRPC from an embedder)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from freshet.model.inputs import ModelInputs
+from freshet.types import F32, I64, U64, Fence, OffsetRange
+
+__all__ = ["BatchStream", "TrainBatch"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TrainBatch:
+    """Whole blocks of samples, ready for the model, with what must come back beside their gradients.
+
+    Holds a credit from lookup until its push is acknowledged (PROTOCOL 16).
+    """
+
+    ranges: tuple[OffsetRange, ...]  # at most one per partition
+    fence: Fence
+    inputs: ModelInputs
+    sample_ids: I64  # (B,) 64-bit id of (impression, label)
+    request_ids: U64  # (B,) samples of equal id were served together
+    event_times_ms: I64  # (B,)
+    segments: Mapping[str, U64]  # spec's segment fields: (B,) value keys
+    served: Mapping[str, F32]  # label -> (B,) prediction logged at serving, NaN where none was
+
+    def __len__(self) -> int:
+        return len(self.sample_ids)
+
+
+class BatchStream(Protocol):
+    """Batches of one rank. `take` may be called from several lanes at once; partitions of a lane are its own."""
+
+    def take(self, lane: int, wait_s: float) -> TrainBatch | None:
+        """The lane's next batch, or None if there is none within `wait_s` or no credit is free.
+
+        The in-process adapter does the embedder's work on the caller's thread.
+
+        Raises:
+            DataLost, Unavailable: as the log and the row service do.
+        """
+
+    def give_back(self, lane: int, batch: TrainBatch, gradients: Sequence[F32] | None) -> None:
+        """Push a batch's row gradients and free its credit; None returns the batch unused, to be issued again.
+
+        Raises Refused after which the lane's batches in flight are void: `take` starts again from `applied`.
+        """
+
+    def lag(self) -> Mapping[int, int]:
+        """{partition: blocks in the log that no batch has covered yet}."""
+
+    def close(self) -> None:
+        """Free what the stream holds. Idempotent."""

@@ -1,0 +1,112 @@
+"""The event log: append-only topics of partitions, durable once acknowledged (Kafka; SQLite when embedded)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from freshet.types import Append, LogId, Records, TopicPartition
+
+__all__ = ["Bounds", "EventLog", "Reader", "TopicInfo", "Writer"]
+
+
+@dataclass(frozen=True, slots=True)
+class TopicInfo:
+    """A topic as it was created."""
+
+    name: str
+    partitions: int
+    log_id: LogId
+    retention_ms: int | None  # None: kept for ever
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What a partition holds now: offsets [start, end). `end` is the next offset a committed record can get."""
+
+    start: int
+    end: int
+
+
+class Reader(Protocol):
+    """Reads chosen partitions from chosen offsets; positions belong to the caller, never to a consumer group.
+
+    Used by one thread at a time.
+    """
+
+    def assign(self, positions: Mapping[TopicPartition, int]) -> None:
+        """Read these partitions from these offsets from now on, and no others.
+
+        Raises:
+            DataLost: an offset lies before what is retained or beyond the partition's end (PROTOCOL 1).
+        """
+
+    def poll(self, max_records: int, wait_s: float) -> Sequence[tuple[TopicPartition, Records]]:
+        """Return records in offset order per partition, at most one entry per partition and `max_records` in all.
+
+        Blocks up to `wait_s` for the first record; returns an empty sequence if none came. Only committed records are
+        seen (`read_committed`). A partition whose records run ahead is not allowed to starve the others.
+
+        Raises:
+            DataLost: the next offset has been removed by retention, or the topic was recreated.
+            Unavailable: the log cannot be reached; polling again is safe.
+        """
+
+    def close(self) -> None:
+        """Free what the reader holds. Idempotent."""
+
+
+class Writer(Protocol):
+    """Appends to the log. Thread-safe."""
+
+    def append(self, appends: Sequence[Append]) -> Sequence[int]:
+        """Append all of these or none; return each one's first offset, once they are durable on disk.
+
+        Atomic over all partitions and topics of the call if the writer has a name or the call holds one partition;
+        a nameless writer promises no atomicity over several. Records of one Append get rising offsets in order.
+
+        Raises:
+            Fenced: a later writer of the same name was opened. Nothing was written.
+            Unavailable: not written, or not known to be written (time-out, full disk); the message says which.
+        """
+
+    def close(self) -> None:
+        """Free what the writer holds. Idempotent."""
+
+
+class EventLog(Protocol):
+    """Topics of one log. Thread-safe; several processes may open the same log at once."""
+
+    def create_topic(
+        self, name: str, *, partitions: int, retention_ms: int | None = None, group: str | None = None
+    ) -> TopicInfo:
+        """Create a topic, or return the one that exists.
+
+        Topics of one `group` can be written in one atomic append (SQLite keeps them in one file; Kafka ignores it).
+        A name is `[a-z0-9][a-z0-9._-]{0,200}`.
+
+        Raises:
+            Mismatch: it exists with another number of partitions (fixed for a model's life).
+        """
+
+    def topics(self) -> Mapping[str, TopicInfo]:
+        """All topics by name."""
+
+    def bounds(self, partition: TopicPartition) -> Bounds:
+        """What the partition holds now. Raises Unavailable, or KeyError for an unknown topic or partition."""
+
+    def offset_at(self, partition: TopicPartition, time_ms: int) -> int:
+        """Smallest offset whose record time is >= `time_ms`; the end if there is none."""
+
+    def reader(self) -> Reader:
+        """A new reader without partitions."""
+
+    def writer(self, name: str | None = None) -> Writer:
+        """A writer. A named one fences every earlier writer of that name (Kafka: its `transactional.id`)."""
+
+    def trim(self, partition: TopicPartition, before: int) -> None:
+        """Forget records below `before`, at the log's leisure. Retention by time calls the same thing."""
+
+    def close(self) -> None:
+        """Free what the log holds. Idempotent."""

@@ -1,0 +1,64 @@
+"""The row service: rows of a batch looked up, gradients pushed with the ranges they stand for (a shard in this process; gRPC)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from freshet.types import F32, U8, U32, U64, Fence, OffsetRange, TimeMs
+
+__all__ = ["KeyGroup", "Push", "RowService"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class KeyGroup:
+    """Unique keys of a batch in one store group, in order of their buckets."""
+
+    group: int  # store group: tables of equal layout share one
+    keys: U64  # (U,) unique by (table, key), sorted by bucket
+    tables: U8  # (U,) table id of each key
+    bucket_starts: U32  # (buckets + 1,) keys of bucket b are [bucket_starts[b], bucket_starts[b + 1])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Push:
+    """Gradients of one batch. Applied whole, skipped whole or refused whole (PROTOCOL 2 and 4)."""
+
+    ranges: tuple[OffsetRange, ...]  # at most one per partition
+    fence: Fence  # of the embedder's claim on these partitions
+    clock_ms: TimeMs  # largest event time in the batch
+    groups: Sequence[KeyGroup]
+    gradients: Sequence[F32]  # per group (U, S): summed over the batch's occurrences; slots as in the row
+
+
+class RowService(Protocol):
+    """All shards of one model, as an embedder sees them. Thread-safe."""
+
+    def lookup(self, groups: Sequence[KeyGroup], out: Sequence[F32], *, create: bool = True) -> None:
+        """Write each key's slots into `out[g]` (U, S).
+
+        An absent row yields the initial values of (model seed, table, key); with `create` it also comes into being
+        (subject to the table's admission). Without `create` an absent row yields zeros: serving's view.
+
+        Raises Unavailable while a bucket has no owner.
+        """
+
+    def push(self, push: Push) -> bool:
+        """Apply a batch's gradients; True if applied, False if every bucket had it already.
+
+        Checked against all buckets before any is touched. An absent row is created. Non-finite gradients advance the
+        offsets without changing rows, and are counted (PROTOCOL 3).
+
+        Raises:
+            Refused: the ranges do not continue what is applied, or a bucket is not owned here; carries `applied`.
+            Fenced: a higher fence has claimed one of the partitions.
+            Unavailable: not known to be applied; pushing the same again is safe.
+        """
+
+    def applied(self) -> Mapping[int, Sequence[int]]:
+        """{partition: the distinct offsets that buckets have applied up to, rising}.
+
+        The first is where to rewind to; all of them are cut points that no range may cross (PROTOCOL 7).
+        Raises Unavailable until all buckets are owned.
+        """

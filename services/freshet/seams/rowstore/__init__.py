@@ -1,0 +1,80 @@
+"""The row store: rows, optimiser state and offsets of every bucket, durable (Redis Cluster; SQLite when embedded)."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from freshet.types import Bucket, BucketDelta, BucketMeta, Fence, PackedRows, U8, U64, Bool
+
+__all__ = ["FlushOutcome", "RowStore", "StoreIdentity"]
+
+
+class FlushOutcome(enum.Enum):
+    """What became of one bucket of a flush."""
+
+    DONE = "done"
+    FENCED = "fenced"  # another owner has claimed the bucket: drop it
+    REPLACE = "replace"  # what is stored is not what this owner wrote last: flush the bucket whole
+
+
+@dataclass(frozen=True, slots=True)
+class StoreIdentity:
+    """What a store is tied to for life; opening it as another model is a Mismatch."""
+
+    model: str
+    spec_hash: str  # of the spec's identity keys
+    buckets: int
+    tables: Mapping[str, int]  # table name -> id, given once
+    record_bytes: Mapping[int, int]  # table id -> bytes of a packed row
+    samples_log_id: str
+
+
+class RowStore(Protocol):
+    """Buckets of one model. Thread-safe; several processes may open the same store at once."""
+
+    def create(self, identity: StoreIdentity, starting: Mapping[Bucket, BucketMeta]) -> None:
+        """Create the model's buckets with their starting offsets (PROTOCOL 5), or check that they are this model's.
+
+        Raises Mismatch, naming what differs, if the store belongs to another model, spec or log.
+        """
+
+    def identity(self) -> StoreIdentity | None:
+        """What the store is tied to; None if it was never created."""
+
+    def metas(self, buckets: Sequence[Bucket]) -> Mapping[Bucket, BucketMeta]:
+        """Meta of each bucket, from the authoritative copy."""
+
+    def claim(self, buckets: Sequence[Bucket], fence: Fence) -> Mapping[Bucket, BucketMeta]:
+        """Write a higher fence into each bucket's meta, and return the metas as they then are (PROTOCOL 10).
+
+        From then on flushes under lower fences are FENCED. Raises Fenced if any bucket has a higher fence already.
+        """
+
+    def scan(self, bucket: Bucket) -> Iterator[PackedRows]:
+        """All rows of a bucket, in pieces of bounded size (<= 64 MiB), any order, each row once, newest state.
+
+        Read `metas` before, and (as an owner) after: a scan is not a snapshot.
+        """
+
+    def read(self, bucket: Bucket, table: int, keys: U64) -> tuple[Bool, U8]:
+        """Rows by key: (found (N,), records (N, record_bytes); zeros where not found).
+
+        A read that failed raises Unavailable; only a row that is absent is reported absent (PROTOCOL 13).
+        """
+
+    def flush(self, deltas: Sequence[BucketDelta], *, fence: Fence) -> Mapping[Bucket, FlushOutcome]:
+        """Write changed rows, removed keys and `meta` of many buckets; each bucket all or nothing.
+
+        Called by the buckets' owner only, from its flush thread; may block up to the store's timeout. After it returns,
+        a reader that starts anew sees every bucket that is DONE. Nothing is promised about readers in the middle of a
+        scan. A bucket whose stored (fence, seq) equals `delta.meta`'s is DONE already (a retry after a lost answer).
+
+        Raises:
+            Unavailable: not written, or not known to be written; flushing the same deltas again is safe.
+        """
+
+    def close(self) -> None:
+        """Free what the store holds. Idempotent."""

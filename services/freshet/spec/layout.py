@@ -1,0 +1,107 @@
+"""What follows from a spec for rows and columns: store groups, slots of a row, order of occurrences and dense columns.
+
+The one place that decides it; the native table, the decoder and the model all take their shapes from here.
+Letters: L labels, S float slots of a row, D dense columns.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from freshet.spec.model import Optimizer, Spec, Table
+
+__all__ = ["Group", "Layout", "Slot", "layout_of"]
+
+CROSS_ACCUMULATOR = 1.0
+"""Adagrad's starting accumulator for the cross expert's scalars: crosses are many and rare, so they start cautiously."""
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """A run of floats of a row that one optimiser steps."""
+
+    name: str  # "wide", "cross", "linear" (shared by fm and deep) or "vector"
+    start: int  # first float in the row
+    width: int  # L for scalars (one a label), dim for the vector
+    optimizer: Optimizer
+    init: float  # initial values are uniform in ± this; 0: zeros
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Tables of equal layout, which share one native store group, and the features whose rows live there."""
+
+    index: int
+    tables: tuple[int, ...]  # table ids
+    slots: tuple[Slot, ...]
+    precision: str  # of the vector slot in memory
+    features: tuple[int, ...]  # indexes of spec.features, in spec order: the order of occurrences
+
+    @property
+    def width(self) -> int:
+        """S: floats of a row as looked up and as a gradient."""
+        return sum(slot.width for slot in self.slots)
+
+    def slot(self, name: str) -> Slot | None:
+        """The slot of that name, if rows of this group have it."""
+        return next((s for s in self.slots if s.name == name), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """All groups of a model and its dense columns."""
+
+    groups: tuple[Group, ...]
+    dense: tuple[int, ...]  # indexes of spec.features that are dense, in spec order: column d of (B, D)
+
+
+def layout_of(spec: Spec) -> Layout:
+    """Derive the layout; a pure function of the spec's identity keys."""
+    features_of: dict[int, list[int]] = {}
+    for feature in spec.features:
+        if feature.table is not None:
+            features_of.setdefault(spec.table(feature.table).id, []).append(feature.index)
+    crossed = {spec.table(f.table).id for f in spec.features if f.kind == "cross" and f.table is not None}
+    by_layout: dict[tuple[tuple[Slot, ...], str], list[int]] = {}
+    for table in spec.tables:
+        key = (_slots(spec, table, only_cross=table.id in crossed), table.precision)
+        by_layout.setdefault(key, []).append(table.id)
+    groups = tuple(
+        Group(
+            i,
+            tuple(tables),
+            slots,
+            precision,
+            tuple(sorted(f for t in tables for f in features_of.get(t, ()))),
+        )
+        for i, ((slots, precision), tables) in enumerate(by_layout.items())
+    )
+    return Layout(groups, tuple(f.index for f in spec.features if f.kind == "dense"))
+
+
+def _slots(spec: Spec, table: Table, *, only_cross: bool) -> tuple[Slot, ...]:
+    labels = len(spec.labels)
+    scalars = [name for name in _scalar_names(spec) if not only_cross or name == "cross"]
+    slots: list[Slot] = []
+    start = 0
+    for name in scalars:
+        optimizer = _cautious(table.scalar_optimizer) if name == "cross" else table.scalar_optimizer
+        slots.append(Slot(name, start, labels, optimizer, 0.0))
+        start += labels
+    if not only_cross and table.dim and spec.model.kind != "linear":
+        slots.append(Slot("vector", start, table.dim, table.optimizer, table.init))
+    return tuple(slots)
+
+
+def _scalar_names(spec: Spec) -> tuple[str, ...]:
+    if spec.model.kind == "hedge":
+        experts = spec.model.experts
+        shared = ("linear",) if "fm" in experts or "deep" in experts else ()
+        return tuple(e for e in ("wide", "cross") if e in experts) + shared
+    return ("linear",) if spec.model.kind in ("linear", "deepfm") else ()
+
+
+def _cautious(optimizer: Optimizer) -> Optimizer:
+    if "initial_accumulator" not in optimizer.parameters:
+        return optimizer
+    return replace(optimizer, parameters={**optimizer.parameters, "initial_accumulator": CROSS_ACCUMULATOR})

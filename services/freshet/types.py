@@ -1,0 +1,205 @@
+"""The nouns that every part shares: offsets, ranges, columns of bytes, records, buckets.
+
+Leaf module: it imports nothing of freshet. Shapes use these letters: N records or rows, B samples of a batch,
+U unique rows, S float slots of a row, F features, P partitions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NewType
+
+import numpy as np
+from numpy.typing import NDArray
+
+I64 = NDArray[np.int64]
+U64 = NDArray[np.uint64]
+U32 = NDArray[np.uint32]
+I32 = NDArray[np.int32]
+U8 = NDArray[np.uint8]
+F32 = NDArray[np.float32]
+F64 = NDArray[np.float64]
+Bool = NDArray[np.bool_]
+
+LogId = NewType("LogId", str)
+"""Names one life of a topic: the Kafka topic id, or a UUID kept in the SQLite log. Offsets mean nothing without it."""
+
+Fence = NewType("Fence", int)
+"""Offset of a claim in the `control` topic: unique, never going back. A receiver refuses lower ones."""
+
+Bucket = NewType("Bucket", int)
+"""Unit of ownership of the parameter server: 0 <= bucket < buckets of the model; the top bits of a row's key."""
+
+TimeMs = NewType("TimeMs", int)
+"""Milliseconds since the Unix epoch, UTC. Event times and record times alike."""
+
+Applied = Mapping[int, int]
+"""{partition of `samples`: next offset}: everything below has been applied."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class OffsetRange:
+    """A contiguous piece of one partition of the log: [start, stop).
+
+    The unit of training, of a gradient push and of replay. `start` is the previous range's `stop`, so gaps and
+    transaction markers in the log belong to a range (PROTOCOL 2).
+    """
+
+    partition: int
+    start: int  # inclusive
+    stop: int  # exclusive; > start
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.start < self.stop:
+            raise ValueError(f"an offset range must be 0 <= start < stop, found [{self.start}, {self.stop})")
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class TopicPartition:
+    """One partition of one topic of the event log."""
+
+    topic: str
+    partition: int
+
+    def __str__(self) -> str:
+        return f"{self.topic}[{self.partition}]"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BytesColumn:
+    """N byte strings in one buffer: value i is `data[ends[i-1]:ends[i]]`, the first starts at 0."""
+
+    data: U8  # (sum of lengths,) contiguous
+    ends: I64  # (N,) non-decreasing; ends[-1] == len(data)
+
+    def __len__(self) -> int:
+        return len(self.ends)
+
+    def __getitem__(self, i: int) -> bytes:
+        """Value i as bytes; for tests, tools and single records, not for a hot path."""
+        n = len(self.ends)
+        if not -n <= i < n:
+            raise IndexError(i)
+        i %= n
+        return self.data[int(self.ends[i - 1]) if i else 0 : int(self.ends[i])].tobytes()
+
+    def __iter__(self) -> Iterator[bytes]:
+        return (self[i] for i in range(len(self)))
+
+    @property
+    def starts(self) -> I64:
+        """(N,) where each value starts."""
+        return np.concatenate([np.zeros(1, np.int64), self.ends[:-1]]) if len(self.ends) else self.ends
+
+    @classmethod
+    def of(cls, values: Iterable[bytes]) -> BytesColumn:
+        """Make a column of Python byte strings."""
+        parts = list(values)
+        ends = np.cumsum([len(p) for p in parts], dtype=np.int64) if parts else np.empty(0, np.int64)
+        return cls(np.frombuffer(b"".join(parts), np.uint8), ends)
+
+    def slice(self, start: int, stop: int) -> BytesColumn:
+        """Values [start, stop); shares the buffer's memory."""
+        first = int(self.ends[start - 1]) if start else 0
+        last = int(self.ends[stop - 1]) if stop else 0
+        return BytesColumn(self.data[first:last], self.ends[start:stop] - first)
+
+    @classmethod
+    def concat(cls, columns: Sequence[BytesColumn]) -> BytesColumn:
+        """Join columns end to end."""
+        if len(columns) == 1:
+            return columns[0]
+        if not columns:
+            return cls.of([])
+        shift = np.cumsum([0, *(len(c.data) for c in columns[:-1])])
+        return cls(
+            np.concatenate([c.data for c in columns]),
+            np.concatenate([c.ends + s for c, s in zip(columns, shift, strict=True)]),
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Records:
+    """Consecutive records read from one partition.
+
+    Offsets rise but need not be dense (transaction markers, gaps). `next_offset` is where to read on: at least
+    `offsets[-1] + 1`, and past trailing gaps if the log knows of any.
+    """
+
+    offsets: I64  # (N,)
+    times_ms: I64  # (N,) time at which the log took the record
+    keys: BytesColumn  # (N,) partitioning keys; empty bytes where none was given
+    values: BytesColumn  # (N,)
+    next_offset: int
+
+    def __len__(self) -> int:
+        return len(self.offsets)
+
+
+@dataclass(frozen=True, slots=True)
+class Append:
+    """Records for one partition, to be appended in this order."""
+
+    topic: str
+    partition: int
+    values: BytesColumn
+    keys: BytesColumn | None = None  # None: all empty
+    times_ms: I64 | None = None  # None: the log's own clock
+
+
+def bucket_of(keys: U64, buckets: int) -> NDArray[np.int64]:
+    """Bucket of each key: its top log2(buckets) bits. `buckets` is a power of two, >= 2."""
+    return (keys >> np.uint64(64 - (buckets.bit_length() - 1))).astype(np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class BucketRange:
+    """Buckets [start, stop), the unit of a claim on the parameter server."""
+
+    start: int
+    stop: int
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(self.start, self.stop))
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+
+@dataclass(frozen=True, slots=True)
+class BucketMeta:
+    """What a store keeps beside a bucket's rows and changes with them in one atomic write (PROTOCOL 11)."""
+
+    fence: Fence
+    seq: int  # one more for each flush of this bucket under this fence
+    rows: int  # rows stored
+    applied: Applied
+    rows_offset: int  # next offset of the bucket's partition of `rows`: a reader follows from here
+    clock_ms: TimeMs  # largest event time applied: the eviction clock (PROTOCOL 8)
+    format: int = 1  # of the packed rows
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PackedRows:
+    """Rows of one table of one bucket, packed as the native table exports them.
+
+    A record is `key`-less: meta word, optimiser state and values, `record_bytes` long, little-endian; its layout is
+    fixed for a table's life by the spec (`freshet.tables.layout`).
+    """
+
+    table: int  # table id
+    keys: U64  # (N,)
+    records: U8  # (N, record_bytes)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BucketDelta:
+    """One bucket's part of a flush: changed rows, removed keys, and the meta that they bring the bucket to."""
+
+    bucket: Bucket
+    previous: BucketMeta | None  # last meta this owner knows to be stored; None: nothing stored yet
+    meta: BucketMeta  # meta.seq == previous.seq + 1
+    rows: Sequence[PackedRows]  # changed rows, or all of them if `whole`
+    removed: Sequence[tuple[int, U64]] = field(default_factory=tuple)  # (table id, keys) evicted
+    whole: bool = False  # replace what is stored: delete, rows, meta, atomically
