@@ -1,0 +1,164 @@
+"""The nouns of an Avro schema, and how they are written back: as JSON, as canonical text, in words."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
+
+from freshet.errors import ConfigError
+
+PrimitiveName = Literal["null", "boolean", "int", "long", "float", "double", "bytes", "string"]
+PRIMITIVES: tuple[str, ...] = get_args(PrimitiveName)
+
+
+@dataclass(frozen=True, slots=True)
+class Primitive:
+    """One of Avro's eight primitive types; `logical` says what it means (`timestamp-millis`, `date`, ...)."""
+
+    name: PrimitiveName
+    logical: str | None = None
+    attributes: tuple[tuple[str, int], ...] = ()  # precision and scale of a decimal
+
+
+@dataclass(frozen=True, slots=True)
+class Enum:
+    """One of a fixed list of symbols, written as its index."""
+
+    name: str  # with namespace
+    symbols: tuple[str, ...]
+    default: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Fixed:
+    """A byte string of one length."""
+
+    name: str
+    size: int
+    logical: str | None = None
+    attributes: tuple[tuple[str, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Array:
+    """A list of items of one type."""
+
+    items: Type
+
+
+@dataclass(frozen=True, slots=True)
+class Map:
+    """String keys to values of one type."""
+
+    values: Type
+
+
+@dataclass(frozen=True, slots=True)
+class Union:
+    """One of several types, at most one of each kind (named types: of each name)."""
+
+    branches: tuple[Type, ...]
+
+    @property
+    def nullable(self) -> bool:
+        """Whether null is one of the branches."""
+        return any(is_null(b) for b in self.branches)
+
+    @property
+    def others(self) -> tuple[Type, ...]:
+        """The branches that are not null."""
+        return tuple(b for b in self.branches if not is_null(b))
+
+
+@dataclass(frozen=True, slots=True)
+class AvroField:
+    """A field of a record. `default` is JSON, meaningful only if `has_default`."""
+
+    name: str
+    type: Type
+    has_default: bool = False
+    default: Any = field(default=None, hash=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A record: fields in the order in which they are written."""
+
+    name: str  # with namespace
+    fields: tuple[AvroField, ...]
+
+    def field(self, name: str) -> AvroField | None:
+        """The field of that name, if there is one."""
+        return next((f for f in self.fields if f.name == name), None)
+
+
+Type = Primitive | Enum | Fixed | Array | Map | Union | Record
+
+
+def is_null(type_: Type) -> bool:
+    """Whether this is the null type."""
+    return isinstance(type_, Primitive) and type_.name == "null"
+
+
+def spell(type_: Type) -> str:
+    """A type in words, for messages: `long (timestamp-millis)`, `array of string`, `null or long`."""
+    match type_:
+        case Primitive(name, logical) | Fixed(name, _, logical):
+            return f"{name} ({logical})" if logical else name
+        case Array(items):
+            return f"array of {spell(items)}"
+        case Map(values):
+            return f"map of {spell(values)}"
+        case Union(branches):
+            return " or ".join(spell(b) for b in branches)
+        case Enum(name):
+            return f"enum {name}"
+        case Record(name):
+            return f"record {name}"
+
+
+def canonical(schema: Record) -> str:
+    """The schema as text that is equal for equal schemas: what the topic `schemas` holds.
+
+    Like Avro's Parsing Canonical Form, but it keeps defaults and logical types, which change what we read.
+    """
+    return json.dumps(to_json(schema), separators=(",", ":"), ensure_ascii=True)
+
+
+def to_json(schema: Type) -> Any:
+    """The schema as the JSON object that `parse_schema` and other Avro libraries read."""
+    return _json(schema, {})
+
+
+def _json(type_: Type, seen: dict[str, Type]) -> Any:  # noqa: PLR0911 - one for each kind of type
+    if isinstance(type_, (Record, Enum, Fixed)):
+        if type_.name in seen:
+            if seen[type_.name] != type_:
+                raise ConfigError("Avro schema", "name", type_.name, "one definition for each name")
+            return type_.name
+        seen[type_.name] = type_
+    match type_:
+        case Primitive(name, None):
+            return name
+        case Primitive(name, logical, attributes):
+            return {"type": name, "logicalType": logical, **dict(attributes)}
+        case Fixed(name, size, logical, attributes):
+            extra = {"logicalType": logical, **dict(attributes)} if logical else {}
+            return {"name": name, "type": "fixed", "size": size, **extra}
+        case Enum(name, symbols, default):
+            extra = {} if default is None else {"default": default}
+            return {"name": name, "type": "enum", "symbols": list(symbols), **extra}
+        case Array(items):
+            return {"type": "array", "items": _json(items, seen)}
+        case Map(values):
+            return {"type": "map", "values": _json(values, seen)}
+        case Union(branches):
+            return [_json(b, seen) for b in branches]
+        case Record(name, fields):
+            return {"name": name, "type": "record", "fields": [_field_json(f, seen) for f in fields]}
+
+
+def _field_json(f: AvroField, seen: dict[str, Type]) -> dict[str, Any]:
+    out = {"name": f.name, "type": _json(f.type, seen)}
+    return {**out, "default": f.default} if f.has_default else out
