@@ -22,7 +22,8 @@ class ConfigError(FreshetError):
 
 
 class BadInput(FreshetError):
-    """Bytes or values from outside cannot be understood. The one event, record or request is refused; go on."""
+    """Bytes or values from outside cannot be understood. The one event, record or request is refused; go
+    on."""
 
 
 class Unavailable(FreshetError):
@@ -42,7 +43,8 @@ class Fenced(FreshetError):
 
 
 class Refused(FreshetError):
-    """A push or batch does not continue what was applied. Ask for `applied`, rewind and go on (PROTOCOL 4, 6)."""
+    """A push or batch does not continue what was applied. Ask for `applied`, rewind and go on (PROTOCOL 4,
+    6)."""
 
     def __init__(self, message: str, applied: dict[int, int]) -> None:
         super().__init__(message)
@@ -50,11 +52,13 @@ class Refused(FreshetError):
 
 
 class DataLost(FreshetError):
-    """What must be replayed is no longer in the log, or the log is another one. Stops the model; an operator decides."""
+    """What must be replayed is no longer in the log, or the log is another one. Stops the model; an operator
+    decides."""
 
 
 class Corrupt(FreshetError):
-    """Stored bytes fail their checks (magic, version, length, checksum). Named by where they lie; never skipped silently."""
+    """Stored bytes fail their checks (magic, version, length, checksum). Named by where they lie; never
+    skipped silently."""
 
 
 class Mismatch(FreshetError):

@@ -23,13 +23,15 @@ F64 = NDArray[np.float64]
 Bool = NDArray[np.bool_]
 
 LogId = NewType("LogId", str)
-"""Names one life of a topic: the Kafka topic id, or a UUID kept in the SQLite log. Offsets mean nothing without it."""
+"""Names one life of a topic: the Kafka topic id, or a UUID kept in the SQLite log. Offsets mean nothing
+without it."""
 
 Fence = NewType("Fence", int)
 """Offset of a claim in the `control` topic: unique, never going back. A receiver refuses lower ones."""
 
 Bucket = NewType("Bucket", int)
-"""Unit of ownership of the parameter server: 0 <= bucket < buckets of the model; the top bits of a row's key."""
+"""Unit of ownership of the parameter server: 0 <= bucket < buckets of the model; the top bits of a row's
+key."""
 
 TimeMs = NewType("TimeMs", int)
 """Milliseconds since the Unix epoch, UTC. Event times and record times alike."""
@@ -42,8 +44,8 @@ Applied = Mapping[int, int]
 class OffsetRange:
     """A contiguous piece of one partition of the log: [start, stop).
 
-    The unit of training, of a gradient push and of replay. `start` is the previous range's `stop`, so gaps and
-    transaction markers in the log belong to a range (PROTOCOL 2).
+    The unit of training, of a gradient push and of replay. `start` is the previous range's `stop`, so gaps
+    and transaction markers in the log belong to a range (PROTOCOL 2).
     """
 
     partition: int
@@ -123,8 +125,8 @@ class BytesColumn:
 class Records:
     """Consecutive records read from one partition.
 
-    Offsets rise but need not be dense (transaction markers, gaps). `next_offset` is where to read on: at least
-    `offsets[-1] + 1`, and past trailing gaps if the log knows of any.
+    Offsets rise but need not be dense (transaction markers, gaps). `next_offset` is where to read on: at
+    least `offsets[-1] + 1`, and past trailing gaps if the log knows of any.
     """
 
     offsets: I64  # (N,)
@@ -184,8 +186,8 @@ class BucketMeta:
 class PackedRows:
     """Rows of one table of one bucket, packed as the native table exports them.
 
-    A record is `key`-less: meta word, optimiser state and values, `record_bytes` long, little-endian; its layout is
-    fixed for a table's life by the spec (`freshet.tables.layout`).
+    A record is `key`-less: meta word, optimiser state and values, `record_bytes` long, little-endian; its
+    layout is fixed for a table's life by the spec (`freshet.tables.layout`).
     """
 
     table: int  # table id
@@ -195,7 +197,8 @@ class PackedRows:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BucketDelta:
-    """One bucket's part of a flush: changed rows, removed keys, and the meta that they bring the bucket to."""
+    """One bucket's part of a flush: changed rows, removed keys, and the meta that they bring the bucket
+    to."""
 
     bucket: Bucket
     previous: BucketMeta | None  # last meta this owner knows to be stored; None: nothing stored yet

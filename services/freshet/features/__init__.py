@@ -1,7 +1,8 @@
-"""Events to columns to keys: one implementation for training, replay and serving (a facade over the native core).
+"""Events to columns to keys: one implementation for training, replay and serving (a facade over the native
+core).
 
-Every way in ends in Avro bytes: JSON and csv/parquet columns are encoded by the same schema first, so that keys cannot
-differ between training, replay and serving.
+Every way in ends in Avro bytes: JSON and csv/parquet columns are encoded by the same schema first, so that
+keys cannot differ between training, replay and serving.
 """
 
 from __future__ import annotations

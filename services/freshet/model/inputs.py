@@ -1,6 +1,7 @@
 """What a model is given for one batch: looked-up rows, where they go, dense numbers and labels.
 
-Letters: B samples, L labels, D dense columns, U unique rows of a group, S float slots of a row, N occurrences.
+Letters: B samples, L labels, D dense columns, U unique rows of a group, S float slots of a row, N
+occurrences.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ __all__ = ["GroupInputs", "Labels", "ModelInputs"]
 class GroupInputs:
     """Rows of one store group and the occurrences that use them.
 
-    Occurrences are feature-major: the features of this group in spec order, each with its samples in order. A feature
-    of single values has exactly B occurrences; a list feature has as many as its lists hold, cut by `list_ends`.
+    Occurrences are feature-major: the features of this group in spec order, each with its samples in order. A
+    feature of single values has exactly B occurrences; a list feature has as many as its lists hold, cut by
+    `list_ends`.
     """
 
     rows: F32  # (U, S) slots as looked up
@@ -40,7 +42,8 @@ class Labels:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ModelInputs:
-    """One batch as a model sees it. Arrays belong to the lane that made them and are valid until its next batch."""
+    """One batch as a model sees it. Arrays belong to the lane that made them and are valid until its next
+    batch."""
 
     size: int  # B
     groups: Sequence[GroupInputs]

@@ -1,4 +1,5 @@
-"""What follows from a spec for rows and columns: store groups, slots of a row, order of occurrences and dense columns.
+"""What follows from a spec for rows and columns: store groups, slots of a row, order of occurrences and dense
+columns.
 
 The one place that decides it; the native table, the decoder and the model all take their shapes from here.
 Letters: L labels, S float slots of a row, D dense columns.
@@ -13,7 +14,8 @@ from freshet.spec.model import Optimizer, Spec, Table
 __all__ = ["Group", "Layout", "Slot", "layout_of"]
 
 CROSS_ACCUMULATOR = 1.0
-"""Adagrad's starting accumulator for the cross expert's scalars: crosses are many and rare, so they start cautiously."""
+"""Adagrad's starting accumulator for the cross expert's scalars: crosses are many and rare, so they start
+cautiously."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,7 +49,7 @@ class Topics:
 def topics_of(spec: Spec) -> Topics:
     """Names and creation plans of all topics of a model, in an order in which they may be created.
 
-    Event and sample topics are kept a week, far longer than any join horizon; claims, versions and schemas for ever.
+    Event and sample topics are kept a week, far longer than any join horizon; claims and schemas for ever.
     """
     model = spec.name
     events = spec.events

@@ -27,6 +27,7 @@ class TrainBatch:
     event_times_ms: I64  # (B,)
     segments: Mapping[str, U64]  # spec's segment fields: (B,) value keys
     served: Mapping[str, F32]  # label -> (B,) prediction logged at serving, NaN where none was
+    replayed: bool = False  # some store had applied it before: trained where it must be, but not measured again
 
     def __len__(self) -> int:
         return len(self.sample_ids)
@@ -48,6 +49,12 @@ class BatchStream(Protocol):
         """Push a batch's row gradients and free its credit; None returns the batch unused, to be issued again.
 
         Raises Refused after which the lane's batches in flight are void: `take` starts again from `applied`.
+        """
+
+    def recent(self, rows: int) -> Sequence[ModelInputs]:
+        """The newest samples given back, at least `rows` of them if there are, with their rows as they are now.
+
+        For the gate, which judges versions on equal samples. The arrays are the caller's. Creates no rows.
         """
 
     def lag(self) -> Mapping[int, int]:

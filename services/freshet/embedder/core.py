@@ -1,0 +1,190 @@
+"""Decisions of the embedder: which blocks make a batch, and when another batch may be looked up. No I/O.
+
+Offsets of `samples` count blocks; a batch is whole blocks, a set of ranges with at most one per partition
+(PROTOCOL 2).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from freshet.types import I64, BytesColumn, OffsetRange, Records
+
+__all__ = ["Assembler", "BatchPlan", "Credits", "cut_points", "lanes_for", "partitions_of_lane"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BatchPlan:
+    """Blocks chosen for a batch, and the ranges that they stand for."""
+
+    ranges: tuple[OffsetRange, ...]
+    blocks: BytesColumn  # records of `samples`, partition after partition
+    places: tuple[tuple[int, I64], ...]  # per range: (partition, offsets of its blocks)
+    rows: int
+
+
+@dataclass(slots=True)
+class _Partition:
+    """Blocks read and not yet in a batch, and where the next range starts."""
+
+    position: int
+    cuts: list[int]  # rising, all > position
+    offsets: I64 = field(default_factory=lambda: np.empty(0, np.int64))
+    rows: I64 = field(default_factory=lambda: np.empty(0, np.int64))
+    blocks: BytesColumn = field(default_factory=lambda: BytesColumn.of([]))
+    cursor: int = 0
+
+    def waiting(self) -> int:
+        return int(self.rows[self.cursor :].sum())
+
+
+class Assembler:
+    """Puts blocks of a lane's partitions together into batches, in offset order within each partition.
+
+    After a rewind, `cuts` are the offsets that some store had applied up to (PROTOCOL 7): a range ends at
+    each of them, and while cuts lie ahead of a partition a batch holds that partition's single range.
+    """
+
+    def __init__(self, positions: Mapping[int, int], cuts: Mapping[int, Sequence[int]] | None = None) -> None:
+        self._partitions = {
+            p: _Partition(position, sorted(c for c in (cuts or {}).get(p, ()) if c > position))
+            for p, position in sorted(positions.items())
+        }
+        self._turn = 0  # index of the partition that is served first: no partition starves
+
+    def offer(self, partition: int, records: Records) -> None:
+        """Add blocks as they were read. Raises ValueError if they do not follow what was offered before."""
+        part = self._partitions[partition]
+        last = part.offsets[-1] if part.cursor < len(part.offsets) else part.position - 1
+        if len(records) and records.offsets[0] <= last:
+            raise ValueError(
+                f"blocks of partition {partition} must follow offset {last}, found {records.offsets[0]}"
+            )
+        keep = part.cursor
+        part.offsets = np.concatenate([part.offsets[keep:], records.offsets])
+        part.rows = np.concatenate([part.rows[keep:], rows_of_blocks(records.values)])
+        part.blocks = BytesColumn.concat([part.blocks.slice(keep, len(part.blocks)), records.values])
+        part.cursor = 0
+
+    def waiting(self) -> int:
+        """Rows read and not yet in a batch."""
+        return sum(part.waiting() for part in self._partitions.values())
+
+    def positions(self) -> dict[int, int]:
+        """{partition: where its next range starts}."""
+        return {p: part.position for p, part in self._partitions.items()}
+
+    def next(self, rows: int) -> BatchPlan | None:
+        """The next batch of at least one block and at most `rows` rows (more if one block alone has more).
+
+        Returns None if no block is waiting.
+        """
+        order = list(self._partitions)
+        order = order[self._turn :] + order[: self._turn]
+        taken: list[tuple[OffsetRange, BytesColumn, I64]] = []
+        total = 0
+        for p in order:
+            part = self._partitions[p]
+            if part.cursor == len(part.offsets) or (part.cuts and taken):
+                continue
+            count = self._blocks_that_fit(part, rows - total, first=not taken)
+            if count == 0:
+                continue
+            stop = part.cursor + count
+            offsets = part.offsets[part.cursor : stop]
+            span = OffsetRange(p, part.position, int(offsets[-1]) + 1)
+            taken.append((span, part.blocks.slice(part.cursor, stop), offsets))
+            total += int(part.rows[part.cursor : stop].sum())
+            alone = bool(part.cuts)
+            part.position, part.cursor = span.stop, stop
+            part.cuts = [c for c in part.cuts if c > part.position]
+            if alone or total >= rows:
+                break
+        if not taken:
+            return None
+        self._turn = (order.index(taken[0][0].partition) + self._turn + 1) % len(order)
+        taken.sort(key=lambda t: t[0].partition)
+        return BatchPlan(
+            tuple(t[0] for t in taken),
+            BytesColumn.concat([t[1] for t in taken]),
+            tuple((t[0].partition, t[2]) for t in taken),
+            total,
+        )
+
+    @staticmethod
+    def _blocks_that_fit(part: _Partition, room: int, *, first: bool) -> int:
+        limit = len(part.offsets)
+        if part.cuts:
+            limit = int(np.searchsorted(part.offsets, part.cuts[0]))
+        rows = np.cumsum(part.rows[part.cursor : limit])
+        count = int(np.searchsorted(rows, room, side="right"))
+        return max(count, 1) if first and len(rows) else count
+
+
+def rows_of_blocks(blocks: BytesColumn) -> I64:
+    """(N,) samples of each block, from its header; a record too short to have one counts as 1 and fails when
+    decoded."""
+    starts = blocks.starts
+    long_enough = blocks.ends - starts >= 16
+    at = np.where(long_enough, starts + 8, 0)
+    if not len(blocks.data):
+        return np.ones(len(blocks), np.int64)
+    counts = sum(
+        blocks.data[np.minimum(at + i, len(blocks.data) - 1)].astype(np.int64) << (8 * i) for i in range(4)
+    )
+    return np.where(long_enough, np.maximum(counts, 1), 1)
+
+
+def cut_points(applied: Sequence[Mapping[int, Sequence[int]]]) -> tuple[dict[int, int], dict[int, list[int]]]:
+    """Where to start again, and what no range may cross, from what every store says it has applied (PROTOCOL
+    7).
+
+    Args:
+        applied: one mapping a store (each shard, the trainer): {partition: distinct offsets applied up to}.
+
+    Returns:
+        ({partition: smallest offset}, {partition: the larger ones, rising}).
+    """
+    partitions = sorted({p for store in applied for p in store})
+    told = {p: sorted({offset for store in applied for offset in store.get(p, ())}) for p in partitions}
+    return {p: offsets[0] for p, offsets in told.items()}, {p: offsets[1:] for p, offsets in told.items()}
+
+
+@dataclass(slots=True)
+class Credits:
+    """Rows of batches looked up and not yet applied, and whether one more lookup keeps within the bound.
+
+    PERSIA's bounded staleness, counted in rows: what a batch misses is the samples that other batches will
+    still apply.
+    """
+
+    staleness_rows: int
+    in_flight: dict[int, int] = field(default_factory=dict)  # credit -> rows
+    _next: int = 0
+
+    def free(self) -> bool:
+        """Whether a batch may be looked up now: rows of the others in flight are within the bound."""
+        return not self.in_flight or sum(self.in_flight.values()) <= self.staleness_rows
+
+    def take(self, rows: int) -> int:
+        """Take a credit; only when `free`."""
+        self._next += 1
+        self.in_flight[self._next] = rows
+        return self._next
+
+    def give_back(self, credit: int) -> None:
+        """Return a credit. Idempotent: a batch may be voided and acknowledged."""
+        self.in_flight.pop(credit, None)
+
+
+def lanes_for(cores: int, staleness_rows: int, batch_rows: int, partitions: int) -> int:
+    """Lanes of one process: min(cores, 8, 1 + staleness_rows / batch rows), and no more than partitions."""
+    return max(1, min(cores, 8, 1 + staleness_rows // batch_rows, partitions))
+
+
+def partitions_of_lane(lane: int, lanes: int, partitions: Sequence[int]) -> tuple[int, ...]:
+    """Partitions that a lane owns: disjoint, all covered, as even as can be."""
+    return tuple(partitions[lane::lanes])

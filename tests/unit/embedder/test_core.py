@@ -1,0 +1,151 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from freshet.embedder.core import (
+    Assembler,
+    Credits,
+    cut_points,
+    lanes_for,
+    partitions_of_lane,
+    rows_of_blocks,
+)
+from freshet.types import BytesColumn, OffsetRange, Records
+
+
+def block(rows: int) -> bytes:
+    """The header of a block: only its count is looked at here."""
+    return bytes([0xB1, 1, 0, 0]) + bytes(4) + rows.to_bytes(4, "little") + bytes(4)
+
+
+def records(offsets: list[int], rows: list[int]) -> Records:
+    values = BytesColumn.of(block(n) for n in rows)
+    empty = BytesColumn(np.empty(0, np.uint8), np.zeros(len(offsets), np.int64))
+    return Records(
+        np.array(offsets, np.int64),
+        np.zeros(len(offsets), np.int64),
+        empty,
+        values,
+        offsets[-1] + 1 if offsets else 0,
+    )
+
+
+def test_a_batch_is_whole_blocks_up_to_the_rows_asked_for():
+    assembler = Assembler({0: 0})
+    assembler.offer(0, records([0, 1, 2], [100, 100, 100]))
+
+    plan = assembler.next(256)
+
+    assert plan is not None
+    assert plan.ranges == (OffsetRange(0, 0, 2),)
+    assert plan.rows == 200
+    assert len(plan.blocks) == 2
+
+
+def test_a_block_larger_than_a_batch_goes_alone():
+    assembler = Assembler({0: 0})
+    assembler.offer(0, records([0, 1], [900, 10]))
+
+    plan = assembler.next(256)
+
+    assert plan is not None
+    assert plan.ranges == (OffsetRange(0, 0, 1),)
+
+
+def test_low_traffic_over_many_partitions_still_fills_a_batch():
+    assembler = Assembler(dict.fromkeys(range(4), 0))
+    for p in range(4):
+        assembler.offer(p, records([0], [10]))
+
+    plan = assembler.next(256)
+
+    assert plan is not None
+    assert plan.ranges == tuple(OffsetRange(p, 0, 1) for p in range(4))
+
+
+def test_a_gap_in_the_offsets_belongs_to_the_range_that_follows_it():
+    assembler = Assembler({0: 5})
+    assembler.offer(0, records([7, 9], [1, 1]))
+
+    plan = assembler.next(1)
+    after = assembler.next(1)
+
+    assert plan is not None
+    assert after is not None
+    assert plan.ranges == (OffsetRange(0, 5, 8),)
+    assert after.ranges == (OffsetRange(0, 8, 10),)
+
+
+def test_no_range_crosses_a_cut_point_and_a_cut_partition_stands_alone():
+    assembler = Assembler({0: 0, 1: 0}, {0: [2]})
+    assembler.offer(0, records([0, 1, 2, 3], [1, 1, 1, 1]))
+    assembler.offer(1, records([0], [1]))
+
+    seen = []
+    while plan := assembler.next(256):
+        seen.append(plan.ranges)
+
+    assert (OffsetRange(0, 0, 2),) in seen
+    assert not any(r.partition == 0 and r.start < 2 < r.stop for ranges in seen for r in ranges)
+
+
+def test_blocks_that_do_not_follow_what_was_offered_are_refused():
+    assembler = Assembler({0: 5})
+
+    with pytest.raises(ValueError, match="must follow offset 4, found 3"):
+        assembler.offer(0, records([3], [1]))
+
+
+@given(
+    st.dictionaries(st.integers(0, 3), st.lists(st.integers(1, 300), max_size=12), min_size=1),
+    st.integers(1, 512),
+    st.data(),
+)
+def test_every_block_is_in_exactly_one_batch_and_ranges_are_contiguous(blocks, rows, data):
+    cuts = {p: data.draw(st.lists(st.integers(0, len(b)), max_size=3)) for p, b in blocks.items()}
+    assembler = Assembler(dict.fromkeys(blocks, 0), cuts)
+    for p, sizes in blocks.items():
+        assembler.offer(p, records(list(range(len(sizes))), sizes))
+
+    position = dict.fromkeys(blocks, 0)
+    while plan := assembler.next(rows):
+        assert len({r.partition for r in plan.ranges}) == len(plan.ranges)
+        assert plan.rows <= rows or len(plan.blocks) == 1
+        for r in plan.ranges:
+            assert r.start == position[r.partition]
+            assert not any(r.start < c < r.stop for c in cuts[r.partition])
+            position[r.partition] = r.stop
+    assert position == {p: len(b) for p, b in blocks.items()}
+
+
+def test_rows_of_blocks_are_read_from_their_headers_and_a_stump_counts_as_one():
+    assert rows_of_blocks(BytesColumn.of([block(7), b"x", block(70_000)])).tolist() == [7, 1, 70_000]
+
+
+def test_work_starts_again_at_the_smallest_offset_and_the_others_are_cut_points():
+    starts, cuts = cut_points([{0: [3, 7], 1: [4]}, {0: [5], 1: [4]}])
+
+    assert starts == {0: 3, 1: 4}
+    assert cuts == {0: [5, 7], 1: []}
+
+
+def test_a_lookup_waits_while_the_rows_of_other_batches_exceed_the_bound():
+    credits = Credits(512)
+    first = credits.take(256)
+    credits.take(256)
+    assert credits.free()
+    credits.take(256)
+    assert not credits.free()
+
+    credits.give_back(first)
+    credits.give_back(first)
+
+    assert credits.free()
+
+
+def test_lanes_follow_cores_staleness_and_partitions():
+    assert lanes_for(cores=2, staleness_rows=512, batch_rows=256, partitions=8) == 2
+    assert lanes_for(cores=32, staleness_rows=512, batch_rows=256, partitions=8) == 3
+    assert lanes_for(cores=32, staleness_rows=99999, batch_rows=256, partitions=2) == 2
+    assert [partitions_of_lane(i, 2, range(5)) for i in range(2)] == [(0, 2, 4), (1, 3)]
