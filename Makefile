@@ -1,0 +1,75 @@
+# `make help` lists the targets. Everything is installed into .venv; nothing outside this folder is touched, except that
+# `make test` installs GoogleTest by apt where it is missing and it may.
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+
+PYTHON ?= python3
+VENV ?= .venv
+# Where torch comes from. The default index's build for Linux x86-64 carries CUDA: about 0.9 GB to download and 5 GB on
+# disk. For the CPU-only build (about 0.2 GB): make test TORCH_INDEX_URL=<torch's CPU wheel index>
+TORCH_INDEX_URL ?=
+# Steps to leave out by name, e.g. SKIP="native-tests".
+SKIP ?=
+BENCH ?= --quick
+DEMO ?=
+
+BIN := $(VENV)/bin
+export PATH := $(abspath $(BIN)):$(PATH)
+
+.PHONY: help setup setup-test build demo test unit lint native-test bench wheel clean
+
+help: ## Show this list.
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+
+$(BIN)/python:
+	@ops/check-machine "$(PYTHON)"
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install -q --upgrade pip
+
+setup: $(BIN)/python ## Install freshet with gateway, inference and client (no torch) into .venv.
+	$(BIN)/pip install -q ".[gateway,inference,client,replay]"
+
+demo: setup ## Install, start a whole loop on generated events, print `freshet status`; Ctrl-C ends it.
+	$(BIN)/python examples/feed/demo.py $(DEMO)
+
+$(VENV)/.test-installed: pyproject.toml | $(BIN)/python
+	@echo "Installing what the tests need. torch is the large part: about 0.9 GB to download and 5 GB on disk from the default index"
+	@echo "(TORCH_INDEX_URL=... takes another, such as torch's CPU-only one, about 0.2 GB)."
+	$(BIN)/pip install -q $(if $(TORCH_INDEX_URL),--extra-index-url $(TORCH_INDEX_URL)) "torch==2.13.0"
+	$(BIN)/pip install -q "nanobind>=2.4" "scikit-build-core>=0.10" "cmake>=3.18" ninja
+	$(BIN)/python -c 'import tomllib; p = tomllib.load(open("pyproject.toml", "rb"))["project"]; e = p["optional-dependencies"]; \
+	  print("\n".join(d for d in p["dependencies"] + sum(e.values(), []) if not d.startswith("freshet")))' > $(VENV)/requirements.txt
+	$(BIN)/pip install -q -r $(VENV)/requirements.txt
+	touch $@
+
+setup-test: $(VENV)/.test-installed ## Install what the tests need (torch too) into .venv.
+
+build: setup-test ## Build the native core in place, for work on the code.
+	$(BIN)/cmake -S . -B build/dev -G Ninja -DPython_EXECUTABLE=$(abspath $(BIN)/python) > /dev/null
+	$(BIN)/cmake --build build/dev
+
+test: build lint native-test ## Install all that is needed and run every test.
+	$(BIN)/python -m pytest
+
+unit: build ## Only the unit and contract tests: seconds.
+	$(BIN)/python -m pytest tests/unit tests/contract
+
+lint: setup-test ## ruff, mypy --strict, import-linter.
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy services/freshet
+	PYTHONPATH=services $(BIN)/lint-imports
+
+native-test: setup-test ## C++ unit tests and a short fuzz run, under the address and undefined-behaviour sanitizers.
+	@ops/native-test "$(SKIP)"
+
+bench: build ## Measure; BENCH="--quick --json" for three minutes and one JSON line.
+	PYTHONPATH=services $(BIN)/python -m tests.perf $(BENCH)
+
+wheel: $(BIN)/python ## Build the wheel into dist/.
+	$(BIN)/pip install -q build
+	$(BIN)/python -m build --wheel
+
+clean: ## Remove build outputs; .venv stays.
+	rm -rf build dist services/freshet/_native*.so .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,75 @@
+"""The command `freshet`: one file per verb; `wiring.py` is the composition root, the only importer of services.
+
+Verbs are imported when they are called, so that `--help` stays fast.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from difflib import get_close_matches
+
+import click
+
+from freshet.errors import FreshetError
+
+__all__ = ["main"]
+
+VERBS = {
+    "up": "Run every service of a spec on this machine and keep them running.",
+    "run": "Run one service in the foreground.",
+    "status": "Say what runs, what it has done, and how fresh the served model is.",
+    "replay": "Send recorded events through the gateway, or straight into the log.",
+    "backtest": "Learn from files of ready samples, once, in order; print the measures.",
+    "rank": "Ask the inference server to rank candidates.",
+    "peek": "Print records of a topic, readable.",
+    "version": "List, show, promote and roll back dense versions.",
+    "check": "Explain a spec, or say which edits to a running model need a new one.",
+    "init": "Write a commented spec for your Avro schemas.",
+}
+
+
+class _Verbs(click.Group):
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(VERBS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in VERBS:
+            return None
+        command: click.Command = importlib.import_module(f"freshet.cli.{cmd_name}").command
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(VERBS.items()))
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and args[0] not in VERBS:
+            near = get_close_matches(args[0], VERBS, 1)
+            hint = f" Did you mean `freshet {near[0]}`?" if near else ""
+            raise click.UsageError(f"no command {args[0]!r}.{hint} `freshet --help` lists them.", ctx)
+        return super().resolve_command(ctx, args)
+
+
+@click.group(cls=_Verbs, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(package_name="freshet")
+def cli() -> None:
+    """Streaming online learning: events in, fresher predictions out."""
+
+
+def main() -> None:
+    """Entry point: errors that freshet raises on purpose are printed without a traceback, and exit with 1."""
+    try:
+        cli(standalone_mode=False)
+    except click.exceptions.Exit as error:
+        sys.exit(error.exit_code)
+    except click.Abort:
+        sys.exit(130)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except FreshetError as error:
+        click.echo(f"{type(error).__name__}: {error}", err=True)
+        sys.exit(1)
