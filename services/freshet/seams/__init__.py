@@ -1,1 +1,2 @@
-"""The five protocols that parts meet in, each with its adapters; above a seam nobody knows which one is in use."""
+"""The five protocols that parts meet in, each with its adapters; above a seam nobody knows which one is in
+use."""

@@ -1,4 +1,5 @@
-"""The batch stream: batches to a trainer rank and gradients back, with credits (in this process; gRPC from an embedder)."""
+"""The batch stream: batches to a trainer rank and gradients back, with credits (in this process; gRPC from
+an embedder)."""
 
 from __future__ import annotations
 
@@ -27,14 +28,17 @@ class TrainBatch:
     event_times_ms: I64  # (B,)
     segments: Mapping[str, U64]  # spec's segment fields: (B,) value keys
     served: Mapping[str, F32]  # label -> (B,) prediction logged at serving, NaN where none was
-    replayed: bool = False  # some store had applied it before: trained where it must be, but not measured again
+    replayed: bool = (
+        False  # some store had applied it before: trained where it must be, but not measured again
+    )
 
     def __len__(self) -> int:
         return len(self.sample_ids)
 
 
 class BatchStream(Protocol):
-    """Batches of one rank. `take` may be called from several lanes at once; partitions of a lane are its own."""
+    """Batches of one rank. `take` may be called from several lanes at once; partitions of a lane are its
+    own."""
 
     def take(self, lane: int, wait_s: float) -> TrainBatch | None:
         """The lane's next batch, or None if there is none within `wait_s` or no credit is free.
@@ -46,13 +50,15 @@ class BatchStream(Protocol):
         """
 
     def give_back(self, lane: int, batch: TrainBatch, gradients: Sequence[F32] | None) -> None:
-        """Push a batch's row gradients and free its credit; None returns the batch unused, to be issued again.
+        """Push a batch's row gradients and free its credit; None returns the batch unused, to be issued
+        again.
 
         Raises Refused after which the lane's batches in flight are void: `take` starts again from `applied`.
         """
 
     def recent(self, rows: int) -> Sequence[ModelInputs]:
-        """The newest samples given back, at least `rows` of them if there are, with their rows as they are now.
+        """The newest samples given back, at least `rows` of them if there are, with their rows as they are
+        now.
 
         For the gate, which judges versions on equal samples. The arrays are the caller's. Creates no rows.
         """

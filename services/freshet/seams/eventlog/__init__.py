@@ -1,4 +1,5 @@
-"""The event log: append-only topics of partitions, durable once acknowledged (Kafka; SQLite when embedded)."""
+"""The event log: append-only topics of partitions, durable once acknowledged (Kafka; SQLite when
+embedded)."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ class TopicInfo:
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What a partition holds now: offsets [start, end). `end` is the next offset a committed record can get."""
+    """What a partition holds now: offsets [start, end). `end` is the next offset a committed record can
+    get."""
 
     start: int
     end: int
@@ -43,10 +45,12 @@ class Reader(Protocol):
         """
 
     def poll(self, max_records: int, wait_s: float) -> Sequence[tuple[TopicPartition, Records]]:
-        """Return records in offset order per partition, at most one entry per partition and `max_records` in all.
+        """Return records in offset order per partition, at most one entry per partition and `max_records` in
+        all.
 
-        Blocks up to `wait_s` for the first record; returns an empty sequence if none came. Only committed records are
-        seen (`read_committed`). A partition whose records run ahead is not allowed to starve the others.
+        Blocks up to `wait_s` for the first record; returns an empty sequence if none came. Only committed
+        records are seen (`read_committed`). A partition whose records run ahead is not allowed to starve the
+        others.
 
         Raises:
             DataLost: the next offset has been removed by retention, or the topic was recreated.
@@ -63,12 +67,14 @@ class Writer(Protocol):
     def append(self, appends: Sequence[Append]) -> Sequence[int]:
         """Append all of these or none; return each one's first offset, once they are durable on disk.
 
-        Atomic over all partitions and topics of the call if the writer has a name or the call holds one partition;
-        a nameless writer promises no atomicity over several. Records of one Append get rising offsets in order.
+        Atomic over all partitions and topics of the call if the writer has a name or the call holds one
+        partition; a nameless writer promises no atomicity over several. Records of one Append get rising
+        offsets in order.
 
         Raises:
             Fenced: a later writer of the same name was opened. Nothing was written.
-            Unavailable: not written, or not known to be written (time-out, full disk); the message says which.
+            Unavailable: not written, or not known to be written (time-out, full disk); the message says
+            which.
         """
 
     def close(self) -> None:
@@ -83,8 +89,8 @@ class EventLog(Protocol):
     ) -> TopicInfo:
         """Create a topic, or return the one that exists.
 
-        Topics of one `group` can be written in one atomic append (SQLite keeps them in one file; Kafka ignores it).
-        A name is `[a-z0-9][a-z0-9._-]{0,200}`.
+        Topics of one `group` can be written in one atomic append (SQLite keeps them in one file; Kafka
+        ignores it). A name is `[a-z0-9][a-z0-9._-]{0,200}`.
 
         Raises:
             Mismatch: it exists with another number of partitions (fixed for a model's life).
@@ -107,6 +113,13 @@ class EventLog(Protocol):
 
     def trim(self, partition: TopicPartition, before: int) -> None:
         """Forget records below `before`, at the log's leisure. Retention by time calls the same thing."""
+
+    def hold(self, name: str, offsets: Mapping[TopicPartition, int]) -> None:
+        """Keep records from these offsets on: retention by time passes none, until `name` holds others.
+
+        For what must be replayed after a loss (PROTOCOL 12, 17). A log that cannot be held (Kafka) ignores
+        it; there the distance to the log's start is a metric with an alert.
+        """
 
     def close(self) -> None:
         """Free what the log holds. Idempotent."""

@@ -1,4 +1,5 @@
-"""The row service: rows of a batch looked up, gradients pushed with the ranges they stand for (a shard in this process; gRPC)."""
+"""The row service: rows of a batch looked up, gradients pushed with the ranges they stand for (a shard in
+this process; gRPC)."""
 
 from __future__ import annotations
 
@@ -38,8 +39,8 @@ class RowService(Protocol):
     def lookup(self, groups: Sequence[KeyGroup], out: Sequence[F32], *, create: bool = True) -> None:
         """Write each key's slots into `out[g]` (U, S).
 
-        An absent row yields the initial values of (model seed, table, key); with `create` it also comes into being
-        (subject to the table's admission). Without `create` an absent row yields zeros: serving's view.
+        An absent row yields the initial values of (model seed, table, key); with `create` it also comes into
+        being (subject to the table's admission). Without `create` an absent row yields zeros: serving's view.
 
         Raises Unavailable while a bucket has no owner.
         """
@@ -47,11 +48,12 @@ class RowService(Protocol):
     def push(self, push: Push) -> bool:
         """Apply a batch's gradients; True if applied, False if every bucket had it already.
 
-        Checked against all buckets before any is touched. An absent row is created. Non-finite gradients advance the
-        offsets without changing rows, and are counted (PROTOCOL 3).
+        Checked against all buckets before any is touched. An absent row is created. Non-finite gradients
+        advance the offsets without changing rows, and are counted (PROTOCOL 3).
 
         Raises:
-            Refused: the ranges do not continue what is applied, or a bucket is not owned here; carries `applied`.
+            Refused: the ranges do not continue what is applied, or a bucket is not owned here; carries
+            `applied`.
             Fenced: a higher fence has claimed one of the partitions.
             Unavailable: not known to be applied; pushing the same again is safe.
         """

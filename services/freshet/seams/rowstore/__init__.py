@@ -1,4 +1,5 @@
-"""The row store: rows, optimiser state and offsets of every bucket, durable (Redis Cluster; SQLite when embedded)."""
+"""The row store: rows, optimiser state and offsets of every bucket, durable (Redis Cluster; SQLite when
+embedded)."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from freshet.types import Bucket, BucketDelta, BucketMeta, Fence, PackedRows, U8, U64, Bool
+from freshet.types import U8, U64, Bool, Bucket, BucketDelta, BucketMeta, Fence, PackedRows
 
 __all__ = ["FlushOutcome", "RowStore", "StoreIdentity"]
 
@@ -36,7 +37,8 @@ class RowStore(Protocol):
     """Buckets of one model. Thread-safe; several processes may open the same store at once."""
 
     def create(self, identity: StoreIdentity, starting: Mapping[Bucket, BucketMeta]) -> None:
-        """Create the model's buckets with their starting offsets (PROTOCOL 5), or check that they are this model's.
+        """Create the model's buckets with their starting offsets (PROTOCOL 5), or check that they are this
+        model's.
 
         Raises Mismatch, naming what differs, if the store belongs to another model, spec or log.
         """
@@ -50,11 +52,13 @@ class RowStore(Protocol):
     def claim(self, buckets: Sequence[Bucket], fence: Fence) -> Mapping[Bucket, BucketMeta]:
         """Write a higher fence into each bucket's meta, and return the metas as they then are (PROTOCOL 10).
 
-        From then on flushes under lower fences are FENCED. Raises Fenced if any bucket has a higher fence already.
+        From then on flushes under lower fences are FENCED. Raises Fenced if any bucket has a higher fence
+        already.
         """
 
     def scan(self, bucket: Bucket) -> Iterator[PackedRows]:
-        """All rows of a bucket, in pieces of bounded size (<= 64 MiB), any order, each row once, newest state.
+        """All rows of a bucket, in pieces of bounded size (<= 64 MiB), any order, each row once, newest
+        state.
 
         Read `metas` before, and (as an owner) after: a scan is not a snapshot.
         """
@@ -68,9 +72,10 @@ class RowStore(Protocol):
     def flush(self, deltas: Sequence[BucketDelta], *, fence: Fence) -> Mapping[Bucket, FlushOutcome]:
         """Write changed rows, removed keys and `meta` of many buckets; each bucket all or nothing.
 
-        Called by the buckets' owner only, from its flush thread; may block up to the store's timeout. After it returns,
-        a reader that starts anew sees every bucket that is DONE. Nothing is promised about readers in the middle of a
-        scan. A bucket whose stored (fence, seq) equals `delta.meta`'s is DONE already (a retry after a lost answer).
+        Called by the buckets' owner only, from its flush thread; may block up to the store's timeout. After
+        it returns, a reader that starts anew sees every bucket that is DONE. Nothing is promised about
+        readers in the middle of a scan. A bucket whose stored (fence, seq) equals `delta.meta`'s is DONE
+        already (a retry after a lost answer).
 
         Raises:
             Unavailable: not written, or not known to be written; flushing the same deltas again is safe.

@@ -35,7 +35,8 @@ class Manifest:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Version:
-    """A manifest with its tensors: weights, optimiser state, hedge state, running statistics, state of the measures."""
+    """A manifest with its tensors: weights, optimiser state, hedge state, running statistics, state of the
+    measures."""
 
     manifest: Manifest
     tensors: Mapping[str, NDArray[Any]]
@@ -70,7 +71,8 @@ class VersionStore(Protocol):
         """Where each alias points; an alias never set is absent."""
 
     def point(self, alias: str, number: int) -> None:
-        """Move an alias, durably and atomically. Raises KeyError for an unknown version, ValueError for an unknown alias."""
+        """Move an alias, durably and atomically. Raises KeyError for an unknown version, ValueError for an
+        unknown alias."""
 
     def delete(self, number: int) -> None:
         """Delete a version that no alias points at. Raises ValueError if one does."""

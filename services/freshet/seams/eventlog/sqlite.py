@@ -1,0 +1,289 @@
+"""The event log on SQLite: a folder with one file for each group of topics, shared by several processes.
+
+`catalog.sqlite` names the topics, their files and the epochs of named writers. Everything else about a topic
+lies in its file, log id and offsets included: a file that is lost takes its log id with it, so that nobody
+mistakes a new one for it.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import structlog
+
+from freshet.clock import SYSTEM_CLOCK, Clock
+from freshet.errors import BadInput, ConfigError, DataLost, FreshetError, Mismatch, Unavailable
+from freshet.seams.eventlog import Bounds, TopicInfo
+from freshet.seams.eventlog.chunks import MAX_RECORD_BYTES, Contents, unpack
+from freshet.seams.eventlog.sqlite_file import OFFSET_BITS, LogFile, Piece, Request
+from freshet.seams.eventlog.sqlite_reader import SqliteReader
+from freshet.seams.sqlite import FileFormat, connect, folder_of, open_file, transaction, translated
+from freshet.types import Append, BytesColumn, LogId, TopicPartition
+
+__all__ = ["SqliteEventLog", "open_url"]
+
+_log = structlog.get_logger(__name__)
+
+_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,200}")
+
+_RETENTION_EVERY_S = 30.0
+"""How often an appending process looks for records that are too old."""
+
+_CATALOG = FileFormat(
+    what="the catalog of an event log",
+    application_id=0x4652434C,
+    version=1,
+    page_bytes=4096,
+    schema="""
+CREATE TABLE topics (name TEXT PRIMARY KEY, file TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE writers (name TEXT PRIMARY KEY, epoch INTEGER NOT NULL) WITHOUT ROWID;
+""",
+)
+
+
+def open_url(url: str) -> SqliteEventLog:
+    """Open the log of `sqlite:/path/of/a/folder`, which is made if it is not there."""
+    return SqliteEventLog(folder_of(url))
+
+
+class SqliteEventLog:
+    """See `freshet.seams.eventlog.EventLog`. Do not carry it across a fork: open it in the child."""
+
+    def __init__(self, folder: Path, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._folder = folder
+        self._clock = clock
+        self._lock = threading.RLock()  # guards the three below
+        self._topics: dict[str, tuple[TopicInfo, LogFile, tuple[int, ...]]] = {}
+        self._files: dict[str, LogFile] = {}
+        self._readers: list[SqliteReader] = []
+        self._retention_due = clock.monotonic() + _RETENTION_EVERY_S
+        self._closed = False
+        open_file(self._catalog_path, _CATALOG)
+        self._catalog = connect(self._catalog_path, _CATALOG)
+
+    @property
+    def _catalog_path(self) -> Path:
+        return self._folder / "catalog.sqlite"
+
+    def create_topic(
+        self, name: str, *, partitions: int, retention_ms: int | None = None, group: str | None = None
+    ) -> TopicInfo:
+        """Create a topic, or return the one that exists."""
+        for what, value in (("topic", name), ("group", group)):
+            if value is not None and not _NAME.fullmatch(value):
+                raise ConfigError("event log", what, value, f"a name that matches {_NAME.pattern}")
+        if not 1 <= partitions <= 1024:
+            raise ConfigError("event log", f"partitions of {name}", partitions, "an integer from 1 to 1024")
+        with self._lock:
+            if name not in self._refreshed(name):
+                self._create(name, partitions, retention_ms, f"{group or name}.topics.sqlite")
+            info = self._refreshed(name)[name][0]
+        if info.partitions != partitions:
+            raise Mismatch(
+                f"topic {name}: expected {partitions} partitions, found {info.partitions} in {self._folder}\n"
+                "  the number is fixed for a model's life: keep it, or take another topic name"
+            )
+        return info
+
+    def topics(self) -> Mapping[str, TopicInfo]:
+        """All topics by name."""
+        with self._lock:
+            return {name: entry[0] for name, entry in self._refreshed(None).items()}
+
+    def bounds(self, partition: TopicPartition) -> Bounds:
+        """What the partition holds now."""
+        file, partition_id = self._locate(partition)
+        return file.bounds(partition_id)
+
+    def offset_at(self, partition: TopicPartition, time_ms: int) -> int:
+        """Smallest offset whose record time is >= `time_ms`; the end if there is none."""
+        file, partition_id = self._locate(partition)
+        bounds = file.bounds(partition_id)
+        chunk = file.first_chunk_from(partition_id, time_ms)
+        if chunk is None:
+            return bounds.end
+        body, min_ms = file.body(chunk)
+        times = unpack(body, min_ms, f"{file.path}: {partition}").times_ms
+        first = chunk & ((1 << OFFSET_BITS) - 1)
+        return max(bounds.start, first + int(np.argmax(times >= time_ms)))
+
+    def reader(self) -> SqliteReader:
+        """A new reader without partitions."""
+        with self._lock:
+            self._check_open()
+            reader = SqliteReader(self._locate)
+            self._readers.append(reader)
+        return reader
+
+    def writer(self, name: str | None = None) -> SqliteWriter:
+        """A writer. A named one fences every earlier writer of that name, in this and other processes."""
+        return SqliteWriter(
+            self._locate, self._clock, self._retain, None if name is None else self._open_epoch(name)
+        )
+
+    def trim(self, partition: TopicPartition, before: int) -> None:
+        """Forget records below `before`; chunks that lie across it keep their space."""
+        file, partition_id = self._locate(partition)
+        file.trim(partition_id, before)
+
+    def hold(self, name: str, offsets: Mapping[TopicPartition, int]) -> None:
+        """Retention by time does not pass these offsets until the same name holds others."""
+        located = [(*self._locate(partition), offset) for partition, offset in offsets.items()]
+        for file in {file for file, _, _ in located}:
+            file.hold(name, [(i, offset) for f, i, offset in located if f is file])
+
+    def enforce_retention(self) -> None:
+        """Remove what is older than each topic's retention. Writers do it now and then; no record younger
+        goes."""
+        now = self._clock.now_ms()
+        with self._lock:
+            entries = list(self._refreshed(None).values())
+        for info, file, partition_ids in entries:
+            if info.retention_ms is not None:
+                for number, partition_id in enumerate(partition_ids):
+                    before = self.offset_at(TopicPartition(info.name, number), now - info.retention_ms)
+                    held = file.held_from(partition_id)
+                    file.trim(partition_id, before if held is None else min(before, held))
+
+    def close(self) -> None:
+        """Close files and readers. Idempotent."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            for reader in self._readers:
+                reader.close()
+            for file in self._files.values():
+                file.close()
+            self._catalog.close()
+
+    def _retain(self) -> None:
+        with self._lock:
+            if self._clock.monotonic() < self._retention_due:
+                return
+            self._retention_due = self._clock.monotonic() + _RETENTION_EVERY_S
+        self.enforce_retention()
+
+    def _locate(self, partition: TopicPartition) -> tuple[LogFile, int]:
+        with self._lock:
+            entry = self._topics.get(partition.topic) or self._refreshed(partition.topic).get(partition.topic)
+        if entry is None:
+            raise KeyError(f"no topic {partition.topic} in {self._folder}")
+        if not 0 <= partition.partition < len(entry[2]):
+            raise KeyError(
+                f"topic {partition.topic} has partitions 0 to {len(entry[2]) - 1}, not {partition.partition}"
+            )
+        return entry[1], entry[2][partition.partition]
+
+    def _refreshed(self, wanted: str | None) -> dict[str, tuple[TopicInfo, LogFile, tuple[int, ...]]]:
+        """Known topics, read anew unless `wanted` is among them."""
+        self._check_open()
+        if wanted is None or wanted not in self._topics:
+            with translated(self._catalog_path, "read"):
+                rows = self._catalog.execute("SELECT name, file FROM topics").fetchall()
+            for file_name in {file_name for name, file_name in rows if name not in self._topics}:
+                self._learn(file_name, {name for name, f in rows if f == file_name})
+        return self._topics
+
+    def _learn(self, file_name: str, names: set[str]) -> None:
+        file = self._file(file_name)
+        if not file.path.exists():
+            lost = ", ".join(sorted(names))
+            raise DataLost(f"{file.path}: the file of topics {lost} is gone; restore it")
+        for name, (info, ids) in file.topics().items():
+            if name in names:
+                self._topics[name] = (info, file, ids)
+
+    def _file(self, file_name: str) -> LogFile:
+        return self._files.setdefault(file_name, LogFile(self._folder / file_name))
+
+    def _create(self, name: str, partitions: int, retention_ms: int | None, file_name: str) -> None:
+        """Under the catalog's lock: so a topic is made once, and its file knows every writer's epoch."""
+        with transaction(self._catalog, self._catalog_path, f"create topic {name}") as db:
+            if db.execute("SELECT 1 FROM topics WHERE name = ?", (name,)).fetchone() is None:
+                epochs = db.execute("SELECT name, epoch FROM writers").fetchall()
+                log_id = LogId(str(uuid.uuid4()))
+                self._file(file_name).create_topic(name, partitions, log_id, retention_ms, epochs)
+                db.execute("INSERT INTO topics VALUES (?, ?)", (name, file_name))
+
+    def _open_epoch(self, name: str) -> tuple[str, int]:
+        with self._lock:
+            self._check_open()
+            with transaction(self._catalog, self._catalog_path, f"open writer {name}") as db:
+                row = db.execute("SELECT epoch FROM writers WHERE name = ?", (name,)).fetchone()
+                epoch = (row[0] if row else 0) + 1
+                db.execute("INSERT OR REPLACE INTO writers VALUES (?, ?)", (name, epoch))
+                for (file_name,) in db.execute("SELECT DISTINCT file FROM topics").fetchall():
+                    self._file(file_name).raise_epoch(name, epoch)
+        return name, epoch
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise Unavailable(f"{self._folder}: the log was closed in this process")
+
+
+class SqliteWriter:
+    """See `freshet.seams.eventlog.Writer`. Appends of several threads share commits."""
+
+    def __init__(
+        self,
+        locate: Callable[[TopicPartition], tuple[LogFile, int]],
+        clock: Clock,
+        retain: Callable[[], None],
+        epoch: tuple[str, int] | None,
+    ) -> None:
+        self._locate, self._clock, self._retain, self._epoch = locate, clock, retain, epoch
+        self._closed = False
+
+    def append(self, appends: Sequence[Append]) -> Sequence[int]:
+        """Append all of these; return each one's first offset, once they are durable on disk.
+
+        Raises ValueError if a named writer's topics lie in several groups: no transaction covers two files.
+        """
+        if self._closed:
+            raise Unavailable("the writer was closed; nothing was written")
+        now = self._clock.now_ms()
+        by_file: dict[LogFile, list[tuple[int, Piece]]] = {}
+        for i, append in enumerate(appends):
+            file, partition_id = self._locate(TopicPartition(append.topic, append.partition))
+            by_file.setdefault(file, []).append((i, Piece(partition_id, _contents(append, now))))
+        if self._epoch and len(by_file) > 1:
+            topics = ", ".join(sorted({a.topic for a in appends}))
+            raise ValueError(
+                f"a named writer appends to topics of one group; create {topics} with the same `group`"
+            )
+        first_offsets = [0] * len(appends)
+        for file, pieces in by_file.items():
+            request = Request([piece for _, piece in pieces], self._epoch)
+            file.submit(request)
+            for (i, _), offset in zip(pieces, request.first_offsets, strict=True):
+                first_offsets[i] = offset
+        try:
+            self._retain()
+        except FreshetError as error:  # the append itself is durable
+            _log.warning("retention failed, it is tried again later", error=str(error))
+        return first_offsets
+
+    def close(self) -> None:
+        """Refuse further appends. Idempotent."""
+        self._closed = True
+
+
+def _contents(append: Append, now_ms: int) -> Contents:
+    """An append's columns, checked, with what it leaves out filled in."""
+    n = len(append.values)
+    keys = (
+        append.keys if append.keys is not None else BytesColumn(np.empty(0, np.uint8), np.zeros(n, np.int64))
+    )
+    times = append.times_ms if append.times_ms is not None else np.full(n, now_ms, np.int64)
+    if len(keys) != n or len(times) != n:
+        raise ValueError(f"an append of {n} values has {len(keys)} keys and {len(times)} times")
+    sizes = np.diff(append.values.ends + keys.ends, prepend=0)
+    if n and int(sizes.max()) > MAX_RECORD_BYTES:
+        raise BadInput(f"a record of {int(sizes.max()):,} bytes; the log takes at most {MAX_RECORD_BYTES:,}")
+    return Contents(append.values, keys, times)

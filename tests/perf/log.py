@@ -1,0 +1,107 @@
+"""Speed of the SQLite log: appends of 300-byte records, reads of blocks of 256 samples. `python tests/perf/log.py [FOLDER]`.
+
+Budgets (2 cores): append >= 250,000 records/s, each append durable; read >= 10 M samples/s.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+
+from freshet.seams.eventlog.sqlite import SqliteEventLog
+from freshet.types import Append, BytesColumn, TopicPartition
+
+RECORD_BYTES, BLOCK = 300, 256
+
+
+def column(count: int, width: int) -> BytesColumn:
+    """`count` random values of `width` bytes."""
+    data = np.frombuffer(np.random.default_rng(0).bytes(count * width), np.uint8)
+    return BytesColumn(data, np.arange(1, count + 1, dtype=np.int64) * width)
+
+
+def append_speed(log: SqliteEventLog, batch: int, total: int) -> float:
+    """Records a second of one thread, `batch` to an append."""
+    topic = f"append.{batch}"
+    log.create_topic(topic, partitions=1)
+    writer, values = log.writer(), column(batch, RECORD_BYTES)
+    begin = time.perf_counter()
+    for _ in range(total // batch):
+        writer.append([Append(topic, 0, values)])
+    return total / (time.perf_counter() - begin)
+
+
+def small_append_speed(log: SqliteEventLog, threads: int, each: int) -> float:
+    """Single-record appends a second, each acknowledged on its own, from several threads."""
+    topic = f"small.{threads}"
+    log.create_topic(topic, partitions=1)
+    writer, values = log.writer(), column(1, RECORD_BYTES)
+
+    def work() -> None:
+        for _ in range(each):
+            writer.append([Append(topic, 0, values)])
+
+    workers = [threading.Thread(target=work) for _ in range(threads)]
+    begin = time.perf_counter()
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    return threads * each / (time.perf_counter() - begin)
+
+
+def block_read_speed(log: SqliteEventLog, blocks: int, partitions: int) -> float:
+    """Samples a second, read as blocks, from the page cache; median of 5."""
+    topic = f"blocks.{partitions}"
+    log.create_topic(topic, partitions=partitions)
+    writer, values = log.writer(), column(16, BLOCK * RECORD_BYTES)
+    for i in range(blocks // 16):
+        writer.append([Append(topic, i % partitions, values)])
+    speeds = []
+    for _ in range(5):
+        reader, seen = log.reader(), 0
+        reader.assign({TopicPartition(topic, p): 0 for p in range(partitions)})
+        begin = time.perf_counter()
+        while seen < blocks // 16 * 16:
+            seen += sum(len(records) for _, records in reader.poll(64, 1.0))
+        speeds.append(seen * BLOCK / (time.perf_counter() - begin))
+        reader.close()
+    return statistics.median(speeds)
+
+
+def event_read_speed(log: SqliteEventLog, topic: str, total: int) -> float:
+    """Records a second of a topic of event records (CRC checked)."""
+    reader, seen = log.reader(), 0
+    reader.assign({TopicPartition(topic, 0): 0})
+    begin = time.perf_counter()
+    while seen < total:
+        seen += sum(len(records) for _, records in reader.poll(100_000, 1.0))
+    return seen / (time.perf_counter() - begin)
+
+
+def main() -> None:
+    """Measure and print one JSON object."""
+    with tempfile.TemporaryDirectory(dir=sys.argv[1] if len(sys.argv) > 1 else None) as folder:
+        log = SqliteEventLog(Path(folder) / "log")
+        figures = {
+            "append_records_per_s_of_4096": append_speed(log, 4096, 400 * 4096 // 4),
+            "append_records_per_s_of_256": append_speed(log, 256, 400 * 256),
+            "append_single_per_s_1_thread": small_append_speed(log, 1, 500),
+            "append_single_per_s_16_threads": small_append_speed(log, 16, 100),
+            "read_samples_per_s_1_partition": block_read_speed(log, 4096, 1),
+            "read_samples_per_s_8_partitions": block_read_speed(log, 4096, 8),
+            "read_events_per_s": event_read_speed(log, "append.4096", 400 * 4096 // 4),
+        }
+        log.close()
+    print(json.dumps({name: round(value) for name, value in figures.items()}, indent=2))
+
+
+if __name__ == "__main__":
+    main()
