@@ -1,9 +1,9 @@
-"""Writing dense versions, judging them, and moving `stable`: the shell around the gate's decision."""
+"""Writing dense versions, having them judged, and moving `stable`: the shell around the gate's decision."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,26 +12,164 @@ import structlog
 from numpy.typing import NDArray
 
 from freshet.clock import Clock
-from freshet.errors import Corrupt
-from freshet.measures.gate import Evaluation, Verdict, judge
+from freshet.errors import Corrupt, Mismatch
+from freshet.measures.gate import Scored, Verdict, judge
 from freshet.model import DenseModel
 from freshet.model.inputs import ModelInputs
 from freshet.seams.eventlog import Writer
-from freshet.seams.versions import Manifest, Version, VersionStore
+from freshet.seams.versions import Manifest, VersionStore
 from freshet.spec.model import Spec
 from freshet.types import Append, BytesColumn, Fence
 
-__all__ = ["Snapshot", "Versioner", "latest_restart_point"]
+__all__ = ["Snapshot", "Versioner", "restart_point", "versions_record"]
 
-log = structlog.get_logger("trainer.versions")
+log = structlog.get_logger("freshet.trainer")
+
+Tensors = Mapping[str, NDArray[Any]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Snapshot:
-    """Dense state and vector copied in the same moment, between two steps."""
+    """Dense state and vector, copied in the same moment, between two steps."""
 
-    tensors: Mapping[str, NDArray[Any]]
+    tensors: Tensors
     applied: Mapping[int, int]
     step: int
     event_time_ms: int
     measures: Mapping[str, Any]
+    finite: bool
+
+
+def restart_point(store: VersionStore, spec_hash: str, log_id: str) -> Manifest | None:
+    """The newest version that training may start from: finite, of this spec and this log (PROTOCOL 23).
+
+    Raises:
+        Mismatch: the newest version belongs to another spec or log.
+        Corrupt: no stored version can be read, though there are some.
+    """
+    numbers = list(store.numbers())
+    for number in reversed(numbers):
+        manifest = store.manifest(number)
+        if manifest.spec_hash != spec_hash or manifest.log_id != log_id:
+            what = "spec" if manifest.spec_hash != spec_hash else "event log"
+            raise Mismatch(
+                f"version {number} was trained under another {what}\n"
+                "  take another folder, or `freshet check --against` to see what changed"
+            )
+        if manifest.verdict == "held" and manifest.reason.startswith("not finite"):
+            continue
+        try:
+            store.get(number)
+        except Corrupt as error:
+            log.error("version cannot be read, trying an older one", version=number, error=str(error))
+            continue
+        return manifest
+    if numbers:
+        raise Corrupt("no stored version can be read; restore the versions folder from a copy")
+    return None
+
+
+def versions_record(kind: str, **what: object) -> BytesColumn:
+    """A record of `<model>.versions`."""
+    return BytesColumn.of([orjson.dumps({"v": 1, "kind": kind, **what}, option=orjson.OPT_NON_STR_KEYS)])
+
+
+@dataclass
+class Versioner:
+    """Stores snapshots as versions; decides by the gate whether each one serves. Used by one thread."""
+
+    spec: Spec
+    spec_hash: str
+    log_id: str
+    store: VersionStore
+    writer: Writer
+    topic: str
+    fence: Fence
+    clock: Clock
+    scorer: Callable[[], DenseModel]  # a new model to score with, without optimiser state
+    recent: Callable[[int], Sequence[ModelInputs]]
+    pinned: Callable[[], str | None]  # why `stable` must stay where an operator put it, or None
+
+    def first(self, snapshot: Snapshot) -> Manifest:
+        """Version 0: the initial weights, promoted at creation."""
+        manifest = self._put(0, snapshot)
+        return self._promote(manifest, Verdict(True, "the initial weights"))
+
+    def next(self, snapshot: Snapshot) -> Manifest:
+        """Store the snapshot as the next version, judge it, and promote it or hold it with the reason."""
+        manifest = self._put(max(self.store.numbers(), default=-1) + 1, snapshot)
+        self._point("candidate", manifest.number, "trainer")
+        verdict = self._judge(manifest, snapshot)
+        manifest = self._promote(manifest, verdict) if verdict.promote else self._hold(manifest, verdict)
+        self._forget_old()
+        return manifest
+
+    def _put(self, number: int, snapshot: Snapshot) -> Manifest:
+        manifest = Manifest(
+            number=number,
+            model=self.spec.name,
+            spec_hash=self.spec_hash,
+            created_ms=self.clock.now_ms(),
+            step=snapshot.step,
+            applied=dict(snapshot.applied),
+            log_id=self.log_id,
+            event_time_ms=snapshot.event_time_ms,
+            measures=snapshot.measures,
+            fence=int(self.fence),
+            sha256="",
+        )
+        stored = self.store.put(manifest, snapshot.tensors)
+        self._announce("version", number=number, step=snapshot.step, event_time_ms=snapshot.event_time_ms)
+        return stored
+
+    def _judge(self, manifest: Manifest, snapshot: Snapshot) -> Verdict:
+        if not snapshot.finite:
+            return Verdict(False, "not finite: a weight or a statistic is NaN or infinite")
+        reason = self.pinned()
+        if reason is not None:
+            return Verdict(False, reason)
+        stable = self.store.aliases().get("stable")
+        inputs = self.recent(self.spec.serve.gate.samples)
+        candidate = self._score(snapshot.tensors, inputs)
+        other = self._score(self.store.get(stable).tensors, inputs) if stable is not None else None
+        return judge(self.spec, candidate, other)
+
+    def _score(self, tensors: Tensors, inputs: Sequence[ModelInputs]) -> Scored:
+        model = self.scorer()
+        model.load_state(tensors, weights_only=True)
+        lane = model.lane()
+        predictions = [lane.score(batch).copy() for batch in inputs]
+        labels = [batch.labels for batch in inputs if batch.labels is not None]
+        heads = len(self.spec.labels)
+        return Scored(
+            predictions=np.concatenate(predictions) if predictions else np.empty((0, heads), np.float32),
+            label=np.concatenate([x.index for x in labels]) if labels else np.empty(0, np.uint8),
+            value=np.concatenate([x.value for x in labels]) if labels else np.empty(0, np.float32),
+            weight=np.concatenate([x.weight for x in labels]) if labels else np.empty(0, np.float32),
+        )
+
+    def _promote(self, manifest: Manifest, verdict: Verdict) -> Manifest:
+        judged = self.store.judge(manifest.number, "promoted", verdict.reason)
+        self._point("stable", manifest.number, "trainer")
+        return judged
+
+    def _hold(self, manifest: Manifest, verdict: Verdict) -> Manifest:
+        log.warning("version held", version=manifest.number, reason=verdict.reason)
+        judged = self.store.judge(manifest.number, "held", verdict.reason)
+        self._announce("verdict", number=manifest.number, verdict="held", reason=verdict.reason)
+        return judged
+
+    def _point(self, alias: str, number: int, by: str) -> None:
+        self.store.point(alias, number)
+        self._announce("alias", alias=alias, number=number, by=by)
+
+    def _announce(self, kind: str, **what: object) -> None:
+        value = versions_record(kind, fence=int(self.fence), time_ms=self.clock.now_ms(), **what)
+        self.writer.append([Append(self.topic, 0, value)])
+
+    def _forget_old(self) -> None:
+        keep = set(self.store.aliases().values())
+        numbers = list(self.store.numbers())
+        for number in numbers[: -self.spec.train.keep_versions]:
+            if number not in keep and number != 0:
+                self.store.delete(number)
