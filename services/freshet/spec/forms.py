@@ -1,0 +1,243 @@
+"""What a value of the spec or of the settings may look like: one object says it, reads it, and explains it
+in an error.
+
+A form turns a TOML value into the value of a dataclass field or raises `Wrong`; it knows nothing of keys or
+files. `expected` is the half sentence that stands after "expected" in an error and in the reference.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+__all__ = [
+    "MISSING",
+    "Boolean",
+    "Choice",
+    "Duration",
+    "Form",
+    "Integer",
+    "ListOf",
+    "Missing",
+    "Number",
+    "Text",
+    "Wrong",
+    "duration_text",
+]
+
+
+class Missing:
+    """Stands for a value that is not there; shows as `(missing)` in an error."""
+
+    def __repr__(self) -> str:
+        return "(missing)"
+
+
+MISSING = Missing()
+
+UNITS_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+"""Milliseconds in each unit of a duration."""
+
+
+class Wrong(Exception):  # noqa: N818 - the reader turns it into a ConfigError, which knows the key
+    """A value does not fit its form. `part` says where inside the value ("[1]"), if not all of it."""
+
+    def __init__(self, expected: str, hint: str = "", part: str = "", found: Any = MISSING) -> None:
+        super().__init__(expected)
+        self.expected, self.hint, self.part, self.found = expected, hint, part, found
+
+
+class Form(Protocol):
+    """How one value is written."""
+
+    @property
+    def expected(self) -> str:
+        """What is allowed, in words."""
+
+    def read(self, value: Any) -> Any:
+        """The field's value. Raises Wrong."""
+
+
+@dataclass(frozen=True, slots=True)
+class Integer:
+    """A whole number from `low` to `high`."""
+
+    low: int
+    high: int
+    power_of_two: bool = False
+
+    @property
+    def expected(self) -> str:
+        """What is allowed, in words."""
+        return f"{'a power of two' if self.power_of_two else 'an integer'} from {self.low} to {self.high}"
+
+    def read(self, value: Any) -> int:
+        """The integer."""
+        if not isinstance(value, int) or isinstance(value, bool) or not self.low <= value <= self.high:
+            raise Wrong(self.expected)
+        if self.power_of_two and value & (value - 1):
+            raise Wrong(self.expected)
+        return value
+
+
+@dataclass(frozen=True, slots=True)
+class Number:
+    """A finite number from `low` to `high`; with `open_low`, above `low`."""
+
+    low: float = -math.inf
+    high: float = math.inf
+    open_low: bool = False
+
+    @property
+    def expected(self) -> str:
+        """What is allowed, in words."""
+        if math.isinf(self.low):
+            return "a finite number"
+        if math.isinf(self.high):
+            return f"a number above {self.low:g}" if self.open_low else f"a number of at least {self.low:g}"
+        if self.open_low:
+            return f"a number above {self.low:g}, up to {self.high:g}"
+        return f"a number from {self.low:g} to {self.high:g}"
+
+    def read(self, value: Any) -> float:
+        """The number as a float."""
+        if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
+            raise Wrong(self.expected)
+        if not self.low <= value <= self.high or (self.open_low and value == self.low):
+            raise Wrong(self.expected)
+        return float(value)
+
+
+@dataclass(frozen=True, slots=True)
+class Boolean:
+    """True or false."""
+
+    expected: str = "true or false"
+
+    def read(self, value: Any) -> bool:
+        """The truth value."""
+        if not isinstance(value, bool):
+            raise Wrong(self.expected)
+        return value
+
+
+@dataclass(frozen=True, slots=True)
+class Duration:
+    """A length of time such as "30s", as milliseconds; with `never`, false stands for no limit."""
+
+    low_ms: int
+    high_ms: int
+    never: bool = False
+
+    @property
+    def expected(self) -> str:
+        """What is allowed, in words."""
+        never = ", or false" if self.never else ""
+        return f"a duration from {duration_text(self.low_ms)} to {duration_text(self.high_ms)}{never}"
+
+    def read(self, value: Any) -> int | None:
+        """Milliseconds, or None for never."""
+        if value is False and self.never:
+            return None
+        if not isinstance(value, str):
+            raise Wrong(
+                self.expected, 'a duration is text, a number and its unit: "20ms", "30s", "2m", "24h", "30d"'
+            )
+        match = re.fullmatch(r"(\d{1,12}(?:\.\d{1,6})?)\s*(ms|s|m|h|d)", value)
+        if match is None:
+            raise Wrong(
+                self.expected, 'a duration is a number and its unit: "20ms", "30s", "2m", "24h", "30d"'
+            )
+        ms = float(match[1]) * UNITS_MS[match[2]]
+        if ms != int(ms):
+            raise Wrong(self.expected, "a millisecond is the smallest unit of time here")
+        if not self.low_ms <= ms <= self.high_ms:
+            raise Wrong(self.expected)
+        return int(ms)
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One of a few words."""
+
+    words: tuple[str, ...]
+
+    @property
+    def expected(self) -> str:
+        """What is allowed, in words."""
+        return ("one of " if len(self.words) > 1 else "") + ", ".join(f'"{w}"' for w in self.words)
+
+    def read(self, value: Any) -> str:
+        """The word."""
+        if not isinstance(value, str) or value not in self.words:
+            raise Wrong(self.expected, nearest_hint(value, self.words))
+        return value
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """Text that matches a pattern as a whole; `expected` says what the pattern means."""
+
+    expected: str
+    pattern: str = r"(?s:.+)"
+    longest: int = 1_000
+
+    def read(self, value: Any) -> str:
+        """The text."""
+        if not isinstance(value, str) or len(value) > self.longest or not re.fullmatch(self.pattern, value):
+            raise Wrong(self.expected)
+        return value
+
+
+@dataclass(frozen=True, slots=True)
+class ListOf:
+    """A list of `low` to `high` values of one form, as a tuple; with `lone`, one value may stand without
+    brackets.
+    """
+
+    item: Form
+    low: int = 0
+    high: int = 64
+    lone: bool = False
+
+    @property
+    def expected(self) -> str:
+        """What is allowed, in words."""
+        lone = f"{self.item.expected}, or " if self.lone else ""
+        size = f"{self.low} to {self.high}" if self.low != self.high else f"{self.low}"
+        return f"{lone}a list of {size} values, each {self.item.expected}"
+
+    def read(self, value: Any) -> tuple[Any, ...]:
+        """The values."""
+        if self.lone and not isinstance(value, list):
+            return (self.item.read(value),)
+        if not isinstance(value, list) or not self.low <= len(value) <= self.high:
+            raise Wrong(self.expected)
+        return tuple(self._item(i, v) for i, v in enumerate(value))
+
+    def _item(self, i: int, value: Any) -> Any:
+        try:
+            return self.item.read(value)
+        except Wrong as wrong:
+            inner = value if isinstance(wrong.found, Missing) else wrong.found
+            raise Wrong(wrong.expected, wrong.hint, f"[{i}]{wrong.part}", inner) from None
+
+
+def duration_text(ms: int) -> str:
+    """Milliseconds as the spec writes them, in the largest unit that divides them: 90000 is "90s"."""
+    for unit in ("d", "h", "m", "s"):
+        if ms and ms % UNITS_MS[unit] == 0:
+            return f"{ms // UNITS_MS[unit]}{unit}"
+    return f"{ms}ms"
+
+
+def nearest_hint(found: Any, known: Sequence[str]) -> str:
+    """`did you mean "..."?` if one of the known names looks like what was found; else empty."""
+    if not isinstance(found, str):
+        return ""
+    close = difflib.get_close_matches(found, known, n=1, cutoff=0.6)
+    return f'did you mean "{close[0]}"?' if close else ""

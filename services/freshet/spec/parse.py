@@ -1,0 +1,348 @@
+"""`freshet.toml` to a `Spec`: read once, complete, checked as a whole; nothing is accepted and ignored.
+
+Single keys are read by their forms (`freshet.spec.model`); what several keys must agree on is in
+`freshet.spec.rules`.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from freshet.errors import ConfigError
+from freshet.spec.forms import Choice, Number, Wrong, nearest_hint
+from freshet.spec.model import (
+    NAME,
+    Events,
+    Explore,
+    Feature,
+    Gate,
+    Join,
+    Label,
+    Model,
+    Optimizer,
+    Serve,
+    Spec,
+    Stream,
+    Table,
+    Train,
+)
+from freshet.spec.optimizers import OPTIMIZERS, complete
+from freshet.spec.reading import Section, key_of, options_of, read_object
+from freshet.spec.rules import check_rules
+
+__all__ = ["CROSSES", "load_spec", "parse_spec"]
+
+CROSSES = "crosses"
+"""Name of the implicit table that holds the rows of crosses: scalars only, dim 0."""
+
+TOPICS = {"served": "impressions", "shown": "shown", "action": "actions"}
+SECTIONS = ("events", "join", "labels", "tables", "features", "model", "train", "serve")
+SPEC_HINT = "freshet init writes a commented spec from your Avro schemas"
+
+
+def load_spec(path: str | Path) -> Spec:
+    """Read the spec file. Raises ConfigError, for a file that cannot be read too."""
+    path = Path(path)
+    try:
+        text = path.read_bytes().decode("utf-8")
+    except OSError as error:
+        raise ConfigError(
+            str(path), "", f"cannot be read: {error.strerror}", "a feature spec", SPEC_HINT
+        ) from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(
+            str(path), "", f"byte {error.start} is not UTF-8", "a text file in UTF-8"
+        ) from error
+    return parse_spec(text, where=str(path), folder=str(path.parent))
+
+
+def parse_spec(text: str, *, where: str = "freshet.toml", folder: str = "") -> Spec:
+    """Parse the text of a spec.
+
+    Args:
+        where:  what errors name as the place.
+        folder: what paths in the spec are relative to.
+
+    Raises:
+        ConfigError: for the first thing that is wrong, with key, value, what is allowed and the way out.
+    """
+    try:
+        values = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(where, "", f"not TOML: {error}", "a file in TOML, see https://toml.io") from error
+    except RecursionError:
+        raise ConfigError(where, "", "not TOML: nested too deeply", "a file in TOML") from None
+    spec = _spec(Section(where, "", values), folder)
+    check_rules(spec, where)
+    return spec
+
+
+def _spec(root: Section, folder: str) -> Spec:
+    root.only([*(key_of(o) for o in options_of(Spec)), *SECTIONS])
+    labels = _labels(root.section("labels", required=True, hint="labels: what the model learns to predict"))
+    model_section = root.section("model")
+    model = _model(model_section)
+    tables = _tables(root.section("tables"))
+    features = _features(root.section("features", required=True, hint="features: the inputs of the model"))
+    if model.crosses:
+        tables = (*tables, _cross_table(len(tables)))
+        features = (*features, *_cross_features(root, model, features))
+    return read_object(
+        Spec,
+        root,
+        also=SECTIONS,
+        events=_events(
+            root.section("events", required=True, hint="events: where impressions and actions come from")
+        ),
+        join=read_object(Join, root.section("join")),
+        labels=labels,
+        tables=tables,
+        features=features,
+        model=model,
+        train=_train(root.section("train")),
+        serve=_serve(root.section("serve"), labels),
+        folder=folder,
+    )
+
+
+def _events(section: Section) -> Events:
+    section.only(TOPICS)
+    return Events(
+        served=_stream(section, "served"),
+        action=_stream(section, "action"),
+        shown=_stream(section, "shown") if "shown" in section else None,
+    )
+
+
+def _stream(events: Section, role: Any) -> Stream:
+    section = events.section(
+        role,
+        required=True,
+        hint='for example { schema = "events.avsc", key = ["request_id", "item"], time = "ts:ms" }',
+    )
+    given: dict[str, Any] = {} if "topic" in section else {"topic": TOPICS[role]}
+    stream = read_object(Stream, section, role=role, **given)
+    if role != "served" and stream.explode is not None:
+        raise section.error("explode", "no such key here", "only served events hold several impressions each")
+    return stream
+
+
+def _labels(section: Section) -> tuple[Label, ...]:
+    if not 1 <= len(section.names()) <= 32:
+        raise section.error(
+            "", "1 to 32 labels", "a label is a table: click = { on = \"action.type == 'click'\" }"
+        )
+    return tuple(_label(section, name, index) for index, name in enumerate(section.names()))
+
+
+def _label(labels: Section, name: str, index: int) -> Label:
+    _check_name(labels, name)
+    section = labels.section(name)
+    given: dict[str, Any] = {}
+    if "value" in section and "loss" not in section:
+        given["loss"] = "huber"
+    return read_object(Label, section, name=name, index=index, **given)
+
+
+def _tables(section: Section) -> tuple[Table, ...]:
+    if len(section.names()) > 254:
+        raise section.error(
+            "",
+            "at most 254 tables",
+            "features of equal dim and optimiser may share a table",
+            found=len(section.names()),
+        )
+    if CROSSES in section:
+        raise section.error(CROSSES, "another name", "the table of this name is made for model.crosses")
+    return tuple(_table(section, name, i) for i, name in enumerate(section.names()))
+
+
+def _table(tables: Section, name: str, table_id: int) -> Table:
+    _check_name(tables, name)
+    section = tables.section(name)
+    return read_object(
+        Table,
+        section,
+        also=("optimizer", "scalar_optimizer"),
+        name=name,
+        id=table_id,
+        optimizer=_optimizer(section, "optimizer", "rowwise_adagrad"),
+        scalar_optimizer=_optimizer(section, "scalar_optimizer", "adagrad"),
+    )
+
+
+def _optimizer(table: Section, key: str, default: str) -> Optimizer:
+    names = Choice(tuple(OPTIMIZERS))
+    if not isinstance(table.raw(key), Mapping):
+        name = table.take(key, names, default)
+        return Optimizer(name=name, parameters=complete(name))
+    section = table.section(key)
+    name = section.take("name", names)
+    rule = OPTIMIZERS[name]
+    section.only(["name", *(p.name for p in rule.parameters)])
+    given = {}
+    for parameter in rule.parameters:
+        value = section.take(parameter.name, Number(), parameter.default)
+        if not parameter.allows(value):
+            raise section.error(parameter.name, parameter.expected, f"{parameter.name}: {parameter.doc}")
+        given[parameter.name] = value
+    return Optimizer(name=name, parameters=complete(name, given))
+
+
+def _cross_table(table_id: int) -> Table:
+    return Table(
+        name=CROSSES,
+        id=table_id,
+        dim=0,
+        optimizer=Optimizer(name="rowwise_adagrad", parameters=complete("rowwise_adagrad")),
+        scalar_optimizer=Optimizer(name="adagrad", parameters=complete("adagrad")),
+    )
+
+
+def _features(section: Section) -> tuple[Feature, ...]:
+    if not 1 <= len(section.names()) <= 1_000:
+        raise section.error(
+            "", "1 to 1000 features", 'a feature is a table: user = { field = "user_id", table = "user" }'
+        )
+    return tuple(_feature(section, name, i) for i, name in enumerate(section.names()))
+
+
+KEYS_OF_KIND = {
+    "id": ("field", "table", "serve_as"),
+    "list": ("field", "table", "max", "pool"),
+    "dense": ("field", "dense", "missing", "serve_as"),
+    "time": ("time", "table", "serve_as"),
+    "bucket": ("field", "table", "buckets", "serve_as"),
+}
+"""The keys that each kind of feature takes; a kind is told by `dense`, `time`, `buckets`, `max` or `pool`."""
+
+
+def _feature(features: Section, name: str, index: int) -> Feature:
+    _check_name(features, name)
+    section = features.section(name)
+    section.only(key for keys in KEYS_OF_KIND.values() for key in keys)
+    kind: Any = next((k for k in ("dense", "time") if k in section), None)
+    if kind is None:
+        kind = "bucket" if "buckets" in section else "list" if "max" in section or "pool" in section else "id"
+    for key in section.names():
+        if key not in KEYS_OF_KIND[kind]:
+            raise section.error(
+                key,
+                f"no such key beside {_sign(section, kind)}",
+                f"{_article(kind)} feature takes {', '.join(KEYS_OF_KIND[kind])}",
+            )
+    for key in ("field", "table"):
+        if key in KEYS_OF_KIND[kind] and key not in section:
+            hint = "tables are declared in [tables]" if key == "table" else f"without it {name} has no input"
+            raise section.error(key, "a name" if key == "table" else "the path of a field", hint)
+    given: dict[str, Any] = {"name": name, "index": index, "kind": kind}
+    if kind == "list":
+        given |= {"max": 50} if "max" not in section else {}
+        given |= {"pool": "mean"} if "pool" not in section else {}
+    return read_object(Feature, section, **given)
+
+
+def _sign(section: Section, kind: str) -> str:
+    signs = {"dense": "dense", "time": "time", "bucket": "buckets"}
+    if kind == "list":
+        return "max" if "max" in section else "pool"
+    return signs.get(kind, "field and table")
+
+
+def _article(kind: str) -> str:
+    return f"an {kind}" if kind == "id" else f"a {kind}"
+
+
+def _cross_features(root: Section, model: Model, features: tuple[Feature, ...]) -> list[Feature]:
+    known = [f.name for f in features]
+    crosses = []
+    for i, parts in enumerate(model.crosses):
+        for part in parts:
+            if part not in known:
+                raise root.section("model").error(
+                    f"crosses[{i}]",
+                    f"names of features: {', '.join(known)}",
+                    nearest_hint(part, known),
+                    found=list(parts),
+                )
+        crosses.append(
+            Feature(name="*".join(parts), index=len(features) + i, kind="cross", parts=parts, table=CROSSES)
+        )
+    return crosses
+
+
+def _model(section: Section) -> Model:
+    custom = ":" in str(section.raw("kind"))
+    if "options" in section and not custom:
+        raise section.error(
+            "options",
+            "no such key without a class of your own",
+            'options are passed to kind = "package.module:Class"',
+        )
+    model = read_object(
+        Model,
+        section,
+        also=("options",),
+        options=dict(section.section("options")._values) if custom else {},
+    )
+    if model.kind != "hedge":
+        for key in ("mix", "experts", "crosses", "hedge_discount"):
+            if key in section:
+                raise section.error(
+                    key, f'no such key beside kind = "{model.kind}"', "only a hedge has experts and crosses"
+                )
+        return replace(model, experts=(), crosses=())
+    if model.crosses and "experts" not in section:
+        model = replace(model, experts=("wide", "cross", "fm", "deep"))
+    if "deep" in section and "deep" not in model.experts:
+        raise section.error(
+            "deep", 'no such key unless experts hold "deep"', "deep: the hidden widths of that expert's MLP"
+        )
+    if model.crosses and "cross" not in model.experts:
+        raise section.error("crosses", 'no such key unless experts hold "cross"')
+    if "cross" in model.experts and not model.crosses:
+        raise section.error(
+            "experts",
+            "no expert cross without crosses",
+            'name some: crosses = [["user", "item"]]',
+            found=list(model.experts),
+        )
+    return model
+
+
+def _train(section: Section) -> Train:
+    train = read_object(Train, section)
+    if "behind" not in section.section("batch"):
+        return replace(train, batch_behind_rows=train.batch_rows)
+    return train
+
+
+def _serve(section: Section, labels: tuple[Label, ...]) -> Serve:
+    explore = section.section("explore")
+    given = {} if "score" in section else {"score": labels[0].name}
+    serve = read_object(
+        Serve,
+        section,
+        also=("explore", "gate"),
+        explore=read_object(Explore, explore),
+        gate=read_object(Gate, section.section("gate")),
+        **given,
+    )
+    if serve.explore.policy == "none" and serve.explore.share:
+        raise explore.error("share", "0 without a policy", 'set policy = "epsilon" beside it')
+    if serve.explore.policy == "epsilon" and not serve.explore.share:
+        raise explore.error(
+            "share", "a number above 0 and up to 1", "a policy that explores needs a share of requests"
+        )
+    return serve
+
+
+def _check_name(section: Section, name: str) -> None:
+    try:
+        NAME.read(name)
+    except Wrong as wrong:
+        raise section.error("", wrong.expected, found=name) from None
