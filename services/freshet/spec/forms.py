@@ -43,7 +43,7 @@ UNITS_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 """Milliseconds in each unit of a duration."""
 
 
-class Wrong(Exception):  # noqa: N818 - the reader turns it into a ConfigError, which knows the key
+class Wrong(Exception):
     """A value does not fit its form. `part` says where inside the value ("[1]"), if not all of it."""
 
     def __init__(self, expected: str, hint: str = "", part: str = "", found: Any = MISSING) -> None:

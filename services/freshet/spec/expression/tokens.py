@@ -30,7 +30,7 @@ INSTEAD = {
 }
 
 
-class Ill(Exception):  # noqa: N818 - becomes a ConfigError, which knows file and key
+class Ill(Exception):
     """The expression is wrong at `at`: what was expected there, and a hint."""
 
     def __init__(self, at: int, expected: str, hint: str = "") -> None:
