@@ -1,4 +1,4 @@
-"""Speed of the SQLite log: appends of 300-byte records, reads of blocks of 256 samples. `python tests/perf/log.py [FOLDER]`.
+"""Speed of the SQLite log: appends of 300-byte records, reads of blocks. `python tests/perf/log.py [FOLDER]`.
 
 Budgets (2 cores): append >= 250,000 records/s, each append durable; read >= 10 M samples/s.
 """

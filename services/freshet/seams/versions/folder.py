@@ -1,0 +1,211 @@
+"""The version store in a folder: a folder for each version, moved into place complete, and a file for each
+alias.
+
+```
+<path>/0000000012/weights.safetensors  manifest.json
+<path>/aliases/stable                  the number, in decimal
+```
+Everything is written under a new name, synced, renamed, and the folder synced: a reader sees all of it or
+nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import shutil
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import safetensors
+import safetensors.numpy
+from numpy.typing import NDArray
+
+from freshet.errors import Corrupt, Unavailable
+from freshet.seams.sqlite import folder_of
+from freshet.seams.versions import ALIASES, Manifest, Version
+from freshet.seams.versions.manifest import read_manifest, write_manifest
+
+__all__ = ["FolderVersionStore", "open_url"]
+
+_WEIGHTS, _MANIFEST = "weights.safetensors", "manifest.json"
+_VERDICTS = ("pending", "promoted", "held")
+
+
+def open_url(url: str) -> FolderVersionStore:
+    """Open the store of `file:/path`, a folder that is made if it is not there."""
+    return FolderVersionStore(folder_of(url))
+
+
+class FolderVersionStore:
+    """See `freshet.seams.versions.VersionStore`. Several processes may use one folder; changes take a file
+    lock."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        with _disk(folder, "make"):
+            (folder / "aliases").mkdir(parents=True, exist_ok=True)
+
+    def put(self, manifest: Manifest, tensors: Mapping[str, NDArray[np.generic]]) -> Manifest:
+        """Store a version durably; `sha256` is filled in."""
+        if manifest.number < 0:
+            raise ValueError(f"a version's number is 0 or more, found {manifest.number}")
+        final = self._path(manifest.number)
+        weights = safetensors.numpy.save({name: np.ascontiguousarray(t) for name, t in tensors.items()})
+        manifest = replace(manifest, sha256=hashlib.sha256(weights).hexdigest())
+        with self._locked(), _disk(final, "write"):
+            if final.exists():
+                raise ValueError(f"{final}: version {manifest.number} exists; versions are never overwritten")
+            self._sweep()
+            made = self._folder / f".new-{uuid.uuid4().hex}"
+            made.mkdir()
+            _write(made / _WEIGHTS, weights)
+            _write(made / _MANIFEST, write_manifest(manifest))
+            _sync_folder(made)
+            made.rename(final)
+            _sync_folder(self._folder)
+        return manifest
+
+    def numbers(self) -> Sequence[int]:
+        """Numbers of the stored versions, rising."""
+        with _disk(self._folder, "list"):
+            return sorted(int(entry) for entry in os.listdir(self._folder) if entry.isdecimal())
+
+    def manifest(self, number: int) -> Manifest:
+        """One manifest. Raises KeyError if there is none, Corrupt if it does not parse."""
+        path = self._path(number) / _MANIFEST
+        manifest = read_manifest(self._read(number, path), str(path))
+        if manifest.number != number:
+            raise Corrupt(f"{path}: expected the manifest of version {number}, found {manifest.number}")
+        return manifest
+
+    def get(self, number: int, prefixes: Sequence[str] = ()) -> Version:
+        """A version with all tensors, or those whose names start with one of `prefixes`."""
+        manifest = self.manifest(number)
+        path = self._path(number) / _WEIGHTS
+        weights = self._read(number, path)
+        found = hashlib.sha256(weights).hexdigest()
+        if found != manifest.sha256:
+            raise Corrupt(
+                f"{path}: expected sha256 {manifest.sha256}, found {found}, {len(weights)} bytes\n"
+                "  the file was changed after it was written: use another version, and delete this one"
+            )
+        try:
+            tensors = safetensors.numpy.load(weights)
+        except (safetensors.SafetensorError, KeyError, ValueError) as error:
+            raise Corrupt(f"{path}: expected safetensors with numpy types, found {error}") from error
+        chosen = {n: t for n, t in tensors.items() if not prefixes or n.startswith(tuple(prefixes))}
+        return Version(manifest, chosen)
+
+    def judge(self, number: int, verdict: str, reason: str) -> Manifest:
+        """Record the gate's verdict in the manifest (atomic replacement)."""
+        if verdict not in _VERDICTS:
+            raise ValueError(f"a verdict is one of {', '.join(_VERDICTS)}, found {verdict!r}")
+        path = self._path(number) / _MANIFEST
+        with self._locked(), _disk(path, "write"):
+            manifest = replace(self.manifest(number), verdict=verdict, reason=reason)
+            _replace(path, write_manifest(manifest))
+        return manifest
+
+    def aliases(self) -> Mapping[str, int]:
+        """Where each alias points; an alias never set is absent."""
+        found = {}
+        for alias in ALIASES:
+            path = self._folder / "aliases" / alias
+            with _disk(path, "read"), contextlib.suppress(FileNotFoundError):
+                text = path.read_bytes()
+                if not text.isdigit():
+                    raise Corrupt(f"{path}: expected a version's number, found {text[:40]!r}")
+                found[alias] = int(text)
+        return found
+
+    def point(self, alias: str, number: int) -> None:
+        """Move an alias, durably and atomically."""
+        if alias not in ALIASES:
+            raise ValueError(f"an alias is one of {', '.join(ALIASES)}, found {alias!r}")
+        with self._locked(), _disk(self._folder, "write"):
+            if not self._path(number).exists():
+                raise KeyError(f"no version {number} in {self._folder}")
+            _replace(self._folder / "aliases" / alias, str(number).encode())
+
+    def delete(self, number: int) -> None:
+        """Delete a version that no alias points at; one that is not there is no error."""
+        with self._locked(), _disk(self._folder, "write"):
+            for alias, target in self.aliases().items():
+                if target == number:
+                    raise ValueError(f"version {number} is {alias!r}; point that elsewhere first")
+            with contextlib.suppress(FileNotFoundError):
+                self._path(number).rename(self._folder / f".new-{uuid.uuid4().hex}")
+            self._sweep()
+            _sync_folder(self._folder)
+
+    def close(self) -> None:
+        """Nothing to free."""
+
+    def _path(self, number: int) -> Path:
+        return self._folder / f"{number:010d}"
+
+    def _read(self, number: int, path: Path) -> bytes:
+        try:
+            with _disk(path, "read"):
+                return path.read_bytes()
+        except FileNotFoundError:
+            if path.parent.exists():
+                raise Corrupt(f"{path}: expected a file, found none; delete version {number}") from None
+            raise KeyError(f"no version {number} in {self._folder}") from None
+
+    def _sweep(self) -> None:
+        """Remove what a killed process left half-made, or half-deleted."""
+        for left in self._folder.glob(".new-*"):
+            shutil.rmtree(left, ignore_errors=True)
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        with _disk(self._folder, "lock"):
+            handle = os.open(self._folder / ".lock", os.O_CREAT | os.O_RDWR, 0o644)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(handle)
+
+
+def _write(path: Path, data: bytes) -> None:
+    with path.open("xb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _replace(path: Path, data: bytes) -> None:
+    made = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+    try:
+        _write(made, data)
+        made.replace(path)
+    finally:
+        made.unlink(missing_ok=True)
+    _sync_folder(path.parent)
+
+
+def _sync_folder(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+@contextlib.contextmanager
+def _disk(path: Path, doing: str) -> Iterator[None]:
+    """Turn the system's errors into Unavailable; FileNotFoundError passes, its meaning is the caller's."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise Unavailable(f"{path}: cannot {doing}: {error.strerror or error}") from error

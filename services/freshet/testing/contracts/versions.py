@@ -1,0 +1,136 @@
+"""What every version store promises; see `freshet.seams.versions`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+
+from freshet.seams.versions import Manifest, VersionStore
+
+__all__ = ["VersionsContract", "manifest_of"]
+
+
+def manifest_of(number: int) -> Manifest:
+    """A manifest with something in every field."""
+    return Manifest(
+        number=number,
+        model="m",
+        spec_hash="abc",
+        created_ms=1_700_000_000_000 + number,
+        step=10 * number,
+        applied={0: 5, 7: 2**40},
+        log_id="log",
+        event_time_ms=123,
+        measures={"auc": 0.75, "by": {"n": 3}},
+        fence=4,
+        sha256="",
+    )
+
+
+TENSORS = {
+    "weights/a": np.arange(6, dtype=np.float32).reshape(2, 3),
+    "weights/scalar": np.array(2.5),
+    "state/b": np.array([], np.int64),
+    "state/c": np.array([[1], [2]], np.uint8).T,
+}
+
+
+class VersionsContract:
+    """Subclass it and give the fixture `open_store`."""
+
+    @pytest.fixture
+    def open_store(self) -> Callable[[], VersionStore]:
+        """A function that opens the same, at first empty, store anew each time, as another process would."""
+        raise NotImplementedError("give the fixture `open_store`")
+
+    @pytest.fixture
+    def store(self, open_store: Callable[[], VersionStore]) -> Iterator[VersionStore]:
+        """One handle on the store."""
+        store = open_store()
+        yield store
+        store.close()
+
+    def test_an_empty_store_has_neither_versions_nor_aliases(self, store: VersionStore) -> None:
+        assert (list(store.numbers()), dict(store.aliases())) == ([], {})
+
+    def test_what_was_put_is_got_by_another_handle(
+        self, store: VersionStore, open_store: Callable[[], VersionStore]
+    ) -> None:
+        manifest = store.put(manifest_of(3), TENSORS)
+        assert len(manifest.sha256) == 64
+        version = open_store().get(3)
+        assert version.manifest == manifest
+        assert set(version.tensors) == set(TENSORS)
+        for name, tensor in TENSORS.items():
+            assert version.tensors[name].dtype == tensor.dtype
+            np.testing.assert_array_equal(version.tensors[name], tensor)
+
+    def test_tensors_are_chosen_by_prefix(self, store: VersionStore) -> None:
+        store.put(manifest_of(0), TENSORS)
+        assert set(store.get(0, ["weights/"]).tensors) == {"weights/a", "weights/scalar"}
+        assert store.get(0, ["none"]).tensors == {}
+
+    def test_numbers_rise_however_they_were_put(self, store: VersionStore) -> None:
+        for number in (10, 2, 0):
+            store.put(manifest_of(number), TENSORS)
+        assert list(store.numbers()) == [0, 2, 10]
+
+    def test_a_number_is_never_put_twice(self, store: VersionStore) -> None:
+        store.put(manifest_of(1), TENSORS)
+        with pytest.raises(ValueError, match="1"):
+            store.put(manifest_of(1), {})
+        assert set(store.get(1).tensors) == set(TENSORS)
+
+    def test_an_unknown_version_is_a_key_error(self, store: VersionStore) -> None:
+        for question in (store.manifest, store.get, lambda n: store.judge(n, "held", "")):
+            with pytest.raises(KeyError):
+                question(9)
+
+    def test_a_verdict_is_kept_with_its_reason(
+        self, store: VersionStore, open_store: Callable[[], VersionStore]
+    ) -> None:
+        put = store.put(manifest_of(1), TENSORS)
+        judged = store.judge(1, "held", "calibration 1.4")
+        assert (put.verdict, judged.verdict, judged.reason) == ("pending", "held", "calibration 1.4")
+        assert open_store().manifest(1) == judged
+        assert set(store.get(1).tensors) == set(TENSORS)
+
+    def test_an_unknown_verdict_is_refused(self, store: VersionStore) -> None:
+        store.put(manifest_of(1), TENSORS)
+        with pytest.raises(ValueError, match="maybe"):
+            store.judge(1, "maybe", "")
+
+    def test_an_alias_moves(self, store: VersionStore, open_store: Callable[[], VersionStore]) -> None:
+        store.put(manifest_of(1), TENSORS)
+        store.put(manifest_of(2), TENSORS)
+        store.point("stable", 1)
+        store.point("candidate", 2)
+        store.point("stable", 2)
+        assert dict(open_store().aliases()) == {"stable": 2, "candidate": 2}
+
+    def test_an_alias_points_only_at_what_is_there(self, store: VersionStore) -> None:
+        with pytest.raises(KeyError):
+            store.point("stable", 5)
+        store.put(manifest_of(5), TENSORS)
+        with pytest.raises(ValueError, match="latest"):
+            store.point("latest", 5)
+
+    def test_a_deleted_version_is_gone(self, store: VersionStore) -> None:
+        store.put(manifest_of(1), TENSORS)
+        store.delete(1)
+        assert list(store.numbers()) == []
+        with pytest.raises(KeyError):
+            store.get(1)
+
+    def test_a_version_with_an_alias_is_not_deleted(self, store: VersionStore) -> None:
+        store.put(manifest_of(1), TENSORS)
+        store.point("canary", 1)
+        with pytest.raises(ValueError, match="canary"):
+            store.delete(1)
+        assert list(store.numbers()) == [1]
+
+    def test_closing_twice_is_once(self, store: VersionStore) -> None:
+        store.close()
+        store.close()
