@@ -1,0 +1,368 @@
+"""The Python client: events to a gateway, ranked items and scores from an inference server.
+
+Needs the extra `client` (httpx). Events carry ids of their own, so that sending one again, after an answer
+was lost, changes nothing: what fails for the moment (429, 503, a broken connection) is retried with growing
+pauses.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+
+import httpx
+import orjson
+
+from freshet.errors import BadInput, Overloaded, Unavailable
+
+__all__ = ["Ack", "AsyncClient", "Client", "EventsRefused", "Item", "Ranking", "Receipt", "RetryPolicy"]
+
+Event = Mapping[str, Any]
+PROGRESS_POLL_S = 0.05
+
+_RETRIED = (429, 502, 503, 504)
+
+
+@dataclass(frozen=True, slots=True)
+class Ack:
+    """Where the log keeps one event; it is durable there."""
+
+    topic: str
+    partition: int
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """What became of the events of one call."""
+
+    acks: tuple[Ack, ...]  # of the accepted ones, in the order in which they were sent
+    refused: tuple[Mapping[str, Any], ...] = ()  # {index, path, expected, found} of the others
+
+
+class EventsRefused(BadInput):
+    """Some events do not fit the schema or are dated ahead; `receipt` tells which, the others are
+    accepted."""
+
+    def __init__(self, message: str, receipt: Receipt) -> None:
+        super().__init__(message)
+        self.receipt = receipt
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One candidate in its place."""
+
+    index: int  # of the candidate in the request
+    score: float
+    predictions: Mapping[str, float]  # label -> prediction
+    propensity: float  # probability with which the policy puts this candidate in this place
+
+
+@dataclass(frozen=True, slots=True)
+class Ranking:
+    """The answer to a rank request."""
+
+    request_id: str
+    items: tuple[Item, ...]  # best first
+    version: int  # of the dense weights
+    freshness_ms: int | None  # now minus the newest event time the model has learned from
+    unknown_rows: Mapping[str, int]  # feature -> values that have no row yet
+    explored: bool  # whether the order is random
+
+
+@dataclass(frozen=True, slots=True)
+class RetryPolicy:
+    """How often and how patiently something is tried again."""
+
+    attempts: int = 6
+    first_pause_s: float = 0.1  # doubled each time, half of it random so that clients spread
+    longest_pause_s: float = 5.0
+
+    def pause_s(self, attempt: int, retry_after: str | None, chance: float) -> float | None:
+        """How long to wait after a failed attempt (0 is the first), None to give up. `chance`: 0 to 1."""
+        if attempt + 1 >= self.attempts:
+            return None
+        pause: float = min(self.first_pause_s * 2.0**attempt, self.longest_pause_s) * (0.5 + 0.5 * chance)
+        if retry_after is not None and retry_after.strip().isdigit():
+            pause = max(pause, min(float(retry_after), 60.0))
+        return pause
+
+
+class _Talk:
+    """What both clients say and understand; no I/O."""
+
+    def __init__(self, gateway: str, inference: str, retries: RetryPolicy) -> None:
+        self.gateway, self.inference, self.retries = gateway.rstrip("/"), inference.rstrip("/"), retries
+
+    def events(self, events: Event | Sequence[Event]) -> bytes:
+        return orjson.dumps(events, option=orjson.OPT_SERIALIZE_NUMPY)
+
+    def rank(
+        self, context: Event, candidates: Sequence[Event], k: int | None, request_id: str | int | None
+    ) -> bytes:
+        asked = {"context": context, "candidates": candidates, "k": k, "request_id": request_id}
+        return orjson.dumps(
+            {key: value for key, value in asked.items() if value is not None},
+            option=orjson.OPT_SERIALIZE_NUMPY,
+        )
+
+    def pause(self, attempt: int, answer: httpx.Response | None) -> float | None:
+        if answer is not None and answer.status_code not in _RETRIED:
+            return None
+        after = answer.headers.get("retry-after") if answer is not None else None
+        return self.retries.pause_s(attempt, after, random.random())
+
+    def receipt(self, answer: httpx.Response) -> Receipt:
+        body = self.body(answer, (202, 422))
+        if "acks" not in body:
+            raise BadInput(_message(body))
+        receipt = Receipt(
+            tuple(Ack(a["topic"], a["partition"], a["offset"]) for a in body["acks"]),
+            tuple(body.get("refused", ())),
+        )
+        if receipt.refused:
+            first = receipt.refused[0]
+            raise EventsRefused(
+                f"event {first['index']}: {first['path'] or 'as a whole'}: expected {first['expected']}, "
+                f"found {first['found']} ({len(receipt.refused)} of "
+                f"{len(receipt.refused) + len(receipt.acks)} refused; the others are accepted)",
+                receipt,
+            )
+        return receipt
+
+    def ranking(self, answer: httpx.Response) -> Ranking:
+        body = self.body(answer, (200,))
+        return Ranking(
+            str(body["request_id"]),
+            tuple(Item(i["index"], i["score"], i["predictions"], i["propensity"]) for i in body["items"]),
+            body["version"],
+            body["freshness_ms"],
+            body["unknown_rows"],
+            body["explored"],
+        )
+
+    def body(self, answer: httpx.Response, good: tuple[int, ...]) -> Any:
+        try:
+            body = orjson.loads(answer.content)
+        except orjson.JSONDecodeError:
+            body = {}
+        if answer.status_code in good:
+            return body
+        message = f"{answer.request.url}: {answer.status_code}: {_message(body)}"
+        if answer.status_code == 429:
+            raise Overloaded(message, retry_after_s=float(answer.headers.get("retry-after", 1)))
+        if answer.status_code >= 500:
+            raise Unavailable(message)
+        raise BadInput(message)
+
+
+def _message(body: Any) -> str:
+    error = body.get("error") if isinstance(body, Mapping) else None
+    if not isinstance(error, Mapping):
+        return str(error or "no reason given")
+    parts = [str(error.get("message"))]
+    parts += [f"{key} {error[key]}" for key in ("expected", "found", "hint") if error.get(key) is not None]
+    return "; ".join(parts)
+
+
+def _query(ack: Ack) -> dict[str, str | int]:
+    return {"topic": ack.topic, "partition": ack.partition, "offset": ack.offset}
+
+
+class Client:
+    """Blocking client; thread-safe. Close it, or use it in `with`."""
+
+    def __init__(
+        self,
+        gateway: str = "http://127.0.0.1:7701",
+        inference: str = "http://127.0.0.1:7702",
+        *,
+        timeout_s: float = 10.0,
+        retries: RetryPolicy | None = None,
+    ) -> None:
+        self._talk = _Talk(gateway, inference, retries or RetryPolicy())
+        self._http = httpx.Client(timeout=timeout_s)
+
+    def impressions(self, events: Event | Sequence[Event]) -> Receipt:
+        """Send what was served: one event or a batch. Returns when the log has them.
+
+        Raises:
+            EventsRefused: some do not fit; the others are accepted.
+            Overloaded, Unavailable: after all attempts; sending them again is safe.
+        """
+        return self._send("impressions", events)
+
+    def shown(self, events: Event | Sequence[Event]) -> Receipt:
+        """Send what was really seen; as `impressions`."""
+        return self._send("shown", events)
+
+    def actions(self, events: Event | Sequence[Event]) -> Receipt:
+        """Send what was done; as `impressions`."""
+        return self._send("actions", events)
+
+    def rank(
+        self,
+        context: Event,
+        candidates: Sequence[Event],
+        *,
+        k: int | None = None,
+        request_id: str | int | None = None,
+    ) -> Ranking:
+        """Order candidates by the spec's score, best first; at most `k` of them.
+
+        Raises BadInput if a field has the wrong type, Unavailable after all attempts.
+        """
+        content = self._talk.rank(context, candidates, k, request_id)
+        return self._talk.ranking(self._post(f"{self._talk.inference}/v1/rank", content))
+
+    def wait_until_served(self, ack: Ack | Receipt, *, timeout_s: float = 30.0) -> bool:
+        """Wait until the rows served have learned from an event; False if it took longer than `timeout_s`.
+
+        The inference server answers from the log and the row store (`/v1/progress`): the joiner has taken
+        the event, every bucket has applied the samples it led to, and the server has those rows. An event
+        that leads to no sample yet (its window is open) counts once the joiner has taken it.
+        """
+        acks = (ack,) if isinstance(ack, Ack) else ack.acks
+        deadline = time.monotonic() + timeout_s
+        for one in acks:
+            while not self._served(one):
+                if time.monotonic() > deadline:
+                    return False
+                time.sleep(PROGRESS_POLL_S)
+        return True
+
+    def _served(self, ack: Ack) -> bool:
+        answer = self._http.get(f"{self._talk.inference}/v1/progress", params=_query(ack))
+        return bool(self._talk.body(answer, (200,))["served"])
+
+    def _send(self, what: str, events: Event | Sequence[Event]) -> Receipt:
+        return self._talk.receipt(self._post(f"{self._talk.gateway}/v1/{what}", self._talk.events(events)))
+
+    def _post(self, url: str, content: bytes) -> httpx.Response:
+        attempt = 0
+        while True:
+            answer: httpx.Response | None = None
+            try:
+                answer = self._http.post(url, content=content, headers={"content-type": "application/json"})
+            except httpx.TransportError as error:
+                problem = error
+            pause = self._talk.pause(attempt, answer)
+            if pause is None:
+                if answer is None:
+                    raise Unavailable(f"{url}: {problem!r} after {attempt + 1} attempts") from problem
+                return answer
+            time.sleep(pause)
+            attempt += 1
+
+    def close(self) -> None:
+        """Close connections. Idempotent."""
+        self._http.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class AsyncClient:
+    """As `Client`, for asyncio. Close it, or use it in `async with`."""
+
+    def __init__(
+        self,
+        gateway: str = "http://127.0.0.1:7701",
+        inference: str = "http://127.0.0.1:7702",
+        *,
+        timeout_s: float = 10.0,
+        retries: RetryPolicy | None = None,
+    ) -> None:
+        self._talk = _Talk(gateway, inference, retries or RetryPolicy())
+        self._http = httpx.AsyncClient(timeout=timeout_s)
+
+    async def impressions(self, events: Event | Sequence[Event]) -> Receipt:
+        """As `Client.impressions`."""
+        return await self._send("impressions", events)
+
+    async def shown(self, events: Event | Sequence[Event]) -> Receipt:
+        """As `Client.shown`."""
+        return await self._send("shown", events)
+
+    async def actions(self, events: Event | Sequence[Event]) -> Receipt:
+        """As `Client.actions`."""
+        return await self._send("actions", events)
+
+    async def rank(
+        self,
+        context: Event,
+        candidates: Sequence[Event],
+        *,
+        k: int | None = None,
+        request_id: str | int | None = None,
+    ) -> Ranking:
+        """As `Client.rank`."""
+        content = self._talk.rank(context, candidates, k, request_id)
+        return self._talk.ranking(await self._post(f"{self._talk.inference}/v1/rank", content))
+
+    async def wait_until_served(self, ack: Ack | Receipt, *, timeout_s: float = 30.0) -> bool:
+        """As `Client.wait_until_served`."""
+        acks = (ack,) if isinstance(ack, Ack) else ack.acks
+        try:
+            async with asyncio.timeout(timeout_s):
+                for one in acks:
+                    while not await self._served(one):
+                        await asyncio.sleep(PROGRESS_POLL_S)
+        except TimeoutError:
+            return False
+        return True
+
+    async def _served(self, ack: Ack) -> bool:
+        answer = await self._http.get(f"{self._talk.inference}/v1/progress", params=_query(ack))
+        return bool(self._talk.body(answer, (200,))["served"])
+
+    async def _send(self, what: str, events: Event | Sequence[Event]) -> Receipt:
+        url = f"{self._talk.gateway}/v1/{what}"
+        return self._talk.receipt(await self._post(url, self._talk.events(events)))
+
+    async def _post(self, url: str, content: bytes) -> httpx.Response:
+        attempt = 0
+        while True:
+            answer: httpx.Response | None = None
+            try:
+                answer = await self._http.post(
+                    url, content=content, headers={"content-type": "application/json"}
+                )
+            except httpx.TransportError as error:
+                problem = error
+            pause = self._talk.pause(attempt, answer)
+            if pause is None:
+                if answer is None:
+                    raise Unavailable(f"{url}: {problem!r} after {attempt + 1} attempts") from problem
+                return answer
+            await asyncio.sleep(pause)
+            attempt += 1
+
+    async def close(self) -> None:
+        """Close connections. Idempotent."""
+        await self._http.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()

@@ -1,0 +1,315 @@
+"""The gateway's decisions: bodies into events, events into envelopes, queue accounts, answers.
+
+A body becomes candidates (index, JSON text, parsed object) and refusals; a candidate's envelope is the
+request id that partitions it and its time. What is accepted becomes log entries, what is refused becomes
+dead letters with the reason.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import orjson
+
+from freshet.errors import BadInput
+from freshet.spec.model import Stream, TimeField
+from freshet.types import Append, BytesColumn
+
+__all__ = [
+    "Candidate",
+    "Entry",
+    "Envelope",
+    "Limits",
+    "QueueAccount",
+    "Refusal",
+    "answer",
+    "dead_letter",
+    "envelope_of",
+    "group_entries",
+    "offsets_of",
+    "split_avro_batch",
+    "split_json",
+    "time_ms_of",
+    "too_far_ahead",
+]
+
+_UNIT_MS = {"s": 1_000, "ms": 1}
+_SHOWN_CHARS = 120
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why one event of a request is not taken."""
+
+    index: int  # of the event within the request
+    path: str  # field, "" for the event as a whole
+    expected: str
+    found: str
+    raw: bytes = b""  # the event as it came, for the dead letter
+
+    def as_json(self) -> dict[str, Any]:
+        """As a client is told it."""
+        return {"index": self.index, "path": self.path, "expected": self.expected, "found": self.found}
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One event of a request that is JSON at least."""
+
+    index: int
+    raw: bytes
+    value: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Envelope:
+    """What we need of an event, wherever it stands in the user's fields."""
+
+    key: bytes  # request id as UTF-8 text: the record's key
+    time_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One record to be appended."""
+
+    topic: str
+    partition: int
+    key: bytes
+    value: bytes
+
+    @property
+    def size(self) -> int:
+        """Bytes it accounts for in the queue."""
+        return len(self.key) + len(self.value)
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How much may wait for the log."""
+
+    events: int
+    bytes: int
+
+
+@dataclass(slots=True)
+class QueueAccount:
+    """What waits for the log's acknowledgement, against its limits."""
+
+    limits: Limits
+    events: int = 0
+    bytes: int = 0
+
+    def take(self, events: int, size: int) -> bool:
+        """Enter this much; False, and nothing entered, if it does not fit. An empty queue takes anything."""
+        if self.events and (
+            self.events + events > self.limits.events or self.bytes + size > self.limits.bytes
+        ):
+            return False
+        self.events += events
+        self.bytes += size
+        return True
+
+    def release(self, events: int, size: int) -> None:
+        """Leave the queue."""
+        self.events -= events
+        self.bytes -= size
+
+
+def split_json(body: bytes, *, lines: bool, max_events: int) -> tuple[list[Candidate], list[Refusal]]:
+    """An object, an array of objects, or (if `lines`, or if it does not parse whole) one object a line.
+
+    Raises BadInput if no single event can be told apart from another, or there are none or too many.
+    """
+    if not lines:
+        try:
+            whole = orjson.loads(body)
+        except orjson.JSONDecodeError as error:
+            if not body.lstrip().startswith(b"{") or b"\n" not in body.strip():
+                raise BadInput(f"the body is not JSON: {error}") from None
+        else:
+            return _split_values(whole if isinstance(whole, list) else [whole], body, max_events)
+    texts = [line for line in (piece.strip() for piece in body.split(b"\n")) if line]
+    _check_count(len(texts), max_events)
+    good: list[Candidate] = []
+    bad: list[Refusal] = []
+    for i, text in enumerate(texts):
+        try:
+            value = orjson.loads(text)
+        except orjson.JSONDecodeError as error:
+            bad.append(Refusal(i, "", "a JSON object on the line", str(error), text))
+            continue
+        _sort(i, text, value, good, bad)
+    return good, bad
+
+
+def _split_values(
+    values: Sequence[Any], body: bytes, max_events: int
+) -> tuple[list[Candidate], list[Refusal]]:
+    _check_count(len(values), max_events)
+    good: list[Candidate] = []
+    bad: list[Refusal] = []
+    for i, value in enumerate(values):
+        _sort(i, orjson.dumps(value), value, good, bad)
+    return good, bad
+
+
+def _sort(index: int, raw: bytes, value: Any, good: list[Candidate], bad: list[Refusal]) -> None:
+    if isinstance(value, dict):
+        good.append(Candidate(index, raw, value))
+    else:
+        bad.append(Refusal(index, "", "a JSON object", _show(value), raw))
+
+
+def _check_count(count: int, max_events: int) -> None:
+    if not 1 <= count <= max_events:
+        raise BadInput(f"expected from 1 to {max_events} events in a request, found {count}")
+
+
+def split_avro_batch(body: bytes, max_events: int) -> list[bytes]:
+    """Records of a batch: each its length (u32, big-endian) and its bytes.
+
+    Raises BadInput if the lengths do not add up to the body, or there are no records or too many.
+    """
+    records: list[bytes] = []
+    at = 0
+    while at < len(body):
+        if len(records) == max_events or at + 4 > len(body):
+            raise BadInput(
+                f"expected at most {max_events} records, each a 4-byte big-endian length and its bytes; "
+                f"found record {len(records)} at byte {at} of {len(body)}"
+            )
+        size = int.from_bytes(body[at : at + 4], "big")
+        if at + 4 + size > len(body):
+            raise BadInput(
+                f"record {len(records)} at byte {at} says it is {size} bytes long, "
+                f"but only {len(body) - at - 4} follow"
+            )
+        records.append(body[at + 4 : at + 4 + size])
+        at += 4 + size
+    _check_count(len(records), max_events)
+    return records
+
+
+def envelope_of(candidate: Candidate, stream: Stream) -> Envelope | Refusal:
+    """The event's request id and time, by the spec's mapping."""
+    path = stream.key[0]
+    found = _field(candidate.value, path)
+    if isinstance(found, bool) or not isinstance(found, (str, int)):
+        return Refusal(
+            candidate.index, path, "the request id, a string or an integer", _show(found), candidate.raw
+        )
+    time_ms = time_ms_of(_field(candidate.value, stream.time.path), stream.time)
+    if time_ms is None:
+        found = _field(candidate.value, stream.time.path)
+        return Refusal(
+            candidate.index, stream.time.path, _EXPECTED[stream.time.unit], _show(found), candidate.raw
+        )
+    return Envelope(str(found).encode(), time_ms)
+
+
+_EXPECTED = {
+    "s": "the event's time, seconds since 1970 as a number",
+    "ms": "the event's time, milliseconds since 1970 as a number",
+    "us": "the event's time, microseconds since 1970 as a number",
+    "iso": "the event's time, ISO 8601 like 2025-01-31T12:00:00Z",
+}
+
+
+def time_ms_of(value: Any, field: TimeField) -> int | None:
+    """Milliseconds since 1970 of a time as the spec says it is written; None if it is not written so."""
+    if field.unit == "iso":
+        if not isinstance(value, str):
+            return None
+        try:
+            moment = datetime.fromisoformat(value)
+        except ValueError:
+            return None
+        moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+        return (moment - _EPOCH) // _MS
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) < 2**63:
+        return None
+    return int(value) // 1_000 if field.unit == "us" else int(value * _UNIT_MS[field.unit])
+
+
+_EPOCH = datetime.fromtimestamp(0, UTC)
+_MS = datetime.fromtimestamp(0.001, UTC) - _EPOCH
+
+
+def too_far_ahead(envelope: Envelope, now_ms: int, max_ahead_ms: int) -> bool:
+    """Whether an event is dated further ahead than the joiner can bear (PROTOCOL 19)."""
+    return envelope.time_ms > now_ms + max_ahead_ms
+
+
+def _field(value: Any, path: str) -> Any:
+    for part in path.split("."):
+        if not isinstance(value, Mapping):
+            return None
+        value = value.get(part)
+    return value
+
+
+def _show(value: Any) -> str:
+    text = orjson.dumps(value).decode()
+    return text if len(text) <= _SHOWN_CHARS else text[:_SHOWN_CHARS] + "…"
+
+
+def dead_letter(refusal: Refusal, *, topic: str, now_ms: int) -> bytes:
+    """The record of a refused event: what, why, and where it was meant to go."""
+    return orjson.dumps(
+        {
+            "v": 1,
+            "kind": "refused",
+            "time_ms": now_ms,
+            "topic": topic,
+            "path": refusal.path,
+            "expected": refusal.expected,
+            "found": refusal.found,
+            "value": base64.b64encode(refusal.raw).decode(),
+        }
+    )
+
+
+def group_entries(entries: Sequence[Entry]) -> tuple[list[Append], list[tuple[int, int]]]:
+    """Appends, one a partition, and for each entry (append, position in it); a partition keeps its order."""
+    members: dict[tuple[str, int], list[Entry]] = {}
+    order: dict[tuple[str, int], int] = {}
+    places: list[tuple[int, int]] = []
+    for entry in entries:
+        where = (entry.topic, entry.partition)
+        list_ = members.setdefault(where, [])
+        places.append((order.setdefault(where, len(order)), len(list_)))
+        list_.append(entry)
+    appends = [
+        Append(topic, partition, BytesColumn.of(e.value for e in group), BytesColumn.of(e.key for e in group))
+        for (topic, partition), group in members.items()
+    ]
+    return appends, places
+
+
+def offsets_of(first: Sequence[int], places: Iterable[tuple[int, int]]) -> list[int]:
+    """Offset of each entry, from the first offset of each append."""
+    return [first[append] + position for append, position in places]
+
+
+def answer(
+    accepted: Sequence[Mapping[str, Any]], refusals: Sequence[Refusal], *, total: int
+) -> tuple[int, dict[str, Any]]:
+    """Status and body: 202 if all events were taken; 422 with the reasons if any was not, others are."""
+    body: dict[str, Any] = {"accepted": len(accepted), "acks": list(accepted)}
+    if not refusals:
+        return 202, body
+    first = refusals[0]
+    body["error"] = {
+        "code": "events_refused",
+        "message": f"{len(refusals)} of {total} events were refused; the others are accepted and durable",
+        "expected": first.expected,
+        "found": first.found,
+        "hint": "mend the events listed in `refused` and send only these again",
+    }
+    body["refused"] = [r.as_json() for r in sorted(refusals, key=lambda r: r.index)]
+    return 422, body

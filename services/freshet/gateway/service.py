@@ -1,0 +1,226 @@
+"""The gateway as a process: routes, queue, lifecycle. Decisions are in `core`."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+import structlog
+from prometheus_client import CollectorRegistry, Counter
+
+from freshet.clock import SYSTEM_CLOCK, Clock
+from freshet.errors import BadInput, FreshetError
+from freshet.gateway.codec import Checked, StreamCodec
+from freshet.gateway.commit import Committer
+from freshet.gateway.core import (
+    Entry,
+    Limits,
+    Refusal,
+    answer,
+    dead_letter,
+    split_avro_batch,
+    split_json,
+    too_far_ahead,
+)
+from freshet.gateway.settings import GatewaySettings
+from freshet.runtime.http import App, Handler, HttpError, Request, Response, json_response
+from freshet.runtime.server import bind, run_server, serve
+from freshet.seams.eventlog import EventLog
+from freshet.spec.model import Spec, Stream
+from freshet.spec.topics import topics_of
+from freshet.types import TopicPartition
+from freshet.wire.partition import partition_of
+from freshet.wire.schemas import frame
+
+__all__ = ["AVRO", "AVRO_BATCH", "AVRO_RAW", "Gateway", "run"]
+
+logger = structlog.get_logger(__name__)
+
+AVRO = "application/vnd.freshet.avro"
+"""One Confluent-framed record."""
+AVRO_BATCH = "application/vnd.freshet.avro-batch"
+"""Confluent-framed records, each after its length (u32, big-endian)."""
+AVRO_RAW = "avro/binary"
+"""One record without a frame; its schema id stands in the header `freshet-schema-id`."""
+JSON = ("application/json", "")
+JSON_LINES = ("application/x-ndjson", "application/jsonl")
+
+
+class Gateway:
+    """Events in over HTTP, records of the log out. Everything lives on one event loop, but appends."""
+
+    def __init__(
+        self,
+        spec: Spec,
+        log: EventLog,
+        codecs: Mapping[str, StreamCodec],
+        settings: GatewaySettings,
+        *,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        """`codecs`: by role (`served`, `shown`, `action`), one for each stream of the spec."""
+        self._spec, self._log, self._codecs = spec, log, codecs
+        self._settings, self._clock = settings, clock
+        self._topics = topics_of(spec)
+        for plan in self._topics.plans:
+            log.create_topic(
+                plan.name, partitions=plan.partitions, retention_ms=plan.retention_ms, group=plan.group
+            )
+        registry = CollectorRegistry()
+        self._writer = log.writer()
+        self.committer = Committer(
+            self._writer,
+            Limits(settings.queue_events, settings.queue_bytes),
+            registry,
+            wait_s=settings.commit_wait_ms / 1e3,
+            batch_events=settings.commit_events,
+        )
+        self._events = Counter(
+            "freshet_gateway_events",
+            "Events by what became of them.",
+            ["stream", "outcome"],
+            registry=registry,
+        )
+        self.app = App(
+            registry, max_body_bytes=settings.max_body_bytes, body_timeout_s=settings.body_timeout_s
+        )
+        events = spec.events
+        for path, stream in (
+            ("impressions", events.served),
+            ("shown", events.shown),
+            ("actions", events.action),
+        ):
+            if stream is not None:
+                self.app.route("POST", f"/v1/{path}", self._taker(stream))
+        self.app.route("GET", "/health/live", self._live)
+        self.app.route("GET", "/health/ready", self._ready)
+
+    def close(self) -> None:
+        """Free the writer."""
+        self._writer.close()
+
+    def _taker(self, stream: Stream) -> Handler:
+        async def take(request: Request) -> Response:
+            return await self._take(stream, request)
+
+        return take
+
+    async def _take(self, stream: Stream, request: Request) -> Response:
+        checked = self._check(stream, request)
+        now_ms = self._clock.now_ms()
+        refused = list(checked.bad)
+        entries: list[Entry] = []
+        for index, envelope, record in checked.good:
+            if too_far_ahead(envelope, now_ms, self._spec.join.max_ahead_ms):
+                refused.append(self._ahead(stream, index, envelope.time_ms, now_ms, record))
+                continue
+            partition = partition_of(envelope.key, self._spec.partitions)
+            entries.append(Entry(stream.topic, partition, envelope.key, record))
+        accepted = len(entries)
+        letters = [
+            Entry(self._topics.refused, 0, b"", dead_letter(r, topic=stream.topic, now_ms=now_ms))
+            for r in refused
+        ]
+        offsets = await self.committer.append([*entries, *letters])
+        self._events.labels(stream.role, "accepted").inc(accepted)
+        self._events.labels(stream.role, "refused").inc(len(refused))
+        acks = [
+            {"topic": e.topic, "partition": e.partition, "offset": offset}
+            for e, offset in zip(entries, offsets, strict=False)  # the letters' offsets are nobody's business
+        ]
+        return json_response(*answer(acks, refused, total=accepted + len(refused)))
+
+    def _check(self, stream: Stream, request: Request) -> Checked:
+        codec = self._codecs[stream.role]
+        kind = request.content_type
+        limit = self._settings.max_events
+        if request.headers.get(b"content-encoding", b"identity") != b"identity":
+            raise HttpError(
+                415, "encoding", "compressed bodies are not taken", expected="identity",
+                found=request.headers[b"content-encoding"].decode("latin-1"),
+            )  # fmt: skip
+        if kind in JSON or kind in JSON_LINES:
+            good, bad = split_json(request.body, lines=kind in JSON_LINES, max_events=limit)
+            checked = codec.from_json(good)
+            return replace(checked, bad=[*bad, *checked.bad])
+        if kind == AVRO:
+            return codec.from_avro([request.body])
+        if kind == AVRO_BATCH:
+            return codec.from_avro(split_avro_batch(request.body, limit))
+        if kind == AVRO_RAW:
+            schema_id = request.headers.get(b"freshet-schema-id", b"")
+            if not schema_id.isdigit() or int(schema_id) >= 1 << 32:
+                raise BadInput(
+                    f"expected the schema id as a number in the header freshet-schema-id, found {schema_id!r}"
+                )
+            return codec.from_avro([frame(int(schema_id), request.body)])
+        raise HttpError(
+            415, "content_type", "events of this kind are not taken",
+            expected=[JSON[0], *JSON_LINES, AVRO, AVRO_BATCH, AVRO_RAW], found=kind,
+        )  # fmt: skip
+
+    def _ahead(self, stream: Stream, index: int, time_ms: int, now_ms: int, record: bytes) -> Refusal:
+        ahead_s = (time_ms - now_ms) / 1e3
+        limit_s = self._spec.join.max_ahead_ms / 1e3
+        return Refusal(
+            index,
+            stream.time.path,
+            f"a time at most {limit_s:g} s ahead of now (unit {stream.time.unit})",
+            f"{ahead_s:g} s ahead",
+            record,
+        )
+
+    async def _live(self, _request: Request) -> Response:
+        return json_response(200, {"status": "live"})
+
+    async def _ready(self, _request: Request) -> Response:
+        probe = TopicPartition(self._topics.served, 0)
+        try:
+            await asyncio.get_running_loop().run_in_executor(None, self._log.bounds, probe)
+        except (FreshetError, KeyError) as error:
+            return json_response(503, {"status": "unready", "reason": f"the log cannot be read: {error}"})
+        if not self.committer.healthy:
+            return json_response(503, {"status": "unready", "reason": "the last append to the log failed"})
+        return json_response(200, {"status": "ready"})
+
+
+def run(
+    spec: Spec,
+    log: EventLog,
+    codecs: Mapping[str, StreamCodec],
+    settings: GatewaySettings,
+    *,
+    stop: threading.Event,
+    clock: Clock = SYSTEM_CLOCK,
+    ready: Callable[[str], None] = lambda url: None,
+) -> None:
+    """Serve on the calling thread until `stop` is set, then drain: what was acknowledged is durable.
+
+    `ready` is called with the address once connections are taken. Signals are the caller's.
+
+    Raises:
+        ConfigError: the port cannot be had. Mismatch: a topic exists with another shape.
+    """
+    sock = bind(settings.host, settings.port)
+    gateway = Gateway(spec, log, codecs, settings, clock=clock)
+    host, port = sock.getsockname()[:2]
+
+    async def main() -> None:
+        gateway.committer.start()
+        await serve(
+            gateway.app,
+            sock,
+            stop,
+            started=lambda: ready(f"http://{host}:{port}"),
+            drain_s=settings.drain_s,
+        )
+        cut = await gateway.committer.close(settings.drain_s)
+        logger.info("gateway stopped", events_cut_off=cut)
+
+    try:
+        run_server(main)
+    finally:
+        gateway.close()
+        sock.close()

@@ -1,0 +1,235 @@
+"""Open Inference Protocol v2: request bodies into tensors, tensors into response bodies. Pure.
+
+JSON data and the binary tensor extension (header `Inference-Header-Content-Length`, as Triton and
+`tritonclient` speak it). Source: github.com/kserve/open-inference-protocol, and Triton's
+`protocol/extension_binary_data.md`. Letters: B rows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import orjson
+from numpy.typing import NDArray
+
+from freshet.errors import BadInput
+
+__all__ = ["MAX_ELEMENTS", "Asked", "InferRequest", "Tensor", "parse_infer", "write_infer"]
+
+MAX_ELEMENTS = 1 << 24
+"""Of one tensor: far above any sensible batch, far below what would exhaust memory."""
+
+_DTYPES: dict[str, Any] = {
+    "BOOL": np.dtype(np.bool_),
+    **{f"INT{bits}": np.dtype(f"<i{bits // 8}") for bits in (8, 16, 32, 64)},
+    **{f"UINT{bits}": np.dtype(f"<u{bits // 8}") for bits in (8, 16, 32, 64)},
+    "FP16": np.dtype("<f2"),
+    "FP32": np.dtype("<f4"),
+    "FP64": np.dtype("<f8"),
+    "BYTES": np.dtype(object),
+}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Tensor:
+    """One input: values of the datatype's numpy type; BYTES are Python `bytes` in an object array."""
+
+    name: str
+    datatype: str
+    values: NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """One output that the client wants."""
+
+    name: str
+    binary: bool
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class InferRequest:
+    """A whole inference request."""
+
+    id: str | None
+    tensors: Mapping[str, Tensor]
+    outputs: Sequence[Asked] | None  # None: all of them
+    binary_outputs: bool  # how those are sent that the client does not name
+
+
+def parse_infer(body: bytes, header_length: int | None) -> InferRequest:
+    """Read a request; `header_length`: bytes of JSON before the binary data, None if all of it is JSON.
+
+    Raises:
+        BadInput: anything is not as the protocol says; names the tensor and what was expected.
+    """
+    if header_length is not None and not 0 <= header_length <= len(body):
+        raise BadInput(
+            f"Inference-Header-Content-Length: expected from 0 to {len(body)}, the body's bytes; "
+            f"found {header_length}"
+        )
+    text = body if header_length is None else body[:header_length]
+    binary = memoryview(b"" if header_length is None else body[header_length:])
+    try:
+        tree = orjson.loads(text)
+    except orjson.JSONDecodeError as error:
+        raise BadInput(f"the request is not JSON: {error}") from None
+    tree = _object(tree, "the request")
+    inputs = tree.get("inputs")
+    if not isinstance(inputs, list):
+        raise BadInput(f"inputs: expected a list of tensors, found {type(inputs).__name__}")
+    tensors: dict[str, Tensor] = {}
+    at = 0
+    for entry in inputs:
+        tensor, taken = _tensor(_object(entry, "inputs"), binary[at:])
+        if tensor.name in tensors:
+            raise BadInput(f"input {tensor.name!r} is given twice")
+        tensors[tensor.name] = tensor
+        at += taken
+    if at != len(binary):
+        raise BadInput(f"the inputs' binary_data_size add up to {at} bytes, the body holds {len(binary)}")
+    parameters = _object(tree.get("parameters") or {}, "parameters")
+    all_binary = parameters.get("binary_data_output") is True
+    id_ = tree.get("id")
+    return InferRequest(
+        id_ if isinstance(id_, str) and id_ else None,
+        tensors,
+        _outputs(tree.get("outputs"), all_binary),
+        all_binary,
+    )
+
+
+def write_infer(
+    model: str, version: str, id_: str | None, outputs: Sequence[tuple[str, NDArray[np.float32], bool]]
+) -> tuple[bytes, int | None]:
+    """A response body, and the length of its JSON if binary data follows. `outputs`: (name, values,
+    binary)."""
+    blobs: list[bytes] = []
+    described: list[dict[str, Any]] = []
+    for name, values, binary in outputs:
+        entry: dict[str, Any] = {"name": name, "datatype": "FP32", "shape": list(values.shape)}
+        if binary:
+            blob = np.ascontiguousarray(values, "<f4").tobytes()
+            entry["parameters"] = {"binary_data_size": len(blob)}
+            blobs.append(blob)
+        else:
+            entry["data"] = values.ravel()
+        described.append(entry)
+    head: dict[str, Any] = {"model_name": model, "model_version": version, "outputs": described}
+    if id_ is not None:
+        head["id"] = id_
+    text = orjson.dumps(head, option=orjson.OPT_SERIALIZE_NUMPY)
+    return (b"".join([text, *blobs]), len(text)) if blobs else (text, None)
+
+
+def _outputs(entries: Any, all_binary: bool) -> Sequence[Asked] | None:
+    if entries is None or entries == []:
+        return None
+    if not isinstance(entries, list):
+        raise BadInput(f"outputs: expected a list, found {type(entries).__name__}")
+    asked: list[Asked] = []
+    for entry in entries:
+        name = _object(entry, "outputs").get("name")
+        parameters = _object(entry.get("parameters") or {}, f"outputs {name!r} parameters")
+        if not isinstance(name, str):
+            raise BadInput("outputs: each needs a name")
+        if "classification" in parameters:
+            raise BadInput(f"output {name!r}: the classification extension is not offered")
+        asked.append(Asked(name, parameters.get("binary_data", all_binary) is True))
+    return asked
+
+
+def _object(value: Any, where: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise BadInput(f"{where}: expected an object, found {type(value).__name__}")
+    return value
+
+
+def _tensor(entry: dict[str, Any], binary: memoryview) -> tuple[Tensor, int]:
+    name, datatype, shape = entry.get("name"), entry.get("datatype"), entry.get("shape")
+    if not isinstance(name, str) or len(name) > 1_000:
+        raise BadInput("inputs: each needs a name")
+    dtype = _DTYPES.get(datatype) if isinstance(datatype, str) else None
+    if dtype is None:
+        raise BadInput(f"input {name!r}: expected a datatype of {', '.join(_DTYPES)}, found {datatype!r}")
+    if (
+        not isinstance(shape, list)
+        or not 1 <= len(shape) <= 2
+        or not all(isinstance(n, int) and not isinstance(n, bool) and n >= 0 for n in shape)
+    ):
+        raise BadInput(f"input {name!r}: expected a shape of one or two counts, found {shape!r}")
+    count = math.prod(shape)
+    if count > MAX_ELEMENTS or max(shape) > MAX_ELEMENTS:
+        raise BadInput(f"input {name!r}: expected at most {MAX_ELEMENTS} elements, found shape {shape}")
+    parameters = _object(entry.get("parameters") or {}, f"input {name!r} parameters")
+    size = parameters.get("binary_data_size")
+    if size is None:
+        values = _from_json(name, datatype, dtype, entry.get("data"), count)
+        taken = 0
+    else:
+        if not isinstance(size, int) or isinstance(size, bool) or not 0 <= size <= len(binary):
+            raise BadInput(
+                f"input {name!r}: expected a binary_data_size from 0 to {len(binary)}, the bytes left; "
+                f"found {size!r}"
+            )
+        values = _from_binary(name, dtype, binary[:size], count)
+        taken = size
+    return Tensor(name, str(datatype), values.reshape(shape)), taken
+
+
+def _from_json(name: str, datatype: Any, dtype: Any, data: Any, count: int) -> NDArray[Any]:
+    if not isinstance(data, list):
+        raise BadInput(f"input {name!r}: expected data as a list, or binary_data_size; found neither")
+    flat = [v for row in data for v in row] if data and all(isinstance(v, list) for v in data) else data
+    if len(flat) != count:
+        raise BadInput(f"input {name!r}: its shape holds {count} elements, its data {len(flat)}")
+    if datatype == "BYTES":
+        values = np.empty(count, object)
+        for i, v in enumerate(flat):
+            if not isinstance(v, str):
+                raise BadInput(f"input {name!r}: expected strings, found {type(v).__name__} at {i}")
+            values[i] = v.encode("utf-8", "surrogatepass")
+        return values
+    wanted = bool if datatype == "BOOL" else (int, float) if datatype.startswith("FP") else int
+    for i, v in enumerate(flat):
+        if not isinstance(v, wanted) or (wanted is not bool and isinstance(v, bool)):
+            raise BadInput(f"input {name!r}: expected {datatype} values, found {v!r:.60} at {i}")
+    try:
+        with np.errstate(over="ignore"):
+            return np.array(flat, dtype)
+    except (OverflowError, ValueError) as error:
+        raise BadInput(f"input {name!r}: a value does not fit {datatype}: {error}") from None
+
+
+def _from_binary(name: str, dtype: Any, data: memoryview, count: int) -> NDArray[Any]:
+    if dtype.hasobject:
+        return _bytes_elements(name, data, count)
+    if len(data) != count * dtype.itemsize:
+        raise BadInput(
+            f"input {name!r}: its shape takes {count * dtype.itemsize} bytes, binary_data_size is {len(data)}"
+        )
+    if dtype.kind == "b":  # other bytes than 0 and 1 would make impossible booleans
+        return np.asarray(np.frombuffer(data, np.uint8) != 0)
+    return np.frombuffer(data, dtype)
+
+
+def _bytes_elements(name: str, data: memoryview, count: int) -> NDArray[Any]:
+    if count * 4 > len(data):
+        raise BadInput(
+            f"input {name!r}: {count} byte strings take at least {count * 4} bytes, found {len(data)}"
+        )
+    values = np.empty(count, object)
+    at = 0
+    for i in range(count):
+        size = int.from_bytes(data[at : at + 4], "little")
+        if at + 4 > len(data) or size > len(data) - at - 4:
+            raise BadInput(f"input {name!r}: byte string {i} reaches beyond the tensor's {len(data)} bytes")
+        values[i] = bytes(data[at + 4 : at + 4 + size])
+        at += 4 + size
+    if at != len(data):
+        raise BadInput(f"input {name!r}: {len(data) - at} bytes are left over after {count} byte strings")
+    return values

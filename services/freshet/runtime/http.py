@@ -1,0 +1,263 @@
+"""A small HTTP face for services: routes, bounded bodies, errors as JSON, and a uvicorn server that drains.
+
+Raw ASGI: a framework's conveniences cost more than our handlers do. A handler takes a `Request` and returns a
+`Response` or raises; whatever it raises becomes JSON `{"error": {code, message, expected, found, hint}}`,
+never a stack trace.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import unquote
+
+import orjson
+import structlog
+from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client.exposition import generate_latest
+
+from freshet.errors import BadInput, Overloaded, Unavailable
+
+__all__ = ["App", "Handler", "HttpError", "Request", "Response", "json_response"]
+
+log = structlog.get_logger(__name__)
+
+Scope = Mapping[str, Any]
+Receive = Callable[[], Awaitable[Mapping[str, Any]]]
+Send = Callable[[Mapping[str, Any]], Awaitable[None]]
+
+LATENCY_BUCKETS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One request with its whole body."""
+
+    method: str
+    path: str
+    query: str
+    headers: Mapping[bytes, bytes]  # names in lower case; of repeated ones the last
+    body: bytes
+    arguments: tuple[str, ...] = ()  # what a route's `*` parts matched, decoded
+
+    @property
+    def content_type(self) -> str:
+        """Media type without parameters, in lower case; empty if none was sent."""
+        return self.headers.get(b"content-type", b"").split(b";")[0].strip().lower().decode("latin-1")
+
+
+@dataclass(frozen=True, slots=True)
+class Response:
+    """What is sent back."""
+
+    status: int
+    body: bytes
+    content_type: bytes = b"application/json"
+    headers: tuple[tuple[bytes, bytes], ...] = ()
+
+
+def json_response(status: int, content: object, headers: tuple[tuple[bytes, bytes], ...] = ()) -> Response:
+    """A response of JSON; numpy arrays and scalars are written as numbers."""
+    return Response(status, orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY), headers=headers)
+
+
+class HttpError(Exception):
+    """A request that is answered with an error: what was expected, what was found, what to do."""
+
+    def __init__(
+        self,
+        status: int,
+        code: str,
+        message: str,
+        *,
+        expected: object = None,
+        found: object = None,
+        hint: str | None = None,
+        headers: tuple[tuple[bytes, bytes], ...] = (),
+    ) -> None:
+        super().__init__(message)
+        self.status, self.headers = status, headers
+        self.content = {
+            "code": code,
+            "message": message,
+            "expected": expected,
+            "found": found,
+            "hint": hint,
+        }
+
+    def response(self) -> Response:
+        """The error as JSON."""
+        return json_response(self.status, {"error": self.content}, self.headers)
+
+
+Handler = Callable[[Request], Awaitable[Response]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Route:
+    parts: tuple[str, ...]
+    name: str  # for metrics: bounded, whatever paths clients invent
+    methods: dict[str, Handler] = field(default_factory=dict)
+
+
+class App:
+    """An ASGI application: routes, body limits, error bodies, request metrics."""
+
+    def __init__(self, registry: CollectorRegistry, *, max_body_bytes: int, body_timeout_s: float) -> None:
+        self._routes: dict[str, _Route] = {}
+        self._patterns: list[_Route] = []
+        self._max_body_bytes, self._body_timeout_s = max_body_bytes, body_timeout_s
+        self._registry = registry
+        self._requests = Counter(
+            "freshet_http_requests", "Requests answered.", ["route", "status"], registry=registry
+        )
+        self._seconds = Histogram(
+            "freshet_http_request_seconds",
+            "Time from a request's head to its answer.",
+            ["route"],
+            buckets=LATENCY_BUCKETS_S,
+            registry=registry,
+        )
+        self.route("GET", "/metrics", self._metrics)
+
+    def route(self, method: str, path: str, handler: Handler) -> None:
+        """Answer `method path` with this handler; a part `*` of the path matches anything but a slash."""
+        parts = tuple(path.strip("/").split("/"))
+        known = self._routes.get(path) or next((r for r in self._patterns if r.parts == parts), None)
+        if known is None:
+            known = _Route(parts, path)
+            if "*" in parts:
+                self._patterns.append(known)
+            else:
+                self._routes[path] = known
+        known.methods[method] = handler
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        if scope["type"] != "http":
+            raise RuntimeError(f"only HTTP is served here, not {scope['type']}")
+        started = asyncio.get_running_loop().time()
+        route = "unknown"
+        try:
+            found, arguments = self._find(scope)
+            route = found.name
+            handler = found.methods.get(scope["method"])
+            if handler is None:
+                allowed = ", ".join(sorted(found.methods))
+                raise HttpError(
+                    405,
+                    "method_not_allowed",
+                    f"{route} does not answer {scope['method']}",
+                    expected=allowed,
+                    found=scope["method"],
+                    headers=((b"allow", allowed.encode()),),
+                )
+            headers = dict(scope["headers"])
+            body = await self._body(headers, receive)
+            request = Request(
+                scope["method"],
+                scope["path"],
+                scope["query_string"].decode("latin-1"),
+                headers,
+                body,
+                arguments,
+            )
+            response = await handler(request)
+        except _ClientGoneError:
+            self._requests.labels(route, "gone").inc()
+            return
+        except Exception as error:
+            response = error_response(error)
+        self._requests.labels(route, str(response.status)).inc()
+        self._seconds.labels(route).observe(asyncio.get_running_loop().time() - started)
+        await _send(send, response)
+
+    def _find(self, scope: Scope) -> tuple[_Route, tuple[str, ...]]:
+        raw = scope.get("raw_path") or scope["path"].encode()
+        path = raw.split(b"?")[0].decode("latin-1")
+        exact = self._routes.get(path)
+        if exact is not None:
+            return exact, ()
+        parts = path.strip("/").split("/")
+        for route in self._patterns:
+            if len(route.parts) == len(parts) and all(
+                a in ("*", b) for a, b in zip(route.parts, parts, strict=True)
+            ):
+                return route, tuple(unquote(b) for a, b in zip(route.parts, parts, strict=True) if a == "*")
+        raise HttpError(
+            404, "not_found", "no such path", expected=sorted(self._routes), found=scope["path"][:200]
+        )
+
+    async def _body(self, headers: Mapping[bytes, bytes], receive: Receive) -> bytes:
+        declared = headers.get(b"content-length", b"")
+        if declared.isdigit() and int(declared) > self._max_body_bytes:
+            raise self._too_large(int(declared))
+        pieces: list[bytes] = []
+        size = 0
+        try:
+            async with asyncio.timeout(self._body_timeout_s):
+                while True:
+                    message = await receive()
+                    if message["type"] == "http.disconnect":
+                        raise _ClientGoneError
+                    piece = message.get("body", b"")
+                    size += len(piece)
+                    if size > self._max_body_bytes:
+                        raise self._too_large(size)
+                    pieces.append(piece)
+                    if not message.get("more_body", False):
+                        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        except TimeoutError:
+            raise HttpError(
+                408,
+                "body_timeout",
+                "the body did not arrive in time",
+                expected=f"a whole body within {self._body_timeout_s} s",
+                found=f"{size} bytes",
+                headers=((b"connection", b"close"),),
+            ) from None
+
+    def _too_large(self, size: int) -> HttpError:
+        return HttpError(
+            413,
+            "body_too_large",
+            "the body is too large",
+            expected=f"at most {self._max_body_bytes} bytes",
+            found=f"{size} bytes or more",
+            hint="send smaller batches",
+            headers=((b"connection", b"close"),),
+        )
+
+    async def _metrics(self, _request: Request) -> Response:
+        return Response(200, generate_latest(self._registry), b"text/plain; version=0.0.4; charset=utf-8")
+
+
+def error_response(error: Exception) -> Response:
+    """What an exception says to a client. Unforeseen ones are logged whole and told without details."""
+    if isinstance(error, HttpError):
+        return error.response()
+    if isinstance(error, BadInput):
+        return HttpError(400, "bad_input", str(error)).response()
+    if isinstance(error, Overloaded):
+        after = str(max(1, round(error.retry_after_s))).encode()
+        return HttpError(429, "overloaded", str(error), headers=((b"retry-after", after),)).response()
+    if isinstance(error, Unavailable):
+        return HttpError(503, "unavailable", str(error), headers=((b"retry-after", b"1"),)).response()
+    log.error("request failed", exc_info=error)
+    return HttpError(500, "internal", "an unforeseen error; the service's log says more").response()
+
+
+class _ClientGoneError(Exception):
+    """The client went away before its body was whole."""
+
+
+async def _send(send: Send, response: Response) -> None:
+    headers = [
+        (b"content-type", response.content_type),
+        (b"content-length", str(len(response.body)).encode()),
+        *response.headers,
+    ]
+    await send({"type": "http.response.start", "status": response.status, "headers": headers})
+    await send({"type": "http.response.body", "body": response.body})

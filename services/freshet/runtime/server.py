@@ -1,0 +1,104 @@
+"""uvicorn under our lifecycle: a socket bound first, a stop event, a drain with a deadline."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import uvicorn
+import uvloop
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from freshet.errors import ConfigError
+from freshet.runtime.http import App
+
+__all__ = ["bind", "run_server", "serve"]
+
+BACKLOG = 1024
+FIRST_BYTE_TIMEOUT_S = 10.0
+"""A connection that has not sent a request's head by then is closed: idle ones would use up descriptors."""
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A listening address; port 0 takes a free one. Raises ConfigError if the port cannot be had."""
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        sock = socket.socket(family, socket.SOCK_STREAM)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind((host, port))
+        sock.listen(BACKLOG)
+    except OSError as error:
+        raise ConfigError(
+            "listen", "port", f"{host}:{port}", f"a free port ({error.strerror})", "choose another port"
+        ) from None
+    return sock
+
+
+class _Protocol(HttpToolsProtocol):
+    """Closes connections whose first request does not come."""
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self.loop.call_later(FIRST_BYTE_TIMEOUT_S, self._expect_request)
+
+    def _expect_request(self) -> None:
+        cycle: Any = self.cycle  # uvicorn types it as always set; it is None until the first request
+        if cycle is None and not self.transport.is_closing():
+            self.transport.close()
+
+
+class _Server(uvicorn.Server):
+    """Stops when the event is set, by whomever; signals are the caller's."""
+
+    def __init__(self, config: uvicorn.Config, stop: threading.Event, started: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._stop, self._started = stop, started
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._started()
+
+    async def on_tick(self, counter: int) -> bool:
+        return await super().on_tick(counter) or self._stop.is_set()
+
+    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
+        await self._serve(sockets)  # not uvicorn's own, which takes over the process's signals
+
+
+async def serve(
+    app: App,
+    sock: socket.socket,
+    stop: threading.Event,
+    *,
+    started: Callable[[], None] = lambda: None,
+    drain_s: float = 10.0,
+) -> None:
+    """Answer requests until `stop` is set; then those begun, for at most `drain_s`; then return."""
+    config = uvicorn.Config(
+        app,
+        http=_Protocol,
+        ws="none",
+        lifespan="off",
+        interface="asgi3",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        date_header=False,
+        backlog=BACKLOG,
+        timeout_keep_alive=30,
+        timeout_graceful_shutdown=max(1, round(drain_s)),
+    )
+    await _Server(config, stop, started).serve([sock])
+
+
+def run_server(main: Callable[[], Awaitable[None]]) -> None:
+    """Run a service's coroutine on uvloop, on the calling thread."""
+
+    async def wrapped() -> None:
+        await main()
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(wrapped())

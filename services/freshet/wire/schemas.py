@@ -1,0 +1,135 @@
+"""Schema ids: the topic `schemas` as a registry that every process reads alike.
+
+An id is the offset of the first record that holds the schema's canonical JSON, plus 1. Registering
+twice, or from two processes at once, therefore yields one id: who appends second reads the first one's
+offset.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from freshet.errors import ConfigError, Corrupt
+from freshet.spec.avro import Record, canonical, parse_schema
+from freshet.spec.topics import SCHEMAS_TOPIC
+from freshet.types import Append, BytesColumn, Records, TopicPartition
+
+__all__ = ["FRAME_BYTES", "SchemaLog", "SchemaRegistry", "frame", "framed_id"]
+
+FRAME_BYTES = 5
+"""Confluent framing: a zero byte and the schema id, big-endian."""
+
+_PARTITION = TopicPartition(SCHEMAS_TOPIC, 0)
+_POLL_RECORDS = 1_000
+
+
+class _Reader(Protocol):
+    def assign(self, positions: Mapping[TopicPartition, int]) -> None: ...
+    def poll(self, max_records: int, wait_s: float) -> Sequence[tuple[TopicPartition, Records]]: ...
+    def close(self) -> None: ...
+
+
+class _Writer(Protocol):
+    def append(self, appends: Sequence[Append]) -> Sequence[int]: ...
+    def close(self) -> None: ...
+
+
+class SchemaLog(Protocol):
+    """What the registry needs of an `EventLog` (which lies a layer above)."""
+
+    def create_topic(self, name: str, *, partitions: int, retention_ms: int | None = None) -> object:
+        """As `EventLog.create_topic`."""
+
+    def bounds(self, partition: TopicPartition) -> Any:
+        """As `EventLog.bounds`."""
+
+    def reader(self) -> _Reader:
+        """As `EventLog.reader`."""
+
+    def writer(self) -> _Writer:
+        """As `EventLog.writer`."""
+
+
+def frame(schema_id: int, payload: bytes) -> bytes:
+    """One Confluent-framed record."""
+    return b"\x00" + schema_id.to_bytes(4, "big") + payload
+
+
+def framed_id(record: bytes | memoryview) -> int:
+    """Schema id of a framed record. Raises Corrupt if it has no frame."""
+    if len(record) < FRAME_BYTES or record[0] != 0:
+        raise Corrupt(
+            f"event: expected a zero byte and a 4-byte schema id, found {bytes(record[:FRAME_BYTES])!r} "
+            f"({len(record)} bytes); is it Confluent-framed Avro?"
+        )
+    return int.from_bytes(record[1:FRAME_BYTES], "big")
+
+
+class SchemaRegistry:
+    """Schemas by id, cached for ever: an id never changes its meaning. Thread-safe."""
+
+    def __init__(self, log: SchemaLog) -> None:
+        self._log = log
+        self._lock = threading.Lock()
+        self._next = 0
+        self._ids: dict[str, int] = {}
+        self._schemas: dict[int, Record | ConfigError] = {}
+        log.create_topic(SCHEMAS_TOPIC, partitions=1, retention_ms=None)
+
+    def register(self, schema: Record | str | bytes) -> int:
+        """Id of a schema, given parsed or as JSON text; it is appended if the topic does not hold it yet.
+
+        Raises ConfigError if the text is no schema of a record, Unavailable as the log does.
+        """
+        text = canonical(schema if isinstance(schema, Record) else parse_schema(schema))
+        with self._lock:
+            if text not in self._ids:
+                self._read_on()
+            if text not in self._ids:
+                writer = self._log.writer()
+                try:
+                    writer.append([Append(SCHEMAS_TOPIC, 0, BytesColumn.of([text.encode()]))])
+                finally:
+                    writer.close()
+                self._read_on()
+            return self._ids[text]
+
+    def get(self, schema_id: int) -> Record:
+        """The schema of that id.
+
+        Raises KeyError if the topic holds none such, ConfigError if what it holds is no schema that we read.
+        """
+        with self._lock:
+            if schema_id not in self._schemas:
+                self._read_on()
+            found = self._schemas.get(schema_id)
+        if found is None:
+            raise KeyError(f"no schema has id {schema_id}; the topic {SCHEMAS_TOPIC} ends at {self._next}")
+        if isinstance(found, ConfigError):
+            raise found
+        return found
+
+    def _read_on(self) -> None:
+        """Read the topic from where we were to its present end."""
+        end = self._log.bounds(_PARTITION).end
+        reader = self._log.reader()
+        try:
+            reader.assign({_PARTITION: self._next})
+            while self._next < end:
+                for _, records in reader.poll(_POLL_RECORDS, 1.0):
+                    self._take(records)
+        finally:
+            reader.close()
+
+    def _take(self, records: Records) -> None:
+        for offset, value in zip(records.offsets.tolist(), records.values, strict=True):
+            try:
+                schema = parse_schema(value, f"{SCHEMAS_TOPIC} offset {offset}")
+            except ConfigError as error:  # somebody else's: it must not keep us from ours
+                self._schemas[offset + 1] = error
+                continue
+            self._schemas[offset + 1] = schema
+            self._ids.setdefault(canonical(schema), offset + 1)
+        self._next = records.next_offset

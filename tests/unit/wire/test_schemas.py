@@ -1,0 +1,112 @@
+"""The registry of schemas, over a real log."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from freshet.errors import ConfigError, Corrupt
+from freshet.seams.eventlog import EventLog
+from freshet.seams.eventlog.sqlite import open_url
+from freshet.spec.avro import parse_schema
+from freshet.types import Append, BytesColumn
+from freshet.wire.schemas import FRAME_BYTES, SchemaRegistry, frame, framed_id
+
+CLICK = '{"type": "record", "name": "Click", "fields": [{"name": "id", "type": "long"}]}'
+PLAY = '{"type": "record", "name": "Play", "fields": [{"name": "seconds", "type": "double"}]}'
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Iterator[EventLog]:
+    log = open_url(f"sqlite:{tmp_path}/log")
+    yield log
+    log.close()
+
+
+def test_a_schema_registered_twice_has_one_id(log: EventLog) -> None:
+    registry = SchemaRegistry(log)
+
+    assert registry.register(CLICK) == registry.register(CLICK) == 1
+    assert registry.register(PLAY) == 2
+
+
+def test_the_spelling_of_the_json_does_not_matter(log: EventLog) -> None:
+    registry = SchemaRegistry(log)
+
+    assert registry.register(CLICK) == registry.register(CLICK.replace(" ", "")) == 1
+    assert registry.register(parse_schema(CLICK)) == 1
+
+
+def test_another_process_reads_the_same_ids(log: EventLog) -> None:
+    written = SchemaRegistry(log).register(PLAY)
+
+    other = SchemaRegistry(log)
+    assert other.get(written) == parse_schema(PLAY)
+    assert other.register(PLAY) == written
+
+
+def test_a_schema_that_arrives_later_is_found(log: EventLog) -> None:
+    early, late = SchemaRegistry(log), SchemaRegistry(log)
+    early.register(CLICK)
+    new = late.register(PLAY)
+
+    assert early.get(new) == parse_schema(PLAY)
+
+
+def test_when_two_register_at_once_the_first_in_the_log_names_it(log: EventLog) -> None:
+    registries = [SchemaRegistry(log) for _ in range(4)]
+    barrier = threading.Barrier(4)
+    ids: list[int] = []
+
+    def register(registry: SchemaRegistry) -> None:
+        barrier.wait()
+        ids.append(registry.register(CLICK))
+
+    threads = [threading.Thread(target=register, args=(r,)) for r in registries]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert ids == [1, 1, 1, 1]
+
+
+def test_an_unknown_id_is_a_key_error(log: EventLog) -> None:
+    with pytest.raises(KeyError, match="no schema has id 9"):
+        SchemaRegistry(log).get(9)
+
+
+def test_what_others_wrote_amiss_keeps_nobody_from_their_own(log: EventLog) -> None:
+    registry = SchemaRegistry(log)
+    log.writer().append([Append("schemas", 0, BytesColumn.of([b"\xff not json"]))])
+
+    assert registry.register(CLICK) == 2
+    with pytest.raises(ConfigError, match="schemas offset 0"):
+        registry.get(1)
+
+
+def test_what_is_no_schema_is_refused_before_it_is_written(log: EventLog) -> None:
+    registry = SchemaRegistry(log)
+
+    with pytest.raises(ConfigError):
+        registry.register("[")
+    assert registry.register(CLICK) == 1
+
+
+@given(st.integers(0, 2**32 - 1), st.binary(max_size=20))
+def test_a_frame_gives_its_id_back(schema_id: int, payload: bytes) -> None:
+    record = frame(schema_id, payload)
+
+    assert framed_id(record) == schema_id
+    assert record[FRAME_BYTES:] == payload
+
+
+@given(st.binary(max_size=10).filter(lambda b: len(b) < 5 or b[0] != 0))
+def test_what_has_no_frame_is_corrupt(record: bytes) -> None:
+    with pytest.raises(Corrupt, match="Confluent-framed"):
+        framed_id(record)
