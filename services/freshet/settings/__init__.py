@@ -1,1 +1,22 @@
+"""Where things run: addresses, stores and bounds of each service, parsed once into frozen objects.
 
+What a model means stands in the spec (`freshet.spec`); nothing here changes a prediction. Settings come
+from variables `FRESHET_<SERVICE>_<OPTION>` (`FRESHET_GATEWAY_PORT=7100`), the defaults fit one machine.
+"""
+
+from freshet.settings.model import Common, Console, Gateway, Inference, Joiner, Settings, Trainer
+from freshet.settings.parse import load_settings, variables
+from freshet.settings.run_folder import RunFolder
+
+__all__ = [
+    "Common",
+    "Console",
+    "Gateway",
+    "Inference",
+    "Joiner",
+    "RunFolder",
+    "Settings",
+    "Trainer",
+    "load_settings",
+    "variables",
+]

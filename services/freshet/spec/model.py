@@ -15,20 +15,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from freshet.spec.forms import (
+from freshet.options import (
     Boolean,
     Choice,
     Duration,
-    Form,
     Integer,
     ListOf,
     Number,
     Text,
     Wrong,
+    option,
 )
-
-Kind = Literal["identity", "tunable", "deployment"]
-
 
 SECOND, MINUTE, HOUR, DAY = 1_000, 60_000, 3_600_000, 86_400_000  # milliseconds
 
@@ -36,19 +33,6 @@ NAME = Text(
     "a name of letters, digits and _, starting with a letter, at most 64 long", r"[A-Za-z]\w*", longest=64
 )
 PATH = Text('the path of a field, such as "user.id"', r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
-
-
-def option(kind: Kind, doc: str, form: Form | None = None, **metadata: Any) -> Any:
-    """A dataclass field with its kind, meaning and form; `metadata` may hold default, key and hint.
-
-    A field without a form is read by hand (a section of its own, or derived) or not by the user at all.
-    """
-    default = metadata.pop("default", ...)
-    factory = metadata.pop("default_factory", None)
-    info = {"kind": kind, "doc": doc, "form": form, **metadata}
-    if factory is not None:
-        return field(default_factory=factory, metadata=info)
-    return field(metadata=info) if default is ... else field(default=default, metadata=info)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from freshet.spec.forms import Number
+from freshet.options import Number
 
 __all__ = ["OPTIMIZERS", "Parameter", "Rule", "complete"]
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from freshet.errors import ConfigError
-from freshet.spec.forms import Choice, Number, Wrong, nearest_hint
+from freshet.options import Choice, Number, Section, Wrong, key_of, nearest_hint, options_of, read_object
 from freshet.spec.model import (
     NAME,
     Events,
@@ -31,7 +31,6 @@ from freshet.spec.model import (
     Train,
 )
 from freshet.spec.optimizers import OPTIMIZERS, complete
-from freshet.spec.reading import Section, key_of, options_of, read_object
 from freshet.spec.rules import check_rules
 
 __all__ = ["CROSSES", "load_spec", "parse_spec"]

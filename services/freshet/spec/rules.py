@@ -10,13 +10,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from freshet.errors import ConfigError
+from freshet.options import nearest_hint
 from freshet.spec.expression import (
     RESERVED,
     compile_condition,
     compile_score,
     compile_value,
 )
-from freshet.spec.forms import nearest_hint
 from freshet.spec.model import Feature, Label, Spec, Stream
 
 __all__ = ["check_rules"]

@@ -9,14 +9,14 @@ EXAMPLES = Path(__file__).parents[3] / "examples"
 
 
 @pytest.mark.parametrize("name", ["online-retail", "feed"])
-def test_an_example_parses_and_has_a_layout(name):
+def test_an_example_parses_and_has_a_layout(name: str) -> None:
     spec = load_spec(EXAMPLES / name / "freshet.toml")
 
     assert spec.name == name
     assert layout_of(spec).groups
 
 
-def test_the_feed_is_the_designs_example():
+def test_the_feed_is_the_designs_example() -> None:
     spec = load_spec(EXAMPLES / "feed" / "freshet.toml")
 
     assert spec.events.served.key == ("request_id", "items.id")
@@ -33,7 +33,7 @@ def test_the_feed_is_the_designs_example():
     assert spec.serve.explore.share == 0.02
 
 
-def test_the_retail_example_trains_on_the_defaults():
+def test_the_retail_example_trains_on_the_defaults() -> None:
     spec = load_spec(EXAMPLES / "online-retail" / "freshet.toml")
 
     assert spec.table("user").optimizer.parameters["lr"] == 0.2

@@ -7,9 +7,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal as OneOf
 
+from freshet.options import nearest_hint
 from freshet.spec.expression.tokens import Ill
 from freshet.spec.expression.tree import Aggregate, Binary, Call, Field, In, IsNull, Literal, Node, Unary
-from freshet.spec.forms import nearest_hint
 
 __all__ = ["Kind", "Kinds"]
 

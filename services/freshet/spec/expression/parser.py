@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from freshet.options import nearest_hint
 from freshet.spec.expression.tokens import Ill, Token, tokens, unquote
 from freshet.spec.expression.tree import (
     AGGREGATES,
@@ -21,7 +22,6 @@ from freshet.spec.expression.tree import (
     Node,
     Unary,
 )
-from freshet.spec.forms import nearest_hint
 
 __all__ = ["parse"]
 

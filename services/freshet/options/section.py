@@ -4,15 +4,16 @@ path.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import MISSING as NO_DEFAULT
-from dataclasses import Field, fields
+from dataclasses import Field
 from typing import Any, TypeVar
 
 from freshet.errors import ConfigError
-from freshet.spec.forms import MISSING, Form, Missing, Wrong, nearest_hint
+from freshet.options.forms import MISSING, Form, Missing, Wrong, nearest_hint
+from freshet.options.option import key_of, options_of
 
-__all__ = ["Section", "key_of", "options_of", "read_object"]
+__all__ = ["Section", "read_object"]
 
 T = TypeVar("T")
 
@@ -69,16 +70,6 @@ class Section:
         if not isinstance(value, Mapping):
             raise self.error(key, "a table, [...] or { ... }", hint)
         return Section(self.where, f"{self.path}.{key}" if self.path else key, value)
-
-
-def options_of(cls: type) -> Sequence[Field[Any]]:
-    """The fields of a spec class that the user writes as single values."""
-    return [f for f in fields(cls) if f.metadata.get("form") is not None]
-
-
-def key_of(option: Field[Any]) -> str:
-    """The key of an option within its section, dotted if it stands in a table of its own (`batch.rows`)."""
-    return str(option.metadata.get("key", option.name))
 
 
 def read_object(cls: type[T], section: Section, *, also: Iterable[str] = (), **given: Any) -> T:

@@ -1,0 +1,193 @@
+"""Settings as frozen objects, a class a service. Names carry units; every bound says what happens when it
+is reached.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from freshet.options import Boolean, Choice, Duration, Integer, Text, option
+from freshet.settings.run_folder import RunFolder
+
+__all__ = ["Common", "Console", "Gateway", "Inference", "Joiner", "Settings", "Trainer"]
+
+SECOND, MINUTE, HOUR = 1_000, 60_000, 3_600_000  # milliseconds
+KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
+PORT = Integer(0, 65_535)
+URL = Text('an URL with the adapter as its scheme, such as "sqlite:run/log"', r"[a-z][a-z0-9+.-]*:.+")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Common:
+    """What every service of a run shares."""
+
+    run_folder: str = option(
+        "deployment", "where a run on this machine keeps everything", Text("a path"), default="run"
+    )
+    log_url: str = option("deployment", "the event log; without it, log/ of the run folder", URL, default="")
+    rows_url: str = option(
+        "deployment", "the row store; without it, rows/ of the run folder", URL, default=""
+    )
+    versions_url: str = option(
+        "deployment", "the version store; without it, versions/ of the run folder", URL, default=""
+    )
+    bind_address: str = option(
+        "deployment",
+        "address that services listen on; 0.0.0.0 lets the network in",
+        Text("an IP address or a host name", r"[A-Za-z0-9.:_-]{1,255}"),
+        default="127.0.0.1",
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = option(
+        "deployment",
+        "least severe message that is kept",
+        Choice(("debug", "info", "warning", "error")),
+        default="info",
+    )
+    log_format: Literal["json", "text"] = option(
+        "deployment", "a JSON object a line, or text for people", Choice(("json", "text")), default="json"
+    )
+    drain_ms: int = option(
+        "deployment",
+        "how long a stop waits for work in hand; what is cut off then is logged",
+        Duration(0, HOUR),
+        key="drain",
+        default=10 * SECOND,
+    )
+
+    @property
+    def run(self) -> RunFolder:
+        """The run folder's layout."""
+        return RunFolder(Path(self.run_folder))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gateway:
+    """The door for events."""
+
+    port: int = option("deployment", "HTTP; 0 takes a free one", PORT, default=7000)
+    max_body_bytes: int = option(
+        "deployment", "a larger request is refused with 413", Integer(KIB, GIB), default=8 * MIB
+    )
+    max_events: int = option(
+        "deployment", "a request with more events is refused with 413", Integer(1, 1_000_000), default=10_000
+    )
+    queue_events: int = option(
+        "deployment",
+        "events waiting for the log; beyond it 429 with Retry-After",
+        Integer(1, 10_000_000),
+        default=50_000,
+    )
+    append_wait_ms: int = option(
+        "deployment",
+        "how long an append gathers events of other requests, so that they share one write",
+        Duration(0, SECOND),
+        key="append_wait",
+        default=2,
+    )
+    retry_after_ms: int = option(
+        "deployment",
+        "what Retry-After tells a client",
+        Duration(SECOND, HOUR),
+        key="retry_after",
+        default=SECOND,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Joiner:
+    """Impressions and actions to samples."""
+
+    admin_port: int = option("deployment", "health and metrics; 0 takes a free one", PORT, default=7010)
+    read_records: int = option(
+        "deployment", "records taken from the log at once", Integer(1, 1_000_000), default=8_192
+    )
+    commit_interval_ms: int = option(
+        "deployment",
+        "how often samples are written; also the longest a decided sample waits",
+        Duration(1, MINUTE),
+        key="commit_interval",
+        default=20,
+    )
+    max_pending: int = option(
+        "deployment",
+        "impressions whose window is open; beyond it reading pauses and an alert is raised",
+        Integer(1_000, 1_000_000_000),
+        default=5_000_000,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trainer:
+    """The trainer, with embedder and shard in its process."""
+
+    admin_port: int = option("deployment", "health and metrics; 0 takes a free one", PORT, default=7011)
+    read_records: int = option(
+        "deployment", "blocks of samples taken from the log at once", Integer(1, 100_000), default=64
+    )
+    memory_bytes: int = option(
+        "deployment",
+        "address space reserved for rows; a table that outgrows it evicts, or stops with an error",
+        Integer(16 * MIB, 1 << 46),
+        default=64 * GIB,
+    )
+    heartbeat_ms: int = option(
+        "deployment",
+        "how often claims are renewed; a claim is lost after six",
+        Duration(50, MINUTE),
+        key="heartbeat",
+        default=500,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inference:
+    """The server of predictions."""
+
+    port: int = option("deployment", "HTTP; 0 takes a free one", PORT, default=7001)
+    threads: int = option("deployment", "that score requests", Integer(1, 256), default=2)
+    queue_requests: int = option(
+        "deployment", "requests waiting for a thread; beyond it 429", Integer(1, 100_000), default=256
+    )
+    max_candidates: int = option(
+        "deployment", "a request with more is refused with 413", Integer(1, 1_000_000), default=10_000
+    )
+    max_body_bytes: int = option(
+        "deployment", "a larger request is refused with 413", Integer(KIB, GIB), default=16 * MIB
+    )
+    queue_served: int = option(
+        "deployment",
+        "served events waiting for the log; beyond it they are dropped and counted, never the answer",
+        Integer(1, 10_000_000),
+        default=10_000,
+    )
+    follow_wait_ms: int = option(
+        "deployment",
+        "longest sleep between reads of changed rows",
+        Duration(1, MINUTE),
+        key="follow_wait",
+        default=20,
+    )
+    read_through: bool = option(
+        "deployment", "ask the row store for rows that are absent here", Boolean(), default=True
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Console:
+    """The pages for people."""
+
+    port: int = option("deployment", "HTTP; 0 takes a free one", PORT, default=7002)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """All settings of a run."""
+
+    common: Common
+    gateway: Gateway
+    joiner: Joiner
+    trainer: Trainer
+    inference: Inference
+    console: Console
