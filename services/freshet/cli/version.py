@@ -82,12 +82,14 @@ def rollback(number: int | None, folder: Path, as_json: bool) -> None:
     store = _store(folder)
     if number is None:
         stable = store.aliases().get("stable")
-        older = [
-            n for n in store.numbers() if stable is not None and n < stable and _promoted(store, n)
-        ]
+        older = [n for n in store.numbers() if stable is not None and n < stable and _promoted(store, n)]
         if not older:
             raise ConfigError(
-                "rollback", "", "no older promoted version is stored", "a version number", "see `freshet version list`"
+                "rollback",
+                "",
+                "no older promoted version is stored",
+                "a version number",
+                "see `freshet version list`",
             )
         number = older[-1]
     _move(folder, number, pinned=True, as_json=as_json)
