@@ -180,8 +180,8 @@ class Client:
 
     def __init__(
         self,
-        gateway: str = "http://127.0.0.1:7701",
-        inference: str = "http://127.0.0.1:7702",
+        gateway: str = "http://127.0.0.1:7000",
+        inference: str = "http://127.0.0.1:7001",
         *,
         timeout_s: float = 10.0,
         retries: RetryPolicy | None = None,
@@ -281,8 +281,8 @@ class AsyncClient:
 
     def __init__(
         self,
-        gateway: str = "http://127.0.0.1:7701",
-        inference: str = "http://127.0.0.1:7702",
+        gateway: str = "http://127.0.0.1:7000",
+        inference: str = "http://127.0.0.1:7001",
         *,
         timeout_s: float = 10.0,
         retries: RetryPolicy | None = None,

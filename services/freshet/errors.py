@@ -26,6 +26,10 @@ class BadInput(FreshetError):
     on."""
 
 
+class TooLarge(BadInput):
+    """More than is taken at once. Send it in smaller pieces."""
+
+
 class Unavailable(FreshetError):
     """A part cannot be reached or is not ready; nothing is known to have been done. Trying again is safe."""
 

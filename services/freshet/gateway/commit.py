@@ -34,15 +34,22 @@ class Committer:
     """Entries in, offsets out, once they are durable. Lives on one event loop; appends on one thread."""
 
     def __init__(
-        self, writer: Writer, limits: Limits, registry: CollectorRegistry, *, wait_s: float, batch_events: int
+        self,
+        writer: Writer,
+        limits: Limits,
+        registry: CollectorRegistry,
+        *,
+        wait_s: float,
+        batch_events: int,
+        retry_after_s: float = 1.0,
     ) -> None:
         self._writer, self._wait_s, self._batch_events = writer, wait_s, batch_events
+        self._retry_after_s = retry_after_s
         self._account = QueueAccount(limits)
         self._waiting: list[_Waiting] = []
         self._wake = asyncio.Event()
         self._closing = False
         self._failed_at: float | None = None
-        self._append_s = wait_s  # smoothed, for Retry-After
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="commit")
         self._task: asyncio.Task[None] | None = None
         queued = Gauge("freshet_gateway_queue_events", "Events that wait for the log.", registry=registry)
@@ -69,7 +76,7 @@ class Committer:
             raise Overloaded(
                 f"{self._account.events} events ({self._account.bytes} bytes) wait for the log; "
                 f"the limits are {self._account.limits.events} and {self._account.limits.bytes}",
-                retry_after_s=max(1.0, 2 * self._append_s),
+                retry_after_s=self._retry_after_s,
             )
         waiting = _Waiting(entries, size, asyncio.get_running_loop().create_future())
         self._waiting.append(waiting)
@@ -136,7 +143,6 @@ class Committer:
             self._fail(batch, error)
             return
         self._failed_at = None
-        self._append_s = 0.8 * self._append_s + 0.2 * (loop.time() - started)
         self._seconds.observe(loop.time() - started)
         self._appended.inc(len(offsets))
         at = 0

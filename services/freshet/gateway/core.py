@@ -15,7 +15,7 @@ from typing import Any
 
 import orjson
 
-from freshet.errors import BadInput
+from freshet.errors import BadInput, TooLarge
 from freshet.spec.model import Stream, TimeField
 from freshet.types import Append, BytesColumn
 
@@ -166,8 +166,10 @@ def _sort(index: int, raw: bytes, value: Any, good: list[Candidate], bad: list[R
 
 
 def _check_count(count: int, max_events: int) -> None:
-    if not 1 <= count <= max_events:
-        raise BadInput(f"expected from 1 to {max_events} events in a request, found {count}")
+    if count == 0:
+        raise BadInput(f"expected from 1 to {max_events} events in a request, found 0")
+    if count > max_events:
+        raise TooLarge(f"expected at most {max_events} events in a request, found {count}")
 
 
 def split_avro_batch(body: bytes, max_events: int) -> list[bytes]:
@@ -178,11 +180,12 @@ def split_avro_batch(body: bytes, max_events: int) -> list[bytes]:
     records: list[bytes] = []
     at = 0
     while at < len(body):
-        if len(records) == max_events or at + 4 > len(body):
+        if at + 4 > len(body):
             raise BadInput(
-                f"expected at most {max_events} records, each a 4-byte big-endian length and its bytes; "
-                f"found record {len(records)} at byte {at} of {len(body)}"
+                "expected records, each a 4-byte big-endian length and its bytes; "
+                f"found {len(body) - at} bytes after record {len(records)}"
             )
+        _check_count(len(records) + 1, max_events)
         size = int.from_bytes(body[at : at + 4], "big")
         if at + 4 + size > len(body):
             raise BadInput(

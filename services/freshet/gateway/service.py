@@ -24,10 +24,11 @@ from freshet.gateway.core import (
     split_json,
     too_far_ahead,
 )
-from freshet.gateway.settings import GatewaySettings
 from freshet.runtime.http import App, Handler, HttpError, Request, Response, json_response
 from freshet.runtime.server import bind, run_server, serve
 from freshet.seams.eventlog import EventLog
+from freshet.settings import Common
+from freshet.settings import Gateway as Settings
 from freshet.spec.model import Spec, Stream
 from freshet.spec.topics import topics_of
 from freshet.types import TopicPartition
@@ -56,7 +57,7 @@ class Gateway:
         spec: Spec,
         log: EventLog,
         codecs: Mapping[str, StreamCodec],
-        settings: GatewaySettings,
+        settings: Settings,
         *,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
@@ -74,8 +75,9 @@ class Gateway:
             self._writer,
             Limits(settings.queue_events, settings.queue_bytes),
             registry,
-            wait_s=settings.commit_wait_ms / 1e3,
-            batch_events=settings.commit_events,
+            wait_s=settings.append_wait_ms / 1e3,
+            batch_events=settings.append_events,
+            retry_after_s=settings.retry_after_ms / 1e3,
         )
         self._events = Counter(
             "freshet_gateway_events",
@@ -84,7 +86,7 @@ class Gateway:
             registry=registry,
         )
         self.app = App(
-            registry, max_body_bytes=settings.max_body_bytes, body_timeout_s=settings.body_timeout_s
+            registry, max_body_bytes=settings.max_body_bytes, body_timeout_s=settings.body_timeout_ms / 1e3
         )
         events = spec.events
         for path, stream in (
@@ -190,7 +192,8 @@ def run(
     spec: Spec,
     log: EventLog,
     codecs: Mapping[str, StreamCodec],
-    settings: GatewaySettings,
+    settings: Settings,
+    common: Common,
     *,
     stop: threading.Event,
     clock: Clock = SYSTEM_CLOCK,
@@ -203,7 +206,7 @@ def run(
     Raises:
         ConfigError: the port cannot be had. Mismatch: a topic exists with another shape.
     """
-    sock = bind(settings.host, settings.port)
+    sock = bind(common.bind_address, settings.port)
     gateway = Gateway(spec, log, codecs, settings, clock=clock)
     host, port = sock.getsockname()[:2]
 
@@ -214,9 +217,9 @@ def run(
             sock,
             stop,
             started=lambda: ready(f"http://{host}:{port}"),
-            drain_s=settings.drain_s,
+            drain_s=common.drain_ms / 1e3,
         )
-        cut = await gateway.committer.close(settings.drain_s)
+        cut = await gateway.committer.close(common.drain_ms / 1e3)
         logger.info("gateway stopped", events_cut_off=cut)
 
     try:

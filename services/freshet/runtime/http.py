@@ -18,7 +18,7 @@ import structlog
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.exposition import generate_latest
 
-from freshet.errors import BadInput, Overloaded, Unavailable
+from freshet.errors import BadInput, Overloaded, TooLarge, Unavailable
 
 __all__ = ["App", "Handler", "HttpError", "Request", "Response", "json_response"]
 
@@ -238,6 +238,8 @@ def error_response(error: Exception) -> Response:
     """What an exception says to a client. Unforeseen ones are logged whole and told without details."""
     if isinstance(error, HttpError):
         return error.response()
+    if isinstance(error, TooLarge):
+        return HttpError(413, "too_large", str(error), hint="send it in smaller pieces").response()
     if isinstance(error, BadInput):
         return HttpError(400, "bad_input", str(error)).response()
     if isinstance(error, Overloaded):

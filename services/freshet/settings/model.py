@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from freshet.options import Boolean, Choice, Duration, Integer, Text, option
+from freshet.options import Choice, Duration, Integer, Text, option
 from freshet.settings.run_folder import RunFolder
 
 __all__ = ["Common", "Console", "Gateway", "Inference", "Joiner", "Settings", "Trainer"]
@@ -79,6 +79,22 @@ class Gateway:
         Integer(1, 10_000_000),
         default=50_000,
     )
+    queue_bytes: int = option(
+        "deployment",
+        "bytes of events waiting for the log; beyond it 429 with Retry-After",
+        Integer(KIB, 1 << 46),
+        default=64 * MIB,
+    )
+    body_timeout_ms: int = option(
+        "deployment",
+        "how long a whole body may take to arrive; a slower client gets 408",
+        Duration(10, HOUR),
+        key="body_timeout",
+        default=10 * SECOND,
+    )
+    append_events: int = option(
+        "deployment", "events of one append; more wait for the next", Integer(1, 1_000_000), default=20_000
+    )
     append_wait_ms: int = option(
         "deployment",
         "how long an append gathers events of other requests, so that they share one write",
@@ -146,15 +162,18 @@ class Inference:
     """The server of predictions."""
 
     port: int = option("deployment", "HTTP; 0 takes a free one", PORT, default=7001)
-    threads: int = option("deployment", "that score requests", Integer(1, 256), default=2)
-    queue_requests: int = option(
-        "deployment", "requests waiting for a thread; beyond it 429", Integer(1, 100_000), default=256
-    )
     max_candidates: int = option(
         "deployment", "a request with more is refused with 413", Integer(1, 1_000_000), default=10_000
     )
     max_body_bytes: int = option(
         "deployment", "a larger request is refused with 413", Integer(KIB, GIB), default=16 * MIB
+    )
+    body_timeout_ms: int = option(
+        "deployment",
+        "how long a whole body may take to arrive; a slower client gets 408",
+        Duration(10, HOUR),
+        key="body_timeout",
+        default=10 * SECOND,
     )
     queue_served: int = option(
         "deployment",
@@ -169,8 +188,12 @@ class Inference:
         key="follow_wait",
         default=20,
     )
-    read_through: bool = option(
-        "deployment", "ask the row store for rows that are absent here", Boolean(), default=True
+    version_poll_ms: int = option(
+        "deployment",
+        "how often the version store is asked which version is stable",
+        Duration(10, MINUTE),
+        key="version_poll",
+        default=200,
     )
 
 

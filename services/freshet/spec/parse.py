@@ -38,9 +38,6 @@ __all__ = ["CROSSES", "load_spec", "parse_spec"]
 CROSSES = "crosses"
 """Name of the implicit table that holds the rows of crosses: scalars only, dim 0."""
 
-DEFAULT_ROW_OPTIMIZER = "rowwise_adagrad"
-DEFAULT_SCALAR_OPTIMIZER = "adagrad"
-
 TOPICS = {"served": "impressions", "shown": "shown", "action": "actions"}
 SECTIONS = ("events", "join", "labels", "tables", "features", "model", "train", "serve")
 SPEC_HINT = "freshet init writes a commented spec from your Avro schemas"
@@ -172,15 +169,16 @@ def _table(tables: Section, name: str, table_id: int) -> Table:
         also=("optimizer", "scalar_optimizer"),
         name=name,
         id=table_id,
-        optimizer=_optimizer(section, "optimizer", DEFAULT_ROW_OPTIMIZER),
-        scalar_optimizer=_optimizer(section, "scalar_optimizer", DEFAULT_SCALAR_OPTIMIZER),
+        optimizer=_optimizer(section, "optimizer", "rowwise_adagrad"),
+        scalar_optimizer=_optimizer(section, "scalar_optimizer", "adagrad"),
     )
 
 
 def _optimizer(table: Section, key: str, default: str) -> Optimizer:
     names = Choice(tuple(OPTIMIZERS))
     if not isinstance(table.raw(key), Mapping):
-        return _default(table.take(key, names, default))
+        name = table.take(key, names, default)
+        return Optimizer(name=name, parameters=complete(name))
     section = table.section(key)
     name = section.take("name", names)
     rule = OPTIMIZERS[name]
@@ -194,17 +192,13 @@ def _optimizer(table: Section, key: str, default: str) -> Optimizer:
     return Optimizer(name=name, parameters=complete(name, given))
 
 
-def _default(name: Any) -> Optimizer:
-    return Optimizer(name=name, parameters=complete(name))
-
-
 def _cross_table(table_id: int) -> Table:
     return Table(
         name=CROSSES,
         id=table_id,
         dim=0,
-        optimizer=_default(DEFAULT_ROW_OPTIMIZER),
-        scalar_optimizer=_default(DEFAULT_SCALAR_OPTIMIZER),
+        optimizer=Optimizer(name="rowwise_adagrad", parameters=complete("rowwise_adagrad")),
+        scalar_optimizer=Optimizer(name="adagrad", parameters=complete("adagrad")),
     )
 
 
@@ -300,8 +294,6 @@ def _model(section: Section) -> Model:
                 raise section.error(
                     key, f'no such key beside kind = "{model.kind}"', "only a hedge has experts and crosses"
                 )
-        if model.kind == "linear" and "deep" in section:
-            raise section.error("deep", 'no such key beside kind = "linear"', "a linear model has no MLP")
         return replace(model, experts=(), crosses=())
     if model.crosses and "experts" not in section:
         model = replace(model, experts=("wide", "cross", "fm", "deep"))

@@ -34,7 +34,7 @@ def test_a_variable_takes_the_place_of_a_default() -> None:
             "FRESHET_GATEWAY_PORT": "7100",
             "FRESHET_COMMON_LOG_URL": "kafka:broker:9092",
             "FRESHET_COMMON_DRAIN": "3s",
-            "FRESHET_INFERENCE_READ_THROUGH": "false",
+            "FRESHET_INFERENCE_VERSION_POLL": "500ms",
             "PATH": "/bin",
             "FRESHET_TEST_SEED": "7",
         }
@@ -43,7 +43,7 @@ def test_a_variable_takes_the_place_of_a_default() -> None:
     assert settings.gateway.port == 7100
     assert settings.common.log_url == "kafka:broker:9092"
     assert settings.common.drain_ms == 3_000
-    assert settings.inference.read_through is False
+    assert settings.inference.version_poll_ms == 500
 
 
 def test_an_unknown_variable_is_an_error_with_the_nearest_name() -> None:

@@ -1,0 +1,218 @@
+"""Inference's decisions: what a rank request asks, the order of its candidates, which row deltas count. No
+I/O.
+
+Letters: C candidates of a request, K items answered, N keys of a delta.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+import numpy as np
+import orjson
+
+from freshet.errors import BadInput, FreshetError, TooLarge
+from freshet.spec.model import Explore, Spec, TimeField
+from freshet.types import F32, I64, U64, Bool, Fence, bucket_of
+
+__all__ = [
+    "BucketView",
+    "Order",
+    "RankRequest",
+    "events_of",
+    "freshness_ms",
+    "get_path",
+    "not_finite",
+    "order",
+    "parse_rank",
+    "set_path",
+    "time_value",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class RankRequest:
+    """What a client asks to be ranked."""
+
+    context: Mapping[str, Any]  # the served event's fields outside the candidates
+    candidates: Sequence[Mapping[str, Any]]  # (C,)
+    k: int  # items wanted, 1 to C
+    request_id: str | int | None
+
+
+def parse_rank(body: bytes, max_candidates: int) -> RankRequest:
+    """Read the body of `POST /v1/rank`.
+
+    Raises:
+        BadInput: names the key, what it takes and what was found; TooLarge for too many candidates.
+    """
+    try:
+        tree = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise BadInput(f"the body is not JSON: {error}") from None
+    if not isinstance(tree, dict):
+        raise BadInput(f"expected an object with context and candidates, found {type(tree).__name__}")
+    unknown = tree.keys() - {"context", "candidates", "k", "request_id"}
+    if unknown:
+        raise BadInput(f"expected context, candidates, k and request_id, found {sorted(unknown)[0]!r}")
+    context, candidates = tree.get("context", {}), tree.get("candidates")
+    if not isinstance(context, dict):
+        raise BadInput(f"context: expected an object, found {type(context).__name__}")
+    if not isinstance(candidates, list) or not candidates:
+        found = "none" if isinstance(candidates, list) else type(candidates).__name__
+        raise BadInput(f"candidates: expected a list of 1 to {max_candidates} objects, found {found}")
+    if len(candidates) > max_candidates:
+        raise TooLarge(f"candidates: expected at most {max_candidates}, found {len(candidates)}")
+    for i, candidate in enumerate(candidates):
+        if not isinstance(candidate, dict):
+            raise BadInput(f"candidates[{i}]: expected an object, found {type(candidate).__name__}")
+    k = tree.get("k", len(candidates))
+    if not isinstance(k, int) or isinstance(k, bool) or k < 1:
+        raise BadInput(f"k: expected an integer of 1 or more, found {k!r:.60}")
+    request_id = tree.get("request_id")
+    if isinstance(request_id, bool) or not isinstance(request_id, (str, int, type(None))):
+        raise BadInput(f"request_id: expected a string or an integer, found {request_id!r:.60}")
+    return RankRequest(context, candidates, min(k, len(candidates)), request_id)
+
+
+def get_path(tree: Mapping[str, Any], path: str) -> Any:
+    """What stands at a dotted path; None if there is nothing."""
+    value: Any = tree
+    for part in path.split("."):
+        if not isinstance(value, Mapping):
+            return None
+        value = value.get(part)
+    return value
+
+
+def set_path(tree: Mapping[str, Any], path: str, value: Any) -> dict[str, Any]:
+    """A copy of the tree (only along the path) with a value at it. Raises BadInput if the way is blocked."""
+    head, _, rest = path.partition(".")
+    out = dict(tree)
+    if not rest:
+        out[head] = value
+        return out
+    below = out.get(head)
+    if below is None:
+        below = {}
+    if not isinstance(below, Mapping):
+        raise BadInput(f"{head}: expected an object, found {type(below).__name__}")
+    out[head] = set_path(below, rest, value)
+    return out
+
+
+def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Two objects as one; where both hold a value `above` wins, where both hold an object they are merged."""
+    out = dict(below)
+    for key, value in above.items():
+        mine = out.get(key)
+        both = isinstance(mine, Mapping) and isinstance(value, Mapping)
+        out[key] = merged(mine, value) if both else value  # type: ignore[arg-type]
+    return out
+
+
+def events_of(
+    spec: Spec, context: Mapping[str, Any], candidates: Sequence[Mapping[str, Any]]
+) -> list[dict[str, Any]]:
+    """The served event of a request, or (in a spec that explodes no array) one event for each candidate."""
+    explode = spec.events.served.explode
+    if explode is not None:
+        return [set_path(context, explode, candidates)]
+    return [merged(context, candidate) for candidate in candidates]
+
+
+def time_value(now_ms: int, field: TimeField) -> int | float | str:
+    """Now, as the spec says that times are written."""
+    match field.unit:
+        case "iso":
+            return datetime.fromtimestamp(now_ms / 1e3, UTC).isoformat(timespec="milliseconds")
+        case "s":
+            return now_ms // 1_000
+        case "us":
+            return now_ms * 1_000
+        case "ms":
+            return now_ms
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Order:
+    """Which candidates are answered, in which order, and how likely that was."""
+
+    indices: I64  # (K,) candidates, best first
+    propensity: F32  # (K,) probability with which the policy puts this candidate in this place
+    explored: bool  # whether the order is random
+
+
+def order(scores: F32, k: int, explore: Explore, rng: random.Random) -> Order:
+    """Order candidates by score, ties in the order of the request; by chance in a share of requests.
+
+    With epsilon = `explore.share`, a request is ordered at random with probability epsilon, every order
+    being equally likely. A candidate is therefore in a given place with probability (1 - epsilon) * [its
+    place by score] + epsilon / C. A score that is not a number comes last.
+    """
+    count = len(scores)
+    greedy = np.argsort(-np.where(np.isnan(scores), -np.inf, scores), kind="stable")
+    epsilon = explore.share if explore.policy == "epsilon" else 0.0
+    explored = epsilon > 0 and rng.random() < epsilon
+    if explored:
+        shuffled = list(range(count))
+        rng.shuffle(shuffled)
+        chosen = np.array(shuffled, np.int64)
+    else:
+        chosen = greedy
+    propensity = np.where(chosen == greedy, 1 - epsilon, 0.0) + epsilon / count
+    return Order(chosen[:k], propensity[:k].astype(np.float32), explored)
+
+
+def freshness_ms(now_ms: int, rows_ms: int, dense_ms: int) -> int | None:
+    """Now minus the newest event time that what is served has learned from; None before anything was
+    learned."""
+    newest = max(rows_ms, dense_ms)
+    return max(0, now_ms - newest) if newest > 0 else None
+
+
+def not_finite(tensors: Mapping[str, Any]) -> str | None:
+    """Name of the first tensor that holds NaN or infinity."""
+    return next(
+        (n for n, t in tensors.items() if t.dtype.kind == "f" and not np.isfinite(t).all()),
+        None,
+    )
+
+
+@dataclass(slots=True, eq=False)
+class BucketView:
+    """What a reader of `rows` knows of each bucket, and therefore which deltas count (PROTOCOL 17)."""
+
+    buckets: int
+    fences: I64 = field(init=False)  # highest fence seen
+    offsets: I64 = field(init=False)  # what is below was in the row store when the bucket was scanned
+
+    def __post_init__(self) -> None:
+        self.fences = np.full(self.buckets, -1, np.int64)
+        self.offsets = np.zeros(self.buckets, np.int64)
+
+    def scanned(self, bucket: int, fence: int, rows_offset: int) -> None:
+        """A bucket was read from the row store; its meta, read before, said this."""
+        self.fences[bucket] = fence
+        self.offsets[bucket] = rows_offset
+
+    def wanted(self, offset: int, fence: Fence, keys: U64) -> Bool:
+        """(N,) which keys of a delta at this offset count; remembers the fence.
+
+        Not those of a lower fence than their bucket has seen, nor those that the scan of their bucket has
+        brought.
+        """
+        buckets = bucket_of(keys, self.buckets)
+        current = self.fences[buckets] <= fence
+        np.maximum.at(self.fences, buckets, fence)
+        return current & (offset >= self.offsets[buckets])
+
+
+def explain(error: Exception) -> str:
+    """One line of what went wrong, for health pages."""
+    text = str(error).split("\n")[0]
+    return text if isinstance(error, FreshetError) else f"{type(error).__name__}: {text}"

@@ -1,0 +1,139 @@
+"""Following dense versions: what `stable` points at is loaded, checked, and takes the old one's place in one
+moment."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import numpy as np
+import structlog
+from numpy.typing import NDArray
+from prometheus_client import CollectorRegistry, Counter, Gauge
+
+from freshet.errors import Corrupt, FreshetError, Mismatch
+from freshet.inference.core import explain, not_finite
+from freshet.model.inputs import ModelInputs
+from freshet.seams.versions import Manifest, VersionStore
+from freshet.types import F32
+
+__all__ = ["Scorer", "ServingVersion", "VersionFollower", "VersionsState"]
+
+log = structlog.get_logger(__name__)
+
+RETRY_S = 10.0
+"""How long a version that could not be loaded is left alone: its file may be mended."""
+
+
+class Scorer(Protocol):
+    """A model with the weights of one version."""
+
+    def score(self, inputs: ModelInputs) -> F32:
+        """(B, L) predictions; valid until the next call on the same thread."""
+
+
+Load = Callable[[Mapping[str, NDArray[np.generic]]], Scorer]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ServingVersion:
+    """One version, ready to score."""
+
+    manifest: Manifest
+    scorer: Scorer
+
+
+@dataclass(frozen=True, slots=True)
+class VersionsState:
+    """What is served, and what could not be."""
+
+    serving: ServingVersion | None = None
+    reason: str = "no version has been promoted yet"  # why `stable` is not served; "" if it is
+    refused: int | None = None  # number of the version that was kept out
+
+
+class VersionFollower:
+    """Keeps the version served equal to `stable`, on a thread of its own. `state` may be read from any
+    thread."""
+
+    def __init__(
+        self,
+        store: VersionStore,
+        load: Load,
+        registry: CollectorRegistry,
+        *,
+        model: str,
+        spec_hash: str,
+        poll_s: float,
+    ) -> None:
+        """`load` makes a scorer of a version's tensors; whatever it raises keeps that version out."""
+        self._store, self._load, self._poll_s = store, load, poll_s
+        self._model, self._spec_hash = model, spec_hash
+        self._left_alone: dict[int, float] = {}  # number -> seconds until it is tried again
+        self.state = VersionsState()
+        self._swaps = Counter(
+            "freshet_inference_version_swaps", "Versions taken into service.", registry=registry
+        )
+        self._kept_out = Counter(
+            "freshet_inference_versions_refused", "Versions that could not be served.", registry=registry
+        )
+        number = Gauge(
+            "freshet_inference_version", "Number of the version served; -1: none.", registry=registry
+        )
+        number.set_function(lambda: self.state.serving.manifest.number if self.state.serving else -1)
+
+    def run(self, stop: threading.Event) -> None:
+        """Follow until told to stop."""
+        while not stop.is_set():
+            self.look()
+            stop.wait(self._poll_s)
+
+    def look(self) -> None:
+        """Take what `stable` points at into service, if it is not served yet; the old one serves on if it
+        fails."""
+        try:
+            wanted = self._wanted()
+        except FreshetError as error:
+            self.state = replace(self.state, reason=f"the version store cannot be read: {explain(error)}")
+            return
+        serving = self.state.serving
+        if wanted is None or (serving is not None and serving.manifest.number == wanted):
+            if serving is not None and self.state.reason:
+                self.state = VersionsState(serving, "")
+            return
+        self._left_alone = {n: s - self._poll_s for n, s in self._left_alone.items() if n == wanted}
+        if self._left_alone.get(wanted, 0) > 0:
+            return
+        try:
+            version = self._loaded(wanted)
+        except Exception as error:  # a bad version must never take the server down
+            self._left_alone[wanted] = RETRY_S
+            self._kept_out.inc()
+            log.error("version kept out", version=wanted, error=explain(error))
+            self.state = VersionsState(serving, f"version {wanted} kept out: {explain(error)}", wanted)
+            return
+        self.state = VersionsState(version, "")
+        self._swaps.inc()
+        log.info("version served", version=wanted, event_time_ms=version.manifest.event_time_ms)
+
+    def _wanted(self) -> int | None:
+        """What `stable` points at; before it points anywhere version 0, if that is promoted."""
+        stable = self._store.aliases().get("stable")
+        if stable is not None or 0 not in self._store.numbers():
+            return stable
+        return 0 if self._store.manifest(0).verdict == "promoted" else None
+
+    def _loaded(self, number: int) -> ServingVersion:
+        version = self._store.get(number)
+        manifest = version.manifest
+        if manifest.model != self._model or manifest.spec_hash != self._spec_hash:
+            raise Mismatch(
+                f"expected a version of model {self._model!r}, spec {self._spec_hash[:12]}; "
+                f"found {manifest.model!r}, {manifest.spec_hash[:12]}"
+            )
+        bad = not_finite(version.tensors)
+        if bad is not None:
+            raise Corrupt(f"tensor {bad} holds NaN or infinity")
+        return ServingVersion(manifest, self._load(dict[str, Any](version.tensors)))

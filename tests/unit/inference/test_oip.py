@@ -1,0 +1,220 @@
+"""Open Inference Protocol bodies: what tritonclient writes is read, anything else is refused in words."""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+import numpy as np
+import orjson
+import pytest
+import tritonclient.http as triton
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from freshet.errors import BadInput
+from freshet.inference.oip import Asked, parse_infer, write_infer
+
+
+def body(*inputs: Any, **more: Any) -> bytes:
+    return orjson.dumps({"inputs": list(inputs), **more})
+
+
+def ints(**changes: Any) -> dict[str, Any]:
+    return {"name": "x", "datatype": "INT64", "shape": [2], "data": [1, 2], **changes}
+
+
+def test_json_data_becomes_an_array_of_the_datatype() -> None:
+    request = parse_infer(body(ints(), id="a"), None)
+
+    assert request.tensors["x"].values.dtype == np.int64
+    assert request.tensors["x"].values.tolist() == [1, 2]
+    assert request.id == "a"
+    assert request.outputs is None
+
+
+def test_nested_json_rows_are_taken_too() -> None:
+    request = parse_infer(body(ints(shape=[2, 2], data=[[1, 2], [3, 4]])), None)
+
+    assert request.tensors["x"].values.tolist() == [[1, 2], [3, 4]]
+
+
+def test_strings_become_bytes() -> None:
+    request = parse_infer(body(ints(datatype="BYTES", data=["a", "é"])), None)
+
+    assert request.tensors["x"].values.tolist() == [b"a", "é".encode()]
+
+
+numbers = st.sampled_from(
+    ["INT8", "INT16", "INT32", "INT64", "UINT8", "UINT16", "UINT32", "UINT64", "FP16", "FP32", "FP64", "BOOL"]
+)
+
+
+@given(numbers, st.integers(1, 4), st.integers(1, 4), st.booleans())
+def test_what_tritonclient_writes_is_read_back(datatype: str, rows: int, width: int, binary: bool) -> None:
+    values = (np.arange(rows * width).reshape(rows, width) % 2).astype(triton.triton_to_np_dtype(datatype))
+    if datatype == "FP16":
+        binary = True  # tritonclient has no JSON for it
+    tensor = triton.InferInput("x", values.shape, datatype)
+    tensor.set_data_from_numpy(values, binary_data=binary)
+
+    raw, header = triton.InferenceServerClient.generate_request_body([tensor])
+    found = parse_infer(raw, header).tensors["x"].values
+
+    assert found.dtype == values.dtype
+    np.testing.assert_array_equal(found, values)
+
+
+@given(st.lists(st.text(st.characters(codec="utf-8"), max_size=5), min_size=1, max_size=5), st.booleans())
+def test_strings_of_tritonclient_are_read_back(texts: list[str], binary: bool) -> None:
+    values = np.array([t.encode() for t in texts], object)
+    tensor = triton.InferInput("x", values.shape, "BYTES")
+    tensor.set_data_from_numpy(values, binary_data=binary)
+
+    raw, header = triton.InferenceServerClient.generate_request_body([tensor])
+
+    assert parse_infer(raw, header).tensors["x"].values.tolist() == values.tolist()
+
+
+def test_the_outputs_asked_for_are_told_apart_by_how_they_are_sent() -> None:
+    outputs = [{"name": "score", "parameters": {"binary_data": True}}, {"name": "click"}]
+
+    assert parse_infer(body(ints(), outputs=outputs), None).outputs == [
+        Asked("score", True),
+        Asked("click", False),
+    ]
+
+
+def test_all_outputs_may_be_asked_for_in_binary() -> None:
+    request = parse_infer(
+        body(ints(), outputs=[{"name": "score"}], parameters={"binary_data_output": True}), None
+    )
+
+    assert request.binary_outputs
+    assert request.outputs == [Asked("score", True)]
+
+
+def test_an_answer_is_read_by_tritonclient() -> None:
+    score, click = np.array([0.5, 0.25], np.float32), np.array([1, 2], np.float32)
+
+    raw, header = write_infer("m", "3", "id1", [("score", score, True), ("click", click, False)])
+    result = triton.InferenceServerClient.parse_response_body(raw, header_length=header)
+
+    np.testing.assert_array_equal(result.as_numpy("score"), score)
+    np.testing.assert_array_equal(result.as_numpy("click"), click)
+    assert result.get_response()["model_version"] == "3"
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        (b"{", "not JSON"),
+        (b"[]", "the request: expected an object, found list"),
+        (b"{}", "inputs: expected a list"),
+        (body(7), "inputs: expected an object"),
+        (body(ints(name=None)), "needs a name"),
+        (body(ints(), ints()), "given twice"),
+        (body(ints(datatype="BF16")), "expected a datatype of"),
+        (body(ints(datatype=["x"])), "expected a datatype of"),
+        (body(ints(shape=[])), "a shape of one or two counts"),
+        (body(ints(shape=[1, 1, 2])), "a shape of one or two counts"),
+        (body(ints(shape=[-1])), "a shape of one or two counts"),
+        (body(ints(shape=[True])), "a shape of one or two counts"),
+        (body(ints(shape=[2**40, 2**40])), "at most 16777216 elements"),
+        (body(ints(shape=[2**40, 0])), "at most 16777216 elements"),
+        (body(ints(shape=[3])), "holds 3 elements, its data 2"),
+        (body(ints(data=None)), "data as a list, or binary_data_size"),
+        (body(ints(data=[1, "2"])), "expected INT64 values, found '2' at 1"),
+        (body(ints(data=[1, True])), "found True at 1"),
+        (body(ints(datatype="BOOL")), "expected BOOL values, found 1 at 0"),
+        (body(ints(datatype="INT8", data=[1, 300])), "does not fit INT8"),
+        (body(ints(datatype="BYTES")), "expected strings, found int at 0"),
+        (body(ints(parameters={"binary_data_size": 5})), "a binary_data_size from 0 to 0"),
+        (body(ints(parameters=[1])), "parameters: expected an object"),
+        (body(ints(), outputs=7), "outputs: expected a list"),
+        (body(ints(), outputs=[{}]), "each needs a name"),
+        (body(ints(), outputs=[{"name": "x", "parameters": {"classification": 3}}]), "classification"),
+    ],
+)
+def test_what_is_not_the_protocol_is_refused_in_words(bad: bytes, message: str) -> None:
+    with pytest.raises(BadInput, match=message):
+        parse_infer(bad, None)
+
+
+def binary(datatype: str, shape: list[int], blob: bytes, *, size: int | None = None) -> tuple[bytes, int]:
+    size = len(blob) if size is None else size
+    head = body({"name": "x", "datatype": datatype, "shape": shape, "parameters": {"binary_data_size": size}})
+    return head + blob, len(head)
+
+
+@pytest.mark.parametrize(
+    ("request_", "message"),
+    [
+        (binary("INT32", [2], b"1234567"), "takes 8 bytes, binary_data_size is 7"),
+        (binary("INT32", [1], b"1234", size=9), "from 0 to 4"),
+        (binary("INT32", [1], b"12345", size=4), "add up to 4 bytes, the body holds 5"),
+        (binary("BYTES", [2], struct.pack("<I", 0)), "at least 8 bytes"),
+        (binary("BYTES", [1], struct.pack("<I", 2**32 - 1) + b"abc"), "reaches beyond"),
+        (binary("BYTES", [1], struct.pack("<I", 1) + b"ab"), "1 bytes are left over"),
+        (binary("BYTES", [2], struct.pack("<I", 3) + b"abc" + b"x"), "reaches beyond"),
+        ((b"{}", 9), "from 0 to 2"),
+    ],
+)
+def test_binary_data_that_does_not_add_up_is_refused(request_: tuple[bytes, int], message: str) -> None:
+    with pytest.raises(BadInput, match=message):
+        parse_infer(*request_)
+
+
+@given(st.binary(max_size=120), st.none() | st.integers(-3, 130))
+@settings(max_examples=300)
+def test_random_bytes_are_bad_input(raw: bytes, header: int | None) -> None:
+    with pytest.raises(BadInput):
+        parse_infer(raw, header)
+
+
+@given(
+    st.binary(max_size=60),
+    st.sampled_from(["BYTES", "INT32", "BOOL", "FP16"]),
+    st.lists(st.integers(0, 9), min_size=1, max_size=2),
+)
+def test_random_binary_data_is_a_tensor_of_its_shape_or_bad_input(
+    blob: bytes, datatype: str, shape: list[int]
+) -> None:
+    try:
+        request = parse_infer(*binary(datatype, shape, blob))
+    except BadInput:
+        return
+    assert request.tensors["x"].values.shape == tuple(shape)
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers(-9, 2**63) | st.text(max_size=9),
+        lambda v: (
+            st.lists(v, max_size=3)
+            | st.dictionaries(
+                st.sampled_from(
+                    [
+                        "inputs",
+                        "outputs",
+                        "name",
+                        "datatype",
+                        "shape",
+                        "data",
+                        "parameters",
+                        "binary_data_size",
+                        "id",
+                    ]
+                ),
+                v,
+                max_size=5,
+            )
+        ),
+    )
+)
+@settings(max_examples=300)
+def test_any_json_is_a_request_or_bad_input(tree: Any) -> None:
+    try:
+        parse_infer(orjson.dumps(tree), None)
+    except BadInput:
+        return

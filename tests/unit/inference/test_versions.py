@@ -1,0 +1,184 @@
+"""Following versions: what `stable` names is served, what is bad is kept out, and the old one serves on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from prometheus_client import CollectorRegistry
+
+from freshet.inference.versions import VersionFollower
+from freshet.model.inputs import ModelInputs
+from freshet.seams.versions import Manifest, VersionStore
+from freshet.seams.versions.folder import open_url
+from freshet.types import F32
+
+
+class Constant:
+    """A model that predicts its one weight."""
+
+    def __init__(self, tensors: Mapping[str, NDArray[Any]]) -> None:
+        self.weight = float(tensors["weight"][0])
+
+    def score(self, inputs: ModelInputs) -> F32:
+        return np.full((inputs.size, 1), self.weight, np.float32)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[VersionStore]:
+    store = open_url(f"file:{tmp_path}/versions")
+    yield store
+    store.close()
+
+
+def put(
+    store: VersionStore, number: int, weight: float, *, spec_hash: str = "s1", name: str = "weight"
+) -> None:
+    store.put(
+        Manifest(number, "shop", spec_hash, 0, 0, {}, "log", 100 + number, {}, 0, ""),
+        {name: np.array([weight], np.float32)},
+    )
+
+
+def follower(store: VersionStore) -> VersionFollower:
+    return VersionFollower(store, Constant, CollectorRegistry(), model="shop", spec_hash="s1", poll_s=1.0)
+
+
+def served(follower: VersionFollower) -> int | None:
+    return follower.state.serving.manifest.number if follower.state.serving else None
+
+
+def test_nothing_is_served_before_a_version_is_promoted(store: VersionStore) -> None:
+    follow = follower(store)
+    put(store, 0, 0.5)
+    follow.look()
+
+    assert served(follow) is None
+    assert "no version has been promoted" in follow.state.reason
+
+
+def test_the_promoted_initial_version_serves_until_stable_is_set(store: VersionStore) -> None:
+    follow = follower(store)
+    put(store, 0, 0.5)
+    store.judge(0, "promoted", "initial")
+    follow.look()
+    assert served(follow) == 0
+
+    put(store, 1, 0.7)
+    follow.look()
+    assert served(follow) == 0
+
+    store.point("stable", 1)
+    follow.look()
+    assert served(follow) == 1
+
+
+def test_a_rollback_serves_the_older_version_again(store: VersionStore) -> None:
+    follow = follower(store)
+    for number in (0, 1):
+        put(store, number, 0.5)
+        store.point("stable", number)
+        follow.look()
+
+    store.point("stable", 0)
+    follow.look()
+
+    assert served(follow) == 0
+
+
+@pytest.mark.parametrize("weight", [float("nan"), float("inf")])
+def test_a_version_that_is_not_finite_is_kept_out_and_the_old_one_serves_on(
+    store: VersionStore, weight: float
+) -> None:
+    follow = follower(store)
+    put(store, 0, 0.5)
+    put(store, 1, weight)
+    store.point("stable", 0)
+    follow.look()
+    store.point("stable", 1)
+    follow.look()
+
+    assert served(follow) == 0
+    assert follow.state.refused == 1
+    assert "NaN" in follow.state.reason
+
+
+def test_a_corrupt_file_is_kept_out_and_told(store: VersionStore, tmp_path: Path) -> None:
+    follow = follower(store)
+    put(store, 0, 0.5)
+    store.point("stable", 0)
+    path = next((tmp_path / "versions").glob("*0/weights.safetensors"))
+    path.write_bytes(path.read_bytes()[:-1] + b"\x7f")
+    follow.look()
+
+    assert served(follow) is None
+    assert "sha256" in follow.state.reason
+
+
+def test_a_version_of_another_spec_is_kept_out(store: VersionStore) -> None:
+    follow = follower(store)
+    put(store, 0, 0.5, spec_hash="s2")
+    store.point("stable", 0)
+    follow.look()
+
+    assert served(follow) is None
+    assert "spec" in follow.state.reason
+
+
+def test_whatever_the_model_raises_keeps_the_version_out(store: VersionStore) -> None:
+    follow = follower(store)
+    put(store, 0, 0.5, name="other")
+    store.point("stable", 0)
+    follow.look()
+
+    assert "KeyError" in follow.state.reason
+
+
+def test_a_refused_version_is_left_alone_for_a_while_then_tried_again(store: VersionStore) -> None:
+    tried: list[int] = []
+
+    def load(tensors: Mapping[str, NDArray[Any]]) -> Constant:
+        tried.append(1)
+        if len(tried) < 2:
+            raise OSError("disk away")
+        return Constant(tensors)
+
+    follow = VersionFollower(store, load, CollectorRegistry(), model="shop", spec_hash="s1", poll_s=1.0)
+    put(store, 0, 0.5)
+    store.point("stable", 0)
+    follow.look()
+    follow.look()
+    assert len(tried) == 1
+
+    for _ in range(10):
+        follow.look()
+    assert served(follow) == 0
+    assert follow.state.reason == ""
+
+
+def test_a_mended_alias_clears_the_reason(store: VersionStore) -> None:
+    follow = follower(store)
+    put(store, 0, 0.5)
+    put(store, 1, float("nan"))
+    for number in (0, 1, 0):
+        store.point("stable", number)
+        follow.look()
+
+    assert served(follow) == 0
+    assert follow.state.reason == ""
+
+
+def test_a_store_that_cannot_be_read_is_told_and_changes_nothing(store: VersionStore, tmp_path: Path) -> None:
+    follow = follower(store)
+    put(store, 0, 0.5)
+    store.point("stable", 0)
+    follow.look()
+    (tmp_path / "versions/aliases/stable").write_text("no number")
+    follow.look()
+
+    assert served(follow) == 0
+    assert "cannot be read" in follow.state.reason
