@@ -1,4 +1,8 @@
-"""A shard in this process: lookups and pushes on the native store; what changed goes to serving and to the row store."""
+"""A shard in this process: lookups and pushes on the native store, and the life of its buckets around it.
+
+What changed goes to serving (`publish`) and to the row store (`flush`), by threads of the shard's own. A flush copies
+rows and offsets together, publishes what it copied, and only then writes it (PROTOCOL 11 and 17).
+"""
 
 from __future__ import annotations
 
@@ -10,26 +14,304 @@ import numpy as np
 import structlog
 
 from freshet.clock import Clock
-from freshet.errors import Fenced, Refused, Unavailable
+from freshet.errors import DataLost, Fenced, FreshetError, Refused, Unavailable
 from freshet.paramserver.core import AfterFlush, FlushBook
-from freshet.seams.eventlog import EventLog, Writer
+from freshet.paramserver.flushing import deltas_of
+from freshet.paramserver.publishing import records_of
+from freshet.seams.eventlog import EventLog
 from freshet.seams.rowservice import KeyGroup, Push
-from freshet.seams.rowstore import RowStore, StoreIdentity
+from freshet.seams.rowstore import FlushOutcome, RowStore, StoreIdentity
 from freshet.spec.layout import Layout
 from freshet.spec.model import Spec
-from freshet.spec.topics import ROWS_PARTITIONS
-from freshet.tables import PushOutcome, Store
-from freshet.types import (
-    F32,
-    Append,
-    Bucket,
-    BucketDelta,
-    BucketMeta,
-    BucketRange,
-    BytesColumn,
-    Fence,
-    TimeMs,
-    TopicPartition,
-    bucket_of,
-)
-from freshet.wire.rows import RowDelta, encode_rows
+from freshet.spec.topics import ROWS_PARTITIONS, Topics
+from freshet.tables import Pushed, Store
+from freshet.types import F32, Bucket, BucketMeta, Fence, TimeMs, TopicPartition
+
+__all__ = ["Shard", "ShardCounts"]
+
+log = structlog.get_logger("freshet.paramserver")
+
+PUBLISH_SHARE = 0.1
+"""Of a core, spent on publishing at most: at full speed 1.6 M rows change a second, too many to publish each at once."""
+
+PUBLISH_ROWS = 50_000
+"""Rows copied out of the store at once; bounds the memory of a publish and the time that others wait for it."""
+
+EVICT_ROWS = 20_000
+"""Rows looked at for eviction between two flushes."""
+
+RETRIES = 3
+"""A bucket claimed while its last owner still wrote is read again; a store that keeps changing is an error."""
+
+
+@dataclass(slots=True)
+class ShardCounts:
+    """What the shard has done since it started."""
+
+    pushes: int = 0
+    skipped: int = 0
+    refused: int = 0
+    published_rows: int = 0
+    flushed_rows: int = 0
+    flushes: int = 0
+    replaced_buckets: int = 0
+
+
+class Shard:
+    """All buckets of a model under one claim. `RowService` to the embedder; see there for lookups and pushes."""
+
+    def __init__(
+        self,
+        *,
+        spec: Spec,
+        layout: Layout,
+        spec_hash: str,
+        topics: Topics,
+        log: EventLog,
+        rows: RowStore,
+        fence: Fence,
+        clock: Clock,
+        held: Callable[[], bool],
+    ) -> None:
+        """`held` says whether the claim behind `fence` still stands; without it nothing is written any more."""
+        self._spec, self._layout, self._spec_hash, self._topics = spec, layout, spec_hash, topics
+        self._log, self._rows, self._clock, self._held = log, rows, clock, held
+        self._fence = fence
+        self._store = Store(layout, spec)
+        self._book = FlushBook(fence)
+        self._writer = log.writer()
+        self._publishing = threading.Lock()
+        self._rows_next = [0] * ROWS_PARTITIONS
+        self._stop = threading.Event()
+        self._threads: list[threading.Thread] = []
+        self._failed: FreshetError | None = None
+        self.counts = ShardCounts()
+
+    # --- life
+
+    def load(self) -> int:
+        """Create or check the row store, claim every bucket and read its rows (PROTOCOL 5 and 10); returns rows read.
+
+        Raises:
+            Mismatch: the store is of another model, spec or log.
+            DataLost: the log no longer holds what must be replayed (PROTOCOL 12).
+            Fenced: another shard has a higher fence.
+        """
+        buckets = [Bucket(b) for b in range(self._spec.buckets)]
+        samples = self._topics.samples
+        starts = {p: self._log.bounds(TopicPartition(samples, p)).start for p in range(self._spec.partitions)}
+        meta = BucketMeta(Fence(0), 0, 0, starts, 0, TimeMs(0))
+        self._rows.create(self._identity(), dict.fromkeys(buckets, meta))
+        before = self._rows.claim(buckets, self._fence)
+        rows = 0
+        for bucket in buckets:
+            meta = self._read_bucket(bucket, before[bucket])
+            rows += meta.rows
+            self._book.claimed({bucket: meta})
+        self._check_replay_is_possible(starts)
+        for p in range(ROWS_PARTITIONS):
+            self._rows_next[p] = self._log.bounds(TopicPartition(self._topics.rows, p)).end
+        log.info("buckets claimed", rows=rows, fence=int(self._fence))
+        return rows
+
+    def start(self) -> None:
+        """Publish and flush from now on, in threads."""
+        for target, name in ((self._publish_loop, "publish"), (self._flush_loop, "flush")):
+            thread = threading.Thread(target=target, name=name, daemon=True)
+            thread.start()
+            self._threads.append(thread)
+
+    def stop(self) -> None:
+        """Stop the threads, then publish and flush what is left, if the claim still stands."""
+        self._stop.set()
+        for thread in self._threads:
+            thread.join()
+        if self._failed is None and self._held():
+            self.flush()
+
+    @property
+    def failed(self) -> FreshetError | None:
+        """Why the shard stopped writing, if it did; its process should end."""
+        return self._failed
+
+    @property
+    def store(self) -> Store:
+        """The native store, for tests and metrics."""
+        return self._store
+
+    # --- RowService
+
+    def lookup(self, groups: Sequence[KeyGroup], out: Sequence[F32], *, create: bool = True) -> None:
+        """Write each key's slots into `out`; see the protocol."""
+        for group, rows in zip(groups, out, strict=True):
+            self._store.lookup(group, rows, create=create)
+
+    def push(self, push: Push) -> bool:
+        """Apply a batch's gradients; see the protocol."""
+        if self._failed is not None:
+            raise Unavailable(f"the shard has stopped: {self._failed}")
+        if not self._held():
+            raise Fenced("the shard's claim on its buckets is lost; another process may own them")
+        outcome = self._store.push(push)
+        if outcome is Pushed.REFUSED:
+            self.counts.refused += 1
+            applied = {p: offsets[0] for p, offsets in self._store.applied().items()}
+            ranges = ", ".join(f"{r.partition}:[{r.start}, {r.stop})" for r in push.ranges)
+            raise Refused(f"push of {ranges} does not continue what is applied", applied)
+        self.counts.pushes += 1
+        self.counts.skipped += outcome is Pushed.SKIPPED
+        return outcome is Pushed.APPLIED
+
+    def applied(self) -> Mapping[int, Sequence[int]]:
+        """{partition: distinct offsets that buckets have applied up to}."""
+        return self._store.applied()
+
+    # --- publish and flush
+
+    def publish(self) -> int:
+        """Publish changed rows, all of them; returns how many. Durable when it returns."""
+        published = 0
+        with self._publishing:
+            while True:
+                rows, more = self._publish_some()
+                published += rows
+                if not more:
+                    return published
+
+    def flush(self) -> None:
+        """Write every bucket's changed rows and its offsets, dirty or not (PROTOCOL 12)."""
+        with self._publishing:
+            # Whatever a later delta holds must be at or past these offsets: readers follow from them.
+            offsets = list(self._rows_next)
+            copy = self._store.collect_flush()
+            more = True
+            while more:
+                _, more = self._publish_some()
+        deltas = deltas_of(copy, self._layout, self._book, offsets, self._spec.buckets)
+        try:
+            outcomes = self._rows.flush(deltas, fence=self._fence)
+        except Unavailable:
+            self._store.put_back(copy)
+            raise
+        again = [d.bucket for d in deltas if self._settle(d.bucket, d.meta, outcomes[d.bucket])]
+        if again:
+            self._replace(again, offsets)
+        self.counts.flushes += 1
+        self.counts.flushed_rows += copy.row_count
+        self._hold_retention()
+
+    def _settle(self, bucket: Bucket, meta: BucketMeta, outcome: FlushOutcome) -> bool:
+        """Take note of a bucket's outcome; True if it must be written whole."""
+        after = self._book.done(bucket, meta, outcome)
+        if after is AfterFlush.DROP:
+            raise Fenced(f"bucket {bucket} has a new owner; this shard stops")
+        return after is AfterFlush.AGAIN_WHOLE
+
+    def _replace(self, buckets: Sequence[Bucket], offsets: Sequence[int]) -> None:
+        """The store holds something else than this owner wrote last: write these buckets whole (PROTOCOL 11)."""
+        log.warning("buckets are written whole: the row store lost or mixed writes", buckets=len(buckets))
+        copy = self._store.collect_flush(buckets, whole=True)
+        deltas = deltas_of(copy, self._layout, self._book, offsets, self._spec.buckets, whole=True)
+        outcomes = self._rows.flush(deltas, fence=self._fence)
+        for delta in deltas:
+            if self._settle(delta.bucket, delta.meta, outcomes[delta.bucket]):
+                raise Unavailable(f"bucket {delta.bucket} could not be written whole; it is tried again")
+        self.counts.replaced_buckets += len(buckets)
+
+    def _publish_some(self) -> tuple[int, bool]:
+        """One bounded piece of publishing, acknowledged; (rows, whether there is more). Under the lock."""
+        batch = self._store.collect_publish(PUBLISH_ROWS)
+        appends = records_of(batch, self._topics.rows, self._spec.buckets, self._fence)
+        if appends:
+            try:
+                firsts = self._writer.append(appends)
+            except FreshetError:
+                self._store.put_back_published(batch)
+                raise
+            for append, first in zip(appends, firsts, strict=True):
+                self._rows_next[append.partition] = max(
+                    self._rows_next[append.partition], first + len(append.values)
+                )
+        self.counts.published_rows += batch.row_count
+        return batch.row_count, batch.pending > 0
+
+    def _publish_loop(self) -> None:
+        interval = self._spec.train.publish_interval_ms / 1000
+        wait = interval
+        while not self._stop.wait(wait):
+            began = self._clock.monotonic()
+            self._guarded(self.publish)
+            # Stretches when much changes: at most a tenth of a core goes into publishing.
+            wait = max(interval, (self._clock.monotonic() - began) * (1 / PUBLISH_SHARE - 1))
+
+    def _flush_loop(self) -> None:
+        while not self._stop.wait(self._spec.train.flush_interval_ms / 1000):
+            self._guarded(self.flush)
+            self._guarded(self._evict)
+
+    def _evict(self) -> None:
+        self._store.evict(EVICT_ROWS)
+
+    def _guarded(self, work: Callable[[], object]) -> None:
+        """Run one round; what is unavailable is tried again, what is lost stops the shard."""
+        if self._failed is not None or not self._held():
+            return
+        try:
+            work()
+        except Unavailable as error:
+            log.warning("not written, tried again", reason=str(error))
+        except FreshetError as error:
+            log.error("the shard stops", reason=str(error))
+            self._failed = error
+
+    # --- loading
+
+    def _identity(self) -> StoreIdentity:
+        spec = self._spec
+        return StoreIdentity(
+            model=spec.name,
+            spec_hash=self._spec_hash,
+            buckets=spec.buckets,
+            tables={t.name: t.id for t in spec.tables},
+            record_bytes={t.id: self._store.record_bytes(t.id) for t in spec.tables},
+            samples_log_id=str(self._log.topics()[self._topics.samples].log_id),
+        )
+
+    def _read_bucket(self, bucket: Bucket, meta: BucketMeta) -> BucketMeta:
+        """Rows of a claimed bucket, read again until meta was the same before and after (PROTOCOL 10)."""
+        for _ in range(RETRIES):
+            rows = 0
+            for packed in self._rows.scan(bucket):
+                self._store.import_rows(packed)
+                rows += len(packed.keys)
+            after = self._rows.metas([bucket])[bucket]
+            if after.fence > self._fence:
+                raise Fenced(f"bucket {bucket} was claimed by a higher fence while it was read")
+            if (after.fence, after.seq, after.rows) == (meta.fence, meta.seq, rows):
+                self._store.set_applied(bucket, meta.applied, meta.clock_ms)
+                return meta
+            self._store.drop_bucket(bucket)
+            meta = after
+        raise Unavailable(
+            f"bucket {bucket}: its rows and meta did not agree in {RETRIES} readings ({rows} rows read, "
+            f"{meta.rows} expected); the row store is damaged or still written to"
+        )
+
+    def _check_replay_is_possible(self, starts: Mapping[int, int]) -> None:
+        needed = self._book.smallest_applied(self._spec.partitions)
+        for p, offset in needed.items():
+            if offset < starts[p]:
+                raise DataLost(
+                    f"{self._topics.samples}[{p}]: rows have learned up to {offset}, but the log starts at {starts[p]}\n"
+                    "  samples between the two are gone; restore the log, or start the model anew"
+                )
+
+    def _hold_retention(self) -> None:
+        """Retention passes neither what a restart must replay nor what a reader must follow from."""
+        samples = self._book.smallest_applied(self._spec.partitions)
+        share = self._spec.buckets // ROWS_PARTITIONS
+        held = {TopicPartition(self._topics.samples, p): offset for p, offset in samples.items()}
+        for p in range(ROWS_PARTITIONS):
+            buckets = range(p * share, (p + 1) * share)
+            held[TopicPartition(self._topics.rows, p)] = self._book.smallest_rows_offset(buckets)
+        self._log.hold(f"shard-{self._spec.name}", held)

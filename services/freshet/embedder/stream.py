@@ -1,0 +1,259 @@
+"""The batch stream in one process: the embedder's work done on the lane's own thread."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import structlog
+
+from freshet.clock import Clock
+from freshet.embedder.core import Assembler, BatchPlan, Credits, cut_points, partitions_of_lane
+from freshet.embedder.decoding import BlockDecoder, DecodedBatch
+from freshet.errors import Refused
+from freshet.model.inputs import GroupInputs, Labels, ModelInputs
+from freshet.seams.batches import TrainBatch
+from freshet.seams.eventlog import EventLog, Reader
+from freshet.seams.rowservice import KeyGroup, Push, RowService
+from freshet.spec.layout import Layout
+from freshet.spec.model import Spec
+from freshet.tables import Plan
+from freshet.types import F32, BytesColumn, Fence, TimeMs, TopicPartition
+
+__all__ = ["LocalStream"]
+
+log = structlog.get_logger("freshet.embedder")
+
+READ_AHEAD_BLOCKS = 64
+"""Blocks read from the log at once: 16,384 samples at most, tens of milliseconds of work."""
+
+
+@dataclass(slots=True)
+class _InFlight:
+    """What must be kept of a batch between lookup and push."""
+
+    credit: int
+    groups: Sequence[KeyGroup]
+    clock_ms: int
+    blocks: BytesColumn
+
+
+@dataclass
+class _Lane:
+    """One lane's partitions, its place in them, and memory reused from batch to batch."""
+
+    partitions: tuple[int, ...]
+    reader: Reader
+    decoder: BlockDecoder
+    plans: list[Plan]
+    rows: list[F32]
+    assembler: Assembler | None = None  # None: ask what is applied, and start there
+    replayed_until: dict[int, int] = field(default_factory=dict)
+    waiting_since: float = 0.0
+    plan: BatchPlan | None = None  # put together, waiting for a credit
+    in_flight: _InFlight | None = None
+
+
+class LocalStream:
+    """See `freshet.seams.batches.BatchStream`. One rank; a lane's methods are called by its own thread."""
+
+    def __init__(
+        self,
+        *,
+        spec: Spec,
+        layout: Layout,
+        topic: str,
+        log: EventLog,
+        rows: RowService,
+        decoder: Callable[[], BlockDecoder],
+        dense_applied: Callable[[], Mapping[int, Sequence[int]]],
+        fence: Fence,
+        lanes: int,
+        clock: Clock,
+        batch_rows: int,
+        staleness_rows: int,
+    ) -> None:
+        self._spec, self._layout, self._topic = spec, layout, topic
+        self._log, self._rows, self._new_decoder = log, rows, decoder
+        self._dense_applied, self._fence, self._clock = dense_applied, fence, clock
+        self._batch_rows, self._behind_rows = batch_rows, max(batch_rows, spec.train.batch_behind_rows)
+        self._credits = Credits(staleness_rows)
+        self._changed = threading.Condition()  # guards credits and recent
+        self._recent: deque[tuple[BytesColumn, int]] = deque()
+        self._recent_rows = 0
+        partitions = range(spec.partitions)
+        self._lanes = [
+            _Lane(
+                partitions_of_lane(i, lanes, partitions),
+                log.reader(),
+                decoder(),
+                [self._new_plan(g) for g in range(len(layout.groups))],
+                [np.empty((0, group.width), np.float32) for group in layout.groups],
+            )
+            for i in range(lanes)
+        ]
+
+    def take(self, lane: int, wait_s: float) -> TrainBatch | None:
+        """The lane's next batch; see the protocol."""
+        state = self._lanes[lane]
+        if state.assembler is None:
+            self._rewind(state)
+        deadline = self._clock.monotonic() + wait_s
+        state.plan = state.plan or self._assemble(state, deadline)
+        if state.plan is None or not self._take_credit(state, state.plan, deadline):
+            return None
+        plan, state.plan = state.plan, None
+        return self._issue(state, plan)
+
+    def give_back(self, lane: int, batch: TrainBatch, gradients: Sequence[F32] | None) -> None:
+        """Push a batch's gradients, or return it unused; see the protocol."""
+        state = self._lanes[lane]
+        flight = state.in_flight
+        assert flight is not None, "a batch is given back once, by the lane that took it"
+        state.in_flight = None
+        try:
+            if gradients is None:
+                state.assembler = None
+                return
+            self._rows.push(
+                Push(batch.ranges, self._fence, TimeMs(flight.clock_ms), flight.groups, gradients)
+            )
+            self._remember(flight.blocks, len(batch))
+        except Refused as refused:
+            log.warning("a push was refused; the lane starts again from what is applied", reason=str(refused))
+            state.assembler = None
+            raise
+        finally:
+            with self._changed:
+                self._credits.give_back(flight.credit)
+                self._changed.notify_all()
+
+    def recent(self, rows: int) -> Sequence[ModelInputs]:
+        """The newest samples with their rows as they are now; see the protocol."""
+        with self._changed:
+            blocks = list(self._recent)
+        chosen: list[BytesColumn] = []
+        total = 0
+        for column, size in reversed(blocks):
+            if total >= rows:
+                break
+            chosen.append(column)
+            total += size
+        inputs = []
+        for column in reversed(chosen):
+            decoded = self._new_decoder().decode(column, ())
+            plans = [self._new_plan(g) for g in range(len(self._layout.groups))]
+            inputs.append(self._look_up(decoded, plans, None, create=False)[0])
+        return inputs
+
+    def lag(self) -> Mapping[int, int]:
+        """{partition: blocks that no batch has covered yet}."""
+        lag = {}
+        for state in self._lanes:
+            positions = state.assembler.positions() if state.assembler is not None else {}
+            for p in state.partitions:
+                bounds = self._log.bounds(TopicPartition(self._topic, p))
+                lag[p] = bounds.end - positions.get(p, bounds.start)
+        return lag
+
+    def close(self) -> None:
+        """Close the readers."""
+        for state in self._lanes:
+            state.reader.close()
+
+    def _new_plan(self, group: int) -> Plan:
+        tables = [
+            self._spec.table(self._spec.features[f].table or "").id for f in self._layout.groups[group].features
+        ]
+        return Plan(tables=np.array(tables, np.uint8), buckets=self._spec.buckets)
+
+    def _rewind(self, state: _Lane) -> None:
+        """Start from the smallest offset that any store has applied, with the others as cut points (rule 7)."""
+        starts, cuts = cut_points([self._rows.applied(), self._dense_applied()])
+        mine = {p: starts[p] for p in state.partitions}
+        state.assembler, state.plan = Assembler(mine, cuts), None
+        state.replayed_until = {p: max([starts[p], *cuts[p]]) for p in state.partitions}
+        state.reader.assign({TopicPartition(self._topic, p): offset for p, offset in mine.items()})
+
+    def _assemble(self, state: _Lane, deadline: float) -> BatchPlan | None:
+        """Wait for a full batch, but no longer than the batch's own wait once a block is there."""
+        assembler = state.assembler
+        assert assembler is not None
+        wait_s = self._spec.train.batch_wait_ms / 1000
+        while assembler.waiting() < self._batch_rows:
+            now = self._clock.monotonic()
+            if not assembler.waiting():
+                state.waiting_since = now
+            until = min(deadline, state.waiting_since + wait_s) if assembler.waiting() else deadline
+            polled = state.reader.poll(READ_AHEAD_BLOCKS, max(0.0, until - now))
+            for partition, records in polled:
+                assembler.offer(partition.partition, records)
+            if polled:
+                continue
+            if not assembler.waiting() or self._clock.monotonic() < state.waiting_since + wait_s:
+                return None
+            break
+        behind = assembler.waiting() >= 2 * self._behind_rows
+        return assembler.next(self._behind_rows if behind else self._batch_rows)
+
+    def _take_credit(self, state: _Lane, plan: BatchPlan, deadline: float) -> bool:
+        with self._changed:
+            if not self._changed.wait_for(self._credits.free, max(0.0, deadline - self._clock.monotonic())):
+                return False
+            state.in_flight = _InFlight(self._credits.take(plan.rows), (), 0, plan.blocks)
+            return True
+
+    def _issue(self, state: _Lane, plan: BatchPlan) -> TrainBatch:
+        decoded = state.decoder.decode(plan.blocks, plan.places)
+        inputs, groups = self._look_up(decoded, state.plans, state.rows, create=True)
+        flight = state.in_flight
+        assert flight is not None
+        flight.groups = groups
+        flight.clock_ms = int(decoded.event_times_ms.max(initial=0))
+        return TrainBatch(
+            ranges=plan.ranges,
+            fence=self._fence,
+            inputs=inputs,
+            sample_ids=decoded.sample_ids,
+            request_ids=decoded.request_ids,
+            event_times_ms=decoded.event_times_ms,
+            segments=decoded.columns.segments,
+            served=decoded.columns.served,
+            replayed=any(r.start < state.replayed_until[r.partition] for r in plan.ranges),
+        )
+
+    def _look_up(
+        self, decoded: DecodedBatch, plans: Sequence[Plan], memory: list[F32] | None, *, create: bool
+    ) -> tuple[ModelInputs, list[KeyGroup]]:
+        """Unique keys, their rows, and the occurrences that use them. `memory` is reused if it is large enough."""
+        groups: list[KeyGroup] = []
+        rows: list[F32] = []
+        for g, (keys, plan) in enumerate(zip(decoded.columns.groups, plans, strict=True)):
+            plan.build(keys.keys, keys.feature_starts)
+            groups.append(KeyGroup(g, plan.keys, plan.tables, plan.bucket_starts))
+            rows.append(self._memory(g, len(plan.keys), memory))
+        self._rows.lookup(groups, rows, create=create)
+        inputs = [
+            GroupInputs(rows[g], plan.positions, keys.feature_starts, keys.list_ends)
+            for g, (keys, plan) in enumerate(zip(decoded.columns.groups, plans, strict=True))
+        ]
+        labels = Labels(decoded.label_index, decoded.label_value, decoded.weight)
+        return ModelInputs(decoded.columns.size, inputs, decoded.columns.dense, labels), groups
+
+    def _memory(self, group: int, rows: int, memory: list[F32] | None) -> F32:
+        width = self._layout.groups[group].width
+        if memory is None:
+            return np.empty((rows, width), np.float32)
+        if len(memory[group]) < rows:
+            memory[group] = np.empty((rows + rows // 4, width), np.float32)
+        return memory[group][:rows]
+
+    def _remember(self, blocks: BytesColumn, rows: int) -> None:
+        with self._changed:
+            self._recent.append((blocks, rows))
+            self._recent_rows += rows
+            while self._recent_rows - self._recent[0][1] >= self._spec.serve.gate.samples:
+                self._recent_rows -= self._recent.popleft()[1]
