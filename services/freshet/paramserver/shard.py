@@ -187,7 +187,7 @@ class Shard:
             more = True
             while more:
                 _, more = self._publish_some()
-        deltas = deltas_of(copy, self._layout, self._book, offsets, self._spec.buckets)
+        deltas = deltas_of(copy, self._book, offsets, self._spec.buckets)
         try:
             outcomes = self._rows.flush(deltas, fence=self._fence)
         except Unavailable:
@@ -211,7 +211,7 @@ class Shard:
         """The store holds something else than this owner wrote last: write these buckets whole (PROTOCOL 11)."""
         log.warning("buckets are written whole: the row store lost or mixed writes", buckets=len(buckets))
         copy = self._store.collect_flush(buckets, whole=True)
-        deltas = deltas_of(copy, self._layout, self._book, offsets, self._spec.buckets, whole=True)
+        deltas = deltas_of(copy, self._book, offsets, self._spec.buckets, whole=True)
         outcomes = self._rows.flush(deltas, fence=self._fence)
         for delta in deltas:
             if self._settle(delta.bucket, delta.meta, outcomes[delta.bucket]):

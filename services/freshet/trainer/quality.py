@@ -1,0 +1,1 @@
+"""Progressive quality: of the training model before each update, and of what was served."""

@@ -1,0 +1,142 @@
+"""The trainer as a part of a process: lanes in front, versions and measures behind them."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from dataclasses import dataclass
+
+import numpy as np
+import orjson
+import structlog
+
+from freshet.clock import Clock
+from freshet.errors import FreshetError, Unavailable
+from freshet.model import DenseModel, StepResult
+from freshet.seams.batches import BatchStream, TrainBatch
+from freshet.seams.eventlog import Writer
+from freshet.seams.versions import Manifest
+from freshet.spec.model import Spec
+from freshet.trainer.core import DenseLedger
+from freshet.trainer.lanes import Lanes
+from freshet.trainer.quality import Quality
+from freshet.trainer.versioning import Snapshot, Versioner
+from freshet.types import Append, BytesColumn
+
+__all__ = ["Progress", "Trainer"]
+
+log = structlog.get_logger("freshet.trainer")
+
+
+@dataclass(slots=True)
+class Progress:
+    """What the trainer has done since it started."""
+
+    samples: int = 0  # trained on, replayed ones too
+    steps: int = 0
+    event_time_ms: int = 0  # newest event learned from
+    version: int = 0  # newest written
+
+
+class Trainer:
+    """One rank. `run` trains on the caller's thread (and the lanes' own) until told to stop."""
+
+    def __init__(
+        self,
+        *,
+        spec: Spec,
+        model: DenseModel,
+        stream: BatchStream,
+        ledger: DenseLedger,
+        quality: Quality,
+        versioner: Versioner,
+        writer: Writer,
+        measures_topic: str,
+        clock: Clock,
+        lanes: int,
+        step: int = 0,
+        event_time_ms: int = 0,
+    ) -> None:
+        """`ledger`, `quality` and the model's state are those of the version started from, `step` its step."""
+        self._spec, self._model, self._ledger, self._quality = spec, model, ledger, quality
+        self._versioner, self._writer, self._topic, self._clock = versioner, writer, measures_topic, clock
+        self._due = clock.monotonic() + spec.train.version_interval_ms / 1000
+        self._snapshots: queue.Queue[Snapshot | None] = queue.Queue(maxsize=1)
+        self._last_step = step
+        self._failed: FreshetError | None = None
+        self.progress = Progress(steps=step, event_time_ms=event_time_ms)
+        self.stop = threading.Event()
+        self._lanes = Lanes(
+            stream, model, ledger, self, lanes, spec.train.batch_wait_ms / 1000, self.stop, step
+        )
+
+    def run(self) -> None:
+        """Train until `stop` is set; then write a last version. Raises what a lane or the version writer raised."""
+        keeper = threading.Thread(target=self._keep_versions, name="versions", daemon=True)
+        keeper.start()
+        try:
+            self._lanes.run()
+        finally:
+            self._snapshots.put(self.snapshot() if self.progress.steps > self._last_step else None)
+            self._snapshots.put(None)
+            keeper.join()
+        if self._failed is not None:
+            raise self._failed
+
+    def snapshot(self) -> Snapshot:
+        """Dense state and vector as they are; between two steps only."""
+        tensors = {name: np.array(tensor) for name, tensor in self._model.state().items()}
+        tensors.update({f"measures/{name}": np.array(t) for name, t in self._quality.state().items()})
+        return Snapshot(
+            tensors=tensors,
+            applied=dict(self._ledger.applied),
+            step=self.progress.steps,
+            event_time_ms=self.progress.event_time_ms,
+            measures=self._quality.summary(),
+            finite=self._model.finite(),
+        )
+
+    # --- Observer of the lanes
+
+    def trained(self, batch: TrainBatch, result: StepResult) -> None:
+        """A batch that counted: take note of its measures, unless some store had applied it before."""
+        self.progress.samples += len(batch)
+        newest = int(batch.event_times_ms.max(initial=0))
+        self.progress.event_time_ms = max(self.progress.event_time_ms, newest)
+        if not batch.replayed:
+            self._quality.add(batch, result.predictions)
+
+    def stepped(self, step: int, rows: int) -> None:
+        """Between two steps: publish windows that are complete, and copy a snapshot when one is due."""
+        self.progress.steps = step
+        self._tell_windows()
+        if self._failed is not None:
+            self.stop.set()
+        if step == self._last_step or self._clock.monotonic() < self._due:
+            return
+        try:
+            self._snapshots.put_nowait(self.snapshot())
+        except queue.Full:
+            return  # the last one is still being written
+        self._last_step = step
+        self._due = self._clock.monotonic() + self._spec.train.version_interval_ms / 1000
+
+    def _tell_windows(self) -> None:
+        windows = self._quality.finished_windows()
+        if windows:
+            values = [orjson.dumps(w, option=orjson.OPT_SERIALIZE_NUMPY) for w in windows]
+            try:
+                self._writer.append([Append(self._topic, 0, BytesColumn.of(values))])
+            except Unavailable as error:
+                log.warning("windows of measures were not written", reason=str(error), windows=len(windows))
+
+    def _keep_versions(self) -> None:
+        while (snapshot := self._snapshots.get()) is not None:
+            try:
+                manifest: Manifest = self._versioner.next(snapshot)
+                self.progress.version = manifest.number
+            except Unavailable as error:
+                log.warning("version not written; the next one is tried", reason=str(error))
+            except FreshetError as error:
+                self._failed = error
+
