@@ -1,4 +1,5 @@
-"""The command `freshet`: one file per verb; `wiring.py` is the composition root, the only importer of services.
+"""The command `freshet`: one file per verb; `wiring.py` is the composition root, the only importer of
+services.
 
 Verbs are imported when they are called, so that `--help` stays fast.
 """

@@ -1,10 +1,10 @@
 """Online Retail II as a click stream, by our own convention, seeded: the same stream each time.
 
-An invoice is a request by a customer. Its impressions are the items bought plus `NEGATIVES` times as many drawn by
-popularity over the last 30 days, without replacement, in shuffled order. Every order line is an action on its item after a
-log-normal delay (median 20 s, cut at 100 s); a cancellation line is a late action on that customer's last request with
-the item. Users, items, prices, countries and times are real; the impressions that were not bought, the seconds within a
-minute, and the delays are simulated.
+An invoice is a request by a customer. Its impressions are the items bought plus `NEGATIVES` times as many
+drawn by popularity over the last 30 days, without replacement, in shuffled order. Every order line is an
+action on its item after a log-normal delay (median 20 s, cut at 100 s); a cancellation line is a late action
+on that customer's last request with the item. Users, items, prices, countries and times are real; the
+impressions that were not bought, the seconds within a minute, and the delays are simulated.
 
 Data: Online Retail II, UCI Machine Learning Repository (D. Chen), CC BY 4.0.
 """
@@ -15,6 +15,7 @@ import csv
 import gzip
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -64,14 +65,16 @@ class Slice:
 
 
 def read_lines(path: Path) -> Lines:
-    """Read the csv (plain or gzipped). Raises BadInput, naming the line, where a column is missing or not a number."""
-    opened = gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8")
-    with opened as file:
+    """Read the csv (plain or gzipped). Raises BadInput, naming the line, where a column is missing or not a
+    number."""
+    opened = gzip.open if path.suffix == ".gz" else open
+    with opened(path, "rt", encoding="utf-8") as file:
         rows = csv.reader(file)
         header = next(rows, [])
         if tuple(header) != COLUMNS:
             raise BadInput(
-                f"{path}: expected the columns {', '.join(COLUMNS)}, found {', '.join(header) or 'an empty file'}\n"
+                f"{path}: expected the columns {', '.join(COLUMNS)}, "
+                f"found {', '.join(header) or 'an empty file'}\n"
                 "  `freshet replay online-retail` reads the events file of Online Retail II"
             )
         columns = list(zip(*rows, strict=True))
@@ -100,7 +103,7 @@ def slices(lines: Lines, seed: int = 0) -> Iterator[Slice]:
     last_request: dict[tuple[int, int], str] = {}
     carried: list[tuple[int, bytes]] = []
     edges = np.flatnonzero(np.diff(day, prepend=day[0] - 1, append=day[-1] + 1))
-    for start, stop in zip(edges[:-1], edges[1:], strict=True):
+    for start, stop in pairwise(edges):
         today = int(day[start])
         popularity.move_to(today)
         impressions: list[tuple[int, bytes]] = []
@@ -143,7 +146,8 @@ def _request(
     impressions: list[tuple[int, bytes]] = []
     if len(items):
         unbought = popularity.draw(rng, NEGATIVES * len(items), items)
-        # A price that only a purchase shows would give the label away: every item stands with its last known price.
+        # A price that only a purchase shows would give the label away: every item stands with its last known
+        # price.
         prices = last_price[items]
         prices = np.where(np.isnan(prices), lines.price[first:last][bought][where], prices)
         slate = np.concatenate([items, unbought])
@@ -232,7 +236,7 @@ def _invoices(lines: Lines, start: int, stop: int) -> Iterator[tuple[int, int]]:
     """Runs of lines of one invoice, in file order."""
     codes = lines.invoice[start:stop]
     edges = np.flatnonzero(np.diff(codes, prepend=-1, append=-1)) + start
-    return zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True)
+    return pairwise(edges.tolist())
 
 
 def _codes(values: tuple[str, ...]) -> tuple[list[str], I64]:

@@ -38,6 +38,9 @@ __all__ = ["CROSSES", "load_spec", "parse_spec"]
 CROSSES = "crosses"
 """Name of the implicit table that holds the rows of crosses: scalars only, dim 0."""
 
+DEFAULT_ROW_OPTIMIZER = "rowwise_adagrad"
+DEFAULT_SCALAR_OPTIMIZER = "adagrad"
+
 TOPICS = {"served": "impressions", "shown": "shown", "action": "actions"}
 SECTIONS = ("events", "join", "labels", "tables", "features", "model", "train", "serve")
 SPEC_HINT = "freshet init writes a commented spec from your Avro schemas"
@@ -169,16 +172,15 @@ def _table(tables: Section, name: str, table_id: int) -> Table:
         also=("optimizer", "scalar_optimizer"),
         name=name,
         id=table_id,
-        optimizer=_optimizer(section, "optimizer", "rowwise_adagrad"),
-        scalar_optimizer=_optimizer(section, "scalar_optimizer", "adagrad"),
+        optimizer=_optimizer(section, "optimizer", DEFAULT_ROW_OPTIMIZER),
+        scalar_optimizer=_optimizer(section, "scalar_optimizer", DEFAULT_SCALAR_OPTIMIZER),
     )
 
 
 def _optimizer(table: Section, key: str, default: str) -> Optimizer:
     names = Choice(tuple(OPTIMIZERS))
     if not isinstance(table.raw(key), Mapping):
-        name = table.take(key, names, default)
-        return Optimizer(name=name, parameters=complete(name))
+        return _default(table.take(key, names, default))
     section = table.section(key)
     name = section.take("name", names)
     rule = OPTIMIZERS[name]
@@ -192,13 +194,17 @@ def _optimizer(table: Section, key: str, default: str) -> Optimizer:
     return Optimizer(name=name, parameters=complete(name, given))
 
 
+def _default(name: Any) -> Optimizer:
+    return Optimizer(name=name, parameters=complete(name))
+
+
 def _cross_table(table_id: int) -> Table:
     return Table(
         name=CROSSES,
         id=table_id,
         dim=0,
-        optimizer=Optimizer(name="rowwise_adagrad", parameters=complete("rowwise_adagrad")),
-        scalar_optimizer=Optimizer(name="adagrad", parameters=complete("adagrad")),
+        optimizer=_default(DEFAULT_ROW_OPTIMIZER),
+        scalar_optimizer=_default(DEFAULT_SCALAR_OPTIMIZER),
     )
 
 
@@ -294,6 +300,8 @@ def _model(section: Section) -> Model:
                 raise section.error(
                     key, f'no such key beside kind = "{model.kind}"', "only a hedge has experts and crosses"
                 )
+        if model.kind == "linear" and "deep" in section:
+            raise section.error("deep", 'no such key beside kind = "linear"', "a linear model has no MLP")
         return replace(model, experts=(), crosses=())
     if model.crosses and "experts" not in section:
         model = replace(model, experts=("wide", "cross", "fm", "deep"))

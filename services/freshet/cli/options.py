@@ -1,0 +1,75 @@
+"""Options that several verbs share, and how their results are printed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+import orjson
+
+from freshet.errors import ConfigError
+
+__all__ = ["DEFAULT_FOLDER", "emit", "existing_folder", "folder_option", "json_option", "table"]
+
+DEFAULT_FOLDER = "freshet-run"
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def folder_option(command: F) -> F:
+    """`--folder DIR`: the run folder, which holds log, rows, versions and logs of one model."""
+    return click.option(
+        "--folder",
+        type=click.Path(path_type=Path),
+        default=DEFAULT_FOLDER,
+        show_default=True,
+        help="Run folder: log, rows, versions and logs of one model.",
+    )(command)
+
+
+def json_option(command: F) -> F:
+    """`--json`: one JSON object on standard output, last."""
+    return click.option("--json", "as_json", is_flag=True, help="Print one JSON object, last.")(command)
+
+
+def existing_folder(folder: Path) -> Path:
+    """The run folder, which must have been made by `freshet up`, `run` or `replay`."""
+    if not (folder / "log").is_dir():
+        raise ConfigError(
+            "--folder",
+            "",
+            f"{folder} is not a run folder",
+            "a folder that holds log/",
+            "`freshet up SPEC` makes one, `freshet-run` by default",
+        )
+    return folder
+
+
+def emit(value: Mapping[str, Any], *, as_json: bool, text: str) -> None:
+    """Print the result: as one JSON line, or as text."""
+    if as_json:
+        click.echo(orjson.dumps(value, option=orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY).decode())
+    else:
+        click.echo(text)
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """Columns aligned with spaces; numbers to the right."""
+    cells = [[*header], *[[_cell(value) for value in row] for row in rows]]
+    widths = [max(len(row[i]) for row in cells) for i in range(len(header))]
+    right = [bool(rows) and all(isinstance(row[i], int | float) for row in rows) for i in range(len(header))]
+    return "\n".join(
+        "  ".join(
+            cell.rjust(width) if flag else cell.ljust(width)
+            for cell, width, flag in zip(row, widths, right, strict=True)
+        ).rstrip()
+        for row in cells
+    )
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

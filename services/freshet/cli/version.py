@@ -1,0 +1,147 @@
+"""`freshet version`: list, show, promote and roll back dense versions."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+
+import click
+import orjson
+
+from freshet.cli.options import emit, existing_folder, folder_option, json_option, table
+from freshet.errors import ConfigError
+from freshet.seams.open import open_eventlog, open_versions
+from freshet.seams.versions import Manifest, VersionStore
+from freshet.types import Append, BytesColumn
+
+__all__ = ["command"]
+
+
+@click.group()
+def command() -> None:
+    """List, show, promote and roll back dense versions."""
+
+
+@command.command("list")
+@folder_option
+@json_option
+def list_versions(folder: Path, as_json: bool) -> None:
+    """All stored versions, newest last, with their verdicts and aliases."""
+    store = _store(folder)
+    aliases = store.aliases()
+    manifests = [store.manifest(number) for number in store.numbers()]
+    rows = [
+        [
+            m.number,
+            _time(m.created_ms),
+            m.step,
+            m.verdict,
+            " ".join(sorted(a for a, number in aliases.items() if number == m.number)),
+            m.reason,
+        ]
+        for m in manifests
+    ]
+    text = table(["version", "written", "step", "verdict", "alias", "reason"], rows)
+    emit({"versions": [asdict(m) for m in manifests], "aliases": aliases}, as_json=as_json, text=text)
+
+
+@command.command("show")
+@click.argument("number", type=int)
+@folder_option
+@json_option
+def show(number: int, folder: Path, as_json: bool) -> None:
+    """One version's manifest, and whether its weights match their checksum."""
+    store = _store(folder)
+    manifest = _manifest(store, number)
+    version = store.get(number)
+    shapes = {name: list(tensor.shape) for name, tensor in version.tensors.items()}
+    value = {**asdict(manifest), "tensors": shapes}
+    emit(value, as_json=as_json, text=orjson.dumps(value, option=_PRETTY).decode())
+
+
+@command.command("promote")
+@click.argument("number", type=int)
+@folder_option
+@json_option
+def promote(number: int, folder: Path, as_json: bool) -> None:
+    """Serve this version, whatever the gate said, and let the gate promote later ones again."""
+    _move(folder, number, pinned=False, as_json=as_json)
+
+
+@command.command("rollback")
+@click.argument("number", type=int, required=False)
+@folder_option
+@json_option
+def rollback(number: int | None, folder: Path, as_json: bool) -> None:
+    """Serve an older version (the last promoted one before `stable`), and stay there until `promote`.
+
+    Rows go on learning; rollback moves the dense weights that serve, nothing else.
+    """
+    store = _store(folder)
+    if number is None:
+        stable = store.aliases().get("stable")
+        older = [n for n in store.numbers() if stable is not None and n < stable and _promoted(store, n)]
+        if not older:
+            raise ConfigError(
+                "rollback",
+                "",
+                "no older promoted version is stored",
+                "a version number",
+                "see `freshet version list`",
+            )
+        number = older[-1]
+    _move(folder, number, pinned=True, as_json=as_json)
+
+
+_PRETTY = orjson.OPT_INDENT_2 | orjson.OPT_NON_STR_KEYS
+
+
+def _store(folder: Path) -> VersionStore:
+    return open_versions(f"file:{existing_folder(folder) / 'versions'}")
+
+
+def _promoted(store: VersionStore, number: int) -> bool:
+    return store.manifest(number).verdict == "promoted"
+
+
+def _manifest(store: VersionStore, number: int) -> Manifest:
+    try:
+        return store.manifest(number)
+    except KeyError:
+        numbers = list(store.numbers())
+        found = f"{numbers[0]} to {numbers[-1]}" if numbers else "none"
+        raise ConfigError(
+            "version", "number", number, f"a stored version ({found})", "see `freshet version list`"
+        ) from None
+
+
+def _move(folder: Path, number: int, *, pinned: bool, as_json: bool) -> None:
+    store = _store(folder)
+    manifest = _manifest(store, number)
+    store.get(number)  # a version that cannot be read must not be pointed at
+    log = open_eventlog(f"sqlite:{folder / 'log'}")
+    try:
+        store.point("stable", number)
+        record = {
+            "v": 1,
+            "kind": "alias",
+            "alias": "stable",
+            "number": number,
+            "by": "operator",
+            "pinned": pinned,
+            "time_ms": int(time.time() * 1000),
+        }
+        value = BytesColumn.of([orjson.dumps(record)])
+        log.writer().append([Append(f"{manifest.model}.versions", 0, value)])
+    finally:
+        log.close()
+    text = f"stable is now version {number}" + (
+        "; the gate promotes nothing until `freshet version promote`" if pinned else ""
+    )
+    emit(record, as_json=as_json, text=text)
+
+
+def _time(ms: int) -> str:
+    return datetime.fromtimestamp(ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S")

@@ -1,0 +1,137 @@
+"""A `Spec` back to the text of a `freshet.toml`: only what differs from the defaults, in one canonical order.
+
+`parse_spec(render(spec)) == spec`. Versions carry this text, so that a model can be read without its folder.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import MISSING as NO_DEFAULT
+from dataclasses import Field
+from typing import Any
+
+from freshet.options import Duration, duration_text, key_of, options_of
+from freshet.spec.model import Feature, Label, Optimizer, Spec, Table, TimeField, Train
+from freshet.spec.optimizers import complete
+from freshet.spec.parse import CROSSES, DEFAULT_ROW_OPTIMIZER, DEFAULT_SCALAR_OPTIMIZER
+
+__all__ = ["render", "toml_value"]
+
+DEFAULT_BEHIND_ROWS = Train().batch_behind_rows
+
+
+def render(spec: Spec) -> str:
+    """The spec as TOML."""
+    lines = list(_keys(spec))
+    lines += ["", "[events]"]
+    for stream in (spec.events.served, spec.events.shown, spec.events.action):
+        if stream is not None:
+            lines.append(_inline(stream.role, dict(_options(stream))))
+    lines += _section("join", _keys(spec.join))
+    lines += _section("labels", (_inline(label.name, _label(label)) for label in spec.labels))
+    tables = [t for t in spec.tables if t.name != CROSSES]
+    lines += _section("tables", (_inline(table.name, _table(table)) for table in tables))
+    features = [f for f in spec.features if f.kind != "cross"]
+    lines += _section("features", (_inline(feature.name, _feature(feature)) for feature in features))
+    lines += _section("model", _model(spec))
+    lines += _section("train", _train(spec.train))
+    serve = [*_keys(spec.serve)]
+    serve += [
+        _inline(n, dict(_options(o))) for n, o in (("explore", spec.serve.explore), ("gate", spec.serve.gate))
+    ]
+    lines += _section("serve", (line for line in serve if not line.endswith("= {}")))
+    return "\n".join(lines) + "\n"
+
+
+def _section(name: str, lines: Iterator[str]) -> list[str]:
+    found = list(lines)
+    return ["", f"[{name}]", *found] if found else []
+
+
+def _keys(obj: Any) -> Iterator[str]:
+    for key, value in _options(obj):
+        yield f"{key} = {toml_value(value)}"
+
+
+def _options(obj: Any) -> Iterator[tuple[str, Any]]:
+    """Keys and TOML values of the options that differ from their defaults."""
+    for option in options_of(type(obj)):
+        value = getattr(obj, option.name)
+        default = option.default
+        if default is NO_DEFAULT or value != default:
+            yield key_of(option), _as_written(option, value)
+
+
+def _as_written(option: Field[Any], value: Any) -> Any:
+    if isinstance(value, TimeField):
+        return f"{value.path}:{value.unit}"
+    if isinstance(option.metadata["form"], Duration):
+        return False if value is None else duration_text(value)
+    return value
+
+
+def _label(label: Label) -> dict[str, Any]:
+    return {**dict(_options(label)), "loss": label.loss}
+
+
+def _table(table: Table) -> dict[str, Any]:
+    found = {**dict(_options(table)), "dim": table.dim}
+    for key, default in (
+        ("optimizer", DEFAULT_ROW_OPTIMIZER),
+        ("scalar_optimizer", DEFAULT_SCALAR_OPTIMIZER),
+    ):
+        optimizer: Optimizer = getattr(table, key)
+        if optimizer != Optimizer(name=default, parameters=complete(default)):  # type: ignore[arg-type]
+            found[key] = {"name": optimizer.name, **optimizer.parameters}
+    return found
+
+
+def _train(train: Train) -> Iterator[str]:
+    yield from _keys(train)
+    if train.batch_behind_rows == DEFAULT_BEHIND_ROWS != train.batch_rows:  # without it: as batch.rows
+        yield f"batch.behind = {train.batch_behind_rows}"
+
+
+def _feature(feature: Feature) -> dict[str, Any]:
+    return dict(_options(feature))
+
+
+def _model(spec: Spec) -> Iterator[str]:
+    model = spec.model
+    hedge = model.kind == "hedge"
+    for key, value in _options(model):
+        if hedge or key not in ("experts", "crosses"):
+            yield f"{key} = {toml_value(value)}"
+    if model.options:
+        yield f"options = {toml_value(model.options)}"
+
+
+def _inline(name: str, values: Mapping[str, Any]) -> str:
+    return f"{name} = {toml_value(values)}"
+
+
+def toml_value(value: Any) -> str:
+    """A value as TOML spells it. Raises TypeError for what TOML has not."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int):
+        return str(value)
+    if isinstance(value, float):
+        return repr(value).replace("e+", "e") if value != int(value) or abs(value) >= 1e15 else f"{value:.1f}"
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(toml_value(v) for v in value)}]"
+    if isinstance(value, Mapping):
+        inner = ", ".join(f"{_key(k)} = {toml_value(v)}" for k, v in value.items())
+        return f"{{ {inner} }}" if inner else "{}"
+    raise TypeError(f"TOML has no {type(value).__name__}: {value!r}")
+
+
+def _key(key: str) -> str:
+    bare = all(
+        part and part.replace("_", "a").replace("-", "a").isalnum() and part.isascii()
+        for part in key.split(".")
+    )
+    return key if bare else json.dumps(key)

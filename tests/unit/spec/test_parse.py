@@ -1,0 +1,374 @@
+"""Mistakes in a spec, and what is said about them: the whole text, as a user reads it."""
+
+from pathlib import Path
+
+import pytest
+
+from freshet.errors import ConfigError
+from freshet.spec.parse import load_spec, parse_spec
+
+HEAD = """
+name = "shop"
+[events]
+served = { schema = "i.avsc", key = ["request_id", "item"], time = "ts:ms" }
+action = { schema = "a.avsc", key = ["request_id", "item"], time = "ts:ms" }
+"""
+LABELS = """
+[labels]
+click = { on = "action.type == 'click'" }
+"""
+TABLES = """
+[tables]
+user = { dim = 16 }
+"""
+FEATURES = """
+[features]
+user = { field = "user_id", table = "user" }
+"""
+WHOLE = HEAD + LABELS + TABLES + FEATURES
+
+
+def refusal(text: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        parse_spec(text)
+    return str(caught.value)
+
+
+def test_the_smallest_spec_is_complete() -> None:
+    spec = parse_spec(WHOLE)
+
+    assert spec.events.served.topic == "impressions"
+    assert spec.events.action.topic == "actions"
+    assert spec.join.grace_ms == 30_000
+    assert spec.label("click").window_ms == 120_000
+    assert spec.serve.score == "click"
+    assert (spec.partitions, spec.buckets) == (8, 1024)
+    assert spec.table("user").ttl_ms == 30 * 86_400_000
+    assert hash(spec.table("user")) == hash(parse_spec(WHOLE).table("user"))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            WHOLE.replace("dim = 16", "dim = 0"),
+            "freshet.toml: tables.user.dim = 0\n"
+            "  expected an integer from 1 to 4096\n"
+            "  a table's dim is the length of its embedding vectors; 16 is a good start",
+        ),
+        (
+            WHOLE.replace("dim = 16", "dmi = 16"),
+            "freshet.toml: tables.user.dmi = 16\n"
+            "  expected one of admission, dim, init, max_rows, optimizer, precision, scalar_optimizer, ttl\n"
+            '  did you mean "dim"?',
+        ),
+        (
+            WHOLE.replace("dim = 16", 'ttl = "30 days"'),
+            "freshet.toml: tables.user.ttl = '30 days'\n"
+            "  expected a duration from 1m to 3650d, or false\n"
+            '  a duration is a number and its unit: "20ms", "30s", "2m", "24h", "30d"',
+        ),
+        (
+            WHOLE.replace("dim = 16", 'optimizer = "adagard"'),
+            "freshet.toml: tables.user.optimizer = 'adagard'\n"
+            '  expected one of "sgd", "adagrad", "rowwise_adagrad", "adam", "ftrl"\n'
+            '  did you mean "adagrad"?',
+        ),
+        (
+            WHOLE.replace("dim = 16", 'optimizer = { name = "adam", lr = 0 }'),
+            "freshet.toml: tables.user.optimizer.lr = 0\n"
+            "  expected a number above 0, up to 100\n"
+            "  lr: step size",
+        ),
+        (
+            WHOLE.replace("dim = 16", 'optimizer = { name = "sgd", beta1 = 0.9 }'),
+            "freshet.toml: tables.user.optimizer.beta1 = 0.9\n"
+            "  expected one of lr, name\n"
+            "  there is no such key",
+        ),
+        (
+            WHOLE.replace('name = "shop"', ""),
+            "freshet.toml: name = (missing)\n"
+            "  expected a name of a-z, 0-9, - and _, starting with a letter, at most 64 long\n"
+            "  name: names the model's topics and store",
+        ),
+        (
+            WHOLE.replace('"ts:ms" }\naction', '"ts" }\naction'),
+            "freshet.toml: events.served.time = 'ts'\n"
+            '  expected a path and a unit, "field:ms", the unit one of s, ms, us, iso\n'
+            "  time: field that holds the event's time, and its unit",
+        ),
+        (
+            WHOLE.replace('a.avsc", key = ["request_id", "item"]', 'a.avsc", key = ["request_id"]'),
+            "freshet.toml: events.action.key = ['request_id']\n"
+            "  expected 2 fields, as events.served.key has\n"
+            "  events of all streams are joined on these values, in this order",
+        ),
+        (
+            WHOLE.replace('"i.avsc",', '"i.avsc", explode = "items",'),
+            "freshet.toml: events.served.key = ['request_id', 'item']\n"
+            "  expected a field of the exploded array among them, items.…\n"
+            "  without one, all items of a request would be the same impression",
+        ),
+        (
+            WHOLE.replace('table = "user" }', 'table = "usr" }'),
+            "freshet.toml: features.user.table = 'usr'\n  expected one of user\n  did you mean \"user\"?",
+        ),
+        (
+            HEAD + LABELS + FEATURES,
+            "freshet.toml: features.user.table = 'user'\n"
+            "  expected the name of a table, of which there is none\n"
+            "  declare it: [tables] user = { dim = 16 }",
+        ),
+        (
+            WHOLE.replace('table = "user" }', 'dense = "log1p", table = "user" }'),
+            "freshet.toml: features.user.table = 'user'\n"
+            "  expected no such key beside dense\n"
+            "  a dense feature takes field, dense, missing, serve_as",
+        ),
+        (
+            WHOLE.replace('field = "user_id", table', 'time = "minute", table'),
+            "freshet.toml: features.user.time = 'minute'\n"
+            '  expected one of "hour", "weekday", "hour_of_week"\n'
+            "  time: part of the event's time (UTC) used as an id",
+        ),
+        (
+            WHOLE.replace("[labels]", '[labels]\nbuy = { on = "action.type == \'buy\'", given = "clik" }'),
+            "freshet.toml: labels.buy.given = 'clik'\n"
+            "  expected one of buy, click\n"
+            '  did you mean "click"?',
+        ),
+        (
+            WHOLE.replace(
+                "'click'\" }",
+                '\'click\'", given = "buy" }\nbuy = { on = "action.type == \'buy\'", given = "click" }',
+            ),
+            "freshet.toml: labels.click.given = 'buy'\n"
+            "  expected a label that does not depend on this one\n"
+            "  click given buy given click",
+        ),
+        (
+            WHOLE + '[serve]\nscore = "clik * 2"',
+            "freshet.toml: serve.score = 'clik * 2'\n"
+            "  expected names of labels: click\n"
+            '  did you mean "click"?',
+        ),
+        (
+            WHOLE + '[train]\nsegments = ["user", "country"]',
+            "freshet.toml: train.segments[1] = 'country'\n  expected one of user",
+        ),
+        (
+            WHOLE + "[train]\nbatch = { rows = 512, behind = 256 }",
+            "freshet.toml: train.batch.behind = 256\n"
+            "  expected at least batch.rows, 512\n"
+            "  behind: rows a lane takes when it is behind",
+        ),
+        (
+            WHOLE + "[train]\nbatch = { row = 512 }",
+            "freshet.toml: train.batch.row = 512\n"
+            "  expected one of behind, rows, wait\n"
+            '  did you mean "rows"?',
+        ),
+        (
+            WHOLE + '[model]\nexperts = ["wide", "cross"]',
+            "freshet.toml: model.experts = ['wide', 'cross']\n"
+            "  expected no expert cross without crosses\n"
+            '  name some: crosses = [["user", "item"]]',
+        ),
+        (
+            WHOLE + '[model]\ncrosses = [["user", "itme"]]',
+            "freshet.toml: model.crosses[0] = ['user', 'itme']\n  expected names of features: user",
+        ),
+        (
+            WHOLE + '[model]\nkind = "dlrm"\nexperts = ["wide"]',
+            "freshet.toml: model.experts = ['wide']\n"
+            '  expected no such key beside kind = "dlrm"\n'
+            "  only a hedge has experts and crosses",
+        ),
+        (
+            WHOLE + '[join]\nrequire = "shown"',
+            "freshet.toml: join.require = 'shown'\n"
+            "  expected a stream events.shown\n"
+            "  declare it, or drop join.require",
+        ),
+        (
+            WHOLE + "[serve]\nexplore = { share = 0.02 }",
+            "freshet.toml: serve.explore.share = 0.02\n"
+            "  expected 0 without a policy\n"
+            '  set policy = "epsilon" beside it',
+        ),
+        (
+            "buckets = 1000\n" + WHOLE,
+            "freshet.toml: buckets = 1000\n"
+            "  expected a power of two from 2 to 65536\n"
+            "  buckets: of the parameter server, the unit of ownership",
+        ),
+        (
+            WHOLE + "[tabels]\n",
+            "freshet.toml: tabels = {}\n"
+            "  expected one of buckets, events, features, join, labels, model, name, partitions, serve, tables, "
+            "train\n"
+            '  did you mean "tables"?',
+        ),
+    ],
+)
+def test_a_mistake_is_answered_with_what_is_allowed(text: str, message: str) -> None:
+    assert refusal(text) == message
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        ("[labels]", '[labels]\nand = { on = "action.a" }', "another name"),
+        (
+            "'click'\" }",
+            '\'click\'", value = "action.x", loss = "logloss" }',
+            '"huber" or "mse" beside a value',
+        ),
+        ("[tables]", "[tables]\ncrosses = {}", "another name"),
+        ("[tables]", '[tables]\n"a b" = {}', "a name of letters, digits and _, starting with a letter"),
+        ("[tables]", "[tables]\nother = 3", "a table, [...] or { ... }"),
+        (
+            "[features]",
+            '[features]\nage = { field = "age", dense = ["standard", "log1p"] }',
+            '"raw", "log1p", "standard"',
+        ),
+        (
+            "[features]",
+            '[features]\nage = { field = "age", buckets = [3, 1], table = "user" }',
+            "rising edges",
+        ),
+        ("[features]", '[features]\nage = { field = "age", dense = "raw", serve_as = "x" }', "a number"),
+        (
+            "[features]",
+            '[features]\nh = { time = "hour", table = "user", serve_as = 24 }',
+            "an integer from 0 to 23",
+        ),
+        (
+            "[features]",
+            '[features]\nx = { field = "x", table = "user", serve_as = 1.5 }',
+            "text or an integer",
+        ),
+        ("[features]", '[features]\nx = { field = "x" }', "a name"),
+        ("[features]", '[features]\nx = { table = "user" }', "the path of a field"),
+        ("[features]", '[features]\nx = { field = "x.", table = "user" }', "the path of a field"),
+        (
+            "[features]",
+            '[features]\nx = { field = "x", max = 5, serve_as = 1, table = "user" }',
+            "no such key beside max",
+        ),
+        ("[events]", "[events]\nclicked = {}", "one of action, served, shown"),
+        ('"a.avsc",', '"a.avsc", explode = "x",', "no such key here"),
+        ('"a.avsc",', '"a.avsc", topic = "impressions",', "a topic of its own for each stream"),
+        ('"a.avsc", key = ["request_id", "item"]', '"a.avsc", key = ["item", "item"]', "each field once"),
+        (
+            "[tables]\nuser = { dim = 16 }",
+            '[tables]\nuser = {}\ni = { dim = 8 }\n[model]\ncrosses = [["user", "user"]]',
+            "different features",
+        ),
+    ],
+)
+def test_a_rule_that_is_broken_says_what_was_expected(old: str, new: str, expected: str) -> None:
+    assert old in WHOLE
+    with pytest.raises(ConfigError) as caught:
+        parse_spec(WHOLE.replace(old, new, 1))
+
+    assert caught.value.expected.startswith(expected)
+
+
+@pytest.mark.parametrize(
+    ("tail", "expected"),
+    [
+        ("[serve]\nexplore = { policy = 'epsilon' }", "a number above 0 and up to 1"),
+        ("[serve]\ngate = { calibration = [1.1, 1.2] }", "two rising numbers around 1"),
+        ("[serve]\ngate = { calibration = [0.9] }", "a list of 2 values"),
+        ("[model]\nexperts = ['wide']\ndeep = [8]", 'no such key unless experts hold "deep"'),
+        (
+            "[model]\nexperts = ['wide']\ncrosses = [['user', 'user']]",
+            'no such key unless experts hold "cross"',
+        ),
+        ("[model]\nexperts = ['wide', 'wide']", "each expert once"),
+        ("[model]\nkind = 'linear'\ndeep = [8]", 'no such key beside kind = "linear"'),
+        ("[model]\noptions = { a = 1 }", "no such key without a class of your own"),
+        ("[model]\ndeep = [256, 0]", "an integer from 1 to 8192"),
+        ("[train]\nsegments = ['user', 'user']", "each feature once"),
+        ("[train]\nbatch = { wait = 20 }", "a duration from 0ms to 1m"),
+        ("[train]\nbatch = { wait = '0.5ms' }", "a duration from 0ms to 1m"),
+        ("[join]\nnegatives = 0", "a number above 0, up to 1"),
+        ("[join]\nnegatives = nan", "a number above 0, up to 1"),
+    ],
+)
+def test_a_bad_ending_says_what_was_expected(tail: str, expected: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_spec(WHOLE + tail)
+
+    assert caught.value.expected.startswith(expected)
+
+
+def test_vectors_that_are_multiplied_must_be_of_one_length() -> None:
+    text = (
+        WHOLE.replace("[tables]", "[tables]\nitem = { dim = 8 }")
+        + 'item = { field = "item", table = "item" }\n'
+    )
+
+    assert refusal(text) == (
+        "freshet.toml: tables.item.dim = 8\n"
+        "  expected 16, as table user has\n"
+        "  the expert fm multiplies vectors of different features with each other"
+    )
+    assert parse_spec(text + '[model]\nexperts = ["wide", "deep"]').table("item").dim == 8
+
+
+def test_crosses_bring_their_table_their_features_and_their_expert() -> None:
+    text = WHOLE + 'item = { field = "item", table = "user" }\n[model]\ncrosses = [["user", "item"]]'
+
+    spec = parse_spec(text)
+
+    assert spec.model.experts == ("wide", "cross", "fm", "deep")
+    assert spec.feature("user*item").index == 2
+    assert spec.feature("user*item").kind == "cross"
+    assert [(t.name, t.id, t.dim) for t in spec.tables] == [("user", 0, 16), ("crosses", 1, 0)]
+
+
+def test_a_class_of_ones_own_takes_options() -> None:
+    spec = parse_spec(WHOLE + '[model]\nkind = "shop.nets:Tower"\noptions = { heads = 4 }')
+
+    assert spec.model.options == {"heads": 4}
+    assert spec.model.experts == ()
+
+
+def test_a_value_without_a_loss_is_learned_with_huber() -> None:
+    assert (
+        parse_spec(WHOLE.replace("'click'\" }", '\'click\'", value = "sum(action.s)" }')).labels[0].loss
+        == "huber"
+    )
+
+
+def test_what_is_not_toml_says_where() -> None:
+    assert refusal("name = \n").startswith("freshet.toml: not TOML: Invalid value (at line 1, column 8)")
+
+
+def test_deep_nesting_is_refused_like_any_other_mistake() -> None:
+    assert "freshet.toml" in refusal("x = " + "[" * 100_000)
+
+
+def test_a_file_that_is_not_there_says_how_to_make_one(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_spec(tmp_path / "none.toml")
+
+    assert str(caught.value).endswith(
+        "none.toml: cannot be read: No such file or directory\n"
+        "  expected a feature spec\n"
+        "  freshet init writes a commented spec from your Avro schemas"
+    )
+
+
+def test_a_file_that_is_not_text_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "x.toml").write_bytes(b"name = '\xff'")
+
+    with pytest.raises(ConfigError, match="byte 8 is not UTF-8"):
+        load_spec(tmp_path / "x.toml")
+
+
+def test_where_a_spec_lies_is_no_part_of_what_it_says() -> None:
+    assert parse_spec(WHOLE, folder="/a") == parse_spec(WHOLE, folder="/b")
