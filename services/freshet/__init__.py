@@ -1,1 +1,40 @@
-"""freshet: streaming online learning for recommendation, ads and ranking models."""
+"""freshet: streaming online learning for recommendation, ads and ranking models.
+
+The public API, small and lazy: importing freshet loads neither torch, nor numpy, nor the native core. A name
+is imported when it is first used.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from freshet.cli.backtest import backtest
+    from freshet.cli.replay import replay
+    from freshet.client import AsyncClient, Client
+    from freshet.cli.local import local
+    from freshet.model.custom import Model
+    from freshet.spec import Spec
+
+__all__ = ["AsyncClient", "Client", "Model", "Spec", "backtest", "local", "replay"]
+
+_HOMES = {
+    "AsyncClient": "freshet.client",
+    "Client": "freshet.client",
+    "Model": "freshet.model.custom",
+    "Spec": "freshet.spec",
+    "backtest": "freshet.cli.backtest",
+    "local": "freshet.cli.local",
+    "replay": "freshet.cli.replay",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'freshet' has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -5,7 +5,7 @@ import orjson
 import pytest
 
 from freshet.errors import BadInput
-from freshet.replay.retail import NEGATIVES, read_lines, slices
+from freshet.recordings.retail import NEGATIVES, read_lines, slices
 
 HEADER = "ts,invoice,stock_code,quantity,price,customer_id,country\n"
 DAY = 86_400
