@@ -1,1 +1,48 @@
+"""The parameter table: unique keys of a batch (`Plan`); rows, optimiser state and offsets (`Store`).
 
+A facade over the native core, pure: no I/O, no clock but the event times it is given. Loaded when first
+used.
+
+    plan = Plan(tables=feature_tables, buckets=1024)
+    plan.build(keys, feature_starts)
+    store = Store.of(spec, layout)
+    store.lookup(group, plan.keys, plan.tables, plan.bucket_starts, out)
+    store.push(ranges, clock_ms, [KeyGroup(group, plan.keys, plan.tables, plan.bucket_starts)], [gradients])
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from freshet.tables.changes import BucketChanges, Flushed, Published, PublishedTable
+    from freshet.tables.plan import Plan
+    from freshet.tables.store import Evicted, Memory, PushOutcome, RowKeys, Store, TableOptions
+
+__all__ = [
+    "BucketChanges",
+    "Evicted",
+    "Flushed",
+    "Memory",
+    "Plan",
+    "Published",
+    "PublishedTable",
+    "PushOutcome",
+    "RowKeys",
+    "Store",
+    "TableOptions",
+]
+
+_HOME = {
+    **dict.fromkeys(("BucketChanges", "Flushed", "Published", "PublishedTable"), "changes"),
+    "Plan": "plan",
+    **dict.fromkeys(("Evicted", "Memory", "PushOutcome", "RowKeys", "Store", "TableOptions"), "store"),
+}
+
+
+def __getattr__(name: str) -> object:
+    import importlib  # noqa: PLC0415 - only when something of the native core is wanted
+
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)

@@ -1,0 +1,362 @@
+"""Rows, optimiser state and applied offsets of one shard of a model, changed together
+(PROTOCOL 2, 3, 4, 8)."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
+
+import numpy as np
+
+from freshet import _native
+from freshet.errors import Corrupt, Unavailable
+from freshet.spec.layout import Group, Layout
+from freshet.spec.model import Spec
+from freshet.tables.changes import Flushed, Published, PublishedTable, RowColumns
+from freshet.types import F32, U8, U32, U64, Applied, Bool, Bucket, OffsetRange, PackedRows, TimeMs
+
+__all__ = ["Evicted", "Memory", "PushOutcome", "RowKeys", "Store", "TableOptions"]
+
+_PUBLISH, _FLUSH = 0, 1  # consumers, as the native core numbers them
+_NO_KEYS = np.empty(0, np.uint64)
+
+
+class PushOutcome(enum.Enum):
+    """What became of a push."""
+
+    APPLIED = 0  # by at least one bucket; others may have had it
+    SKIPPED = 1  # every bucket had it already
+    REFUSED = (
+        2  # it does not continue what is applied, or holds rows of buckets not held; nothing was touched
+    )
+
+
+class RowKeys(Protocol):
+    """Unique keys of a batch in one store group, in order of their buckets: `seams.rowservice.KeyGroup`."""
+
+    @property
+    def group(self) -> int:
+        """Store group."""
+
+    @property
+    def keys(self) -> U64:
+        """(U,) unique by (table, key), sorted by bucket."""
+
+    @property
+    def tables(self) -> U8:
+        """(U,) table ids."""
+
+    @property
+    def bucket_starts(self) -> U32:
+        """(buckets + 1,) where each bucket's keys start."""
+
+
+@dataclass(frozen=True, slots=True)
+class TableOptions:
+    """When rows of a table come and go."""
+
+    ttl_ms: int | None = None  # evicted when not touched for this long of event time, in whole seconds
+    admission: int = (
+        1  # lookups for training (batches) in which a key is seen before it gets a row; at most 255
+    )
+    max_rows: int | None = None  # above it the least recently used are evicted
+
+
+@dataclass(frozen=True, slots=True)
+class Evicted:
+    """Progress of an eviction."""
+
+    examined: int  # rows looked at
+    evicted: int
+    finished: bool  # a round over all buckets is complete
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """What a store holds."""
+
+    bytes: int  # handed out to rows, indexes and sketches
+    rows: Mapping[int, int]  # table id -> rows
+    row_bytes: Mapping[
+        int, int
+    ]  # store group -> bytes of a row in memory, its share of the index not counted
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """Events since the store was made."""
+
+    created: int  # rows, by lookups and pushes
+    evicted: int
+    not_finite: (
+        int  # gradients of rows that were not applied because they, or their squared length, were not finite
+    )
+    not_admitted: int  # gradients of rows dropped because their key had not been seen often enough
+
+
+class Store:
+    """All store groups of one shard. Thread-safe; calls run on the caller's thread, the GIL released.
+
+    A new store holds all buckets at offset 0 (`set_applied` and `drop_bucket` change that). An absent row's
+    initial values are a function of (seed, table, key) alone: see `initial_stream` in the native core.
+    With `serving` it holds values only: no optimiser state, no pushes, rows come by `import_values`.
+
+    Letters: U keys, S floats of a row, N rows, P partitions.
+    """
+
+    def __init__(
+        self,
+        layout: Layout,
+        *,
+        buckets: int,
+        partitions: int,
+        seed: int,
+        options: Mapping[int, TableOptions] | None = None,
+        serving: bool = False,
+        publish: bool = True,
+    ) -> None:
+        """Make an empty store.
+
+        Args:
+            layout: groups with their slots, optimisers and precision.
+            buckets: of the model; a power of two from 2 to 65536.
+            partitions: of `samples`; pushes name them 0..partitions - 1.
+            seed: of initial values.
+            options: table id -> when its rows come and go; others keep all.
+            serving: values only.
+            publish: keep lists for `collect_publish`; without them it yields nothing.
+        """
+        self.layout, self.buckets, self.partitions, self.serving = layout, buckets, partitions, serving
+        given = options or {}
+        self._native = _native.Store(
+            [_native_group(group) for group in layout.groups],
+            [
+                (table, o.ttl_ms or 0, o.max_rows or 0, o.admission)
+                for table, o in ((t, given.get(t, TableOptions())) for g in layout.groups for t in g.tables)
+            ],
+            buckets,
+            partitions,
+            seed & 0xFFFF_FFFF_FFFF_FFFF,
+            serving,
+            publish,
+            True,
+        )
+        self._group_of = {table: group.index for group in layout.groups for table in group.tables}
+
+    @classmethod
+    def of(cls, spec: Spec, layout: Layout, *, serving: bool = False) -> Store:
+        """The store that a spec describes."""
+        options = {t.id: TableOptions(t.ttl_ms, t.admission, t.max_rows) for t in spec.tables}
+        return cls(
+            layout,
+            buckets=spec.buckets,
+            partitions=spec.partitions,
+            seed=spec.model.seed,
+            options=options,
+            serving=serving,
+        )
+
+    # --- a batch
+
+    def lookup(
+        self,
+        group: int,
+        keys: U64,
+        tables: U8,
+        bucket_starts: U32,
+        out: F32,
+        *,
+        create: bool = True,
+        found: U8 | None = None,
+    ) -> None:
+        """Write each key's slots into `out` (U, S), and whether it had a row into `found` (U,), if given.
+
+        Absent rows: with `create` their initial values, and a row comes into being if the table admits the
+        key; without it zeros. A row that is only looked up is not flushed or published: it can be made again.
+
+        Raises:
+            ValueError: keys are not sorted by bucket, or of another group, or shapes do not agree.
+            Unavailable: a bucket is not held; `out` is unfinished.
+        """
+        missing = self._native.lookup(group, keys, tables, bucket_starts, out, create, found)
+        if missing >= 0:
+            raise Unavailable(f"bucket {missing} is not held by this shard; look up at its owner's")
+
+    def push(
+        self,
+        ranges: Sequence[OffsetRange],
+        clock_ms: int,
+        groups: Sequence[RowKeys],
+        gradients: Sequence[F32],
+    ) -> PushOutcome:
+        """Step rows by their summed gradients (U, S) and advance the offsets of every held bucket.
+
+        All buckets are checked before any is touched: one applies if all its offsets are at `start`, has had
+        the push if all are at or past `stop`; anything else refuses it. An absent row is created. A row whose
+        gradient is not finite stays as it is and is counted. `clock_ms`: largest event time of the batch.
+
+        Raises ValueError: unknown partition, no range, two ranges of a partition, or keys as in `lookup`.
+        """
+        spans = np.array([(r.partition, r.start, r.stop) for r in ranges], np.int64).reshape(-1, 3)
+        parts = [
+            (k.group, k.keys, k.tables, k.bucket_starts, g) for k, g in zip(groups, gradients, strict=True)
+        ]
+        return PushOutcome(self._native.push(spans, clock_ms, parts))
+
+    # --- buckets
+
+    def applied(self) -> dict[int, list[int]]:
+        """{partition: the distinct offsets that held buckets have applied up to, rising}."""
+        return {p: sorted(offsets) for p, offsets in enumerate(self._native.applied())}
+
+    def applied_of(self, bucket: int) -> dict[int, int]:
+        """{partition: next offset} of one bucket."""
+        return dict(enumerate(self._native.applied_of(bucket).tolist()))
+
+    def clock_of(self, bucket: int) -> TimeMs:
+        """Largest event time applied by one bucket."""
+        return TimeMs(self._native.clock_of(bucket))
+
+    def set_applied(self, bucket: int, applied: Applied, clock_ms: int) -> None:
+        """Hold a bucket from these offsets on (absent partitions: 0); recovery calls it after `import_rows`.
+
+        Raises ValueError for unknown partitions.
+        """
+        unknown = sorted(p for p in applied if not 0 <= p < self.partitions)
+        if unknown:
+            raise ValueError(
+                f"expected partitions below {self.partitions}, found {unknown} (bucket {bucket})"
+            )
+        offsets = np.array([applied.get(p, 0) for p in range(self.partitions)], np.int64)
+        self._native.set_applied(bucket, offsets, clock_ms)
+
+    def drop_bucket(self, bucket: int) -> None:
+        """Forget a bucket's rows and hold it no longer; its memory is given back."""
+        self._native.drop_bucket(bucket)
+
+    def held(self) -> list[Bucket]:
+        """The buckets held, rising."""
+        return [Bucket(b) for b in range(self.buckets) if self._native.held(b)]
+
+    # --- flush and publish
+
+    def collect_flush(self, buckets: Iterable[int] | None = None) -> Flushed:
+        """What changed since the last flush of these buckets (all held ones), which are then clean.
+
+        A bucket's rows, removals, offsets and clock are copied under one hold of its lock. Buckets without
+        changes are there too: their offsets must not age (PROTOCOL 12).
+        """
+        return self._collect(buckets, whole=False)
+
+    def collect_whole(self, buckets: Iterable[int]) -> Flushed:
+        """All rows of these buckets that were ever changed, for a flush that replaces what is stored."""
+        return self._collect(buckets, whole=True)
+
+    def _collect(self, buckets: Iterable[int] | None, *, whole: bool) -> Flushed:
+        chosen = tuple(self.held() if buckets is None else (Bucket(b) for b in buckets))
+        applied, clock_ms, stored, groups, keys, tables, starts = self._native.collect_flush(chosen, whole)
+        columns = [RowColumns(*group) for group in groups]
+        return Flushed(chosen, applied, clock_ms, stored, columns, keys, tables, starts)
+
+    def put_back(self, flushed: Flushed, buckets: Iterable[int] | None = None) -> None:
+        """A flush of these buckets (all of it) failed: their rows and removals will be in the next one."""
+        chosen = set(flushed.buckets if buckets is None else buckets)
+        for changes in flushed:
+            if changes.bucket not in chosen:
+                continue
+            for part in changes.rows:
+                self._native.put_back(_FLUSH, part.table, part.keys, _NO_KEYS)
+            for table, keys in changes.removed:
+                self._native.put_back(_FLUSH, table, _NO_KEYS, keys)
+
+    def collect_publish(self, max_rows: int) -> Published:
+        """Up to `max_rows` rows changed since they were last published, and their buckets' removed keys.
+
+        Goes on where it stopped last time, so that no bucket starves.
+        """
+        tables, clock_ms, pending = self._native.collect_publish(max_rows)
+        return Published(tuple(PublishedTable(*part) for part in tables), TimeMs(clock_ms), pending)
+
+    def put_back_published(self, published: Published) -> None:
+        """A publish failed: its rows, as they then are, and its removals will be in a later one."""
+        for part in published.tables:
+            self._native.put_back(_PUBLISH, part.table, part.keys, part.removed)
+
+    def pending_publish(self) -> int:
+        """Changed rows not yet published."""
+        return self._native.pending(_PUBLISH)
+
+    def pending_flush(self) -> int:
+        """Changed rows not yet collected for a flush."""
+        return self._native.pending(_FLUSH)
+
+    # --- rows by key, in any order
+
+    def import_rows(self, rows: PackedRows) -> None:
+        """Take rows as the row store has them, over rows that are here; they count as stored, not as changed.
+
+        All are checked before any is taken. Raises Corrupt naming the row and what is wrong with it.
+        """
+        try:
+            self._native.import_rows(rows.table, rows.keys, rows.records)
+        except ValueError as error:
+            raise Corrupt(f"packed rows cannot be imported: {error}") from error
+
+    def export_rows(self, table: int, keys: U64) -> tuple[Bool, PackedRows]:
+        """(found (N,), rows; zeros where not found), packed as the row store keeps them."""
+        found, records = self._native.export_rows(table, keys)
+        return found.view(np.bool_), PackedRows(table, keys, records)
+
+    def import_values(
+        self, table: int, keys: U64, values: F32, *, clock_ms: int = 0, only_absent: bool = False
+    ) -> int:
+        """Set rows' values (N, S) in a serving store; returns how many were written.
+
+        `clock_ms` is their event time: what least-recently-used means here. With `only_absent` rows that are
+        here stay as they are: a read-through must not undo a delta (PROTOCOL 17).
+        """
+        return self._native.import_values(table, keys, values, only_absent, clock_ms)
+
+    def remove(self, table: int, keys: U64) -> int:
+        """Remove rows, dirty or not; flush and publish will report them. Returns how many there were."""
+        return self._native.remove(table, keys)
+
+    def evict(self, now_event_ms: int, budget: int | None = None) -> Evicted:
+        """Evict rows not touched within their table's `ttl_ms`, and the least recently used above `max_rows`.
+
+        Called by the owner's maintenance thread; a bucket's lock is held while its rows are examined. Goes on
+        where it stopped, examining about `budget` rows more (all). Rows not flushed stay: flush first. Ages
+        are in seconds, beyond 68 minutes with an error of 0.4 %; rows of one age go in any order.
+        """
+        return Evicted(*self._native.evict(now_event_ms, 1 << 62 if budget is None else budget))
+
+    # --- figures
+
+    def memory(self) -> Memory:
+        """What the store holds now."""
+        return Memory(
+            self._native.bytes(),
+            {table: self._native.rows(table) for table in sorted(self._group_of)},
+            {g.index: self._native.record_bytes(g.index) for g in self.layout.groups},
+        )
+
+    def counts(self) -> Counts:
+        """Events since the store was made."""
+        return Counts(*self._native.counts())
+
+    def record_bytes(self, table: int) -> int:
+        """Bytes of a packed row of this table. Raises KeyError for an unknown one."""
+        return self._native.packed_bytes(self._group_of[table])
+
+
+_NativeSlot: TypeAlias = tuple[int, int, float, str, dict[str, float]]
+
+
+def _native_group(group: Group) -> tuple[list[int], list[_NativeSlot], bool]:
+    slots: list[_NativeSlot] = [
+        (s.start, s.width, float(s.init), s.optimizer.name, dict(s.optimizer.parameters)) for s in group.slots
+    ]
+    half = group.precision == "bf16" and group.slots[-1].name == "vector"
+    return list(group.tables), slots, half

@@ -1,0 +1,216 @@
+#include <nanobind/stl/map.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/set.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <tuple>
+
+#include "bindings.hpp"
+#include "freshet/store.hpp"
+
+namespace freshet {
+
+namespace {
+
+using SlotTuple = std::tuple<u32, u32, float, std::string, std::map<std::string, double>>;
+using GroupTuple = std::tuple<std::vector<u8>, std::vector<SlotTuple>, bool>;
+using TableTuple = std::tuple<u8, i64, i64, u32>;
+using PushTuple = std::tuple<u32, In<u64>, In<u8>, In<u32>, In2<float>>;
+
+template <typename T>
+nb::object array(std::vector<T>&& values, std::initializer_list<size_t> shape) {
+  auto* owner = new std::vector<T>(std::move(values));
+  nb::capsule capsule(owner, [](void* p) noexcept { delete static_cast<std::vector<T>*>(p); });
+  return nb::cast(nb::ndarray<nb::numpy, T, nb::c_contig>(owner->data(), shape.size(), shape.begin(), capsule));
+}
+template <typename T>
+nb::object array(std::vector<T>&& values) {
+  const size_t n = values.size();
+  return array(std::move(values), {n});
+}
+
+void expect(bool ok, const char* what) {
+  if (!ok) throw nb::value_error(what);
+}
+
+void make(Store* self, const std::vector<GroupTuple>& groups, const std::vector<TableTuple>& tables, u32 buckets, u32 partitions,
+          u64 seed, bool serving, bool publish_rows, bool flush_rows) {
+  StoreSpec spec;
+  for (const auto& [ids, slots, half] : groups) {
+    GroupSpec group{ids, {}, half};
+    for (const auto& [start, width, init, rule, parameters] : slots) group.slots.push_back({start, width, init, rule, parameters});
+    spec.groups.push_back(std::move(group));
+  }
+  for (const auto& [id, ttl_ms, max_rows, admission] : tables) spec.tables.push_back({id, ttl_ms, max_rows, admission});
+  spec.buckets = buckets;
+  spec.partitions = partitions;
+  spec.seed = seed;
+  spec.serving = serving;
+  spec.consumed = {publish_rows, flush_rows};
+  new (self) Store(std::move(spec));
+}
+
+Keys keys_of(const Store& store, const In<u64>& keys, const In<u8>& tables, const In<u32>& bucket_starts) {
+  expect(tables.size() == keys.size(), "tables must be as long as keys");
+  expect(bucket_starts.size() == store.buckets() + 1, "bucket_starts must hold one more than the model's buckets");
+  return {keys.data(), tables.data(), keys.size(), bucket_starts.data()};
+}
+
+i64 lookup(Store& store, u32 group, In<u64> keys, In<u8> tables, In<u32> bucket_starts, Out2<float> out, bool create,
+           std::optional<Out<u8>> found) {
+  const Keys batch = keys_of(store, keys, tables, bucket_starts);
+  expect(group < store.groups(), "no such store group");
+  expect(out.shape(0) == keys.size() && out.shape(1) == store.layout(group).width(), "out must be (keys, floats of a row)");
+  expect(!found || found->size() == keys.size(), "found must be as long as keys");
+  const nb::gil_scoped_release release;
+  const auto missing = store.lookup(group, batch, out.data(), create, found ? found->data() : nullptr);
+  return missing ? static_cast<i64>(*missing) : -1;
+}
+
+int push(Store& store, In2<i64> ranges, i64 clock_ms, const std::vector<PushTuple>& groups) {
+  expect(ranges.shape(1) == 3, "ranges must be (n, 3): partition, start, stop");
+  std::vector<PushGroup> batch;
+  for (const auto& [group, keys, tables, bucket_starts, gradients] : groups) {
+    expect(group < store.groups(), "no such store group");
+    expect(gradients.shape(0) == keys.size() && gradients.shape(1) == store.layout(group).width(),
+           "gradients must be (keys, floats of a row)");
+    batch.push_back({group, keys_of(store, keys, tables, bucket_starts), gradients.data()});
+  }
+  const nb::gil_scoped_release release;
+  return static_cast<int>(store.push(ranges.data(), ranges.shape(0), clock_ms, batch));
+}
+
+nb::tuple collect_flush(Store& store, const std::vector<u32>& buckets, bool whole) {
+  FlushBatch batch;
+  {
+    const nb::gil_scoped_release release;
+    batch = store.collect_flush(buckets, whole);
+  }
+  const size_t n = batch.buckets.size();
+  nb::list groups;
+  for (size_t g = 0; g < batch.groups.size(); g++) {
+    PackedColumns& rows = batch.groups[g];
+    const size_t count = rows.keys.size();
+    std::vector<i64> runs;
+    for (const Run& run : rows.runs) runs.insert(runs.end(), {run.bucket, run.table, run.start, run.stop});
+    groups.append(nb::make_tuple(array(std::move(rows.keys)),
+                                 array(std::move(rows.records), {count, store.layout(static_cast<u32>(g)).packed_bytes()}),
+                                 array(std::move(runs), {rows.runs.size(), 4})));
+  }
+  std::vector<u64> removed;
+  std::vector<u8> removed_tables;
+  for (const Removal& gone : batch.removed) removed.push_back(gone.key), removed_tables.push_back(gone.table);
+  return nb::make_tuple(array(std::move(batch.applied), {n, store.partitions()}), array(std::move(batch.clock_ms)),
+                        array(std::move(batch.rows)), groups, array(std::move(removed)), array(std::move(removed_tables)),
+                        array(std::move(batch.removed_starts)));
+}
+
+nb::tuple collect_publish(Store& store, i64 max_rows) {
+  PublishBatch batch;
+  {
+    const nb::gil_scoped_release release;
+    batch = store.collect_publish(max_rows);
+  }
+  nb::list tables;
+  for (PublishedTable& part : batch.tables) {
+    const size_t n = part.keys.size();
+    tables.append(nb::make_tuple(part.table, array(std::move(part.keys)), array(std::move(part.values), {n, part.width}),
+                                 array(std::move(part.removed))));
+  }
+  return nb::make_tuple(tables, batch.clock_ms, batch.pending);
+}
+
+void import_rows(Store& store, u8 table, In<u64> keys, In2<u8> records) {
+  expect(records.shape(0) == keys.size(), "records must be as many as keys");
+  const nb::gil_scoped_release release;
+  store.import_rows(table, keys.data(), records.data(), keys.size(), records.shape(1));
+}
+
+nb::tuple export_rows(const Store& store, u8 table, In<u64> keys) {
+  const size_t packed = store.layout(store.group_of(table)).packed_bytes();
+  std::vector<u8> records(keys.size() * packed), found(keys.size());
+  {
+    const nb::gil_scoped_release release;
+    store.export_rows(table, keys.data(), keys.size(), records.data(), found.data());
+  }
+  return nb::make_tuple(array(std::move(found)), array(std::move(records), {keys.size(), packed}));
+}
+
+i64 import_values(Store& store, u8 table, In<u64> keys, In2<float> values, bool only_absent, i64 clock_ms) {
+  expect(values.shape(0) == keys.size() && values.shape(1) == store.layout(store.group_of(table)).width(),
+         "values must be (keys, floats of a row)");
+  const nb::gil_scoped_release release;
+  return store.import_values(table, keys.data(), values.data(), keys.size(), only_absent, clock_ms);
+}
+
+i64 remove(Store& store, u8 table, In<u64> keys) {
+  const nb::gil_scoped_release release;
+  return store.remove(table, keys.data(), keys.size());
+}
+
+void put_back(Store& store, u32 consumer, u8 table, In<u64> keys, In<u64> removed) {
+  const nb::gil_scoped_release release;
+  store.put_back(consumer, table, keys.data(), keys.size(), removed.data(), removed.size());
+}
+
+nb::tuple evict(Store& store, i64 now_ms, i64 budget) {
+  Evicted done;
+  {
+    const nb::gil_scoped_release release;
+    done = store.evict(now_ms, budget);
+  }
+  return nb::make_tuple(done.examined, done.evicted, done.finished);
+}
+
+void set_applied(Store& store, u32 bucket, In<i64> offsets, i64 clock_ms) {
+  expect(offsets.size() == store.partitions(), "offsets must hold one for each partition");
+  const nb::gil_scoped_release release;
+  store.set_applied(bucket, offsets.data(), clock_ms);
+}
+
+nb::object applied_of(const Store& store, u32 bucket) {
+  std::vector<i64> offsets(store.partitions());
+  store.applied_of(bucket, offsets.data());
+  return array(std::move(offsets));
+}
+
+nb::tuple counts(const Store& store) {
+  const Counts c = store.counts();
+  return nb::make_tuple(c.created, c.evicted, c.not_finite, c.not_admitted);
+}
+
+}  // namespace
+
+void bind_store(nb::module_& m) {
+  nb::class_<Store>(m, "Store")
+      .def("__init__", &make, nb::arg("groups"), nb::arg("tables"), nb::arg("buckets"), nb::arg("partitions"), nb::arg("seed"),
+           nb::arg("serving"), nb::arg("publish"), nb::arg("flush"))
+      .def("lookup", &lookup, nb::arg("group"), nb::arg("keys"), nb::arg("tables"), nb::arg("bucket_starts"),
+           nb::arg("out").noconvert(), nb::arg("create"), nb::arg("found").noconvert().none())
+      .def("push", &push, nb::arg("ranges"), nb::arg("clock_ms"), nb::arg("groups"))
+      .def("set_applied", &set_applied, nb::arg("bucket"), nb::arg("offsets"), nb::arg("clock_ms"))
+      .def("applied_of", &applied_of, nb::arg("bucket"))
+      .def("clock_of", &Store::clock_of, nb::arg("bucket"))
+      .def("applied", &Store::applied, nb::call_guard<nb::gil_scoped_release>())
+      .def("held", &Store::held, nb::arg("bucket"))
+      .def("drop_bucket", &Store::drop_bucket, nb::arg("bucket"), nb::call_guard<nb::gil_scoped_release>())
+      .def("collect_flush", &collect_flush, nb::arg("buckets"), nb::arg("whole"))
+      .def("collect_publish", &collect_publish, nb::arg("max_rows"))
+      .def("put_back", &put_back, nb::arg("consumer"), nb::arg("table"), nb::arg("keys"), nb::arg("removed"))
+      .def("pending", &Store::pending, nb::arg("consumer"))
+      .def("import_rows", &import_rows, nb::arg("table"), nb::arg("keys"), nb::arg("records"))
+      .def("export_rows", &export_rows, nb::arg("table"), nb::arg("keys"))
+      .def("import_values", &import_values, nb::arg("table"), nb::arg("keys"), nb::arg("values"), nb::arg("only_absent"),
+           nb::arg("clock_ms"))
+      .def("remove", &remove, nb::arg("table"), nb::arg("keys"))
+      .def("evict", &evict, nb::arg("now_ms"), nb::arg("budget"))
+      .def("rows", &Store::rows, nb::arg("table"))
+      .def("bytes", &Store::bytes)
+      .def("counts", &counts)
+      .def("record_bytes", [](const Store& s, u32 g) { return s.layout(g).record_bytes(); }, nb::arg("group"))
+      .def("packed_bytes", [](const Store& s, u32 g) { return s.layout(g).packed_bytes(); }, nb::arg("group"));
+}
+
+}  // namespace freshet

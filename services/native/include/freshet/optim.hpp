@@ -1,0 +1,97 @@
+// Slots of a row and how each is stepped: SGD, Adagrad, row-wise Adagrad, Adam, FTRL-proximal.
+//
+// All arithmetic is float32, element by element, in the order that optim.cpp writes; no contraction, fixed-order sums.
+// So a row's bytes after a step are equal on every instruction set, and a numpy oracle can follow them exactly.
+#pragma once
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include "freshet/simd.hpp"
+
+namespace freshet {
+
+enum class Rule : u8 { sgd, adagrad, rowwise_adagrad, adam, ftrl };
+
+// A run of floats of a row that one optimiser steps, as the spec's layout says it.
+struct SlotSpec {
+  u32 start = 0;  // first float in the row
+  u32 width = 0;
+  float init = 0.0f;  // initial values are uniform in [-init, init)
+  std::string rule;   // "sgd", "adagrad", "rowwise_adagrad", "adam", "ftrl"
+  std::map<std::string, double> parameters;
+};
+
+struct Slot {
+  Rule rule = Rule::sgd;
+  u32 start = 0;
+  u32 width = 0;
+  float init = 0.0f;
+  bool half = false;  // values are bf16 in memory
+  float lr = 0.0f, accumulator = 0.0f, eps = 0.0f;
+  float beta1 = 0.0f, beta2 = 0.0f;
+  float beta = 0.0f, l1 = 0.0f, l2 = 0.0f;
+  u32 value_at = 0;  // byte offsets in the record
+  u32 state_at = 0;
+  u32 state_floats = 0;
+};
+
+struct Header {
+  u64 key;
+  u32 meta;     // see Meta
+  u32 touched;  // event time at which the row was last looked up for training or stepped, seconds since the epoch
+};
+
+namespace meta {
+constexpr u32 table_mask = 0xff;
+constexpr u32 dirty_publish = 1u << 8;
+constexpr u32 dirty_flush = 1u << 9;
+constexpr u32 stored = 1u << 10;  // the row store holds the row, or will once the flush that carries it is acknowledged
+constexpr u32 count_shift = 16;   // steps taken, modulo 65536: seeds the stochastic rounding of bf16 values
+constexpr u32 packed_mask = table_mask | 0xffff0000u;  // what leaves in a packed record
+}  // namespace meta
+
+// Where everything stands in a record of one store group.
+//
+// In memory: header (16 bytes) | values of all slots but the last | all optimiser state | values of the last slot (the
+// vector), aligned to a cache line where that costs at most 30 % | padding to 16 bytes.
+// Packed: the same without key and padding: meta u32, touched u32, values, state, last values; little-endian.
+class RowLayout {
+ public:
+  RowLayout(const std::vector<SlotSpec>& specs, bool half_last, bool serving);
+
+  u32 width() const { return width_; }                // S
+  u32 record_bytes() const { return record_bytes_; }  // in memory
+  u32 packed_bytes() const { return packed_bytes_; }
+  const std::vector<Slot>& slots() const { return slots_; }
+
+  // Fill values and state of a new row; header as given.
+  void create(u8* record, u64 key, u8 table, u64 seed) const;
+  // The values that `create` would give, (S,) floats.
+  void initial(float* out, u64 key, u8 table, u64 seed) const;
+  // Copy the row's values out, (S,) floats.
+  void load(const u8* record, float* out) const;
+  // Set the row's values from (S,) floats; state is left alone.
+  void store(u8* record, const float* values) const;
+  // Step every slot by its summed gradient (S,). False, and nothing changed, if its squared length is not finite.
+  bool step(u8* record, const float* gradient) const;
+
+  void pack(const u8* record, u8* out) const;
+  // Takes all but the key; keeps none of the flags. The caller has checked the bytes with `packed_fault`.
+  void unpack(u8* record, const u8* packed) const;
+  // What is wrong with a packed record of this table, or nullptr.
+  const char* packed_fault(const u8* packed, u8 table) const;
+
+ private:
+  std::vector<Slot> slots_;
+  u32 width_ = 0, head_floats_ = 0;
+  u32 head_end_ = 0, tail_at_ = 0, tail_bytes_ = 0;
+  u32 record_bytes_ = 0, packed_bytes_ = 0;
+};
+
+// Start of a row's stream of initial values. Value j of the row uses half of mix(stream + (j / 2 + 1) * golden): the low
+// half for even j, the high one for odd; the half's upper 24 bits, less 2^23, times init / 2^23.
+u64 initial_stream(u64 seed, u8 table, u64 key);
+
+}  // namespace freshet

@@ -1,0 +1,77 @@
+// What hot loops share: function multi-versions, prefetch, tag matching, bf16, and sums whose order is fixed.
+#pragma once
+
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#if defined(__SSE2__)
+#include <emmintrin.h>
+#endif
+
+// FRESHET_CLONES before a function compiles it for each instruction set; the best one is chosen at load. The helpers it
+// calls must be FRESHET_INLINE, else they stay plain. Sanitizers crash in the resolvers, which run before they are set up.
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+#define FRESHET_CLONES __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
+#else
+#define FRESHET_CLONES
+#endif
+#define FRESHET_INLINE inline __attribute__((always_inline))
+
+namespace freshet {
+
+using u8 = std::uint8_t;
+using u16 = std::uint16_t;
+using u32 = std::uint32_t;
+using u64 = std::uint64_t;
+using i32 = std::int32_t;
+using i64 = std::int64_t;
+
+FRESHET_INLINE void prefetch_read(const void* p) { __builtin_prefetch(p, 0); }
+FRESHET_INLINE void prefetch_write(const void* p) { __builtin_prefetch(p, 1); }
+
+// Bit i is set if tags[i] == tag, i < 16; 16 bytes are read.
+FRESHET_INLINE u32 match16(const u8* tags, u8 tag) {
+#if defined(__SSE2__)
+  const __m128i all = _mm_loadu_si128(reinterpret_cast<const __m128i*>(tags));
+  return static_cast<u32>(_mm_movemask_epi8(_mm_cmpeq_epi8(all, _mm_set1_epi8(static_cast<char>(tag)))));
+#else
+  u32 bits = 0;
+  for (u32 i = 0; i < 16; i++) bits |= static_cast<u32>(tags[i] == tag) << i;
+  return bits;
+#endif
+}
+
+// Upper half of the 128-bit product: maps a 64-bit hash onto [0, n) without a division.
+FRESHET_INLINE u64 high_product(u64 a, u64 n) {
+  __extension__ using u128 = unsigned __int128;
+  return static_cast<u64>((static_cast<u128>(a) * n) >> 64);
+}
+
+// Sum of squares in one order on every machine: lane j adds floats j, j + 16, ...; then lanes are halved 8, 4, 2, 1.
+FRESHET_INLINE float squared_sum(const float* x, u32 n) {
+  float lane[16] = {};
+  u32 i = 0;
+  for (; i + 16 <= n; i += 16)
+    for (u32 j = 0; j < 16; j++) lane[j] += x[i + j] * x[i + j];
+  for (u32 j = 0; i + j < n; j++) lane[j] += x[i + j] * x[i + j];
+  for (u32 half = 8; half; half /= 2)
+    for (u32 j = 0; j < half; j++) lane[j] += lane[j + half];
+  return lane[0];
+}
+
+FRESHET_INLINE float bf16_to_float(u16 x) { return std::bit_cast<float>(static_cast<u32>(x) << 16); }
+
+// Round to nearest, ties to even. `x` is finite.
+FRESHET_INLINE u16 float_to_bf16(float x) {
+  const u32 bits = std::bit_cast<u32>(x);
+  return static_cast<u16>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
+}
+
+// Round up with the probability that the part cut off stands for; `noise` is uniform in 32 bits. `x` is finite.
+FRESHET_INLINE u16 float_to_bf16_stochastic(float x, u32 noise) {
+  return static_cast<u16>((std::bit_cast<u32>(x) + (noise & 0xffffu)) >> 16);
+}
+
+}  // namespace freshet

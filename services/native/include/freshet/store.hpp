@@ -1,0 +1,225 @@
+// All store groups of one shard of a model: rows, optimiser state and applied offsets, changed together under one lock
+// a bucket (PROTOCOL 4). Thread-safe. Each call takes whole batches and runs on the caller's thread.
+//
+// Locks, outer first: the partitions of a push (so that its check still holds when it applies) | structure (which buckets
+// are held) | one bucket | the arenas'. No call holds two buckets.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <set>
+#include <shared_mutex>
+#include <thread>
+#include <vector>
+
+#include "freshet/table.hpp"
+#include "freshet/table_admission.hpp"
+
+namespace freshet {
+
+struct GroupSpec {
+  std::vector<u8> tables;
+  std::vector<SlotSpec> slots;
+  bool half = false;  // the last slot's values are bf16
+};
+
+struct TableSpec {
+  u8 id = 0;
+  i64 ttl_ms = 0;   // 0: kept
+  i64 max_rows = 0;  // 0: unbounded
+  u32 admission = 1;
+};
+
+struct StoreSpec {
+  std::vector<GroupSpec> groups;
+  std::vector<TableSpec> tables;
+  u32 buckets = 1024;
+  u32 partitions = 1;
+  u64 seed = 0;
+  bool serving = false;  // values only: no optimiser state, no pushes
+  std::array<bool, consumers> consumed{true, true};  // by publish, by flush
+};
+
+// Unique keys of a batch in one group, in order of their buckets.
+struct Keys {
+  const u64* keys = nullptr;
+  const u8* tables = nullptr;
+  size_t n = 0;
+  const u32* bucket_starts = nullptr;  // (buckets + 1,)
+};
+
+struct PushGroup {
+  u32 group = 0;
+  Keys keys;
+  const float* gradients = nullptr;  // (n, S)
+};
+
+enum class Pushed : int { applied, skipped, refused };
+
+struct Counts {
+  i64 created = 0, evicted = 0, not_finite = 0, not_admitted = 0;
+};
+
+// Packed rows of one group: rows [start, stop) of `keys` and `records` belong to one bucket and table.
+struct Run {
+  i64 bucket, table, start, stop;
+};
+struct PackedColumns {
+  std::vector<u64> keys;
+  std::vector<u8> records;
+  std::vector<Run> runs;
+};
+struct Removal {
+  u64 key;
+  u8 table;
+};
+struct FlushBatch {
+  std::vector<u32> buckets;
+  std::vector<i64> applied;  // (n, partitions)
+  std::vector<i64> clock_ms;
+  std::vector<i64> rows;  // stored once this flush is
+  std::vector<PackedColumns> groups;
+  std::vector<Removal> removed;
+  std::vector<i64> removed_starts;  // (n + 1,)
+};
+struct PublishedTable {
+  u8 table = 0;
+  u32 width = 0;
+  std::vector<u64> keys;  // rising buckets
+  std::vector<float> values;
+  std::vector<u64> removed;
+};
+struct PublishBatch {
+  std::vector<PublishedTable> tables;
+  i64 clock_ms = 0;
+  i64 pending = 0;  // rows still to be published
+};
+struct Evicted {
+  i64 examined = 0, evicted = 0;
+  bool finished = false;
+};
+
+class SpinLock {
+ public:
+  void lock() {
+    for (u32 tries = 0; held_.exchange(true, std::memory_order_acquire);) {
+      while (held_.load(std::memory_order_relaxed))
+        if (++tries > 64) std::this_thread::yield();  // the holder may have lost its core
+    }
+  }
+  void unlock() { held_.store(false, std::memory_order_release); }
+
+ private:
+  std::atomic<bool> held_{false};
+};
+
+class Store {
+ public:
+  explicit Store(StoreSpec spec);
+
+  // --- rows of a batch (store.cpp)
+  // Write each key's floats to `out` (n, S). Absent rows: initial values and, if the table admits them, a new row when
+  // `create`; zeros otherwise. Returns a bucket that is not held, if any key needed it (then `out` is unfinished).
+  std::optional<u32> lookup(u32 group, const Keys& keys, float* out, bool create, u8* found);
+  // Apply gradients with the (n, 3) ranges partition, start, stop that they stand for. Every bucket is checked before any
+  // is touched. Running out of memory in the middle ends the process: half a push must never be flushed.
+  Pushed push(const i64* ranges, size_t n, i64 clock_ms, const std::vector<PushGroup>& groups);
+
+  // --- buckets
+  void set_applied(u32 bucket, const i64* offsets, i64 clock_ms);  // and hold the bucket
+  void applied_of(u32 bucket, i64* offsets) const;
+  i64 clock_of(u32 bucket) const;
+  std::vector<std::set<i64>> applied() const;  // of each partition, over held buckets
+  bool held(u32 bucket) const;
+  void drop_bucket(u32 bucket);
+
+  // --- flush and publish (store_collect.cpp)
+  FlushBatch collect_flush(const std::vector<u32>& buckets, bool whole);
+  PublishBatch collect_publish(i64 max_rows);
+  // Rows that are there are dirty again; `removed` will be reported again.
+  void put_back(u32 consumer, u8 table, const u64* keys, size_t n, const u64* removed, size_t n_removed);
+  i64 pending(u32 consumer) const { return pending_[consumer].load(std::memory_order_relaxed); }
+
+  // --- rows by key, in any order (store_rows.cpp)
+  // Packed rows as the row store has them. Checked before any is taken: std::invalid_argument says which is wrong and why.
+  void import_rows(u8 table, const u64* keys, const u8* records, size_t n, size_t record_bytes);
+  void export_rows(u8 table, const u64* keys, size_t n, u8* records, u8* found) const;
+  // Values (n, S) of a serving table; `only_absent` leaves rows alone that are there (PROTOCOL 17). Returns rows written.
+  i64 import_values(u8 table, const u64* keys, const float* values, size_t n, bool only_absent, i64 clock_ms);
+  i64 remove(u8 table, const u64* keys, size_t n);
+
+  // --- eviction (store_evict.cpp)
+  // Examine up to `budget` rows more, buckets in turn: by age, then by the least recently used down to a table's
+  // max_rows. Rows not flushed stay. `finished` when a round over all buckets is complete.
+  Evicted evict(i64 now_ms, i64 budget);
+
+  u32 buckets() const { return spec_.buckets; }
+  u32 partitions() const { return spec_.partitions; }
+  u32 group_of(u8 table) const;  // throws std::invalid_argument
+  size_t groups() const { return groups_.size(); }
+  const RowLayout& layout(u32 group) const { return groups_.at(group)->layout; }
+  const StoreSpec& spec() const { return spec_; }
+  i64 rows(u8 table) const { return rows_[table].load(std::memory_order_relaxed); }
+  size_t bytes() const;
+  Counts counts() const;
+
+ private:
+  struct alignas(64) BucketState {
+    SpinLock lock;
+    bool held = true;
+    i64 clock_ms = 0;
+    std::vector<Removal> removed[consumers];
+  };
+  struct Ahead;  // prefetches along a batch's keys
+  static constexpr int no_group = -1;
+
+  u32 bucket_of(u64 key) const { return static_cast<u32>(key >> shift_); }
+  void check_keys(u32 group, const Keys& keys) const;
+  void check_bucket(u32 bucket) const;
+  void touch(Header& row, u32 now_s) const {
+    if (row.touched < now_s) row.touched = now_s;
+  }
+  u32 create_row(Group& group, u32 bucket, u64 key, u8 table);
+  void mark(Bin& bin, Header& row, u32 slot, u32 consumer);
+  void apply_run(const PushGroup& push, u32 bucket, u32 now_s) noexcept;
+  void forget(Group& group, u32 bucket, u32 slot, bool& relist);
+  bool changed(const Header& row) const;
+  void take_run(Group& group, u32 bucket, const std::vector<u32>& slots, PackedColumns& out);
+  template <typename Visit>
+  void each_bucket_run(const u64* keys, size_t n, Visit visit) const;
+  void count_ages(u32 bucket);
+  void choose_oldest();
+  i64 evict_bucket(u32 bucket);
+
+  StoreSpec spec_;
+  u32 shift_;
+  std::vector<std::unique_ptr<Group>> groups_;
+  std::array<int, 256> group_of_table_;
+  std::array<TableSpec, 256> table_spec_;
+  std::map<u8, std::unique_ptr<Admission>> admission_;
+  mutable std::vector<BucketState> states_;
+  std::vector<i64> applied_;  // (partitions, buckets)
+  std::unique_ptr<std::mutex[]> partition_locks_;
+  mutable std::shared_mutex structure_;
+  std::array<std::atomic<i64>, 256> rows_{};
+  std::array<std::atomic<i64>, consumers> pending_{};
+  std::atomic<i64> clock_ms_{0}, created_{0}, evicted_{0}, not_finite_{0}, not_admitted_{0};
+  std::mutex publish_lock_;
+  u32 publish_cursor_ = 0;
+
+  struct Round;  // of eviction, over all buckets
+  struct RoundDeleter {
+    void operator()(Round*) const;
+  };
+  std::mutex evict_lock_;
+  std::unique_ptr<Round, RoundDeleter> round_;
+};
+
+// Event time as rows keep it: whole seconds, good until 2106.
+inline u32 seconds(i64 ms) { return static_cast<u32>(std::min<i64>(std::max<i64>(ms, 0) / 1000, 0xffffffff)); }
+
+}  // namespace freshet

@@ -1,0 +1,92 @@
+// A store group: tables of equal layout in one set of buckets. Exact: a row is (table id, 64-bit key).
+//
+// Each bucket has an index of 64-byte chunks and rows in blocks of 64. Growth rebuilds the index and never moves a row;
+// removal fills the hole with the bucket's last row and frees a block when it is empty. Nothing here locks: whoever
+// calls holds the bucket's lock (see store.hpp).
+#pragma once
+
+#include <atomic>
+#include <utility>
+#include <vector>
+
+#include "freshet/optim.hpp"
+#include "freshet/table_arena.hpp"
+
+namespace freshet {
+
+struct alignas(64) Chunk {
+  static constexpr u32 rows = 12;
+  u8 tag[rows];
+  u8 count;
+  u8 overflow;  // rows whose home is this chunk or an earlier one and that lie beyond it; 255 never goes down again
+  u16 unused;
+  u32 slot[rows];
+};
+static_assert(sizeof(Chunk) == 64);
+
+enum Consumer : u32 { publish = 0, flush = 1 };
+constexpr u32 consumers = 2;
+
+constexpr u32 dirty_flag(u32 consumer) { return consumer == publish ? meta::dirty_publish : meta::dirty_flush; }
+
+// One bucket's part of a group.
+struct Bin {
+  std::atomic<Chunk*> chunks{nullptr};  // atomics only for prefetching without the lock, which may read stale values
+  std::atomic<u32> chunk_count{0};
+  u32 rows = 0;
+  u32 limit = 0;  // rows at which the index grows
+  u32 stored = 0;  // rows that the row store will hold after the next flush
+  u32 generation = 0;
+  std::vector<u32> blocks;
+  std::vector<u32> dirty[consumers];  // slots of rows changed since the consumer last took them, each once
+};
+
+class Group {
+ public:
+  static constexpr u32 block_rows = 64;
+  static constexpr u32 none = 0xffffffffu;
+
+  Group(const std::vector<SlotSpec>& slots, bool half_last, bool serving, std::vector<u8> tables, u32 buckets);
+
+  const RowLayout layout;
+  const std::vector<u8> tables;
+
+  u8* record(u32 slot) const { return records_.base() + static_cast<size_t>(slot) * record_bytes_; }
+  Header& header(u32 slot) const { return *reinterpret_cast<Header*>(record(slot)); }
+  Bin& bin(u32 bucket) { return bins_[bucket]; }
+  const Bin& bin(u32 bucket) const { return bins_[bucket]; }
+  u32 slot_at(const Bin& bin, u32 row) const { return bin.blocks[row / block_rows] * block_rows + row % block_rows; }
+
+  u32 find(const Bin& bin, u64 key, u8 table) const;
+  // Add a row that is absent. Its header is set, with no flags; the rest of the record is the caller's to fill.
+  u32 insert(Bin& bin, u32 bucket, u64 key, u8 table);
+  // Remove a row. The bucket's last row takes its slot; `relist` then mends the dirty lists.
+  void erase(Bin& bin, u32 slot);
+  void relist(Bin& bin);
+  void clear(Bin& bin);
+  // Give back index memory after many removals.
+  void shrink(Bin& bin, u32 bucket);
+
+  // Hints for rows of other buckets; may look at stale memory, which is always mapped.
+  void prefetch_chunk(u32 bucket, u64 key) const;
+  void prefetch_record(u32 bucket, u64 key, bool write) const;
+
+  size_t bytes() const;
+
+ private:
+  static u64 hash(u64 key) {
+    const u64 h = key * 0x9e3779b97f4a7c15ull;
+    return h ^ (h >> 32);
+  }
+  static u64 home(u64 hash, u64 chunks) { return high_product(hash * 0x9e3779b97f4a7c15ull, chunks); }
+  static void link(Chunk* chunks, u32 count, u64 h, u32 slot);
+  void resize(Bin& bin, u32 chunk_count);
+  std::pair<Chunk*, u32> entry_of(const Bin& bin, u32 slot) const;
+
+  u32 record_bytes_;
+  Arena records_;  // pieces: blocks
+  Arena chunks_;   // pieces: chunks
+  std::vector<Bin> bins_;
+};
+
+}  // namespace freshet

@@ -1,0 +1,307 @@
+#include "freshet/store.hpp"
+
+#include <algorithm>
+#include <bit>
+#include <mutex>
+#include <stdexcept>
+#include <string>
+
+namespace freshet {
+
+namespace {
+
+[[noreturn]] void refuse(const std::string& what) { throw std::invalid_argument(what); }
+
+}  // namespace
+
+Store::Store(StoreSpec spec) : spec_(std::move(spec)), states_(spec_.buckets) {
+  if (spec_.buckets < 2 || spec_.buckets > 65536 || !std::has_single_bit(spec_.buckets))
+    refuse("expected a power of two from 2 to 65536 buckets, found " + std::to_string(spec_.buckets));
+  if (spec_.partitions < 1 || spec_.partitions > 65536)
+    refuse("expected 1 to 65536 partitions, found " + std::to_string(spec_.partitions));
+  shift_ = 64u - static_cast<u32>(std::countr_zero(spec_.buckets));
+  group_of_table_.fill(no_group);
+  for (const GroupSpec& group : spec_.groups) {
+    for (const u8 table : group.tables) {
+      if (group_of_table_[table] != no_group) refuse("table " + std::to_string(table) + " is in two store groups");
+      group_of_table_[table] = static_cast<int>(groups_.size());
+    }
+    groups_.push_back(std::make_unique<Group>(group.slots, group.half, spec_.serving, group.tables, spec_.buckets));
+  }
+  for (const TableSpec& table : spec_.tables) {
+    group_of(table.id);
+    table_spec_[table.id] = table;
+    if (table.admission > 1 && !spec_.serving)
+      admission_[table.id] = std::make_unique<Admission>(table.admission, spec_.buckets);
+  }
+  if (spec_.serving) spec_.consumed = {false, false};
+  applied_.assign(static_cast<size_t>(spec_.partitions) * spec_.buckets, 0);
+  partition_locks_ = std::make_unique<std::mutex[]>(spec_.partitions);
+}
+
+u32 Store::group_of(u8 table) const {
+  if (group_of_table_[table] == no_group) refuse("no store group holds table " + std::to_string(table));
+  return static_cast<u32>(group_of_table_[table]);
+}
+
+void Store::check_bucket(u32 bucket) const {
+  if (bucket >= spec_.buckets)
+    refuse("expected a bucket below " + std::to_string(spec_.buckets) + ", found " + std::to_string(bucket));
+}
+
+// A batch comes from a plan, or from the network as somebody's plan: nothing in it is believed.
+void Store::check_keys(u32 group, const Keys& keys) const {
+  if (group >= groups_.size())
+    refuse("expected a store group below " + std::to_string(groups_.size()) + ", found " + std::to_string(group));
+  const u32* starts = keys.bucket_starts;
+  bool rising = starts[0] == 0 && starts[spec_.buckets] == keys.n;
+  for (u32 b = 0; b < spec_.buckets; b++) rising = rising && starts[b] <= starts[b + 1];
+  if (!rising) refuse("bucket_starts must rise from 0 to the number of keys, " + std::to_string(keys.n));
+  u64 wrong = 0;
+  for (u32 b = 0; b < spec_.buckets; b++)
+    for (u32 i = starts[b]; i < starts[b + 1]; i++)
+      wrong |= ((keys.keys[i] >> shift_) ^ b) | static_cast<u64>(keys.keys[i] == 0) |
+               static_cast<u64>(group_of_table_[keys.tables[i]] ^ static_cast<int>(group));
+  if (wrong) refuse("keys must be sorted by bucket, not 0, and of tables of group " + std::to_string(group));
+}
+
+// Two steps ahead of the row at hand: its chunk, then the record that the chunk seems to name.
+struct Store::Ahead {
+  static constexpr size_t chunk = 32, record = 16;
+  const Store& store;
+  const Group& group;
+  const Keys& keys;
+  bool write;
+
+  void chunk_of(size_t i) const {
+    if (i < keys.n) group.prefetch_chunk(store.bucket_of(keys.keys[i]), keys.keys[i]);
+  }
+  void record_of(size_t i) const {
+    if (i < keys.n) group.prefetch_record(store.bucket_of(keys.keys[i]), keys.keys[i], write);
+  }
+  void start() const {
+    for (size_t i = 0; i < chunk; i++) chunk_of(i);
+    for (size_t i = 0; i < record; i++) record_of(i);
+  }
+  void at(size_t i) const {
+    chunk_of(i + chunk);
+    record_of(i + record);
+  }
+};
+
+u32 Store::create_row(Group& group, u32 bucket, u64 key, u8 table) {
+  const u32 slot = group.insert(group.bin(bucket), bucket, key, table);
+  group.layout.create(group.record(slot), key, table, spec_.seed);
+  rows_[table].fetch_add(1, std::memory_order_relaxed);
+  return slot;
+}
+
+std::optional<u32> Store::lookup(u32 index, const Keys& keys, float* out, bool create, u8* found) {
+  check_keys(index, keys);
+  if (create && spec_.serving) refuse("a serving store makes no rows on lookup; look up with create=False");
+  Group& group = *groups_[index];
+  const u32 width = group.layout.width();
+  const Ahead ahead{*this, group, keys, false};
+  ahead.start();
+  i64 created = 0;
+  for (size_t i = 0; i < keys.n;) {
+    const u32 bucket = bucket_of(keys.keys[i]);
+    const size_t end = keys.bucket_starts[bucket + 1];
+    BucketState& state = states_[bucket];
+    Bin& bin = group.bin(bucket);
+    const std::lock_guard lock(state.lock);
+    if (!state.held) return bucket;
+    const u32 now = seconds(spec_.serving ? clock_ms_.load(std::memory_order_relaxed) : state.clock_ms);
+    for (; i < end; i++) {
+      ahead.at(i);
+      const u64 key = keys.keys[i];
+      const u8 table = keys.tables[i];
+      float* row = out + i * width;
+      u32 slot = group.find(bin, key, table);
+      if (found) found[i] = slot != Group::none;
+      if (slot == Group::none && create) {
+        const auto gate = admission_.find(table);
+        if (gate == admission_.end() || gate->second->see(bucket, key)) {
+          slot = create_row(group, bucket, key, table);
+          created++;
+        } else {
+          group.layout.initial(row, key, table, spec_.seed);
+          continue;
+        }
+      }
+      if (slot == Group::none) {
+        std::fill_n(row, width, 0.0f);
+        continue;
+      }
+      if (create || spec_.serving) touch(group.header(slot), now);
+      group.layout.load(group.record(slot), row);
+    }
+  }
+  if (created) created_.fetch_add(created, std::memory_order_relaxed);
+  return std::nullopt;
+}
+
+void Store::mark(Bin& bin, Header& row, u32 slot, u32 consumer) {
+  if (!spec_.consumed[consumer] || (row.meta & dirty_flag(consumer))) return;
+  row.meta |= dirty_flag(consumer);
+  bin.dirty[consumer].push_back(slot);
+  pending_[consumer].fetch_add(1, std::memory_order_relaxed);
+}
+
+void Store::apply_run(const PushGroup& push, u32 bucket, u32 now_s) noexcept {
+  Group& group = *groups_[push.group];
+  Bin& bin = group.bin(bucket);
+  const Keys& keys = push.keys;
+  const u32 width = group.layout.width();
+  const Ahead ahead{*this, group, keys, true};
+  for (size_t i = keys.bucket_starts[bucket]; i < keys.bucket_starts[bucket + 1]; i++) {
+    ahead.at(i);
+    const u64 key = keys.keys[i];
+    const u8 table = keys.tables[i];
+    u32 slot = group.find(bin, key, table);
+    if (slot == Group::none) {
+      const auto gate = admission_.find(table);
+      if (gate != admission_.end() && !gate->second->admitted(bucket, key)) {
+        not_admitted_.fetch_add(1, std::memory_order_relaxed);
+        continue;
+      }
+      slot = create_row(group, bucket, key, table);
+      created_.fetch_add(1, std::memory_order_relaxed);
+    }
+    Header& row = group.header(slot);
+    touch(row, now_s);
+    if (!group.layout.step(group.record(slot), push.gradients + i * width)) {
+      not_finite_.fetch_add(1, std::memory_order_relaxed);
+      continue;
+    }
+    for (u32 c = 0; c < consumers; c++) mark(bin, row, slot, c);
+  }
+}
+
+Pushed Store::push(const i64* ranges, size_t n, i64 clock_ms, const std::vector<PushGroup>& groups) {
+  if (spec_.serving) refuse("a serving store takes no gradients");
+  std::vector<u32> partitions;
+  for (size_t r = 0; r < n; r++) {
+    const i64 *range = ranges + 3 * r;
+    if (range[0] < 0 || range[0] >= spec_.partitions)
+      refuse("expected a partition below " + std::to_string(spec_.partitions) + ", found " + std::to_string(range[0]));
+    if (range[1] < 0 || range[1] >= range[2])
+      refuse("expected a range 0 <= start < stop, found [" + std::to_string(range[1]) + ", " + std::to_string(range[2]) + ")");
+    partitions.push_back(static_cast<u32>(range[0]));
+  }
+  if (n == 0) refuse("a push needs at least one range of offsets");
+  std::sort(partitions.begin(), partitions.end());
+  if (std::adjacent_find(partitions.begin(), partitions.end()) != partitions.end())
+    refuse("a push holds at most one range a partition");
+  for (const PushGroup& group : groups) check_keys(group.group, group.keys);
+
+  std::vector<std::unique_lock<std::mutex>> partition_locks;
+  for (const u32 p : partitions) partition_locks.emplace_back(partition_locks_[p]);
+  const std::shared_lock structure(structure_);
+
+  enum : u8 { not_held, apply, skip };
+  std::vector<u8> decision(spec_.buckets, not_held);
+  bool any = false;
+  for (u32 b = 0; b < spec_.buckets; b++) {
+    if (!states_[b].held) {
+      for (const PushGroup& group : groups)
+        if (group.keys.bucket_starts[b] != group.keys.bucket_starts[b + 1]) return Pushed::refused;
+      continue;
+    }
+    size_t continues = 0, done = 0;
+    for (size_t r = 0; r < n; r++) {
+      const i64 at = applied_[static_cast<size_t>(ranges[3 * r]) * spec_.buckets + b];
+      continues += at == ranges[3 * r + 1];
+      done += at >= ranges[3 * r + 2];
+    }
+    if (continues != n && done != n) return Pushed::refused;
+    decision[b] = continues == n ? apply : skip;
+    any = any || continues == n;
+  }
+  if (!any) return Pushed::skipped;
+
+  for (const PushGroup& group : groups) Ahead{*this, *groups_[group.group], group.keys, true}.start();
+  const u32 now_s = seconds(clock_ms);
+  for (u32 b = 0; b < spec_.buckets; b++) {
+    if (decision[b] != apply) continue;
+    BucketState& state = states_[b];
+    const std::lock_guard lock(state.lock);
+    for (const PushGroup& group : groups)
+      if (group.keys.bucket_starts[b] != group.keys.bucket_starts[b + 1]) apply_run(group, b, now_s);
+    for (size_t r = 0; r < n; r++) applied_[static_cast<size_t>(ranges[3 * r]) * spec_.buckets + b] = ranges[3 * r + 2];
+    state.clock_ms = std::max(state.clock_ms, clock_ms);
+  }
+  i64 clock = clock_ms_.load(std::memory_order_relaxed);
+  while (clock < clock_ms && !clock_ms_.compare_exchange_weak(clock, clock_ms, std::memory_order_relaxed)) {
+  }
+  return Pushed::applied;
+}
+
+void Store::set_applied(u32 bucket, const i64* offsets, i64 clock_ms) {
+  check_bucket(bucket);
+  const std::unique_lock structure(structure_);
+  BucketState& state = states_[bucket];
+  const std::lock_guard lock(state.lock);
+  for (u32 p = 0; p < spec_.partitions; p++) applied_[static_cast<size_t>(p) * spec_.buckets + bucket] = offsets[p];
+  state.clock_ms = clock_ms;
+  state.held = true;
+}
+
+void Store::applied_of(u32 bucket, i64* offsets) const {
+  check_bucket(bucket);
+  const std::lock_guard lock(states_[bucket].lock);
+  for (u32 p = 0; p < spec_.partitions; p++) offsets[p] = applied_[static_cast<size_t>(p) * spec_.buckets + bucket];
+}
+
+i64 Store::clock_of(u32 bucket) const {
+  check_bucket(bucket);
+  const std::lock_guard lock(states_[bucket].lock);
+  return states_[bucket].clock_ms;
+}
+
+bool Store::held(u32 bucket) const {
+  check_bucket(bucket);
+  const std::lock_guard lock(states_[bucket].lock);
+  return states_[bucket].held;
+}
+
+std::vector<std::set<i64>> Store::applied() const {
+  std::vector<std::set<i64>> distinct(spec_.partitions);
+  for (u32 b = 0; b < spec_.buckets; b++) {
+    const std::lock_guard lock(states_[b].lock);
+    if (!states_[b].held) continue;
+    for (u32 p = 0; p < spec_.partitions; p++) distinct[p].insert(applied_[static_cast<size_t>(p) * spec_.buckets + b]);
+  }
+  return distinct;
+}
+
+void Store::drop_bucket(u32 bucket) {
+  check_bucket(bucket);
+  const std::unique_lock structure(structure_);
+  BucketState& state = states_[bucket];
+  const std::lock_guard lock(state.lock);
+  for (const auto& group : groups_) {
+    Bin& bin = group->bin(bucket);
+    for (u32 row = 0; row < bin.rows; row++)
+      rows_[group->header(group->slot_at(bin, row)).meta & meta::table_mask].fetch_sub(1, std::memory_order_relaxed);
+    for (u32 c = 0; c < consumers; c++)
+      pending_[c].fetch_sub(static_cast<i64>(bin.dirty[c].size()), std::memory_order_relaxed);
+    group->clear(bin);
+  }
+  for (auto& list : state.removed) list = {};
+  state.clock_ms = 0;
+  state.held = false;
+}
+
+size_t Store::bytes() const {
+  size_t sum = sizeof(BucketState) * states_.size() + 8 * applied_.size();
+  for (const auto& group : groups_) sum += group->bytes() + sizeof(Bin) * spec_.buckets;
+  for (const auto& [table, gate] : admission_) sum += gate->bytes(spec_.buckets);
+  return sum;
+}
+
+Counts Store::counts() const {
+  return {created_.load(), evicted_.load(), not_finite_.load(), not_admitted_.load()};
+}
+
+}  // namespace freshet

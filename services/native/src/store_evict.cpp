@@ -1,0 +1,146 @@
+// Eviction by age and down to a table's size, a bounded piece at a time.
+#include <algorithm>
+#include <limits>
+
+#include "freshet/store.hpp"
+
+namespace freshet {
+
+namespace {
+
+// Ages in seconds, in bins: one a second up to 4096 s, then 256 an octave (0.4 %). The last row within a bin to go is
+// any of them; otherwise the least recently used go first.
+constexpr u32 exact = 4096, per_octave = 256;
+constexpr u32 bins = exact + (32 - 12) * per_octave;
+
+u32 bin_of(u32 age) {
+  if (age < exact) return age;
+  const u32 octave = 31u - static_cast<u32>(std::countl_zero(age));  // >= 12
+  return exact + (octave - 12) * per_octave + ((age >> (octave - 8)) & (per_octave - 1));
+}
+
+constexpr u32 no_age = std::numeric_limits<u32>::max();
+
+}  // namespace
+
+// One walk over all buckets; two if some table has too many rows: first their ages are counted, then the oldest go.
+struct Store::Round {
+  u32 now_s = 0;
+  i64 now_ms = 0;
+  bool counting = false;
+  u32 cursor = 0;
+  struct PerTable {
+    std::vector<i64> ages;     // rows by age bin, while counting
+    u32 oldest_bin = no_age;   // rows in later bins go; in this one, `in_bin` of them
+    i64 in_bin = 0;
+  };
+  std::map<u8, PerTable> over;
+};
+
+void Store::RoundDeleter::operator()(Round* round) const { delete round; }
+
+void Store::count_ages(u32 bucket) {
+  for (auto& [table, part] : round_->over) {
+    const Group& group = *groups_[group_of(table)];
+    const Bin& bin = group.bin(bucket);
+    for (u32 row = 0; row < bin.rows; row++) {
+      const Header& header = group.header(group.slot_at(bin, row));
+      // Rows that cannot go now must not count as if they could.
+      if ((header.meta & meta::table_mask) != table || (header.meta & meta::dirty_flush)) continue;
+      part.ages[bin_of(round_->now_s - std::min(header.touched, round_->now_s))]++;
+    }
+  }
+}
+
+void Store::choose_oldest() {
+  for (auto& [table, part] : round_->over) {
+    i64 excess = rows(table) - table_spec_[table].max_rows;
+    part.oldest_bin = bins;
+    part.in_bin = 0;
+    for (u32 b = bins; b-- > 0 && excess > 0;) {
+      part.oldest_bin = b;
+      part.in_bin = std::min(excess, part.ages[b]);
+      excess -= part.ages[b];
+    }
+    part.ages = {};
+  }
+}
+
+i64 Store::evict_bucket(u32 bucket) {
+  i64 gone = 0;
+  for (const auto& group : groups_) {
+    Bin& bin = group->bin(bucket);
+    bool relist = false;
+    i64 here = 0;
+    // From the end: the row that takes a hole's place has been examined.
+    for (u32 row = bin.rows; row-- > 0;) {
+      const u32 slot = group->slot_at(bin, row);
+      const Header& header = group->header(slot);
+      if (header.meta & meta::dirty_flush) continue;
+      const u8 table = static_cast<u8>(header.meta & meta::table_mask);
+      const u32 age = round_->now_s - std::min(header.touched, round_->now_s);
+      const i64 ttl_ms = table_spec_[table].ttl_ms;
+      bool old = ttl_ms > 0 && static_cast<i64>(age) * 1000 >= ttl_ms;
+      const auto over = round_->over.find(table);
+      if (over != round_->over.end()) {
+        Round::PerTable& part = over->second;
+        const u32 b = bin_of(age);
+        const bool last_bin = b == part.oldest_bin && part.in_bin > 0;
+        if (last_bin) part.in_bin--;
+        old = old || last_bin || b > part.oldest_bin;
+      }
+      if (!old) continue;
+      forget(*group, bucket, slot, relist);
+      here++;
+    }
+    if (relist) group->relist(bin);
+    if (here) group->shrink(bin, bucket);
+    gone += here;
+  }
+  return gone;
+}
+
+Evicted Store::evict(i64 now_ms, i64 budget) {
+  const std::lock_guard evicting(evict_lock_);
+  Evicted out;
+  if (!round_) {
+    round_.reset(new Round);
+    round_->now_ms = now_ms;
+    round_->now_s = seconds(now_ms);
+    bool any_ttl = false;
+    for (const TableSpec& table : spec_.tables) {
+      any_ttl = any_ttl || table.ttl_ms > 0;
+      if (table.max_rows > 0 && rows(table.id) > table.max_rows) round_->over[table.id].ages.assign(bins, 0);
+    }
+    round_->counting = !round_->over.empty();
+    if (!any_ttl && round_->over.empty()) {
+      round_.reset();
+      out.finished = true;
+      return out;
+    }
+  }
+  while (out.examined < budget) {
+    const u32 bucket = round_->cursor++;
+    {
+      const std::lock_guard lock(states_[bucket].lock);
+      for (const auto& group : groups_) out.examined += group->bin(bucket).rows;
+      if (round_->counting)
+        count_ages(bucket);
+      else
+        out.evicted += evict_bucket(bucket);
+    }
+    if (round_->cursor < spec_.buckets) continue;
+    if (!round_->counting) {
+      round_.reset();
+      out.finished = true;
+      break;
+    }
+    choose_oldest();
+    round_->counting = false;
+    round_->cursor = 0;
+  }
+  evicted_.fetch_add(out.evicted, std::memory_order_relaxed);
+  return out;
+}
+
+}  // namespace freshet

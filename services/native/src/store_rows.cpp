@@ -1,0 +1,150 @@
+// Rows by key, in any order: recovery, read-through, deltas of serving tables, removal.
+#include <algorithm>
+#include <stdexcept>
+#include <string>
+
+#include "freshet/store.hpp"
+
+namespace freshet {
+
+// Calls visit(bucket, begin, end) for each run of keys of one bucket, its lock held.
+template <typename Visit>
+void Store::each_bucket_run(const u64* keys, size_t n, Visit visit) const {
+  for (size_t i = 0; i < n;) {
+    const u32 bucket = bucket_of(keys[i]);
+    size_t end = i + 1;
+    while (end < n && bucket_of(keys[end]) == bucket) end++;
+    const std::lock_guard lock(states_[bucket].lock);
+    visit(bucket, i, end);
+    i = end;
+  }
+}
+
+void Store::import_rows(u8 table, const u64* keys, const u8* records, size_t n, size_t record_bytes) {
+  Group& group = *groups_[group_of(table)];
+  const u32 packed = group.layout.packed_bytes();
+  if (spec_.serving) throw std::invalid_argument("a serving store takes values, not packed rows: use import_values");
+  if (record_bytes != packed)
+    throw std::invalid_argument("expected packed rows of " + std::to_string(packed) + " bytes, found " +
+                                std::to_string(record_bytes));
+  for (size_t i = 0; i < n; i++) {
+    const char* fault = keys[i] == 0 ? "its key is 0, which no row has" : group.layout.packed_fault(records + i * packed, table);
+    if (fault)
+      throw std::invalid_argument("row " + std::to_string(i) + " of table " + std::to_string(table) + ", key " +
+                                  std::to_string(keys[i]) + ": " + fault);
+  }
+  each_bucket_run(keys, n, [&](u32 bucket, size_t begin, size_t end) {
+    Bin& bin = group.bin(bucket);
+    for (size_t i = begin; i < end; i++) {
+      u32 slot = group.find(bin, keys[i], table);
+      if (slot == Group::none) {
+        slot = group.insert(bin, bucket, keys[i], table);
+        rows_[table].fetch_add(1, std::memory_order_relaxed);
+      }
+      Header& row = group.header(slot);
+      const u32 flags = row.meta & ~meta::packed_mask;
+      group.layout.unpack(group.record(slot), records + i * packed);
+      row.meta |= flags | meta::stored;
+      bin.stored += !(flags & meta::stored);
+    }
+  });
+}
+
+void Store::export_rows(u8 table, const u64* keys, size_t n, u8* records, u8* found) const {
+  const Group& group = *groups_[group_of(table)];
+  const u32 packed = group.layout.packed_bytes();
+  each_bucket_run(keys, n, [&](u32 bucket, size_t begin, size_t end) {
+    for (size_t i = begin; i < end; i++) {
+      const u32 slot = group.find(group.bin(bucket), keys[i], table);
+      found[i] = slot != Group::none;
+      if (found[i])
+        group.layout.pack(group.record(slot), records + i * packed);
+      else
+        std::fill_n(records + i * packed, packed, u8{0});
+    }
+  });
+}
+
+i64 Store::import_values(u8 table, const u64* keys, const float* values, size_t n, bool only_absent, i64 clock_ms) {
+  Group& group = *groups_[group_of(table)];
+  if (!spec_.serving) throw std::invalid_argument("only a serving store takes values; a training one needs packed rows");
+  if (std::find(keys, keys + n, u64{0}) != keys + n) throw std::invalid_argument("key 0 has no row: it stands for null");
+  const u32 width = group.layout.width();
+  const u32 now = seconds(clock_ms);
+  i64 written = 0;
+  each_bucket_run(keys, n, [&](u32 bucket, size_t begin, size_t end) {
+    Bin& bin = group.bin(bucket);
+    for (size_t i = begin; i < end; i++) {
+      u32 slot = group.find(bin, keys[i], table);
+      if (slot != Group::none && only_absent) continue;
+      if (slot == Group::none) {
+        slot = group.insert(bin, bucket, keys[i], table);
+        rows_[table].fetch_add(1, std::memory_order_relaxed);
+      }
+      group.layout.store(group.record(slot), values + i * width);
+      touch(group.header(slot), now);
+      written++;
+    }
+  });
+  i64 clock = clock_ms_.load(std::memory_order_relaxed);
+  while (clock < clock_ms && !clock_ms_.compare_exchange_weak(clock, clock_ms, std::memory_order_relaxed)) {
+  }
+  return written;
+}
+
+// Whether a consumer has been given the row, or is going to be.
+bool Store::changed(const Header& row) const {
+  return (row.meta & (meta::stored | meta::dirty_publish | meta::dirty_flush)) || row.meta >> meta::count_shift;
+}
+
+// Remove a row and leave tombstones for those who may have it. Sets `relist` if dirty lists name moved or removed rows.
+void Store::forget(Group& group, u32 bucket, u32 slot, bool& relist) {
+  Bin& bin = group.bin(bucket);
+  const Header row = group.header(slot);
+  const u8 table = static_cast<u8>(row.meta & meta::table_mask);
+  const Header last = group.header(group.slot_at(bin, bin.rows - 1));
+  relist = relist || ((row.meta | last.meta) & (meta::dirty_publish | meta::dirty_flush));
+  for (u32 c = 0; c < consumers; c++) {
+    if (row.meta & dirty_flag(c)) pending_[c].fetch_sub(1, std::memory_order_relaxed);
+    if (spec_.consumed[c] && changed(row)) states_[bucket].removed[c].push_back({row.key, table});
+  }
+  bin.stored -= (row.meta & meta::stored) != 0;
+  group.erase(bin, slot);
+  rows_[table].fetch_sub(1, std::memory_order_relaxed);
+}
+
+i64 Store::remove(u8 table, const u64* keys, size_t n) {
+  Group& group = *groups_[group_of(table)];
+  i64 removed = 0;
+  each_bucket_run(keys, n, [&](u32 bucket, size_t begin, size_t end) {
+    bool relist = false;
+    Bin& bin = group.bin(bucket);
+    for (size_t i = begin; i < end; i++) {
+      const u32 slot = group.find(bin, keys[i], table);
+      if (slot == Group::none) continue;
+      forget(group, bucket, slot, relist);
+      removed++;
+    }
+    if (relist) group.relist(bin);
+    group.shrink(bin, bucket);
+  });
+  return removed;
+}
+
+// Here and not with the collectors because it walks keys in any order.
+void Store::put_back(u32 consumer, u8 table, const u64* keys, size_t n, const u64* removed, size_t n_removed) {
+  Group& group = *groups_[group_of(table)];
+  if (consumer >= consumers) throw std::invalid_argument("expected consumer 0 (publish) or 1 (flush)");
+  each_bucket_run(keys, n, [&](u32 bucket, size_t begin, size_t end) {
+    Bin& bin = group.bin(bucket);
+    for (size_t i = begin; i < end; i++) {
+      const u32 slot = group.find(bin, keys[i], table);
+      if (slot != Group::none) mark(bin, group.header(slot), slot, consumer);
+    }
+  });
+  each_bucket_run(removed, n_removed, [&](u32 bucket, size_t begin, size_t end) {
+    for (size_t i = begin; i < end; i++) states_[bucket].removed[consumer].push_back({removed[i], table});
+  });
+}
+
+}  // namespace freshet

@@ -1,0 +1,196 @@
+#include "freshet/table.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <new>
+
+namespace freshet {
+
+namespace {
+
+constexpr double load = 0.8;  // of an index; measured: above it probes of a second chunk become common
+constexpr u32 occupied(const Chunk& chunk) { return (1u << chunk.count) - 1; }
+
+u32 capacity(u32 chunk_count) { return static_cast<u32>(chunk_count * static_cast<double>(Chunk::rows) * load); }
+
+}  // namespace
+
+Group::Group(const std::vector<SlotSpec>& slots, bool half_last, bool serving, std::vector<u8> tables_, u32 buckets)
+    : layout(slots, half_last, serving),
+      tables(std::move(tables_)),
+      record_bytes_(layout.record_bytes()),
+      records_(static_cast<size_t>(record_bytes_) * block_rows),
+      chunks_(sizeof(Chunk)),
+      bins_(buckets) {}
+
+u32 Group::find(const Bin& bin, u64 key, u8 table) const {
+  const u32 count = bin.chunk_count.load(std::memory_order_relaxed);
+  if (count == 0) return none;
+  const Chunk* chunks = bin.chunks.load(std::memory_order_relaxed);
+  const u64 h = hash(key);
+  const u8 tag = static_cast<u8>(h);
+  for (u64 i = home(h, count);; i = i + 1 == count ? 0 : i + 1) {
+    const Chunk& chunk = chunks[i];
+    for (u32 hits = match16(chunk.tag, tag) & occupied(chunk); hits; hits &= hits - 1) {
+      const u32 slot = chunk.slot[std::countr_zero(hits)];
+      const Header& row = header(slot);
+      if (row.key == key && (row.meta & meta::table_mask) == table) return slot;
+    }
+    if (chunk.overflow == 0) return none;
+  }
+}
+
+void Group::link(Chunk* chunks, u32 count, u64 h, u32 slot) {
+  u64 i = home(h, count);
+  while (chunks[i].count == Chunk::rows) {
+    if (chunks[i].overflow < 255) chunks[i].overflow++;
+    i = i + 1 == count ? 0 : i + 1;
+  }
+  Chunk& chunk = chunks[i];
+  chunk.tag[chunk.count] = static_cast<u8>(h);
+  chunk.slot[chunk.count++] = slot;
+}
+
+void Group::resize(Bin& bin, u32 chunk_count) {
+  const u64 first = chunks_.take(chunk_count);
+  Chunk* fresh = reinterpret_cast<Chunk*>(chunks_.base()) + first;
+  std::memset(static_cast<void*>(fresh), 0, sizeof(Chunk) * chunk_count);
+  constexpr u32 ahead = 8;
+  for (u32 row = 0; row < bin.rows; row++) {
+    if (row + ahead < bin.rows) prefetch_read(record(slot_at(bin, row + ahead)));
+    const u32 slot = slot_at(bin, row);
+    link(fresh, chunk_count, hash(header(slot).key), slot);
+  }
+  const Chunk* old = bin.chunks.load(std::memory_order_relaxed);
+  const u32 old_count = bin.chunk_count.load(std::memory_order_relaxed);
+  bin.chunks.store(fresh, std::memory_order_relaxed);
+  bin.chunk_count.store(chunk_count, std::memory_order_relaxed);
+  bin.limit = capacity(chunk_count);
+  if (old) chunks_.give_back(static_cast<u64>(old - reinterpret_cast<Chunk*>(chunks_.base())), old_count);
+}
+
+u32 Group::insert(Bin& bin, u32 bucket, u64 key, u8 table) {
+  if (bin.rows >= bin.limit) {
+    // Growth by 1.4 to 2.0, differently for each bucket and time: buckets fill alike, and must not all grow in one batch.
+    const u64 dice = hash(hash(bucket + 1) + bin.generation++);
+    const double factor = 1.4 + 0.6 * static_cast<double>(dice >> 11) * 0x1p-53;
+    const u32 count = bin.chunk_count.load(std::memory_order_relaxed);
+    resize(bin, std::max(count + 1, static_cast<u32>(std::ceil(count * factor))));
+  }
+  if (bin.rows % block_rows == 0) {
+    if (bin.blocks.size() == bin.blocks.capacity()) bin.blocks.reserve(2 * bin.blocks.size() + 1);
+    const u64 block = records_.take(1);
+    if (block >= none / block_rows) throw std::bad_alloc();
+    bin.blocks.push_back(static_cast<u32>(block));
+  }
+  const u32 slot = slot_at(bin, bin.rows);
+  header(slot) = {key, table, 0};
+  bin.rows++;
+  link(bin.chunks.load(std::memory_order_relaxed), bin.chunk_count.load(std::memory_order_relaxed), hash(key), slot);
+  return slot;
+}
+
+std::pair<Chunk*, u32> Group::entry_of(const Bin& bin, u32 slot) const {
+  Chunk* chunks = bin.chunks.load(std::memory_order_relaxed);
+  const u32 count = bin.chunk_count.load(std::memory_order_relaxed);
+  const u64 h = hash(header(slot).key);
+  for (u64 i = home(h, count);; i = i + 1 == count ? 0 : i + 1)
+    for (u32 hits = match16(chunks[i].tag, static_cast<u8>(h)) & occupied(chunks[i]); hits; hits &= hits - 1) {
+      const u32 at = static_cast<u32>(std::countr_zero(hits));
+      if (chunks[i].slot[at] == slot) return {&chunks[i], at};
+    }
+}
+
+void Group::erase(Bin& bin, u32 slot) {
+  Chunk* chunks = bin.chunks.load(std::memory_order_relaxed);
+  const u32 count = bin.chunk_count.load(std::memory_order_relaxed);
+  const auto [chunk, at] = entry_of(bin, slot);
+  for (u64 i = home(hash(header(slot).key), count); &chunks[i] != chunk; i = i + 1 == count ? 0 : i + 1)
+    if (chunks[i].overflow < 255) chunks[i].overflow--;
+  const u32 last_entry = --chunk->count;
+  chunk->tag[at] = chunk->tag[last_entry];
+  chunk->slot[at] = chunk->slot[last_entry];
+
+  const u32 last = slot_at(bin, bin.rows - 1);
+  if (last != slot) {
+    const auto [its_chunk, its_at] = entry_of(bin, last);
+    its_chunk->slot[its_at] = slot;
+    std::memcpy(record(slot), record(last), record_bytes_);
+  }
+  bin.rows--;
+  if (bin.rows % block_rows == 0) {
+    records_.give_back(bin.blocks.back(), 1);
+    bin.blocks.pop_back();
+  }
+}
+
+void Group::relist(Bin& bin) {
+  for (auto& list : bin.dirty) list.clear();
+  for (u32 row = 0; row < bin.rows; row++) {
+    const u32 slot = slot_at(bin, row);
+    for (u32 c = 0; c < consumers; c++)
+      if (header(slot).meta & dirty_flag(c)) bin.dirty[c].push_back(slot);
+  }
+}
+
+void Group::clear(Bin& bin) {
+  for (const u32 block : bin.blocks) records_.give_back(block, 1);
+  const Chunk* old = bin.chunks.load(std::memory_order_relaxed);
+  if (old)
+    chunks_.give_back(static_cast<u64>(old - reinterpret_cast<Chunk*>(chunks_.base())),
+                      bin.chunk_count.load(std::memory_order_relaxed));
+  bin.chunk_count.store(0, std::memory_order_relaxed);
+  bin.chunks.store(nullptr, std::memory_order_relaxed);
+  bin.rows = bin.limit = bin.stored = 0;
+  bin.blocks = {};
+  for (auto& list : bin.dirty) list = {};
+}
+
+void Group::shrink(Bin& bin, u32 bucket) {
+  if (bin.rows == 0) {
+    const u32 stored = bin.stored;
+    clear(bin);
+    bin.stored = stored;
+    return;
+  }
+  if (bin.rows * 4 > bin.limit) return;
+  const double spread = 1.25 + 0.5 * static_cast<double>(hash(bucket + 1) >> 11) * 0x1p-53;
+  const u32 count = static_cast<u32>(std::ceil(bin.rows * spread / (Chunk::rows * load)));
+  resize(bin, std::max(count, 1u));
+  for (auto& list : bin.dirty) list.shrink_to_fit();
+  bin.blocks.shrink_to_fit();
+}
+
+void Group::prefetch_chunk(u32 bucket, u64 key) const {
+  const Bin& b = bins_[bucket];
+  const u32 count = b.chunk_count.load(std::memory_order_relaxed);
+  if (count) prefetch_read(b.chunks.load(std::memory_order_relaxed) + home(hash(key), count));
+}
+
+// Reads a chunk without its bucket's lock. What it yields is an address to prefetch and nothing else, and the memory is
+// mapped for the arena's life, so a torn or stale value costs a cache line and harms nothing.
+__attribute__((no_sanitize("thread"))) void Group::prefetch_record(u32 bucket, u64 key, bool write) const {
+  const Bin& b = bins_[bucket];
+  const u32 count = b.chunk_count.load(std::memory_order_relaxed);
+  const Chunk* chunks = b.chunks.load(std::memory_order_relaxed);
+  if (count == 0 || chunks == nullptr) return;
+  const u64 h = hash(key);
+  const u64 at = home(h, count);
+  // The pair may belong to two indexes if the bucket has just grown; stay inside the range that is mapped.
+  if (!chunks_.holds(static_cast<const void*>(chunks + at))) return;
+  const Chunk& chunk = chunks[at];
+  const u32 hits = match16(chunk.tag, static_cast<u8>(h)) & ((1u << (chunk.count & 15u)) - 1);
+  if (hits == 0) return;
+  const u8* address = record(chunk.slot[std::countr_zero(hits) % Chunk::rows]);
+  const u32 bytes = std::min(record_bytes_, 256u);
+  for (u32 line = 0; line < bytes; line += 64) {
+    if (write)
+      prefetch_write(address + line);
+    else
+      prefetch_read(address + line);
+  }
+}
+
+size_t Group::bytes() const { return records_.bytes_in_use() + chunks_.bytes_in_use(); }
+
+}  // namespace freshet

@@ -1,0 +1,87 @@
+#include "freshet/table_arena.hpp"
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <bit>
+#include <new>
+
+namespace freshet {
+
+namespace {
+
+constexpr size_t huge_page = 2u << 20;
+constexpr size_t most_reserved = size_t{1} << 40;   // addresses only; 47 bits of them are ours
+constexpr size_t least_reserved = size_t{1} << 28;  // where a limit on addresses is set (ulimit -v)
+
+}  // namespace
+
+Arena::Arena(size_t piece) : piece_(piece) {
+  for (size_t bytes = most_reserved; bytes >= least_reserved; bytes /= 2) {
+    void* p = mmap(nullptr, bytes + huge_page, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (p == MAP_FAILED) continue;
+    mapping_ = static_cast<u8*>(p);
+    mapping_bytes_ = bytes + huge_page;
+    base_ = reinterpret_cast<u8*>((reinterpret_cast<std::uintptr_t>(p) + huge_page - 1) & ~(huge_page - 1));
+    reserved_ = bytes;
+    return;
+  }
+  throw std::bad_alloc();
+}
+
+Arena::~Arena() { munmap(mapping_, mapping_bytes_); }
+
+// Makes the range usable up to `bytes`, in steps that double up to 64 MiB: one mapping, never many.
+void Arena::commit(size_t bytes) {
+  const size_t now = committed_.load(std::memory_order_relaxed);
+  if (bytes <= now) return;
+  if (bytes > reserved_) throw std::bad_alloc();
+  size_t target = std::max(bytes, now + std::clamp(now, huge_page, size_t{64} << 20));
+  target = std::min((target + huge_page - 1) & ~(huge_page - 1), reserved_);
+  if (mprotect(base_ + now, target - now, PROT_READ | PROT_WRITE) != 0) throw std::bad_alloc();
+  madvise(base_ + now, target - now, MADV_HUGEPAGE);  // a wish; without it pages are small
+  committed_.store(target, std::memory_order_relaxed);
+}
+
+u32 Arena::size_class(u64 n) { return static_cast<u32>(std::bit_width(n)) - 1; }
+
+u64 Arena::take(u64 n) {
+  const std::lock_guard lock(mutex_);
+  // A freed run of the same class may still be too short, one of the next class never is.
+  for (u32 c = size_class(n); c <= std::min(size_class(n) + 1, 47u); c++) {
+    auto& list = freed_[c];
+    const size_t looked_at = std::min<size_t>(list.size(), 8);
+    for (size_t i = list.size(); i > list.size() - looked_at; i--) {
+      const Freed run = list[i - 1];
+      if (run.n < n) continue;
+      list[i - 1] = list.back();
+      list.pop_back();
+      if (run.n > n) freed_[size_class(run.n - n)].push_back({run.first + n, run.n - n});
+      in_use_ += n;
+      return run.first;
+    }
+  }
+  commit((end_ + n) * piece_);
+  const u64 first = end_;
+  end_ += n;
+  in_use_ += n;
+  return first;
+}
+
+void Arena::give_back(u64 first, u64 n) {
+  const size_t page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+  const size_t begin = (first * piece_ + page - 1) / page * page;
+  const size_t end = (first + n) * piece_ / page * page;
+  if (begin < end) madvise(base_ + begin, end - begin, MADV_DONTNEED);
+  const std::lock_guard lock(mutex_);
+  freed_[size_class(n)].push_back({first, n});
+  in_use_ -= n;
+}
+
+size_t Arena::bytes_in_use() const {
+  const std::lock_guard lock(mutex_);
+  return in_use_ * piece_;
+}
+
+}  // namespace freshet
