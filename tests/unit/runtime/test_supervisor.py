@@ -10,8 +10,9 @@ from freshet.errors import ConfigError
 from freshet.runtime.supervisor import Process, Supervisor, read_state
 from freshet.settings import RunFolder
 
-OBEDIENT = "import signal, time\nsignal.signal(signal.SIGTERM, lambda *_: exit(0))\nprint('up', flush=True)\ntime.sleep(60)"
-STUBBORN = "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('up', flush=True)\ntime.sleep(60)"
+START = "import signal, time; print('up', flush=True); "
+OBEDIENT = "import signal; signal.signal(signal.SIGTERM, lambda *_: exit(0)); " + START + "time.sleep(60)"
+STUBBORN = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); " + START + "time.sleep(60)"
 
 
 def until(condition, timeout_s=20.0):
