@@ -58,7 +58,7 @@ void on_shown(Joiner& self, In<int64_t> offsets, In<int64_t> times, In2<uint64_t
 void on_actions(Joiner& self, In<int64_t> offsets, In<int64_t> times, In2<uint64_t> impressions, In2<uint64_t> ids,
                 In<uint32_t> masks, In2<double> values, Out<uint8_t> out) {
   same_length(offsets.size(), {times.size(), impressions.shape(0), ids.shape(0), masks.size(), values.shape(0), out.size()});
-  if (values.shape(1) != self.labels()) throw std::invalid_argument("values must have a column for each label");
+  if (values.shape(1) != self.aggregates()) throw std::invalid_argument("values must have a column for each aggregate");
   const join::Actions batch{view(offsets), view(times), keys(impressions), keys(ids), view(masks),
                             {values.data(), values.size()}};
   const nb::gil_scoped_release unlocked;
@@ -66,23 +66,27 @@ void on_actions(Joiner& self, In<int64_t> offsets, In<int64_t> times, In2<uint64
 }
 
 void take(Joiner& self, bool late, Out<int64_t> ids, Out<int64_t> times, Out<uint64_t> requests, Out<float> values,
-          Out<float> weights, Out<uint8_t> labels, Out<uint32_t> schemas, Out<int64_t> ends, Out<uint8_t> payload) {
+          Out<float> weights, Out<uint8_t> labels, Out<uint32_t> schemas, Out<int64_t> ends, Out<uint8_t> payload,
+          Out2<double> aggregates) {
   same_length(ids.size(), {times.size(), requests.size(), values.size(), weights.size(), labels.size(), schemas.size(),
                            ends.size()});
   const join::Samples out{view(ids), view(times), view(requests), view(values), view(weights),
-                          view(labels), view(schemas), view(ends), view(payload)};
+                          view(labels), view(schemas), view(ends), view(payload),
+                          {aggregates.data(), aggregates.size()}};
   const nb::gil_scoped_release unlocked;
   self.take(late, out);
 }
 
-std::vector<join::LabelPlan> plans(const std::vector<int64_t>& windows, const std::vector<int32_t>& given,
-                                   const std::vector<int>& aggregates) {
-  same_length(windows.size(), {given.size(), aggregates.size()});
-  std::vector<join::LabelPlan> plan;
-  for (size_t i = 0; i < windows.size(); ++i) {
-    if (aggregates[i] < 0 || aggregates[i] > static_cast<int>(join::Aggregate::kCount))
-      throw std::invalid_argument("unknown aggregate");
-    plan.push_back({windows[i], given[i], static_cast<join::Aggregate>(aggregates[i])});
+join::Plan plan_of(const std::vector<int64_t>& windows, const std::vector<int32_t>& given, const std::vector<bool>& numeric,
+                   const std::vector<uint32_t>& aggregate_labels, const std::vector<int>& aggregate_kinds) {
+  same_length(windows.size(), {given.size(), numeric.size()});
+  same_length(aggregate_labels.size(), {aggregate_kinds.size()});
+  join::Plan plan{};
+  for (size_t i = 0; i < windows.size(); ++i) plan.labels.push_back({windows[i], given[i], numeric[i]});
+  for (size_t a = 0; a < aggregate_kinds.size(); ++a) {
+    if (aggregate_kinds[a] < 0 || aggregate_kinds[a] > static_cast<int>(join::Aggregate::kLast))
+      throw std::invalid_argument("an aggregate is 0 sum, 1 count, 2 max, 3 min or 4 last");
+    plan.aggregates.push_back({aggregate_labels[a], static_cast<join::Aggregate>(aggregate_kinds[a])});
   }
   return plan;
 }
@@ -101,11 +105,17 @@ void bind_join(nb::module_& m) {
   nb::class_<Joiner>(m, "JoinState", "State and decisions of the join of one partition; used by one thread at a time.")
       .def("__init__",
            [](Joiner* self, const std::vector<int64_t>& windows, const std::vector<int32_t>& given,
-              const std::vector<int>& aggregates, int64_t grace_ms, bool require_shown, bool early, double negatives) {
-             new (self) Joiner(join::Plan{plans(windows, given, aggregates), grace_ms, require_shown, early, negatives});
+              const std::vector<bool>& numeric, const std::vector<uint32_t>& aggregate_labels,
+              const std::vector<int>& aggregate_kinds, int64_t grace_ms, bool require_shown, bool early, double negatives) {
+             join::Plan plan = plan_of(windows, given, numeric, aggregate_labels, aggregate_kinds);
+             plan.grace_ms = grace_ms;
+             plan.require_shown = require_shown;
+             plan.early = early;
+             plan.negatives = negatives;
+             new (self) Joiner(std::move(plan));
            },
-           nb::arg("windows_ms"), nb::arg("given"), nb::arg("aggregates"), nb::arg("grace_ms"), nb::arg("require_shown"),
-           nb::arg("early"), nb::arg("negatives"))
+           nb::arg("windows_ms"), nb::arg("given"), nb::arg("numeric"), nb::arg("aggregate_labels"),
+           nb::arg("aggregate_kinds"), nb::arg("grace_ms"), nb::arg("require_shown"), nb::arg("early"), nb::arg("negatives"))
       .def("on_served", &on_served, nb::arg("data"), nb::arg("offsets"), nb::arg("times"), nb::arg("requests"),
            nb::arg("schemas"), nb::arg("begins"), nb::arg("prefix_ends"), nb::arg("suffix_begins"), nb::arg("ends"),
            nb::arg("events"), nb::arg("keys"), nb::arg("element_begins"), nb::arg("element_ends"), nb::arg("outcomes"))
@@ -120,7 +130,12 @@ void bind_join(nb::module_& m) {
              return nb::make_tuple(size.samples, size.bytes);
            }, nb::arg("late"))
       .def("take", &take, nb::arg("late"), nb::arg("ids"), nb::arg("times"), nb::arg("requests"), nb::arg("values"),
-           nb::arg("weights"), nb::arg("labels"), nb::arg("schemas"), nb::arg("ends"), nb::arg("payload"))
+           nb::arg("weights"), nb::arg("labels"), nb::arg("schemas"), nb::arg("ends"), nb::arg("payload"),
+           nb::arg("aggregates"))
+      .def("no_value", [](Joiner& self, size_t label, bool matched) {
+             if (label >= self.labels()) throw std::invalid_argument("no such label");
+             self.no_value(label, matched);
+           }, nb::arg("label"), nb::arg("matched"))
       .def("discard", &Joiner::discard)
       .def("low", &Joiner::low, nb::arg("topic"), nb::arg("next"))
       .def("counters", [](const Joiner& self, Out<int64_t> out) { self.counters(view(out)); }, nb::arg("out"))

@@ -48,9 +48,12 @@ Joiner::Joiner(Plan plan) : plan_(std::move(plan)), labels_(plan_.labels.size())
     }
     wait_.push_back(window + plan_.grace_ms);
     longest_window_ = std::max(longest_window_, window);
-    numeric_ |= plan_.labels[label].aggregate != Aggregate::kBinary;
-    lasts_ |= plan_.labels[label].aggregate == Aggregate::kLast;
     decide_order_.push_back(static_cast<uint32_t>(label));
+  }
+  for (const AggregatePlan& plan_of : plan_.aggregates) {
+    if (plan_of.label >= labels_ || !plan_.labels[plan_of.label].numeric)
+      throw std::invalid_argument("an aggregate belongs to a numeric label");
+    lasts_ |= plan_of.kind == Aggregate::kLast;
   }
   // A chain's waits never fall along it, so by (wait, depth in the chain) a label comes after the one it is given.
   const auto depth_of = [this](uint32_t label) {
@@ -163,7 +166,9 @@ void Joiner::serve(uint32_t index, const Impressions& batch, size_t i, uint32_t 
     deadlines_[label].push(entry.time + wait_[label], index);
   }
   entry_expiry_.push(entry.time + horizon_, index);
-  if (numeric_) std::fill_n(aggregates(index), labels_, 0.0);
+  double* numbers = aggregates_of(index);
+  for (size_t a = 0; a < aggregates(); ++a)
+    numbers[a] = plan_.aggregates[a].kind <= Aggregate::kCount ? 0.0 : std::numeric_limits<double>::quiet_NaN();
   serve_waiting(index);
   emit_early(index);
 }
@@ -254,7 +259,7 @@ Outcome Joiner::act(const Actions& batch, size_t i) {
   seen_expiry_.push(time + horizon_, seen);
   retained_[kAction].push(batch.offsets[i], time + horizon_);
 
-  const double* values = batch.values.data() + i * labels_;
+  const double* values = batch.values.data() + i * aggregates();
   const uint32_t entry = entry_of_.find(batch.keys[i]);
   if (entry == kNone || !entries_[entry].served) {
     wait(batch.keys[i], entry, time, mask, values, false);
@@ -275,11 +280,11 @@ Outcome Joiner::match(uint32_t index, int64_t time, uint32_t mask, const double*
     const uint32_t bit = 1u << label;
     if ((mask & bit) == 0 || time > entry.time + plan_.labels[label].window_ms) continue;
     in_window = true;
-    const bool binary = plan_.labels[label].aggregate == Aggregate::kBinary;
-    if (binary && (entry.matched & bit) != 0) again = true;
+    const bool numeric = plan_.labels[label].numeric;
+    if (!numeric && (entry.matched & bit) != 0) again = true;
     else if ((entry.decided & bit) == 0) {
       applied = true;
-      if (!binary) aggregate(index, label, time, values[label]);
+      if (numeric) aggregate(index, label, time, values);
       entry.matched |= bit;
     }
   }
@@ -288,21 +293,26 @@ Outcome Joiner::match(uint32_t index, int64_t time, uint32_t mask, const double*
   return in_window ? Outcome::kLate : Outcome::kBeyond;
 }
 
-void Joiner::aggregate(uint32_t index, size_t label, int64_t time, double value) {
-  const bool first = (entries_[index].matched >> label & 1) == 0;
-  double& total = aggregates(index)[label];
-  switch (plan_.labels[label].aggregate) {
-    case Aggregate::kBinary: break;
-    case Aggregate::kSum: total += value; break;
-    case Aggregate::kMax: total = first ? value : std::max(total, value); break;
-    case Aggregate::kCount: total += 1; break;
-    case Aggregate::kLast: {
-      int64_t& last = last_times_[index * labels_ + label];
-      if (first || time >= last) {
-        total = value;
-        last = time;
+void Joiner::aggregate(uint32_t index, size_t label, int64_t time, const double* values) {
+  double* totals = aggregates_of(index);
+  for (size_t a = 0; a < aggregates(); ++a) {
+    const double value = values[a];
+    if (plan_.aggregates[a].label != label || std::isnan(value)) continue;
+    double& total = totals[a];
+    const bool first = std::isnan(total);
+    switch (plan_.aggregates[a].kind) {
+      case Aggregate::kSum: total += value; break;
+      case Aggregate::kCount: total += 1; break;
+      case Aggregate::kMax: total = first ? value : std::max(total, value); break;
+      case Aggregate::kMin: total = first ? value : std::min(total, value); break;
+      case Aggregate::kLast: {
+        int64_t& last = last_times_[index * aggregates() + a];
+        if (first || time >= last) {
+          total = value;
+          last = time;
+        }
+        break;
       }
-      break;
     }
   }
 }
@@ -334,7 +344,7 @@ void Joiner::wait(const Key& key, uint32_t entry, int64_t time, uint32_t mask, c
   if (waiting.previous == kNone) entries_[entry].first_waiting = at;
   else waiting_[waiting.previous].next = at;
   entries_[entry].last_waiting = at;
-  if (numeric_ && !shown) std::copy_n(values, labels_, waiting_values(at));
+  if (!shown) std::copy_n(values, aggregates(), waiting_values(at));
   ++waiting_live_;
   orphan_at_.push(time + plan_.grace_ms, at);
   waiting_expiry_.push(time + horizon_, at);
@@ -397,7 +407,7 @@ void Joiner::emit_early(uint32_t index) {
   for (uint32_t open = entry.matched & ~entry.decided; open != 0; open &= open - 1) {
     const auto label = static_cast<size_t>(__builtin_ctz(open));
     const LabelPlan& plan = plan_.labels[label];
-    if (plan.aggregate != Aggregate::kBinary) continue;
+    if (plan.numeric) continue;
     if (plan.given >= 0 && (entry.matched >> plan.given & 1) == 0) continue;
     emit(index, label, 1.0f, 1.0f);
     settle(index, label, kPositive);
@@ -411,8 +421,7 @@ void Joiner::decide(uint32_t index, size_t label) {
   if (plan_.require_shown && !entry.shown) return settle(index, label, kNotShown);
   if (plan.given >= 0 && (entry.matched >> plan.given & 1) == 0) return settle(index, label, kGivenFalse);
   if (entry.matched >> label & 1) {
-    const bool binary = plan.aggregate == Aggregate::kBinary;
-    emit(index, label, binary ? 1.0f : static_cast<float>(aggregates(index)[label]), 1.0f);
+    emit(index, label, 1.0f, 1.0f);
     return settle(index, label, kPositive);
   }
   if (!kept(sample_id(entry.key, static_cast<uint32_t>(label)), plan_.negatives)) return settle(index, label, kSampledOut);
@@ -427,6 +436,8 @@ void Joiner::emit(uint32_t index, size_t label, float value, float weight) {
   decided_bytes_ += blob.prefix + (entry.element_end - entry.element_begin) + (blob.size - blob.suffix);
   decided_.push_back({entry.blob, entry.element, entry.element_begin, entry.element_end,
                       sample_id(entry.key, static_cast<uint32_t>(label)), value, weight, static_cast<uint8_t>(label)});
+  const double* numbers = aggregates_of(index);
+  decided_aggregates_.insert(decided_aggregates_.end(), numbers, numbers + aggregates());
 }
 
 // A late impression teaches nothing, as nobody knows what was done with it: its value is not a number.
@@ -492,7 +503,8 @@ std::vector<uint32_t> Joiner::order(const std::vector<Emitted>& samples) const {
 
 void Joiner::take(bool late, const Samples& out) {
   std::vector<Emitted>& samples = late ? late_ : decided_;
-  if (out.ids.size() != samples.size() || out.payload.size() != ready(late).bytes)
+  const size_t width = late ? 0 : aggregates();
+  if (out.ids.size() != samples.size() || out.payload.size() != ready(late).bytes || out.aggregates.size() != samples.size() * width)
     throw std::invalid_argument("take() needs arrays of the size that ready() told");
   uint8_t* to = out.payload.data();
   size_t n = 0;
@@ -511,10 +523,12 @@ void Joiner::take(bool late, const Samples& out) {
     out.labels[n] = sample.label;
     out.schemas[n] = blob.schema;
     out.ends[n] = to - out.payload.data();
+    std::copy_n(decided_aggregates_.begin() + static_cast<ptrdiff_t>(at * width), width, out.aggregates.begin() + static_cast<ptrdiff_t>(n * width));
     ++n;
   }
   for (const Emitted& sample : samples) release(sample.blob);
   samples.clear();
+  if (!late) decided_aggregates_.clear();
   (late ? late_bytes_ : decided_bytes_) = 0;
 }
 
@@ -523,6 +537,7 @@ void Joiner::discard() {
   for (const Emitted& sample : late_) release(sample.blob);
   decided_.clear();
   late_.clear();
+  decided_aggregates_.clear();
   decided_bytes_ = late_bytes_ = 0;
 }
 
@@ -538,18 +553,22 @@ void Joiner::set_counters(std::span<const int64_t> in) {
 
 void Joiner::pending(std::span<int64_t> out) const { std::copy(pending_.begin(), pending_.end(), out.begin()); }
 
-double* Joiner::aggregates(uint32_t entry) {
-  const size_t need = (static_cast<size_t>(entry) + 1) * labels_;
+void Joiner::no_value(size_t label, bool matched) {
+  --count(label, matched ? kPositive : kNegative);
+  ++count(label, kNoValue);
+}
+
+double* Joiner::aggregates_of(uint32_t entry) {
+  const size_t need = (static_cast<size_t>(entry) + 1) * aggregates();
   if (aggregates_.size() < need) aggregates_.resize(std::max(need, aggregates_.size() * 2));
   if (lasts_ && last_times_.size() < need) last_times_.resize(std::max(need, last_times_.size() * 2));
-  return aggregates_.data() + static_cast<size_t>(entry) * labels_;
+  return aggregates_.data() + static_cast<size_t>(entry) * aggregates();
 }
 
 double* Joiner::waiting_values(uint32_t waiting) {
-  if (!numeric_) return nullptr;
-  const size_t need = (static_cast<size_t>(waiting) + 1) * labels_;
+  const size_t need = (static_cast<size_t>(waiting) + 1) * aggregates();
   if (waiting_values_.size() < need) waiting_values_.resize(std::max(need, waiting_values_.size() * 2));
-  return waiting_values_.data() + static_cast<size_t>(waiting) * labels_;
+  return waiting_values_.data() + static_cast<size_t>(waiting) * aggregates();
 }
 
 }  // namespace freshet::join

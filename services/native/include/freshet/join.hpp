@@ -16,16 +16,24 @@ namespace freshet::join {
 
 inline constexpr size_t kMaxLabels = 32;
 
-enum class Aggregate : uint8_t { kBinary, kSum, kMax, kLast, kCount };
+enum class Aggregate : uint8_t { kSum, kCount, kMax, kMin, kLast };
 
 struct LabelPlan {
   int64_t window_ms;
   int32_t given;  // label that must be true, or -1
-  Aggregate aggregate;
+  bool numeric;   // takes a number from its actions, known when its window closes; otherwise 1 or 0
+};
+
+// A number kept for each impression over the actions that match a label. Not-a-number stands for null: it is skipped;
+// the sum and count of nothing are 0, the others null. `last` is the last by event time, then by arrival.
+struct AggregatePlan {
+  uint32_t label;
+  Aggregate kind;
 };
 
 struct Plan {
   std::vector<LabelPlan> labels;
+  std::vector<AggregatePlan> aggregates;  // A of them
   int64_t grace_ms;
   bool require_shown;
   bool early;        // binary positives at once
@@ -61,7 +69,7 @@ struct Actions {
   std::span<const int64_t> offsets, times;
   std::span<const Key> keys, ids;
   std::span<const uint32_t> masks;  // bit l: matches label l
-  std::span<const double> values;   // (N, L) row-major; read where the mask is set
+  std::span<const double> values;   // (N, A) row-major: what each action brings to each aggregate
 };
 
 struct Shown {
@@ -78,6 +86,7 @@ struct Samples {
   std::span<uint32_t> schemas;
   std::span<int64_t> ends;  // of payloads
   std::span<uint8_t> payload;
+  std::span<double> aggregates;  // (n, A) row-major: from them the caller makes the values of numeric labels
 };
 
 struct Size {
@@ -86,9 +95,9 @@ struct Size {
 };
 
 // Counters, exact: for each label, impressions + late_impressions = trained_* + not_shown + given_false +
-// sampled_out + late + pending.
+// sampled_out + no_value + late + pending.
 inline constexpr const char* kLabelCounters[] = {"trained_positive", "trained_negative", "not_shown",
-                                                 "given_false",      "sampled_out",      "late"};
+                                                 "given_false",      "sampled_out",      "no_value",  "late"};
 inline constexpr const char* kEventCounters[] = {
     "impressions",     "impressions_repeated", "impressions_late", "actions_matched", "actions_again",
     "actions_late",    "actions_outside",      "actions_repeated", "actions_orphan",  "actions_no_label",
@@ -128,15 +137,17 @@ class Joiner {
   void counters(std::span<int64_t> out) const;  // (L * kLabelCounterCount + kEventCounterCount,)
   void set_counters(std::span<const int64_t> in);
   void pending(std::span<int64_t> out) const;   // (L,)
+  void no_value(size_t label, bool matched);    // a taken sample turned out to have no value: it was not trained
   size_t waiting() const { return waiting_live_; }
   size_t ids() const { return entries_.size() + seen_.size(); }
   size_t payload_bytes() const { return arena_.bytes(); }
   int64_t horizon_ms() const { return horizon_; }
   size_t labels() const { return labels_; }
+  size_t aggregates() const { return plan_.aggregates.size(); }
 
  private:
   enum Topic : size_t { kServed, kShownTopic, kAction };
-  enum LabelCounter : size_t { kPositive, kNegative, kNotShown, kGivenFalse, kSampledOut, kLateLabel };
+  enum LabelCounter : size_t { kPositive, kNegative, kNotShown, kGivenFalse, kSampledOut, kNoValue, kLateLabel };
   enum EventCounter : size_t {
     kImpressions, kImpressionsRepeated, kImpressionsLate, kMatched, kAgainCount, kLateCount, kOutsideCount, kRepeated,
     kOrphan, kNoLabelCount, kShownMatched, kShownRepeated, kShownLate, kShownOrphan, kShownOutside
@@ -185,7 +196,7 @@ class Joiner {
   Outcome act(const Actions& batch, size_t i);
   Outcome serve_one(const Impressions& batch, size_t element, uint32_t ordinal, uint32_t& blob);
   Outcome show_one(const Shown& batch, size_t i);
-  void aggregate(uint32_t entry, size_t label, int64_t time, double value);
+  void aggregate(uint32_t entry, size_t label, int64_t time, const double* values);
   Outcome show(uint32_t entry, int64_t time);
   void wait(const Key& key, uint32_t entry, int64_t time, uint32_t mask, const double* values, bool shown);
   void unlink(uint32_t waiting);
@@ -198,7 +209,7 @@ class Joiner {
   void settle(uint32_t entry, size_t label, LabelCounter counter);
   void forget(uint32_t entry);
   std::vector<uint32_t> order(const std::vector<Emitted>& samples) const;
-  double* aggregates(uint32_t entry);
+  double* aggregates_of(uint32_t entry);
   double* waiting_values(uint32_t waiting);
   int64_t& count(size_t label, LabelCounter counter) { return counters_[label * kLabelCounterCount + counter]; }
   int64_t& count(EventCounter counter) { return counters_[plan_.labels.size() * kLabelCounterCount + counter]; }
@@ -218,10 +229,11 @@ class Joiner {
   KeyMap<Entry> entry_of_{entries_};
   KeyMap<Seen> seen_of_{seen_};
   Arena arena_;
-  std::vector<double> aggregates_;      // (entries, L) if any label aggregates
-  std::vector<int64_t> last_times_;     // (entries, L) if any label takes the last
-  std::vector<double> waiting_values_;  // (waiting, L)
-  bool numeric_ = false, lasts_ = false;
+  std::vector<double> aggregates_;      // (entries, A)
+  std::vector<int64_t> last_times_;     // (entries, A) if any is `last`
+  std::vector<double> waiting_values_;  // (waiting, A)
+  std::vector<double> decided_aggregates_;  // (decided, A)
+  bool lasts_ = false;
 
   std::vector<TimeQueue> deadlines_;  // per label
   TimeQueue entry_expiry_, seen_expiry_, orphan_at_, waiting_expiry_;
