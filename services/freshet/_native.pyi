@@ -2,7 +2,9 @@
 batches release the GIL."""
 
 from collections.abc import Mapping, Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
+
+from numpy.typing import NDArray
 
 from freshet.types import F32, F64, I32, I64, U8, U32, U64
 
@@ -69,75 +71,63 @@ class Store:
     def record_bytes(self, group: int) -> int: ...
     def packed_bytes(self, group: int) -> int: ...
 
-# --- join: see freshet.joiner.core
+# --- model: the dense part
 
-def join_sample_id(high: int, low: int, label: int) -> int: ...
-def join_kept(sample: int, share: float) -> bool: ...
-def join_counters() -> tuple[list[str], list[str]]: ...
+_Group = tuple[Any, ...]  # rows (U, S) f32, positions (N,) i32, feature_starts (F + 1,) u32, list_ends
+_GroupPlan = tuple[int, int, int, int, int, int, int, list[tuple[int, bool]]]
+_InputPlan = tuple[int, int, int, int, list[tuple[bool, int]], list[_GroupPlan]]
 
-class JoinState:
+def kernel_names() -> list[str]: ...
+
+class HedgeModel:
     def __init__(
         self,
-        windows_ms: list[int],
-        given: list[int],
-        numeric: list[bool],
-        aggregate_labels: list[int],
-        aggregate_kinds: list[int],
-        grace_ms: int,
-        require_shown: bool,
-        early: bool,
-        negatives: float,
+        *,
+        input: _InputPlan,
+        losses: Sequence[int],
+        experts: Sequence[tuple[int, bool, bool]],
+        hidden: Sequence[int],
+        discount: float,
+        dense_rate: float,
+        warmup_steps: int,
+        bias_rate: float,
+        training: bool,
+        bf16: bool,
+        kernels: str | None = None,
     ) -> None: ...
-    def on_served(
+    steps: int
+    @property
+    def kernels(self) -> str: ...
+    def array(self, name: str) -> NDArray[Any]: ...
+    def refresh(self) -> None: ...
+    def finite(self) -> bool: ...
+    def mixture(self) -> list[float]: ...
+    def step(self, lanes: Sequence[HedgeLane]) -> None: ...
+
+class HedgeLane:
+    def __init__(self, model: HedgeModel, training: bool) -> None: ...
+    def forward_backward(
         self,
-        data: U8,
-        offsets: I64,
-        times: I64,
-        requests: U64,
-        schemas: U32,
-        begins: I64,
-        prefix_ends: I64,
-        suffix_begins: I64,
-        ends: I64,
-        events: U32,
-        keys: U64,
-        element_begins: I64,
-        element_ends: I64,
-        outcomes: U8,
+        model: HedgeModel,
+        groups: list[_Group],
+        dense: F32,
+        label: U8,
+        value: F32,
+        weight: F32,
+        learn_dense: bool,
+        gradients: list[F32],
+        predictions: F32,
+        losses: F64,
+        rows: F64,
     ) -> None: ...
-    def on_shown(self, offsets: I64, times: I64, keys: U64, outcomes: U8) -> None: ...
-    def on_actions(
-        self, offsets: I64, times: I64, keys: U64, ids: U64, masks: U32, values: F64, outcomes: U8
-    ) -> None: ...
-    def advance(self, watermark: int) -> None: ...
-    def due(self, watermark: int) -> bool: ...
-    def restart_at(self, watermark: int) -> None: ...
-    def ready(self, late: bool) -> tuple[int, int]: ...
-    def take(
+    def score(
         self,
-        late: bool,
-        ids: I64,
-        times: I64,
-        requests: U64,
-        values: F32,
-        weights: F32,
-        labels: U8,
-        schemas: U32,
-        ends: I64,
-        payload: U8,
-        aggregates: F64,
+        model: HedgeModel,
+        groups: list[_Group],
+        dense: F32,
+        predictions: F32,
     ) -> None: ...
-    def no_value(self, label: int, matched: bool) -> None: ...
-    def discard(self) -> None: ...
-    def low(self, topic: int, next: int) -> int: ...
-    def counters(self, out: I64) -> None: ...
-    def set_counters(self, counters: I64) -> None: ...
-    def pending(self, out: I64) -> None: ...
-    @property
-    def waiting(self) -> int: ...
-    @property
-    def ids(self) -> int: ...
-    @property
-    def payload_bytes(self) -> int: ...
-    @property
-    def horizon_ms(self) -> int: ...
+    def add(self, other: HedgeLane) -> None: ...
+    def clear(self) -> None: ...
+    def gradients(self) -> F32: ...
+    def sums(self) -> F64: ...

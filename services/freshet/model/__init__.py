@@ -1,1 +1,130 @@
+"""The dense part of a model: one protocol, used by the trainer (lanes and steps) and by inference (score).
 
+Letters: B samples, L labels, K experts, U unique rows of a group, S float slots of a row.
+
+The row gradients go back to whoever looked the rows up; everything else the model learns is *dense state*:
+weights, biases, hedge losses, running means. It changes in `step` only, by the sums that the lanes have
+gathered, so that every rank that adds up the same sums makes the same step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from freshet.errors import ConfigError
+from freshet.model.inputs import GroupInputs, Labels, ModelInputs
+from freshet.spec.model import Spec
+from freshet.types import F32, F64
+
+__all__ = [
+    "SERVING_PREFIXES",
+    "DenseModel",
+    "GroupInputs",
+    "Labels",
+    "Lane",
+    "ModelInputs",
+    "Precision",
+    "State",
+    "StepResult",
+    "build_model",
+]
+
+Precision = Literal["fp32", "bf16"]
+
+State = Mapping[str, NDArray[Any]]
+"""Dense state by name: `weights/…`, `optimizer/…`, `hedge/…`, `statistics/…`."""
+
+SERVING_PREFIXES = ("weights/", "hedge/", "statistics/")
+"""What a version's reader needs to serve it; `optimizer/` is for training on."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepResult:
+    """What one batch gave. Gradients belong to the lane and are valid until its next batch."""
+
+    predictions: F32  # (B, L) of every head before the update: probability, or the number
+    gradients: Sequence[F32]  # per group (U, S): summed over occurrences, zeros where a slot got none
+    rows: F64  # (L,) weighted rows of each label
+    expert_losses: F64  # (L, K) summed over the batch's weighted rows; K is 1 for a model without experts
+
+
+class Lane(Protocol):
+    """One thread's scratch and sums. Not thread-safe; lanes of one model may run at the same time."""
+
+    def forward_backward(self, inputs: ModelInputs, dense_weight: float = 1.0) -> StepResult:
+        """Predict, then take the loss's gradients; the dense ones add up in the lane until the next step.
+
+        `dense_weight` 0 leaves the dense state's sums alone and still returns row gradients (PROTOCOL 14).
+        Raises ValueError if the inputs do not fit the spec, RuntimeError if the model was built for serving.
+        """
+
+    def score(self, inputs: ModelInputs) -> F32:
+        """(B, L) predictions; labels are not looked at."""
+
+    def reduce_buffers(self) -> list[F32 | F64]:
+        """The lane's sums as flat arrays (views), which a trainer may all-reduce before `step`."""
+
+    def merge(self, other: Lane) -> None:
+        """Take another lane's sums and zero them: lanes of a rank are merged before an all-reduce."""
+
+
+class DenseModel(Protocol):
+    """A model without its rows."""
+
+    labels: int
+    experts: tuple[str, ...]  # names of the K members; one name for a model that is no hedge
+
+    def lane(self) -> Lane:
+        """A new lane, for one thread. A model built for serving gives lanes that only score."""
+
+    def step(self, lanes: Sequence[Lane]) -> None:
+        """One update from the lanes' sums, which are zeroed. Nothing changes if they hold no weighted row.
+
+        Called by one thread while no lane runs.
+        """
+
+    def score(self, inputs: ModelInputs) -> F32:
+        """(B, L) predictions. Thread-safe against other scores, not against `step` or `load_state`."""
+
+    def state(self) -> dict[str, NDArray[Any]]:
+        """A copy of the dense state. Padding is not part of it."""
+
+    def load_state(self, state: State, *, weights_only: bool = False) -> None:
+        """Take a state in; `weights_only` leaves the optimiser's part alone (serving).
+
+        Raises Mismatch, naming the array, if one is missing or of another shape; nothing has changed then.
+        """
+
+    def finite(self) -> bool:
+        """Whether all of the dense state is finite; else it is never a restart point (PROTOCOL 23)."""
+
+    @property
+    def step_count(self) -> int:
+        """Steps taken."""
+
+    def mixture(self) -> F32:
+        """(L, K) present weights of the experts; ones for a model that is no hedge."""
+
+
+def build_model(spec: Spec, *, training: bool, precision: Precision | None = None) -> DenseModel:
+    """The dense part that `spec.model.kind` names, in its initial state. `precision` defaults to the spec's.
+
+    Native kinds (`hedge`, `linear`) import no torch; the others do, here.
+    Raises ConfigError for a kind that does not exist.
+    """
+    precision = precision or spec.train.precision
+    if spec.model.kind in ("hedge", "linear"):
+        from freshet.model.hedge import HedgeDense  # noqa: PLC0415 - the native core is loaded when a model is
+
+        return HedgeDense(spec, training=training, precision=precision)
+    raise ConfigError("spec", "model.kind", spec.model.kind, "hedge or linear")
+
+
+def ones_mixture(labels: int) -> F32:
+    """(L, 1) of ones."""
+    return np.ones((labels, 1), np.float32)

@@ -1,0 +1,133 @@
+"""From a spec to what the native core must know: where each slot of each row goes.
+
+Letters: L labels, D dense columns, S float slots of a row.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from freshet.errors import ConfigError
+from freshet.spec.layout import Group, layout_of
+from freshet.spec.model import Spec
+from freshet.types import I64
+
+__all__ = ["PAD", "InputPlan", "expert_plan", "input_plan", "padded"]
+
+PAD = 16
+"""Widths are padded to this many floats: one AVX-512 register."""
+
+LOSSES = {"logloss": 0, "huber": 1, "mse": 2}
+
+GroupTuple = tuple[int, int, int, int, int, int, int, list[tuple[int, bool]]]
+NativeInput = tuple[int, int, int, int, list[tuple[bool, int]], list[GroupTuple]]
+
+
+def padded(width: int) -> int:
+    """The next multiple of PAD."""
+    return -(-width // PAD) * PAD
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class InputPlan:
+    """Where things stand in the model's input.
+
+    The input of the MLP is [dense values | missing flags | zeros to 16 | vectors | zeros to 16]; vectors in
+    the order of groups, then features. Scalars of a sample form one run, [wide L][cross L][linear L], of
+    which those exist that an expert reads. FM pairs vectors of equal dim; groups of equal dim share one sum.
+    """
+
+    native: NativeInput
+    width: int  # columns of the input, padding included
+    vectors_from: int  # first column of vectors
+    columns: I64  # columns that are not padding, rising
+    scalars: dict[str, int]  # name of a run of L scalars -> where it starts
+    vectors: tuple[tuple[int, int, int], ...]  # (index of the feature in the spec, first column, dim)
+    flags: tuple[tuple[int, int], ...]  # (dense column, column of its missing flag)
+
+
+def input_plan(spec: Spec, *, fm: bool = True) -> InputPlan:
+    """Derive the plan; a pure function of the spec's identity keys."""
+    layout = layout_of(spec)
+    labels = len(spec.labels)
+    present = [n for n in ("wide", "cross", "linear") if any(g.slot(n) for g in layout.groups)]
+    scalars = {name: i * labels for i, name in enumerate(present)}
+    dense, flags = _dense(spec, layout.dense)
+    vectors_from = padded(len(dense) + len(flags))
+    vectors: list[tuple[int, int, int]] = []
+    groups: list[GroupTuple] = []
+    sums: dict[int, int] = {}
+    column = vectors_from
+    for group in layout.groups:
+        features: list[tuple[int, bool]] = []
+        slot = group.slot("vector")
+        dim = slot.width if slot else 0
+        for index in group.features:
+            feature = spec.features[index]
+            mean = feature.pool == "mean" or (feature.pool is None and feature.kind == "list")
+            features.append((column if dim else -1, mean))
+            if dim:
+                vectors.append((index, column, dim))
+                column += dim
+        if dim and dim not in sums:
+            sums[dim] = sum(sums_dim for sums_dim in sums)
+        first, row, count = _scalar_run(group, scalars, labels)
+        at = sums[dim] if dim and fm else -1
+        groups.append((group.width, row, first, count, slot.start if slot else 0, dim, at, features))
+    width = padded(column)
+    real = [*range(len(dense) + len(flags)), *range(vectors_from, column)]
+    native = (width, vectors_from, labels * len(present), sum(sums) if fm else 0, dense, groups)
+    return InputPlan(
+        native, width, vectors_from, np.array(real, np.int64), scalars, tuple(vectors), tuple(flags)
+    )
+
+
+def _dense(spec: Spec, columns: tuple[int, ...]) -> tuple[list[tuple[bool, int]], list[tuple[int, int]]]:
+    """Per dense column whether it is standardised and where its missing flag goes; and the flags alone."""
+    dense: list[tuple[bool, int]] = []
+    flags: list[tuple[int, int]] = []
+    for d, index in enumerate(columns):
+        feature = spec.features[index]
+        flag = -1
+        if feature.missing == "flag":
+            flag = len(columns) + len(flags)
+            flags.append((d, flag))
+        dense.append(("standard" in feature.dense, flag))
+    return dense, flags
+
+
+def _scalar_run(group: Group, scalars: dict[str, int], labels: int) -> tuple[int, int, int]:
+    """(first in the canonical run, first in the row, count): a group holds a contiguous part of the run."""
+    held = [(scalars[s.name], s.start) for s in group.slots if s.name in scalars]
+    if not held:
+        return 0, 0, 0
+    first, row = held[0]
+    for i, (canonical, start) in enumerate(held):
+        if (canonical, start) != (first + i * labels, row + i * labels):
+            raise AssertionError(f"scalars of group {group.index} are not in the order of the run: {held}")
+    return first, row, len(held) * labels
+
+
+def expert_plan(spec: Spec, scalars: dict[str, int]) -> tuple[tuple[str, ...], list[tuple[int, bool, bool]]]:
+    """Names of the experts and for each (first scalar, whether FM adds to it, whether the MLP does)."""
+    if spec.model.kind == "linear":
+        return ("linear",), [(scalars["linear"], False, False)]
+    sources = {
+        "wide": ("wide", False, False),
+        "cross": ("cross", False, False),
+        "fm": ("linear", True, False),
+        "deep": ("linear", True, True),
+    }
+    experts = []
+    for name in spec.model.experts:
+        if name not in sources:
+            raise ConfigError("spec", "model.experts", name, "wide, cross, fm or deep")
+        source, fm, mlp = sources[name]
+        if source not in scalars:
+            raise ConfigError(
+                "spec", "model.experts", name, "a table whose rows this expert can read", "add an id feature"
+            )
+        experts.append((scalars[source], fm, mlp))
+    return tuple(spec.model.experts), experts

@@ -1,0 +1,204 @@
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <memory>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <tuple>
+
+#include "bindings.hpp"
+#include "freshet/hedge.hpp"
+
+namespace freshet {
+namespace {
+
+using FeatureTuple = std::tuple<int, bool>;
+using GroupTuple = std::tuple<int, int, int, int, int, int, int, std::vector<FeatureTuple>>;
+using InputTuple = std::tuple<int, int, int, int, std::vector<std::tuple<bool, int>>, std::vector<GroupTuple>>;
+
+InputPlan input_plan(const InputTuple& from) {
+  InputPlan plan;
+  plan.width = std::get<0>(from);
+  plan.vectors_from = std::get<1>(from);
+  plan.scalars = std::get<2>(from);
+  plan.sums = std::get<3>(from);
+  for (const auto& [standard, flag] : std::get<4>(from)) plan.dense.push_back({standard, flag});
+  for (const auto& [slots, scalar_slot, scalar_first, scalars, vector_slot, dim, sum, features] : std::get<5>(from)) {
+    GroupPlan group{slots, scalar_slot, scalar_first, scalars, vector_slot, dim, sum, {}};
+    for (const auto& [column, mean] : features) group.features.push_back({column, mean});
+    plan.groups.push_back(std::move(group));
+  }
+  check(plan);
+  return plan;
+}
+
+const Kernels& chosen(const std::optional<std::string>& name) {
+  if (!name) return kernels();
+  if (const Kernels* table = kernels_named(name->c_str())) return *table;
+  throw std::invalid_argument("kernels '" + *name + "' are unknown or this processor does not have them");
+}
+
+// The numpy arrays of a batch, held for as long as native code reads them.
+struct Batch {
+  BatchView view;
+  std::vector<In2<float>> rows;
+  std::vector<Out2<float>> gradients;
+  std::vector<In<std::int32_t>> positions;
+  std::vector<In<std::uint32_t>> counts;
+
+  Batch(const InputPlan& plan, nb::list groups, In2<float> dense, std::int64_t size) {
+    view.size = size;
+    if (static_cast<std::int64_t>(dense.shape(0)) != size || dense.shape(1) != plan.dense.size())
+      throw std::invalid_argument("model inputs: expected dense numbers (" + std::to_string(size) + ", " +
+                                  std::to_string(plan.dense.size()) + "), found (" + std::to_string(dense.shape(0)) + ", " +
+                                  std::to_string(dense.shape(1)) + ")");
+    if (nb::len(groups) != plan.groups.size())
+      throw std::invalid_argument("model inputs: expected " + std::to_string(plan.groups.size()) + " groups");
+    view.dense = dense.data();
+    for (std::size_t g = 0; g < plan.groups.size(); ++g) add(plan.groups[g], nb::cast<nb::tuple>(groups[g]), size);
+  }
+
+  void add(const GroupPlan& plan, nb::tuple from, std::int64_t size) {
+    const std::size_t features = plan.features.size();
+    rows.push_back(nb::cast<In2<float>>(from[0]));
+    positions.push_back(nb::cast<In<std::int32_t>>(from[1]));
+    counts.push_back(nb::cast<In<std::uint32_t>>(from[2]));
+    if (rows.back().shape(1) != static_cast<std::size_t>(plan.slots))
+      throw std::invalid_argument("model inputs: expected rows of " + std::to_string(plan.slots) + " floats, found " +
+                                  std::to_string(rows.back().shape(1)));
+    if (counts.back().shape(0) != features + 1) throw std::invalid_argument("model inputs: expected features + 1 feature_starts");
+    GroupView group;
+    group.rows = rows.back().data();
+    group.unique = static_cast<std::int64_t>(rows.back().shape(0));
+    group.positions = positions.back().data();
+    group.occurrences = static_cast<std::int64_t>(positions.back().shape(0));
+    group.starts = counts.back().data();
+    for (const nb::handle ends : nb::cast<nb::sequence>(from[3])) {
+      if (ends.is_none()) {
+        group.ends.push_back(nullptr);
+        continue;
+      }
+      counts.push_back(nb::cast<In<std::uint32_t>>(ends));
+      if (static_cast<std::int64_t>(counts.back().shape(0)) != size) throw std::invalid_argument("model inputs: expected a list end a sample");
+      group.ends.push_back(counts.back().data());
+    }
+    view.groups.push_back(std::move(group));
+  }
+
+  void write_to(const InputPlan& plan, nb::list arrays) {
+    if (nb::len(arrays) != plan.groups.size()) throw std::invalid_argument("gradients: expected one array a group");
+    for (std::size_t g = 0; g < plan.groups.size(); ++g) {
+      gradients.push_back(nb::cast<Out2<float>>(arrays[g]));
+      if (gradients.back().shape(0) != rows[g].shape(0) || gradients.back().shape(1) != rows[g].shape(1))
+        throw std::invalid_argument("gradients: expected the shape of the group's rows");
+      view.groups[g].gradients = gradients.back().data();
+    }
+  }
+};
+
+template <typename T>
+auto array(nb::handle owner, T* data, std::size_t n) {
+  return nb::cast(nb::ndarray<nb::numpy, T, nb::ndim<1>>(data, {n}, owner));
+}
+
+nb::object named(nb::handle self, const std::string& name) {
+  HedgeModel& m = nb::cast<HedgeModel&>(self);
+  const auto all = [&](auto& values) { return array(self, values.data(), values.size()); };
+  if (name == "weights") return array(self, m.mlp.weights().data(), m.mlp.weights().size());
+  if (name == "first_moment") return array(self, m.mlp.first_moment().data(), m.mlp.first_moment().size());
+  if (name == "second_moment") return array(self, m.mlp.second_moment().data(), m.mlp.second_moment().size());
+  if (name == "bias") return all(m.state.bias);
+  if (name == "bias_squares") return all(m.state.bias_squares);
+  if (name == "loss") return all(m.state.loss);
+  if (name == "started") return all(m.state.started);
+  if (name == "scale") return all(m.state.scale);
+  if (name == "label_sums") return all(m.state.label_sums);
+  if (name == "dense") return all(m.state.dense);
+  throw std::invalid_argument("the hedge has no array '" + name + "'");
+}
+
+void forward_backward(HedgeLane& lane, const HedgeModel& model, nb::list groups, In2<float> dense, In<std::uint8_t> label,
+                      In<float> value, In<float> weight, bool learn_dense, nb::list gradients, Out2<float> predictions,
+                      Out2<double> losses, Out<double> rows) {
+  const std::size_t size = label.shape(0), L = model.labels(), K = model.experts();
+  if (value.shape(0) != size || weight.shape(0) != size) throw std::invalid_argument("labels: index, value and weight differ in length");
+  if (predictions.shape(0) != size || predictions.shape(1) != L || losses.shape(0) != L || losses.shape(1) != K || rows.shape(0) != L)
+    throw std::invalid_argument("expected predictions (B, L), losses (L, K) and rows (L,)");
+  Batch batch(model.plan().input, groups, dense, static_cast<std::int64_t>(size));
+  batch.write_to(model.plan().input, gradients);
+  batch.view.label = label.data();
+  batch.view.value = value.data();
+  batch.view.weight = weight.data();
+  nb::gil_scoped_release free;
+  lane.forward_backward(batch.view, learn_dense, predictions.data(), losses.data(), rows.data());
+}
+
+void score(HedgeLane& lane, const HedgeModel& model, nb::list groups, In2<float> dense, Out2<float> predictions) {
+  if (predictions.shape(1) != static_cast<std::size_t>(model.labels())) throw std::invalid_argument("expected predictions (B, L)");
+  Batch batch(model.plan().input, groups, dense, static_cast<std::int64_t>(predictions.shape(0)));
+  nb::gil_scoped_release free;
+  lane.score(batch.view, predictions.data());
+}
+
+}  // namespace
+
+void bind_model(nb::module_& m) {
+  m.def("kernel_names", &kernel_names, "Instruction sets of the dense part's hot loops that this processor has, best first.");
+
+  nb::class_<HedgeModel>(m, "HedgeModel", "Dense state of the default model, shared by its lanes.")
+      .def(
+          "__init__",
+          [](HedgeModel* self, const InputTuple& input, const std::vector<int>& losses,
+             const std::vector<std::tuple<int, bool, bool>>& experts, const std::vector<int>& hidden, double discount, double dense_rate,
+             std::int64_t warmup_steps, double bias_rate, bool training, bool bf16, const std::optional<std::string>& kernels) {
+            HedgePlan plan;
+            plan.input = input_plan(input);
+            for (const int loss : losses) plan.losses.push_back(static_cast<Loss>(loss));
+            for (const auto& [scalar, fm, mlp] : experts) {
+              plan.experts.push_back({scalar, fm, mlp});
+              plan.fm |= fm;
+              plan.mlp |= mlp;
+            }
+            plan.hidden = hidden;
+            plan.discount = discount;
+            plan.dense_rate = dense_rate;
+            plan.warmup_steps = warmup_steps;
+            plan.bias_rate = bias_rate;
+            new (self) HedgeModel(std::move(plan), training, bf16, chosen(kernels));
+          },
+          nb::kw_only(), nb::arg("input"), nb::arg("losses"), nb::arg("experts"), nb::arg("hidden"), nb::arg("discount"),
+          nb::arg("dense_rate"), nb::arg("warmup_steps"), nb::arg("bias_rate"), nb::arg("training"), nb::arg("bf16"),
+          nb::arg("kernels").none() = nb::none())
+      .def("array", [](nb::handle self, const std::string& name) { return named(self, name); },
+           "A view of one flat array of the state; call refresh() after writing to it.")
+      .def("refresh", &HedgeModel::refresh, nb::call_guard<nb::gil_scoped_release>(), "Take in what was written to the arrays.")
+      .def("finite", &HedgeModel::finite, nb::call_guard<nb::gil_scoped_release>())
+      .def("mixture", [](const HedgeModel& self) { return self.weights(); }, "Weights of the experts, (L · K).")
+      .def("step", [](HedgeModel& self, const std::vector<HedgeLane*>& lanes) {
+            nb::gil_scoped_release free;
+            self.step(lanes);
+          }, "One update from the sums of the lanes, which are zeroed. Not while a lane runs.")
+      .def_prop_rw("steps", [](const HedgeModel& self) { return self.state.step; },
+                   [](HedgeModel& self, std::int64_t n) { self.state.step = n; })
+      .def_prop_ro("kernels", [](const HedgeModel& self) { return self.kernels.name; });
+
+  nb::class_<HedgeLane>(m, "HedgeLane", "One thread's scratch and gradient sums.")
+      .def(nb::init<const HedgeModel&, bool>(), nb::keep_alive<1, 2>(), nb::arg("model"), nb::arg("training"))
+      .def("forward_backward", &forward_backward)
+      .def("score", &score)
+      .def("add", &HedgeLane::add, nb::call_guard<nb::gil_scoped_release>(), "Take another lane's sums and zero them.")
+      .def("clear", &HedgeLane::clear, nb::call_guard<nb::gil_scoped_release>())
+      .def("gradients", [](nb::handle self) {
+        HedgeLane& lane = nb::cast<HedgeLane&>(self);
+        return array(self, lane.mlp.gradients.data(), static_cast<std::size_t>(lane.mlp.gradients.size()));
+      }, "View of the flat weight gradients, summed over rows.")
+      .def("sums", [](nb::handle self) {
+        HedgeLane& lane = nb::cast<HedgeLane&>(self);
+        return array(self, lane.sums.all.data(), lane.sums.all.size());
+      }, "View of the other sums: rows, labels, losses, bias gradients, dense columns.");
+}
+
+}  // namespace freshet

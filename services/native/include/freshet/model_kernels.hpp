@@ -1,0 +1,117 @@
+// The hot loops of the dense part, one table of functions per instruction set, chosen when the core is loaded.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "freshet/model_plan.hpp"
+
+namespace freshet {
+
+// Rows of a batch that pass through the model at a time: activations of a chunk stay in the core's own cache.
+inline constexpr int kChunk = 256;
+
+// Elements added to the leading dimension of activations, as a stride of a power of two falls on few cache sets.
+inline constexpr int kStridePad = 16;
+
+// How activations and packed weights are held.
+enum class Mode : int {
+  kFloat = 0,    // fp32
+  kRounded = 1,  // values rounded to bf16 and kept as fp32: bf16 for processors without its instructions
+  kBf16 = 2,     // bf16, multiplied in pairs by the processor's own instruction
+};
+
+struct Standard {  // per dense column: value = clamp((x - mean) * scale)
+  const double* mean;
+  const double* scale;
+  float limit;  // of a standardised value, in standard deviations
+};
+
+// What gather writes for `n` samples.
+struct Gathered {
+  void* x = nullptr;         // (n, stride) input of the MLP in the mode's element; null: not wanted
+  int stride = 0;            // elements
+  float* scalars = nullptr;  // (n, plan.scalars) sums over features
+  float* sums = nullptr;     // (n, plan.sums) FM's s = Σ v
+  float* squares = nullptr;  // (plan.sums) scratch
+  float* fm = nullptr;       // (n,) ½ Σ_d (s² − Σ v²); null: no FM
+  float* pooled = nullptr;   // (largest dim + scalars) scratch
+};
+
+// What reduce reads: gradients of the loss at the model's input, for `n` samples.
+struct Upstream {
+  const float* dx = nullptr;       // (n, stride) of the columns from vectors_from on; null: none
+  int stride = 0;                  // floats
+  const float* scalars = nullptr;  // (n, plan.scalars)
+  const float* sums = nullptr;     // as gathered
+  const float* c = nullptr;        // (n,) of FM's output; null: no FM
+  float* pooled = nullptr;         // scratch as in Gathered
+};
+
+struct LayerView {
+  int inputs;              // K, a multiple of 16
+  int outputs;             // N, a multiple of 16
+  const float* weights;    // (K, N)
+  const float* bias;       // (N,)
+  const float* panels;     // weights packed for the forward product
+  const float* transposed; // rows from `back_from` on, transposed and packed, for the backward product
+  int back_from;           // first input whose gradient is wanted, a multiple of 16
+  float* d_weights;        // (K, N) accumulated; null: not wanted
+  float* d_bias;           // (N,)
+};
+
+struct MlpView {
+  std::vector<LayerView> layers;  // hidden layers, ReLU each; may be empty
+  int inputs;                     // of the head
+  int outputs;                    // L
+  const float* head;              // (L, inputs)
+  float* d_head;                  // (L, inputs); null: not wanted
+};
+
+// Activations of one chunk; `Mode` elements unless said otherwise. Strides are outputs + kStridePad.
+struct MlpScratch {
+  std::vector<void*> hidden;      // per layer (kChunk, stride)
+  std::vector<void*> delta;       // per layer (kChunk, stride)
+  std::vector<void*> delta_panels;  // per layer: delta packed as the right operand of the weight gradient
+  std::vector<void*> input_pairs;   // kBf16: per layer its input, rows interleaved in pairs
+  float* last = nullptr;          // (kChunk, stride of the last layer) fp32
+};
+
+struct Kernels {
+  const char* name;
+  bool bf16;  // whether Mode::kBf16 may be used
+
+  void (*gather)(Mode mode, const InputPlan& plan, const BatchView& batch, const Standard& standard,
+                 std::int64_t first, int n, const Gathered& out);
+  // Adds the samples' row gradients; `csum[g]` (U) collects Σc of single-valued occurrences, see finish_reduce.
+  void (*reduce)(const InputPlan& plan, const BatchView& batch, std::int64_t first, int n, const Upstream& up,
+                 float* const* csum);
+  // Subtracts v · Σc.
+  void (*finish_reduce)(const GroupPlan& plan, const GroupView& group, const float* csum);
+
+  // x (n, stride) → logits (n, L). x must have one readable row behind an odd n (kBf16).
+  void (*mlp_forward)(Mode mode, const MlpView& mlp, const MlpScratch& scratch, const void* x, int stride, int n,
+                      float* logits);
+  // d_logits (n, L) → weight gradients (added) and dx (n, dx_stride), columns from `back_from` of the first layer.
+  void (*mlp_backward)(Mode mode, const MlpView& mlp, const MlpScratch& scratch, const void* x, int stride, int n,
+                       const float* d_logits, float* dx, int dx_stride);
+  // (K, N) weights → panels and transposed panels of a layer.
+  void (*pack)(Mode mode, const float* weights, int inputs, int outputs, int back_from, float* panels,
+               float* transposed);
+  // p -= lr · m̂ / (√v̂ + 1e-8) over [0, n), n a multiple of 16; g is the gradient's sum, `inverse` makes it a mean.
+  void (*adam)(float* p, float* m, float* v, const float* g, std::int64_t n, float inverse, float rate,
+               float root_correction);
+  void (*add)(float* into, const float* from, std::int64_t n);
+  // sigmoid and softplus of n logits: p = 1/(1+e^-z), s = log(1+e^z).
+  void (*logistic)(const float* z, float* p, float* s, std::int64_t n);
+};
+
+// The best table for this processor. A test may ask for another one by name: "x86-64-v4", "x86-64-v3", "plain", …
+const Kernels& kernels();
+const Kernels* kernels_named(const char* name);  // null if unknown or not supported by this processor
+std::vector<const char*> kernel_names();         // supported here, best first
+
+// Floats that hold a (rows, columns) operand packed in panels of 64 columns.
+constexpr std::int64_t panel_floats(std::int64_t rows, std::int64_t columns) { return rows * ((columns + 63) / 64) * 64; }
+
+}  // namespace freshet

@@ -1,0 +1,71 @@
+// What the dense part is told about a batch: where rows go in the model's input, and the batch itself.
+// Letters: B samples, L labels, K experts, D dense columns, U unique rows of a group, S float slots of a row.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+namespace freshet {
+
+// One feature of a store group. A list is pooled: its rows' vectors and scalars are summed, or averaged over the
+// elements that have a row.
+struct FeaturePlan {
+  int column = -1;    // first column of the input that takes its vector; -1: none
+  bool mean = false;  // pooling of a list
+};
+
+// Where a group's rows keep what the model reads. Scalars of all experts form one canonical run per sample
+// ([wide L][cross L][linear L], those that exist); a group's rows hold a contiguous part of it.
+struct GroupPlan {
+  int slots = 0;         // S
+  int scalar_slot = 0;   // first scalar in the row
+  int scalar_first = 0;  // its place in the canonical run
+  int scalars = 0;       // how many the row holds
+  int vector_slot = 0;   // first float of the vector in the row
+  int dim = 0;           // length of the vector; 0: none is read
+  int sum = -1;          // first float of this dim's FM sum; groups of equal dim share one; -1: no FM
+  std::vector<FeaturePlan> features;
+};
+
+struct DensePlan {
+  bool standard = false;  // standardised by running mean and deviation
+  int flag = -1;          // column of the input that is 1 where the number is missing; -1: none
+};
+
+// The input of the MLP: [dense values | missing flags | zeros to 16 | vectors | zeros to 16].
+struct InputPlan {
+  int width = 0;         // columns, a multiple of 16
+  int vectors_from = 0;  // first column of vectors, a multiple of 16
+  int scalars = 0;       // length of the canonical run
+  int sums = 0;          // floats of all FM sums
+  std::vector<DensePlan> dense;
+  std::vector<GroupPlan> groups;
+};
+
+// One group's part of a batch. Occurrences are feature-major (freshet.model.inputs.GroupInputs).
+struct GroupView {
+  const float* rows = nullptr;              // (U, S)
+  std::int64_t unique = 0;                  // U
+  const std::int32_t* positions = nullptr;  // (N,) row of each occurrence; -1: no row
+  std::int64_t occurrences = 0;             // N
+  const std::uint32_t* starts = nullptr;    // (features + 1,)
+  std::vector<const std::uint32_t*> ends;   // per feature: null, or (B,) ends of each sample's list
+  float* gradients = nullptr;               // (U, S), written whole; null when serving
+};
+
+struct BatchView {
+  std::int64_t size = 0;                // B
+  std::vector<GroupView> groups;
+  const float* dense = nullptr;         // (B, D), NaN where missing
+  const std::uint8_t* label = nullptr;  // (B,) or null when serving
+  const float* value = nullptr;         // (B,)
+  const float* weight = nullptr;        // (B,)
+};
+
+// Throws std::invalid_argument, naming what is wrong, unless every index of the batch stays inside its arrays.
+void check(const InputPlan& plan, const BatchView& batch, int labels);
+
+// Throws std::invalid_argument unless the plan's columns and slots stay inside rows, input and canonical run.
+void check(const InputPlan& plan);
+
+}  // namespace freshet

@@ -1,0 +1,137 @@
+#include "freshet/hedge.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <stdexcept>
+
+#include "hedge_start.hpp"
+
+namespace freshet {
+namespace {
+
+// Added to the variance: a column that never changes standardises to 0.
+constexpr double kVarianceFloor = 1e-12;
+
+MlpShape shape_of(const HedgePlan& plan) {
+  if (!plan.mlp) return {0, 0, {}, 0};
+  return {plan.input.width, plan.input.vectors_from, plan.hidden, static_cast<int>(plan.losses.size())};
+}
+
+void check_plan(const HedgePlan& plan) {
+  check(plan.input);
+  const int L = static_cast<int>(plan.losses.size());
+  if (L < 1 || L > 255 || plan.experts.empty()) throw std::invalid_argument("hedge plan: expected 1 to 255 labels and an expert");
+  for (const int width : plan.hidden)
+    if (width < 16 || width % 16) throw std::invalid_argument("hedge plan: hidden widths must be multiples of 16");
+  for (const ExpertPlan& e : plan.experts) {
+    if (e.scalar < 0 || e.scalar + L > plan.input.scalars) throw std::invalid_argument("hedge plan: an expert's scalars leave the run");
+    if ((e.fm && !plan.fm) || (e.mlp && !plan.mlp)) throw std::invalid_argument("hedge plan: an expert uses a part that is off");
+  }
+}
+
+Mode mode_of(bool bf16, const Kernels& kernels) {
+  return !bf16 ? Mode::kFloat : kernels.bf16 ? Mode::kBf16 : Mode::kRounded;
+}
+
+}  // namespace
+
+HedgeSums::HedgeSums(int l, int k, int d)
+    : all(static_cast<std::size_t>(1 + 3 * l + 2 * l * k + 3 * d), 0.0), labels(l), experts(k) {}
+
+HedgeModel::HedgeModel(HedgePlan plan, bool training, bool bf16, const Kernels& k)
+    : mlp((check_plan(plan), shape_of(plan)), mode_of(bf16, k), training, k), kernels(k), plan_(std::move(plan)), training_(training) {
+  const std::size_t L = plan_.losses.size(), LK = L * plan_.experts.size(), D = plan_.input.dense.size();
+  state.bias.assign(LK, 0.0f);
+  state.bias_squares.assign(LK, 0.0);
+  state.loss.assign(LK, 0.0);
+  state.started.assign(L, 0.0);
+  state.scale.assign(L, 1.0);
+  state.label_sums.assign(3 * L, 0.0);
+  state.dense.assign(3 * D, 0.0);
+  refresh();
+}
+
+void HedgeModel::refresh() {
+  const int L = labels(), K = experts();
+  mixture_.assign(static_cast<std::size_t>(L) * K, 0.0f);
+  for (int l = 0; l < L; ++l) {
+    const double* loss = &state.loss[l * K];
+    const double least = *std::min_element(loss, loss + K);
+    double total = 0.0;
+    for (int k = 0; k < K; ++k) total += std::exp(least - loss[k]);
+    for (int k = 0; k < K; ++k) mixture_[l * K + k] = static_cast<float>(std::exp(least - loss[k]) / total);
+  }
+  const std::size_t D = plan_.input.dense.size();
+  dense_mean_.assign(D, 0.0);
+  dense_scale_.assign(D, 0.0);  // nothing is known of a column that was never seen: it reads 0
+  for (std::size_t d = 0; d < D; ++d) {
+    const double* seen = &state.dense[3 * d];
+    dense_mean_[d] = seen[1];
+    if (seen[0] > 1.0) dense_scale_[d] = 1.0 / std::sqrt(seen[2] / seen[0] + kVarianceFloor);
+  }
+  if (plan_.mlp) mlp.pack();
+}
+
+void HedgeModel::start_label(int l, const double* seen) {
+  double* before = &state.label_sums[3 * l];
+  const Start start = start_of(plan_.losses[l], before, seen);
+  for (int k = 0; k < 3; ++k) before[k] += seen[k];
+  state.scale[l] = start.scale;
+  state.started[l] = start.known ? 1.0 : 0.0;
+  std::fill_n(&state.bias[l * experts()], experts(), start.bias);
+}
+
+void HedgeModel::step_label(int l, HedgeSums& sums) {
+  const int K = experts();
+  const double rows = sums.label(l)[0];
+  if (rows <= 0.0) return;
+  double* loss = &state.loss[l * K];
+  const double discount = std::pow(plan_.discount, rows);
+  for (int k = 0; k < K; ++k) loss[k] = loss[k] * discount + sums.loss(l)[k];
+  const double least = *std::min_element(loss, loss + K);
+  for (int k = 0; k < K; ++k) loss[k] -= least;
+  if (state.started[l] == 0.0) return start_label(l, sums.label(l));
+  for (int k = 0; k < K; ++k) {
+    const double g = sums.gradient(l)[k];
+    double& squares = state.bias_squares[l * K + k];
+    squares += g * g;
+    if (squares > 0.0) state.bias[l * K + k] -= static_cast<float>(plan_.bias_rate * g / std::sqrt(squares));
+  }
+}
+
+void HedgeModel::step(const std::vector<HedgeLane*>& lanes) {
+  if (!training_) throw std::logic_error("this model was built for serving: it cannot step");
+  if (lanes.empty()) throw std::invalid_argument("a step needs at least one lane");
+  HedgeLane& all = *lanes.front();
+  for (std::size_t i = 1; i < lanes.size(); ++i) all.add(*lanes[i]);
+  const double rows = all.sums.rows();
+  if (rows <= 0.0) return all.clear();
+  state.step += 1;
+  for (int l = 0; l < labels(); ++l) step_label(l, all.sums);
+  for (std::size_t d = 0; d < plan_.input.dense.size(); ++d) {  // Chan et al. 1979: merge counts, means and squares
+    double* seen = &state.dense[3 * d];
+    const double* more = all.sums.dense(static_cast<int>(d));
+    if (more[0] <= 0.0) continue;
+    const double away = more[1] / more[0], total = seen[0] + more[0];
+    seen[2] += more[2] - more[1] * away + away * away * seen[0] * more[0] / total;
+    seen[1] += away * more[0] / total;
+    seen[0] = total;
+  }
+  if (plan_.mlp) {
+    const double warm = std::min(1.0, static_cast<double>(state.step) / static_cast<double>(std::max<std::int64_t>(plan_.warmup_steps, 1)));
+    mlp.adam(all.mlp.gradients.data(), rows, state.step, plan_.dense_rate * warm);
+  }
+  all.clear();
+  refresh();
+}
+
+bool HedgeModel::finite() const {
+  const auto all = [](const auto& values) {
+    return std::all_of(values.begin(), values.end(), [](auto x) { return std::isfinite(x); });
+  };
+  const float* w = const_cast<HedgeModel*>(this)->mlp.weights().data();
+  return all(state.bias) && all(state.loss) && all(state.scale) && all(state.dense) &&
+         std::all_of(w, w + mlp.shape().parameters(), [](float x) { return std::isfinite(x); });
+}
+
+}  // namespace freshet

@@ -1,0 +1,103 @@
+#include "freshet/mlp.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <new>
+
+namespace freshet {
+
+Floats::Floats(std::int64_t n) : size_(n) {
+  const std::size_t bytes = static_cast<std::size_t>(std::max<std::int64_t>(n, 1)) * sizeof(float);
+  data_.reset(static_cast<float*>(::operator new(bytes, std::align_val_t{64})));
+  zero();
+}
+void Floats::zero() {
+  if (size_) std::memset(data_.get(), 0, static_cast<std::size_t>(size_) * sizeof(float));
+}
+void Floats::Free::operator()(float* p) const { ::operator delete(p, std::align_val_t{64}); }
+
+std::int64_t MlpShape::parameters() const {
+  std::int64_t n = 0, k = inputs;
+  for (const int width : hidden) {
+    n += k * width + width;
+    k = width;
+  }
+  return n + k * outputs;
+}
+
+Mlp::Mlp(MlpShape shape, Mode mode, bool training, const Kernels& kernels)
+    : shape_(std::move(shape)), mode_(shape_.hidden.empty() ? Mode::kFloat : mode), kernels_(kernels) {
+  weights_ = Floats(shape_.parameters());
+  if (training) {
+    first_ = Floats(shape_.parameters());
+    second_ = Floats(shape_.parameters());
+  }
+  std::int64_t k = shape_.inputs;
+  int from = shape_.vectors_from;
+  for (const int width : shape_.hidden) {
+    panels_.emplace_back(panel_floats(k, width));
+    transposed_.emplace_back(panel_floats(width, std::max<std::int64_t>(k - from, 0)));
+    k = width;
+    from = 0;
+  }
+}
+
+MlpView Mlp::view(float* gradients) const {
+  MlpView view;
+  std::int64_t at = 0;
+  int k = shape_.inputs, from = shape_.vectors_from;
+  const auto part = [&](std::int64_t offset) { return gradients ? gradients + offset : nullptr; };
+  for (std::size_t i = 0; i < shape_.hidden.size(); ++i) {
+    const int width = shape_.hidden[i];
+    const std::int64_t bias = at + static_cast<std::int64_t>(k) * width;
+    view.layers.push_back({k, width, weights_.data() + at, weights_.data() + bias, panels_[i].data(), transposed_[i].data(),
+                           from, part(at), part(bias)});
+    at = bias + width;
+    k = width;
+    from = 0;
+  }
+  view.inputs = k;
+  view.outputs = shape_.outputs;
+  view.head = weights_.data() + at;
+  view.d_head = part(at);
+  return view;
+}
+
+void Mlp::adam(const float* gradient_sum, double rows, std::int64_t step, double rate) {
+  const double t = static_cast<double>(step);
+  const double c1 = 1.0 - std::pow(0.9, t), c2 = 1.0 - std::pow(0.999, t);
+  kernels_.adam(weights_.data(), first_.data(), second_.data(), gradient_sum, weights_.size(),
+                static_cast<float>(1.0 / rows), static_cast<float>(rate / c1), static_cast<float>(1.0 / std::sqrt(c2)));
+}
+
+void Mlp::pack() {
+  const MlpView all = view(nullptr);
+  for (std::size_t i = 0; i < all.layers.size(); ++i) {
+    const LayerView& l = all.layers[i];
+    kernels_.pack(mode_, l.weights, l.inputs, l.outputs, l.back_from, panels_[i].data(), transposed_[i].data());
+  }
+}
+
+void* MlpLane::hold(std::int64_t floats) {
+  held_.emplace_back(floats);
+  return held_.back().data();
+}
+
+MlpLane::MlpLane(const Mlp& mlp, bool training) {
+  const MlpShape& shape = mlp.shape();
+  if (training) gradients = Floats(shape.parameters());
+  int k = shape.inputs;
+  for (const int width : shape.hidden) {
+    const std::int64_t rows = static_cast<std::int64_t>(kChunk) * (width + kStridePad);
+    scratch_.hidden.push_back(hold(rows));
+    scratch_.delta.push_back(training ? hold(rows) : nullptr);
+    scratch_.delta_panels.push_back(training ? hold(panel_floats(kChunk, width)) : nullptr);
+    const bool pairs = training && mlp.mode() == Mode::kBf16;
+    scratch_.input_pairs.push_back(pairs ? hold(static_cast<std::int64_t>(kChunk / 2) * k) : nullptr);
+    k = width;
+  }
+  scratch_.last = static_cast<float*>(hold(static_cast<std::int64_t>(kChunk) * (k + kStridePad)));
+}
+
+}  // namespace freshet

@@ -1,0 +1,204 @@
+"""The default model's whole step in torch's autograd and plain numpy: what the native step must equal."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from freshet.model import ModelInputs
+from freshet.spec.layout import layout_of
+from freshet.spec.model import Spec
+
+F64 = torch.float64
+
+
+class Oracle:
+    """Starts from a model's state and keeps its own from there, in float64."""
+
+    def __init__(self, spec: Spec, state: dict[str, Any], *, rounding: bool = False) -> None:
+        self.spec, self.layout = spec, layout_of(spec)
+        self.L = len(spec.labels)
+        self.experts = ("linear",) if spec.model.kind == "linear" else spec.model.experts
+        self.K = len(self.experts)
+        self.weights = {
+            n.removeprefix("weights/"): torch.tensor(a, dtype=F64, requires_grad=True)
+            for n, a in state.items()
+            if n.startswith("weights/mlp")
+        }
+        self.first = {n: torch.zeros_like(w) for n, w in self.weights.items()}
+        self.second = {n: torch.zeros_like(w) for n, w in self.weights.items()}
+        self.bias = np.zeros((self.L, self.K))
+        self.squares = np.zeros((self.L, self.K))
+        self.loss = np.zeros((self.L, self.K))
+        self.started = np.zeros(self.L, bool)
+        self.scale = np.ones(self.L)
+        self.seen: list[list[tuple[float, float]]] = [[] for _ in range(self.L)]
+        self.dense_seen: list[list[float]] = [[] for _ in self.layout.dense]
+        self.steps = 0
+
+    def mixture(self) -> Any:
+        e = np.exp(self.loss.min(1, keepdims=True) - self.loss)
+        return e / e.sum(1, keepdims=True)
+
+    def gathered(self, inputs: ModelInputs, rows: list[Any]) -> tuple[Any, dict[str, Any], Any]:
+        """The MLP's input without padding, sums of scalars by name, FM's output."""
+        B = inputs.size
+        scalars = {n: torch.zeros(B, self.L, dtype=F64) for n in ("wide", "cross", "linear")}
+        columns: list[Any] = list(self.dense_columns(inputs))
+        vectors: dict[int, list[Any]] = {}
+        for group, g, r in zip(self.layout.groups, inputs.groups, rows, strict=True):
+            for f, index in enumerate(group.features):
+                at = g.positions[g.feature_starts[f] : g.feature_starts[f + 1]].astype(np.int64)
+                ends = g.list_ends[f]
+                sample = np.arange(B) if ends is None else np.searchsorted(ends, np.arange(len(at)), "right")
+                keep = at >= 0
+                mean = self.spec.features[index].pool == "mean"
+                count = np.bincount(sample[keep], minlength=B)
+                factor = np.where(count > 0, 1 / np.maximum(count, 1), 0.0) if mean else np.ones(B)
+                pooled = (
+                    torch.zeros(B, r.shape[1], dtype=F64).index_add(
+                        0, torch.tensor(sample[keep]), r[torch.tensor(at[keep])]
+                    )
+                    * torch.tensor(factor)[:, None]
+                )
+                for slot in group.slots:
+                    part = pooled[:, slot.start : slot.start + slot.width]
+                    if slot.name == "vector":
+                        columns.append(part)
+                        vectors.setdefault(slot.width, []).append(part)
+                    else:
+                        scalars[slot.name] = scalars[slot.name] + part
+        fm = torch.zeros(B, dtype=F64)
+        for same in vectors.values():
+            v = torch.stack(same)
+            fm = fm + 0.5 * (v.sum(0) ** 2 - (v**2).sum(0)).sum(1)
+        return torch.cat(columns, 1) if columns else torch.zeros(B, 0, dtype=F64), scalars, fm
+
+    def dense_columns(self, inputs: ModelInputs) -> list[Any]:
+        values, flags = [], []
+        for d, index in enumerate(self.layout.dense):
+            feature = self.spec.features[index]
+            x = inputs.dense[:, d].astype(np.float64)
+            missing = ~np.isfinite(x)
+            if "standard" in feature.dense:
+                seen = np.array(self.dense_seen[d])
+                x = (x - seen.mean()) / np.sqrt(seen.var() + 1e-12) if len(seen) > 1 else x * 0
+                x = np.clip(x, -10, 10)
+            values.append(torch.tensor(np.where(missing, 0, x))[:, None])
+            if feature.missing == "flag":
+                flags.append(torch.tensor(missing.astype(np.float64))[:, None])
+        return values + flags
+
+    def logits(self, inputs: ModelInputs, rows: list[Any]) -> Any:
+        """(B, L, K) without biases."""
+        x, scalars, fm = self.gathered(inputs, rows)
+        deep = None
+        if "deep" in self.experts:
+            h = x
+            for i in range(len(self.spec.model.deep)):
+                h = torch.relu(h @ self.weights[f"mlp/{i}/weight"] + self.weights[f"mlp/{i}/bias"][None])
+            deep = h @ self.weights["mlp/head"].T
+        out = []
+        for name in self.experts:
+            if name in ("wide", "cross", "linear"):
+                out.append(scalars[name])
+            else:
+                z = scalars["linear"] + fm[:, None]
+                out.append(z + deep if name == "deep" else z)
+        return torch.stack(out, 2)
+
+    def start(self, label: int, seen: list[tuple[float, float]]) -> tuple[float, float, bool]:
+        """(bias, scale, whether it teaches) of a label that starts from these (value, weight)."""
+        y, w = np.array(seen).T if seen else (np.zeros(0), np.zeros(0))
+        number = self.spec.labels[label].loss != "logloss"
+        if not len(y):
+            return 0.0, 1.0, not number
+        if not number:
+            return float(np.log(((y * w).sum() + 0.5) / (w.sum() - (y * w).sum() + 0.5))), 1.0, True
+        mean = (y * w).sum() / w.sum()
+        deviation = np.sqrt((w * (y - mean) ** 2).sum() / w.sum())
+        return (mean / deviation, deviation, True) if deviation > 0 else (mean, 1.0, False)
+
+    def forward_backward(self, inputs: ModelInputs) -> dict[str, Any]:
+        labels = inputs.labels
+        assert labels is not None
+        rows = [torch.tensor(g.rows, dtype=F64, requires_grad=True) for g in inputs.groups]
+        z = self.logits(inputs, rows)
+        number = np.array([label.loss != "logloss" for label in self.spec.labels])
+        with torch.no_grad():
+            zb = (z + torch.tensor(self.bias)).numpy()
+            p = np.where(number[None, :, None], zb * self.scale[None, :, None], 1 / (1 + np.exp(-zb)))
+            predictions = (p * self.mixture()).sum(2)
+        bias = torch.zeros(self.L, self.K, dtype=F64)
+        scale, teaches = self.scale.copy(), np.ones(self.L, bool)
+        seen: list[list[tuple[float, float]]] = []
+        for head in range(self.L):
+            mine = labels.index == head
+            seen.append(
+                list(zip(labels.value[mine].astype(float), labels.weight[mine].astype(float), strict=True))
+            )
+            b = self.bias[head]
+            if not self.started[head]:
+                first, scale[head], teaches[head] = self.start(head, self.seen[head] + seen[head])
+                b = np.full(self.K, first)
+            bias[head] = torch.tensor(b)
+        bias.requires_grad_()
+        own = (z + bias)[torch.arange(inputs.size), torch.tensor(labels.index.astype(np.int64))]
+        y = torch.tensor(labels.value / scale[labels.index])[:, None].expand(-1, self.K)
+        losses = torch.nn.functional.binary_cross_entropy_with_logits(own, y.clamp(0, 1), reduction="none")
+        kinds = np.array([label.loss for label in self.spec.labels])[labels.index]
+        huber = torch.nn.functional.huber_loss(own, y, reduction="none")
+        mse = 0.5 * (own - y) ** 2
+        losses = torch.where(torch.tensor(kinds == "huber")[:, None], huber, losses)
+        losses = torch.where(torch.tensor(kinds == "mse")[:, None], mse, losses)
+        losses = losses * torch.tensor(labels.weight * teaches[labels.index])[:, None]
+        wanted = [*rows, bias, *self.weights.values()]
+        grads = torch.autograd.grad(losses.sum(), wanted, allow_unused=True)
+        grads = tuple(torch.zeros_like(w) if g is None else g for w, g in zip(wanted, grads, strict=True))
+        per_label = np.stack([losses.detach().numpy()[labels.index == head].sum(0) for head in range(self.L)])
+        return {
+            "predictions": predictions,
+            "gradients": [g.numpy() for g in grads[: len(rows)]],
+            "bias": grads[len(rows)].numpy(),
+            "weights": dict(zip(self.weights, grads[len(rows) + 1 :], strict=True)),
+            "losses": per_label,
+            "seen": seen,
+            "dense": [inputs.dense[:, d] for d in range(len(self.layout.dense))],
+        }
+
+    def step(self, parts: list[dict[str, Any]]) -> None:
+        """One update from the sums of several lanes."""
+        model = self.spec.model
+        self.steps += 1
+        total = sum(w for part in parts for seen in part["seen"] for _, w in seen)
+        for head in range(self.L):
+            seen = [pair for part in parts for pair in part["seen"][head]]
+            if not seen:
+                continue
+            n = sum(w for _, w in seen)
+            self.loss[head] = self.loss[head] * model.hedge_discount**n + sum(
+                part["losses"][head] for part in parts
+            )
+            self.loss[head] -= self.loss[head].min()
+            if not self.started[head]:
+                self.seen[head] += seen
+                first, self.scale[head], self.started[head] = self.start(head, self.seen[head])
+                self.bias[head] = first
+                continue
+            g = sum(part["bias"][head] for part in parts)
+            self.squares[head] += g * g
+            self.bias[head] -= model.bias_lr * g / np.sqrt(self.squares[head] + 1e-300)
+        for part in parts:
+            for d, x in enumerate(part["dense"]):
+                self.dense_seen[d] += [float(v) for v in x if np.isfinite(v)]
+        rate = model.dense_lr * min(1, self.steps / model.dense_warmup_steps)
+        with torch.no_grad():
+            for name, weights in self.weights.items():
+                g = sum(part["weights"][name] for part in parts) / total
+                self.first[name].mul_(0.9).add_(g, alpha=0.1)
+                self.second[name].mul_(0.999).add_(g * g, alpha=0.001)
+                m = self.first[name] / (1 - 0.9**self.steps)
+                v = self.second[name] / (1 - 0.999**self.steps)
+                weights.sub_(rate * m / (v.sqrt() + 1e-8))
