@@ -71,6 +71,79 @@ class Store:
     def record_bytes(self, group: int) -> int: ...
     def packed_bytes(self, group: int) -> int: ...
 
+# --- join: see freshet.joiner.core
+
+def join_sample_id(high: int, low: int, label: int) -> int: ...
+def join_kept(sample: int, share: float) -> bool: ...
+def join_counters() -> tuple[list[str], list[str]]: ...
+
+class JoinState:
+    def __init__(
+        self,
+        windows_ms: list[int],
+        given: list[int],
+        numeric: list[bool],
+        aggregate_labels: list[int],
+        aggregate_kinds: list[int],
+        grace_ms: int,
+        require_shown: bool,
+        early: bool,
+        negatives: float,
+    ) -> None: ...
+    def on_served(
+        self,
+        data: U8,
+        offsets: I64,
+        times: I64,
+        requests: U64,
+        schemas: U32,
+        begins: I64,
+        prefix_ends: I64,
+        suffix_begins: I64,
+        ends: I64,
+        events: U32,
+        keys: U64,
+        element_begins: I64,
+        element_ends: I64,
+        outcomes: U8,
+    ) -> None: ...
+    def on_shown(self, offsets: I64, times: I64, keys: U64, outcomes: U8) -> None: ...
+    def on_actions(
+        self, offsets: I64, times: I64, keys: U64, ids: U64, masks: U32, values: F64, outcomes: U8
+    ) -> None: ...
+    def advance(self, watermark: int) -> None: ...
+    def due(self, watermark: int) -> bool: ...
+    def restart_at(self, watermark: int) -> None: ...
+    def ready(self, late: bool) -> tuple[int, int]: ...
+    def take(
+        self,
+        late: bool,
+        ids: I64,
+        times: I64,
+        requests: U64,
+        values: F32,
+        weights: F32,
+        labels: U8,
+        schemas: U32,
+        ends: I64,
+        payload: U8,
+        aggregates: F64,
+    ) -> None: ...
+    def no_value(self, label: int, matched: bool) -> None: ...
+    def discard(self) -> None: ...
+    def low(self, topic: int, next: int) -> int: ...
+    def counters(self, out: I64) -> None: ...
+    def set_counters(self, counters: I64) -> None: ...
+    def pending(self, out: I64) -> None: ...
+    @property
+    def waiting(self) -> int: ...
+    @property
+    def ids(self) -> int: ...
+    @property
+    def payload_bytes(self) -> int: ...
+    @property
+    def horizon_ms(self) -> int: ...
+
 # --- model: the dense part
 
 _Group = tuple[Any, ...]  # rows (U, S) f32, positions (N,) i32, feature_starts (F + 1,) u32, list_ends

@@ -39,7 +39,8 @@ class BlockDecoder:
         self._decoder, self._labels, self._refuse = decoder, labels, refuse
 
     def decode(self, blocks: BytesColumn, places: Places = ()) -> DecodedBatch:
-        """Decode; samples that cannot be are refused by (partition, offset, index in the block) if `places` is given.
+        """Decode; samples that cannot be are refused by (partition, offset, index in the block) if `places`
+        is given.
 
         Raises:
             Corrupt: a block itself is damaged: its partition stops until an operator decides.

@@ -166,12 +166,14 @@ class LocalStream:
 
     def _new_plan(self, group: int) -> Plan:
         tables = [
-            self._spec.table(self._spec.features[f].table or "").id for f in self._layout.groups[group].features
+            self._spec.table(self._spec.features[f].table or "").id
+            for f in self._layout.groups[group].features
         ]
         return Plan(tables=np.array(tables, np.uint8), buckets=self._spec.buckets)
 
     def _rewind(self, state: _Lane) -> None:
-        """Start from the smallest offset that any store has applied, with the others as cut points (rule 7)."""
+        """Start from the smallest offset that any store has applied, with the others as cut points (rule
+        7)."""
         starts, cuts = cut_points([self._rows.applied(), self._dense_applied()])
         mine = {p: starts[p] for p in state.partitions}
         state.assembler, state.plan = Assembler(mine, cuts), None
@@ -228,7 +230,8 @@ class LocalStream:
     def _look_up(
         self, decoded: DecodedBatch, plans: Sequence[Plan], memory: list[F32] | None, *, create: bool
     ) -> tuple[ModelInputs, list[KeyGroup]]:
-        """Unique keys, their rows, and the occurrences that use them. `memory` is reused if it is large enough."""
+        """Unique keys, their rows, and the occurrences that use them. `memory` is reused if it is large
+        enough."""
         groups: list[KeyGroup] = []
         rows: list[F32] = []
         for g, (keys, plan) in enumerate(zip(decoded.columns.groups, plans, strict=True)):

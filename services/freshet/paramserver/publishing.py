@@ -5,15 +5,16 @@ from __future__ import annotations
 import numpy as np
 
 from freshet.spec.topics import ROWS_PARTITIONS
-from freshet.tables import PublishBatch
-from freshet.types import U64, Append, BytesColumn, Fence, TimeMs, bucket_of
+from freshet.tables import Published
+from freshet.types import I64, U64, Append, BytesColumn, Fence, TimeMs, bucket_of
 from freshet.wire.rows import RowDelta, encode_rows
 
 __all__ = ["records_of"]
 
 
-def records_of(batch: PublishBatch, topic: str, buckets: int, fence: Fence) -> list[Append]:
-    """One record a table and partition of `rows`; the partition follows from the bucket and is fixed (PROTOCOL 17)."""
+def records_of(batch: Published, topic: str, buckets: int, fence: Fence) -> list[Append]:
+    """One record a table and partition of `rows`; the partition follows from the bucket and is fixed
+    (PROTOCOL 17)."""
     records: dict[int, list[bytes]] = {}
     for part in batch.tables:
         places, gone = _partitions(part.keys, buckets), _partitions(part.removed, buckets)
@@ -31,5 +32,5 @@ def records_of(batch: PublishBatch, topic: str, buckets: int, fence: Fence) -> l
     return [Append(topic, p, BytesColumn.of(values)) for p, values in sorted(records.items())]
 
 
-def _partitions(keys: U64, buckets: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+def _partitions(keys: U64, buckets: int) -> I64:
     return bucket_of(keys, buckets) * ROWS_PARTITIONS // buckets

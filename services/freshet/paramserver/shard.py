@@ -1,7 +1,8 @@
 """A shard in this process: lookups and pushes on the native store, and the life of its buckets around it.
 
-What changed goes to serving (`publish`) and to the row store (`flush`), by threads of the shard's own. A flush copies
-rows and offsets together, publishes what it copied, and only then writes it (PROTOCOL 11 and 17).
+What changed goes to serving (`publish`) and to the row store (`flush`), by threads of the shard's own. A
+flush copies rows and offsets together, publishes what it copied, and only then writes it (PROTOCOL 11 and
+17).
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import structlog
 
 from freshet.clock import Clock
@@ -24,7 +24,7 @@ from freshet.seams.rowstore import FlushOutcome, RowStore, StoreIdentity
 from freshet.spec.layout import Layout
 from freshet.spec.model import Spec
 from freshet.spec.topics import ROWS_PARTITIONS, Topics
-from freshet.tables import Pushed, Store
+from freshet.tables import PushOutcome, Store
 from freshet.types import F32, Bucket, BucketMeta, Fence, TimeMs, TopicPartition
 
 __all__ = ["Shard", "ShardCounts"]
@@ -32,16 +32,19 @@ __all__ = ["Shard", "ShardCounts"]
 log = structlog.get_logger("freshet.paramserver")
 
 PUBLISH_SHARE = 0.1
-"""Of a core, spent on publishing at most: at full speed 1.6 M rows change a second, too many to publish each at once."""
+"""Of a core, spent on publishing at most: at full speed 1.6 M rows change a second, too many to publish each
+at once."""
 
 PUBLISH_ROWS = 50_000
-"""Rows copied out of the store at once; bounds the memory of a publish and the time that others wait for it."""
+"""Rows copied out of the store at once; bounds the memory of a publish and the time that others wait for
+it."""
 
 EVICT_ROWS = 20_000
 """Rows looked at for eviction between two flushes."""
 
 RETRIES = 3
-"""A bucket claimed while its last owner still wrote is read again; a store that keeps changing is an error."""
+"""A bucket claimed while its last owner still wrote is read again; a store that keeps changing is an
+error."""
 
 
 @dataclass(slots=True)
@@ -58,7 +61,8 @@ class ShardCounts:
 
 
 class Shard:
-    """All buckets of a model under one claim. `RowService` to the embedder; see there for lookups and pushes."""
+    """All buckets of a model under one claim. `RowService` to the embedder; see there for lookups and
+    pushes."""
 
     def __init__(
         self,
@@ -73,11 +77,12 @@ class Shard:
         clock: Clock,
         held: Callable[[], bool],
     ) -> None:
-        """`held` says whether the claim behind `fence` still stands; without it nothing is written any more."""
+        """`held` says whether the claim behind `fence` still stands; without it nothing is written any
+        more."""
         self._spec, self._layout, self._spec_hash, self._topics = spec, layout, spec_hash, topics
         self._log, self._rows, self._clock, self._held = log, rows, clock, held
         self._fence = fence
-        self._store = Store(layout, spec)
+        self._store = Store.of(spec, layout)
         self._book = FlushBook(fence)
         self._writer = log.writer()
         self._publishing = threading.Lock()
@@ -90,7 +95,8 @@ class Shard:
     # --- life
 
     def load(self) -> int:
-        """Create or check the row store, claim every bucket and read its rows (PROTOCOL 5 and 10); returns rows read.
+        """Create or check the row store, claim every bucket and read its rows (PROTOCOL 5 and 10); returns
+        rows read.
 
         Raises:
             Mismatch: the store is of another model, spec or log.
@@ -144,7 +150,9 @@ class Shard:
     def lookup(self, groups: Sequence[KeyGroup], out: Sequence[F32], *, create: bool = True) -> None:
         """Write each key's slots into `out`; see the protocol."""
         for group, rows in zip(groups, out, strict=True):
-            self._store.lookup(group, rows, create=create)
+            self._store.lookup(
+                group.group, group.keys, group.tables, group.bucket_starts, rows, create=create
+            )
 
     def push(self, push: Push) -> bool:
         """Apply a batch's gradients; see the protocol."""
@@ -152,15 +160,15 @@ class Shard:
             raise Unavailable(f"the shard has stopped: {self._failed}")
         if not self._held():
             raise Fenced("the shard's claim on its buckets is lost; another process may own them")
-        outcome = self._store.push(push)
-        if outcome is Pushed.REFUSED:
+        outcome = self._store.push(push.ranges, push.clock_ms, push.groups, push.gradients)
+        if outcome is PushOutcome.REFUSED:
             self.counts.refused += 1
             applied = {p: offsets[0] for p, offsets in self._store.applied().items()}
             ranges = ", ".join(f"{r.partition}:[{r.start}, {r.stop})" for r in push.ranges)
             raise Refused(f"push of {ranges} does not continue what is applied", applied)
         self.counts.pushes += 1
-        self.counts.skipped += outcome is Pushed.SKIPPED
-        return outcome is Pushed.APPLIED
+        self.counts.skipped += outcome is PushOutcome.SKIPPED
+        return outcome is PushOutcome.APPLIED
 
     def applied(self) -> Mapping[int, Sequence[int]]:
         """{partition: distinct offsets that buckets have applied up to}."""
@@ -197,7 +205,7 @@ class Shard:
         if again:
             self._replace(again, offsets)
         self.counts.flushes += 1
-        self.counts.flushed_rows += copy.row_count
+        self.counts.flushed_rows += len(copy)
         self._hold_retention()
 
     def _settle(self, bucket: Bucket, meta: BucketMeta, outcome: FlushOutcome) -> bool:
@@ -208,9 +216,10 @@ class Shard:
         return after is AfterFlush.AGAIN_WHOLE
 
     def _replace(self, buckets: Sequence[Bucket], offsets: Sequence[int]) -> None:
-        """The store holds something else than this owner wrote last: write these buckets whole (PROTOCOL 11)."""
+        """The store holds something else than this owner wrote last: write these buckets whole (PROTOCOL
+        11)."""
         log.warning("buckets are written whole: the row store lost or mixed writes", buckets=len(buckets))
-        copy = self._store.collect_flush(buckets, whole=True)
+        copy = self._store.collect_whole(buckets)
         deltas = deltas_of(copy, self._book, offsets, self._spec.buckets, whole=True)
         outcomes = self._rows.flush(deltas, fence=self._fence)
         for delta in deltas:
@@ -232,8 +241,8 @@ class Shard:
                 self._rows_next[append.partition] = max(
                     self._rows_next[append.partition], first + len(append.values)
                 )
-        self.counts.published_rows += batch.row_count
-        return batch.row_count, batch.pending > 0
+        self.counts.published_rows += len(batch)
+        return len(batch), batch.pending > 0
 
     def _publish_loop(self) -> None:
         interval = self._spec.train.publish_interval_ms / 1000
@@ -250,7 +259,8 @@ class Shard:
             self._guarded(self._evict)
 
     def _evict(self) -> None:
-        self._store.evict(EVICT_ROWS)
+        clock_ms = max((meta.clock_ms for meta in self._book.stored.values()), default=0)
+        self._store.evict(clock_ms, EVICT_ROWS)
 
     def _guarded(self, work: Callable[[], object]) -> None:
         """Run one round; what is unavailable is tried again, what is lost stops the shard."""
@@ -302,7 +312,8 @@ class Shard:
         for p, offset in needed.items():
             if offset < starts[p]:
                 raise DataLost(
-                    f"{self._topics.samples}[{p}]: rows have learned up to {offset}, but the log starts at {starts[p]}\n"
+                    f"{self._topics.samples}[{p}]: rows have learned up to {offset}, "
+                    f"but the log starts at {starts[p]}\n"
                     "  samples between the two are gone; restore the log, or start the model anew"
                 )
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 from freshet.options import (
@@ -493,6 +494,13 @@ class Spec:
         default=1024,
     )
     folder: str = field(default="", compare=False)  # where the spec file lies; its paths are relative to this
+
+    @staticmethod
+    def load(path: str | Path) -> Spec:
+        """Read a `freshet.toml`. Raises ConfigError, which says what to mend."""
+        from freshet.spec.parse import load_spec  # noqa: PLC0415 - the parser makes these objects
+
+        return load_spec(path)
 
     def table(self, name: str) -> Table:
         """The table of that name. Raises KeyError."""

@@ -1,11 +1,13 @@
-"""Lanes: threads that each take a batch through forward, backward and push, and step the dense weights together.
+"""Lanes: threads that each take a batch through forward, backward and push, and step the dense weights
+together.
 
-A round: every lane takes a batch or joins with none; one of them decides which batches count; each computes; one of them
-steps the dense weights for all. Like DDP ranks, inside one process.
+A round: every lane takes a batch or joins with none; one of them decides which batches count; each computes;
+one of them steps the dense weights for all. Like DDP ranks, inside one process.
 """
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -19,7 +21,8 @@ from freshet.trainer.core import Counts, DenseLedger
 __all__ = ["Lanes", "Observer"]
 
 POLL_S = 0.005
-"""How long a lane without data waits before it looks whether another lane has some. Idle cost: 200 looks a second."""
+"""How long a lane without data waits before it looks whether another lane has some. Idle cost: 200 looks a
+second."""
 
 
 class Observer(Protocol):
@@ -45,7 +48,8 @@ class _Seat:
 
 @dataclass
 class Lanes:
-    """Runs the rounds of one rank until told to stop; the first error of a lane stops all and is raised by `run`."""
+    """Runs the rounds of one rank until told to stop; the first error of a lane stops all and is raised by
+    `run`."""
 
     stream: BatchStream
     model: DenseModel
@@ -61,7 +65,8 @@ class Lanes:
     _work: threading.Event = field(default_factory=threading.Event)
 
     def run(self, prepare: Callable[[], None] = lambda: None) -> None:
-        """Train until `stop` is set. `prepare` runs in each lane's thread first (torch's thread count, say)."""
+        """Train until `stop` is set. `prepare` runs in each lane's thread first (torch's thread count,
+        say)."""
         self._seats = [_Seat(self.model.lane()) for _ in range(self.lanes)]
         ready = threading.Barrier(self.lanes, action=self._decide)
         done = threading.Barrier(self.lanes, action=self._step)
@@ -142,7 +147,6 @@ class Lanes:
         seat.batch = seat.result = None
         if batch is None:
             return
-        try:
+        # Refused: the stream has rewound this lane; what it issues next continues what is applied (PROTOCOL 6).
+        with contextlib.suppress(Refused):
             self.stream.give_back(index, batch, result.gradients if result is not None else None)
-        except Refused:
-            pass  # the stream has rewound this lane; what it issues next continues what is applied (PROTOCOL 6)

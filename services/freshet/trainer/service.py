@@ -57,7 +57,8 @@ class Trainer:
         step: int = 0,
         event_time_ms: int = 0,
     ) -> None:
-        """`ledger`, `quality` and the model's state are those of the version started from, `step` its step."""
+        """`ledger`, `quality` and the model's state are those of the version started from, `step` its
+        step."""
         self._spec, self._model, self._ledger, self._quality = spec, model, ledger, quality
         self._versioner, self._writer, self._topic, self._clock = versioner, writer, measures_topic, clock
         self._due = clock.monotonic() + spec.train.version_interval_ms / 1000
@@ -71,7 +72,8 @@ class Trainer:
         )
 
     def run(self) -> None:
-        """Train until `stop` is set; then write a last version. Raises what a lane or the version writer raised."""
+        """Train until `stop` is set; then write a last version. Raises what a lane or the version writer
+        raised."""
         keeper = threading.Thread(target=self._keep_versions, name="versions", daemon=True)
         keeper.start()
         try:
@@ -139,4 +141,3 @@ class Trainer:
                 log.warning("version not written; the next one is tried", reason=str(error))
             except FreshetError as error:
                 self._failed = error
-

@@ -304,6 +304,14 @@ def test_aggregates_skip_nulls_and_take_actions_in_order(text: str, expected: li
     ] == expected
 
 
+def test_truth_may_arrive_as_numbers() -> None:
+    flags = {"b": Column(np.array([1.0, 0.0, 1.0]), np.array([False, False, True]))}
+
+    assert compile_condition("action.b").true(flags).tolist() == [True, False, False]
+    assert compile_condition("action.b == true").true(flags).tolist() == [True, False, False]
+    assert compile_condition("not action.b").true(flags).tolist() == [False, True, True]
+
+
 def test_division_by_zero_is_null() -> None:
     found = compile_value("1 / action.x").evaluate({"x": Column(np.zeros(1))}, np.array([0]), 1)
 
@@ -321,7 +329,7 @@ def test_a_column_of_another_kind_is_bad_input() -> None:
         with pytest.raises(BadInput, match="of one kind"):
             compile_condition(text, hash_text=hash_text).true({"t": Column(np.array([1.0]))})
     with pytest.raises(BadInput, match="expected true or false"):
-        compile_condition("not action.t").true({"t": Column(np.array([1.0]))})
+        compile_condition("not action.t").true({"t": column(["x"])})
     with pytest.raises(BadInput, match="expected a number"):
         compile_condition("action.t + 1 > 2").true({"t": column(["x"])})
 

@@ -20,8 +20,8 @@ __all__ = ["Column", "evaluate", "reduce_groups"]
 class Column:
     """N values and which of them are null.
 
-    Text is uint64: its unsalted 64-bit hash. Truth is bool. Every other dtype is a number; signed integers
-    are compared exactly and calculated with as float64.
+    Text is uint64: its unsalted 64-bit hash. Every other dtype is a number, and truth too: bool, or numbers
+    0 and 1; signed integers are compared exactly and calculated with as float64.
     """
 
     values: NDArray[Any]  # (N,)
@@ -29,11 +29,6 @@ class Column:
 
     def __len__(self) -> int:
         return len(self.values)
-
-    @property
-    def kind(self) -> str:
-        """`text`, `boolean` or `number`."""
-        return {"u": "text", "b": "boolean"}.get(self.values.dtype.kind, "number")
 
     def filled(self, value: float) -> F64:
         """(N,) numbers with `value` where there is none."""
@@ -139,16 +134,15 @@ def _hash_of(text: str, hashed: int | None) -> int:
 def _truth(pair: Pair, node: Node) -> Any:
     """Null counts as false."""
     values, nulls = pair
-    if np.asarray(values).dtype.kind != "b":
-        raise BadInput(f"expected true or false, found a column of {np.asarray(values).dtype} in {node}")
-    return values & ~np.asarray(nulls, bool)
+    if _is_text(values):
+        raise BadInput(f"expected true or false, found a column of text in {node}")
+    return (np.asarray(values) != 0) & ~np.asarray(nulls, bool)
 
 
 def _number(pair: Pair, node: Node) -> Any:
-    values = np.asarray(pair[0])
-    if values.dtype.kind in "ub":
-        raise BadInput(f"expected a number, found a column of {values.dtype} in {node}")
-    return values.astype(np.float64)
+    if _is_text(pair[0]):
+        raise BadInput(f"expected a number, found a column of text in {node}")
+    return np.asarray(pair[0]).astype(np.float64)
 
 
 def _finite(values: Any, nulls: Any) -> Pair:
@@ -167,9 +161,12 @@ def _calculate(op: str, pairs: Sequence[Pair], node: Node) -> Pair:
 
 
 def _same_kind(*values: Any) -> None:
-    kinds = {{"u": "text", "b": "boolean"}.get(np.asarray(v).dtype.kind, "number") for v in values}
-    if len(kinds) > 1:
-        raise BadInput(f"expected columns of one kind to compare, found {' and '.join(sorted(kinds))}")
+    if len({_is_text(v) for v in values}) > 1:
+        raise BadInput("expected columns of one kind to compare, found text and numbers")
+
+
+def _is_text(values: Any) -> bool:
+    return np.asarray(values).dtype.kind == "u"
 
 
 def _compare(op: str, left: Pair, right: Pair) -> Pair:

@@ -1,0 +1,139 @@
+"""Commits of the joiner: JSON records of `<model>.joiner`, one per partition and commit, atomic with the
+samples.
+
+Commits are also the history that a restart repeats: between two of them the watermark stood still, so
+(records up to `next`, then `watermark_ms`) step by step gives back the state exactly (PROTOCOL 18).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import orjson
+
+from freshet.errors import Corrupt
+from freshet.joiner.ledger import Ledger
+from freshet.types import I64
+
+__all__ = ["Commit", "Skips", "spans"]
+
+VERSION = 1
+
+
+@dataclass(slots=True)
+class Skips:
+    """Events of one commit that a replay must leave out, though it reads them.
+
+    Refused ones (what is refused now may be understood by a later release), repeats dated later than their
+    first (which may be gone by then), and actions after every window of an impression that may be gone.
+    """
+
+    records: dict[str, list[int]] = field(default_factory=dict)  # role -> offsets
+    elements: list[tuple[int, int]] = field(default_factory=list)  # served: (offset, number of the element)
+
+    def add(self, role: str, offsets: I64) -> None:
+        """Leave out whole records."""
+        if len(offsets):
+            self.records.setdefault(role, []).extend(offsets.tolist())
+
+    def add_elements(self, offsets: I64, places: I64) -> None:
+        """Leave out impressions of served events."""
+        self.elements.extend(zip(offsets.tolist(), places.tolist(), strict=True))
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """What is true of one partition once the record is in the log."""
+
+    next: Mapping[str, int]  # role -> next offset to read
+    low: Mapping[str, int]  # role -> smallest offset that the state rests on
+    watermark_ms: int | None
+    clocks: Mapping[str, int]  # role -> the watermark's clock of that stream
+    since: int  # offset in `<model>.joiner` of the commit after which a replay begins; -1: at the first event
+    start: Mapping[str, int]  # role -> where the stream was first read; a replay from -1 begins there
+    log_ids: Mapping[str, str]  # topic -> log id: offsets mean nothing without it
+    ledger: Ledger
+    written_ms: int  # wall clock
+    skips: Skips = field(default_factory=Skips)
+
+    def encode(self) -> bytes:
+        """The record."""
+        record: dict[str, Any] = {
+            "v": VERSION,
+            "kind": "commit",
+            "next": self.next,
+            "low": self.low,
+            "watermark_ms": self.watermark_ms,
+            "clocks": self.clocks,
+            "since": self.since,
+            "start": self.start,
+            "log_ids": self.log_ids,
+            "ledger": self.ledger.to_json(),
+            "written_ms": self.written_ms,
+        }
+        if self.skips.records:
+            record["skip"] = {role: spans(offsets) for role, offsets in self.skips.records.items()}
+        if self.skips.elements:
+            record["skip_elements"] = self.skips.elements
+        return orjson.dumps(record)
+
+    @classmethod
+    def decode(cls, value: bytes, where: str) -> Commit:
+        """Read a record back. Raises Corrupt, naming `where`, if it is not one."""
+        try:
+            record = orjson.loads(value)
+            if record["v"] != VERSION or record["kind"] != "commit":
+                raise Corrupt(
+                    f"{where}: expected a joiner's commit of format {VERSION}, found {value[:60]!r}"
+                )
+            skips = Skips(
+                {str(role): _unspan(pairs) for role, pairs in record.get("skip", {}).items()},
+                [(int(offset), int(place)) for offset, place in record.get("skip_elements", ())],
+            )
+            watermark = record["watermark_ms"]
+            return cls(
+                next=_integers(record["next"]),
+                low=_integers(record["low"]),
+                watermark_ms=None if watermark is None else int(watermark),
+                clocks=_integers(record["clocks"]),
+                since=int(record["since"]),
+                start=_integers(record["start"]),
+                log_ids={str(k): str(v) for k, v in record["log_ids"].items()},
+                ledger=Ledger.from_json(record["ledger"]),
+                written_ms=int(record["written_ms"]),
+                skips=skips,
+            )
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise Corrupt(f"{where}: expected a joiner's commit, found {value[:60]!r} ({error})") from error
+
+
+def spans(offsets: list[int]) -> list[int]:
+    """Offsets as [start, count, start, count, …]: those of a resent batch are consecutive."""
+    if not offsets:
+        return []
+    values = np.unique(np.array(offsets, np.int64))
+    starts = np.concatenate([[0], np.flatnonzero(np.diff(values) != 1) + 1])
+    counts = np.diff(np.append(starts, len(values)))
+    return [int(x) for pair in zip(values[starts], counts, strict=True) for x in pair]
+
+
+def _unspan(pairs: list[int]) -> list[int]:
+    if len(pairs) % 2:
+        raise ValueError("spans come in pairs of start and count")
+    offsets: list[int] = []
+    for start, count in zip(pairs[::2], pairs[1::2], strict=True):
+        if not 0 <= count <= MOST_SKIPPED:
+            raise ValueError(f"a span of {count} records")
+        offsets.extend(range(int(start), int(start) + int(count)))
+    return offsets
+
+
+MOST_SKIPPED = 10_000_000
+"""Records in one span of skips; more than a commit ever covers, so a larger one is damage."""
+
+
+def _integers(record: Mapping[str, Any]) -> dict[str, int]:
+    return {str(k): int(v) for k, v in record.items()}

@@ -1,0 +1,98 @@
+"""The joiner's ledger: what became of every impression and label, every action and shown event, exactly."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from typing import Any
+
+import numpy as np
+
+from freshet import _native
+from freshet.types import I64
+
+__all__ = ["EVENT_COUNTERS", "LABEL_COUNTERS", "Ledger"]
+
+_names: tuple[list[str], list[str]] = _native.join_counters()
+LABEL_COUNTERS: tuple[str, ...] = tuple(_names[0])
+"""Ends of (impression, label): trained_positive, trained_negative, not_shown, given_false, sampled_out,
+no_value, late.
+"""
+
+EVENT_COUNTERS: tuple[str, ...] = tuple(_names[1])
+"""Ends of events: impressions*, actions_*, shown_*."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ledger:
+    """Counts since the model began. Every impression is, for each label, in exactly one of the label's
+    counts.
+
+    `no_value`: a numeric label without a number (the maximum of nothing). `actions` of an outcome: matched
+    (changed a label), again (true already), late, outside (every window), repeated, orphan (no impression
+    within the grace), no_label; those still waiting for their impression are in `waiting`.
+    """
+
+    labels: Mapping[str, Mapping[str, int]]  # label -> LABEL_COUNTERS and "pending"
+    events: Mapping[str, int]  # EVENT_COUNTERS
+    waiting: int  # actions and shown events whose impression has not come; orphans stay a while
+    refused: int  # events that went to dead letters
+
+    def unexplained(self) -> Mapping[str, int]:
+        """Impressions that a label's counts do not explain; all zero, always."""
+        seen = self.events["impressions"] + self.events["impressions_late"]
+        return {label: seen - sum(counts.values()) for label, counts in self.labels.items()}
+
+    def to_json(self) -> dict[str, Any]:
+        """As commits and `freshet status --json` show it."""
+        return {
+            "labels": {label: dict(counts) for label, counts in self.labels.items()},
+            "events": dict(self.events),
+            "waiting": self.waiting,
+            "refused": self.refused,
+        }
+
+    @classmethod
+    def from_json(cls, record: Mapping[str, Any]) -> Ledger:
+        """Read back what `to_json` wrote. Raises KeyError or TypeError if it is something else."""
+        labels = {
+            str(label): {name: int(counts.get(name, 0)) for name in (*LABEL_COUNTERS, "pending")}
+            for label, counts in record["labels"].items()
+        }
+        events = {name: int(record["events"].get(name, 0)) for name in EVENT_COUNTERS}
+        return cls(labels, events, int(record["waiting"]), int(record["refused"]))
+
+    @classmethod
+    def of(cls, names: Sequence[str], counters: I64, pending: I64, waiting: int, refused: int) -> Ledger:
+        """From the native core's counters: (L * label counters + event counters,), and (L,) pending."""
+        width = len(LABEL_COUNTERS)
+        labels = {}
+        for i, name in enumerate(names):
+            counts = counters[i * width : (i + 1) * width].tolist()
+            labels[name] = {**dict(zip(LABEL_COUNTERS, counts, strict=True)), "pending": int(pending[i])}
+        events = dict(zip(EVENT_COUNTERS, counters[len(names) * width :].tolist(), strict=True))
+        return cls(labels, events, waiting, refused)
+
+    def counters(self) -> I64:
+        """What `of` was given as counters."""
+        flat = [counts[name] for counts in self.labels.values() for name in LABEL_COUNTERS]
+        return np.array(flat + [self.events[name] for name in EVENT_COUNTERS], np.int64)
+
+    def __add__(self, other: Ledger) -> Ledger:
+        """The ledger of two partitions together."""
+        return Ledger(
+            {label: _sum(counts, other.labels[label]) for label, counts in self.labels.items()},
+            _sum(self.events, other.events),
+            self.waiting + other.waiting,
+            self.refused + other.refused,
+        )
+
+    @staticmethod
+    def total(ledgers: Sequence[Ledger]) -> Ledger:
+        """All partitions together; at least one."""
+        return reduce(lambda a, b: a + b, ledgers)
+
+
+def _sum(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, int]:
+    return {name: one.get(name, 0) + other.get(name, 0) for name in {**one, **other}}

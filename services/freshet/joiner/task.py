@@ -1,0 +1,268 @@
+"""One partition's join from records to appends: decoding, state, watermark, commits and their replay. No
+I/O.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import orjson
+
+from freshet.errors import Corrupt
+from freshet.joiner import blocks
+from freshet.joiner.commit import Commit, Skips
+from freshet.joiner.core import NOT_IN_A_REPLAY, ActionColumns, ImpressionColumns, Joiner, ShownColumns
+from freshet.joiner.decode import EventDecoder, Refused, refuse_bad_times
+from freshet.joiner.ledger import Ledger
+from freshet.joiner.plan import JoinPlan
+from freshet.joiner.watermark import Watermark
+from freshet.types import I64, U8, Append, BytesColumn, Records
+
+__all__ = ["Outputs", "Task", "Topics"]
+
+
+@dataclass(frozen=True, slots=True)
+class Topics:
+    """Topics of the join, by what they are for."""
+
+    inputs: Mapping[str, str]  # role -> topic; `shown` only if the spec has it
+    samples: str
+    late: str
+    joiner: str
+    dead_letters: str
+    log_ids: Mapping[str, str]  # input topic -> log id
+
+
+@dataclass(slots=True)
+class Outputs:
+    """What one flush of one partition appends; `commit` says what is true with it."""
+
+    appends: list[Append]
+    dead_letters: list[bytes]
+    commit: Commit
+    samples: int  # on time, in `appends`
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """A commit of the past: where a replay may begin."""
+
+    offset: int  # in `<model>.joiner`; -1: the beginning
+    next: Mapping[str, int]
+
+
+@dataclass(slots=True)
+class Task:
+    """The join of one partition.
+
+    Call `take` with what was read, and `flush` to decide and get what must be appended, in one atomic append
+    with all other partitions' outputs; after it `appended`. If the append is not known to have happened the
+    task is void: build a new one from the log.
+    """
+
+    partition: int
+    plan: JoinPlan
+    topics: Topics
+    decoder: EventDecoder
+    next: dict[str, int]  # role -> next offset to read
+    joiner: Joiner = field(init=False)
+    watermark: Watermark = field(init=False)
+    start: dict[str, int] = field(init=False)
+    events: int = 0  # read by this process
+    refused: int = 0  # since the model began
+    _letters: list[bytes] = field(default_factory=list)
+    _skips: Skips = field(default_factory=Skips)
+    _steps: deque[_Step] = field(default_factory=deque)
+    _committed_next: dict[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.joiner = Joiner(self.plan)
+        self.watermark = Watermark(tuple(self.topics.inputs))
+        self.start = dict(self.next)
+        self._committed_next = dict(self.next)
+        self._steps.append(_Step(-1, dict(self.next)))
+
+    # -- live
+
+    def take(self, role: str, records: Records) -> None:
+        """Join what was read from one stream, from `next[role]` on."""
+        columns, refused = self._decode(role, records)
+        if len(columns):
+            self.watermark.observe(role, int(columns.times_ms.min()), int(columns.times_ms.max()))
+            self._skip_later(role, columns, self._join(columns))
+        if len(refused):
+            self._refuse(role, records, refused)
+        self.events += len(records)
+        self.next[role] = records.next_offset
+
+    @property
+    def has_output(self) -> bool:
+        """Would a flush append samples or dead letters."""
+        w = self.watermark.value
+        return bool(self._letters) or self.joiner.has_ready or (w is not None and self.joiner.due(w))
+
+    @property
+    def has_progress(self) -> bool:
+        """Has anything been read since the last commit."""
+        return self.next != self._committed_next
+
+    def flush(self, now_ms: int) -> Outputs:
+        """Advance to the watermark, and make the commit with all that it holds."""
+        if self.watermark.value is not None:
+            self.joiner.advance(self.watermark.value)
+        appends = []
+        decided, late = self.joiner.take(), self.joiner.take_late()
+        for topic, samples in ((self.topics.samples, decided), (self.topics.late, late)):
+            if len(samples):
+                appends.append(Append(topic, self.partition, BytesColumn.of(blocks.encode(samples))))
+        commit = self._commit(now_ms)
+        appends.append(Append(self.topics.joiner, self.partition, BytesColumn.of([commit.encode()])))
+        letters, self._letters, self._skips = self._letters, [], Skips()
+        return Outputs(appends, letters, commit, len(decided))
+
+    def appended(self, outputs: Outputs, commit_offset: int) -> None:
+        """The flush is in the log; its commit at this offset."""
+        self._committed_next = dict(outputs.commit.next)
+        self._steps.append(_Step(commit_offset, outputs.commit.next))
+
+    def ledger(self) -> Ledger:
+        """Counts since the model began."""
+        return self.joiner.ledger(self.refused)
+
+    # -- replay
+
+    def begin_replay(self, base: tuple[int, Commit] | None, last: Commit) -> dict[str, int]:
+        """Prepare to rebuild the state of commit `last`, from the commit `base` = (offset, commit), or from
+        the start.
+
+        Returns where to read each stream from; feed each later commit's records to `replay` in order.
+        """
+        self.start = dict(last.start)
+        before = dict(last.start) if base is None else dict(base[1].next)
+        self._steps = deque([_Step(-1 if base is None else base[0], before)])
+        if base is not None and base[1].watermark_ms is not None:
+            self.joiner.restart_at(base[1].watermark_ms)
+        # Records below `low` cannot matter any more: they need not even be in the log.
+        self.next = {role: max(offset, last.low[role]) for role, offset in before.items()}
+        return dict(self.next)
+
+    def replay(self, offset: int, commit: Commit, read: Mapping[str, Sequence[Records]]) -> None:
+        """Repeat one commit: its records from each stream, then its watermark. What it yields was emitted
+        then.
+        """
+        elements = set(commit.skips.elements)
+        for role, pieces in read.items():
+            skipped = np.array(sorted(commit.skips.records.get(role, ())), np.int64)
+            for records in pieces:
+                columns, _ = self._decode(role, records)
+                columns = _without(columns, skipped, elements)
+                if len(columns):
+                    self._join(columns)
+        if commit.watermark_ms is not None:
+            self.joiner.advance(commit.watermark_ms)
+        self.joiner.discard()
+        self.next = {role: max(self.next[role], stop) for role, stop in commit.next.items()}
+        self._steps.append(_Step(offset, commit.next))
+
+    def end_replay(self, last: Commit, now_ms: int) -> None:
+        """The state is that of `last`: go on from it.
+
+        Raises Corrupt if the rebuilt state is not the one that was committed: then events were lost or
+        changed.
+        """
+        found = {label: counts["pending"] for label, counts in self.joiner.ledger().labels.items()}
+        expected = {label: counts["pending"] for label, counts in last.ledger.labels.items()}
+        if found != expected:
+            raise Corrupt(
+                f"{self.topics.joiner}[{self.partition}]: the commit says that pending are {expected}\n"
+                f"  the replay of its events finds {found}\n"
+                "  events between `low` and `next` were removed or changed, or the spec's join keys were"
+            )
+        self.joiner.set_counters(last.ledger)
+        self.refused = last.ledger.refused
+        self.next = dict(last.next)
+        self._committed_next = dict(last.next)
+        self.watermark.resume(last.watermark_ms, last.clocks, now_ms - last.written_ms)
+
+    # -- within
+
+    def _decode(
+        self, role: str, records: Records
+    ) -> tuple[ImpressionColumns | ShownColumns | ActionColumns, Refused]:
+        if role == "served":
+            served, refused = self.decoder.served(records)
+            return refuse_bad_times(served, records, self.plan.max_ahead_ms, refused), refused
+        if role == "shown":
+            shown, refused = self.decoder.shown(records)
+            return refuse_bad_times(shown, records, self.plan.max_ahead_ms, refused), refused
+        actions, refused = self.decoder.actions(records)
+        return refuse_bad_times(actions, records, self.plan.max_ahead_ms, refused), refused
+
+    def _join(self, columns: ImpressionColumns | ShownColumns | ActionColumns) -> U8:
+        if isinstance(columns, ImpressionColumns):
+            return self.joiner.on_served(columns)
+        if isinstance(columns, ShownColumns):
+            return self.joiner.on_shown(columns)
+        return self.joiner.on_actions(columns)
+
+    def _skip_later(
+        self, role: str, columns: ImpressionColumns | ShownColumns | ActionColumns, outcomes: U8
+    ) -> None:
+        chosen = np.isin(outcomes, NOT_IN_A_REPLAY)
+        if not chosen.any():
+            return
+        if isinstance(columns, ImpressionColumns):
+            self._skips.add_elements(columns.offsets[columns.events[chosen]], columns.places()[chosen])
+        else:
+            self._skips.add(role, columns.offsets[chosen])
+
+    def _refuse(self, role: str, records: Records, refused: Refused) -> None:
+        self.refused += len(refused)
+        self._skips.add(role, records.offsets[refused.rows])
+        for row, reason in zip(refused.rows, refused.reasons, strict=True):
+            letter = {
+                "v": 1,
+                "kind": "dead-letter",
+                "reason": reason,
+                "topic": self.topics.inputs[role],
+                "partition": self.partition,
+                "offset": int(records.offsets[row]),
+                "time_ms": int(records.times_ms[row]),
+                "bytes": base64.b64encode(records.values[row]).decode(),
+            }
+            self._letters.append(orjson.dumps(letter))
+
+    def _commit(self, now_ms: int) -> Commit:
+        low = {role: self.joiner.low(role, offset) for role, offset in self.next.items()}
+        while len(self._steps) > 1 and all(self._steps[1].next[role] <= low[role] for role in low):
+            self._steps.popleft()
+        return Commit(
+            next=dict(self.next),
+            low=low,
+            watermark_ms=self.watermark.value,
+            clocks=dict(self.watermark.clocks),
+            since=self._steps[0].offset,
+            start=self.start,
+            log_ids=self.topics.log_ids,
+            ledger=self.ledger(),
+            written_ms=now_ms,
+            skips=self._skips,
+        )
+
+
+def _without(
+    columns: ImpressionColumns | ShownColumns | ActionColumns, skipped: I64, elements: set[tuple[int, int]]
+) -> ImpressionColumns | ShownColumns | ActionColumns:
+    """Leave out the events that a commit names."""
+    if len(skipped):
+        kept = ~np.isin(columns.offsets, skipped)
+        columns = columns.of_events(kept) if isinstance(columns, ImpressionColumns) else columns.where(kept)
+    if elements and isinstance(columns, ImpressionColumns) and len(columns):
+        offsets = columns.offsets[columns.events].tolist()
+        pairs = zip(offsets, columns.places().tolist(), strict=True)
+        columns = columns.of_elements(np.array([pair not in elements for pair in pairs], bool))
+    return columns

@@ -1,0 +1,42 @@
+"""Who holds a port: read from /proc, so that an error can name the process and the way out."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+__all__ = ["owner_of_port"]
+
+_LISTEN = "0A"
+
+
+def owner_of_port(port: int, proc: Path = Path("/proc")) -> str | None:
+    """`port 7000 is held by process 123 (python -m ...)`, or None where that cannot be found out."""
+    inodes = set(_listeners(port, proc))
+    if not inodes:
+        return None
+    for process in proc.iterdir():
+        if not process.name.isdigit():
+            continue
+        try:
+            for handle in (process / "fd").iterdir():
+                if os.readlink(handle) in inodes:
+                    command = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                    return f"port {port} is held by process {process.name} ({command.strip()[:120]})"
+        except OSError:
+            continue  # it has ended, or belongs to somebody else
+    return f"port {port} is held by a process of another user"
+
+
+def _listeners(port: int, proc: Path) -> Iterator[str]:
+    wanted = f":{port:04X}"
+    for name in ("net/tcp", "net/tcp6"):
+        try:
+            lines = (proc / name).read_text().splitlines()[1:]
+        except OSError:
+            continue
+        for line in lines:
+            fields = line.split()
+            if fields[1].endswith(wanted) and fields[3] == _LISTEN:
+                yield f"socket:[{fields[9]}]"

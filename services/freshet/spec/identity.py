@@ -1,0 +1,240 @@
+"""Which keys of a spec make it the model that it is, and which edits to a running model need a new one.
+
+A row store, a version and a trainer's seat are tied to `identity_hash`. Three rules:
+
+- Only `identity` keys count, and only where they differ from the default. So a later release can add an
+identity key
+  whose default is what was done before, and old models keep their hash. A changed default is a changed
+  meaning: then `DEFAULTS` rises.
+- Order counts for labels, tables and features: their numbers stand in samples and in the store.
+- The path of a schema file does not count. What a schema says of the fields that the spec uses does, as far
+as it
+  makes keys and numbers: whether a field holds integers, fractions, truths or text, and whether it is a
+  list. Other fields may come and go, an int may become a long, a field may become nullable.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import MISSING as NO_DEFAULT
+from dataclasses import Field, dataclass, fields, is_dataclass
+from typing import Any
+
+from freshet.options import MISSING, Duration, Kind, duration_text, key_of
+from freshet.spec.avro import Array, Type, Union, field_at, is_null, sample_schema
+from freshet.spec.expression import compile_condition, compile_value
+from freshet.spec.model import Optimizer, Spec, TimeField
+from freshet.spec.optimizers import OPTIMIZERS
+from freshet.spec.parse import CROSSES
+from freshet.spec.schemas import Schemas, streams_of
+
+__all__ = ["DEFAULTS", "Change", "diff", "field_kinds", "identity_hash"]
+
+DEFAULTS = 1
+"""Rises when a default of an identity key changes its value or its meaning."""
+
+EFFECTS: Mapping[str, str] = {
+    "identity": "needs a new model: another name, or a new store and a replay of the events",
+    "tunable": "the model goes on with its rows and weights; taken up when its services start again",
+    "deployment": "changes where or how it runs, not what is learned; taken up when its services start again",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One edit between two specs. `old` or `new` is MISSING where the thing came or went."""
+
+    key: str  # as in freshet.toml: `tables.user.dim`
+    kind: Kind
+    old: Any
+    new: Any
+    effect: str
+
+    def __str__(self) -> str:
+        return f"{self.key}: {_shown(self.old)} -> {_shown(self.new)} ({self.kind}): {self.effect}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    kind: Kind
+    value: Any  # JSON
+    default: bool  # the value is the default
+
+
+def identity_hash(spec: Spec, schemas: Schemas | None = None) -> str:
+    """The hash that stores, versions and seats are tied to: 64 hexadecimal digits.
+
+    With `schemas` it covers the kinds of the fields that the spec uses; services always give them, so that
+    a user id that turns from a number into text is noticed before it gets other rows.
+    """
+    entries = {k: e.value for k, e in _entries(spec).items() if e.kind == "identity" and not e.default}
+    if schemas is not None:
+        entries["fields"] = field_kinds(spec, schemas)
+    canonical = json.dumps(
+        {"defaults": DEFAULTS, "spec": entries}, sort_keys=True, separators=(",", ":"), ensure_ascii=True
+    )
+    return hashlib.sha256(canonical.encode()).hexdigest()
+
+
+def diff(
+    old: Spec, new: Spec, old_schemas: Schemas | None = None, new_schemas: Schemas | None = None
+) -> list[Change]:
+    """What an edit changes, identity first: if any change is of identity, the edit needs a new model."""
+    before, after = _entries(old), _entries(new)
+    if old_schemas is not None and new_schemas is not None:
+        for entries, spec, schemas in ((before, old, old_schemas), (after, new, new_schemas)):
+            for path, kind in field_kinds(spec, schemas).items():
+                entries[f"field {path}"] = _Entry("identity", kind, default=False)
+    changes = [
+        _change(key, before.get(key), after.get(key))
+        for key in [*before, *(k for k in after if k not in before)]
+        if before.get(key) != after.get(key) and not _only_longer(before.get(key), after.get(key), key)
+    ]
+    order = ("identity", "tunable", "deployment")
+    return sorted(_gathered(changes), key=lambda c: order.index(c.kind))
+
+
+def _only_longer(old: _Entry | None, new: _Entry | None, key: str) -> bool:
+    """Whether an order changed only because something came or went, which is told by itself."""
+    return (
+        key.endswith("(order)") and old is not None and new is not None and set(old.value) != set(new.value)
+    )
+
+
+def _change(key: str, old: _Entry | None, new: _Entry | None) -> Change:
+    entry = old or new
+    assert entry is not None
+    return Change(
+        key, entry.kind, old.value if old else MISSING, new.value if new else MISSING, EFFECTS[entry.kind]
+    )
+
+
+def _gathered(changes: list[Change]) -> Iterator[Change]:
+    """A label, table, feature or stream that came or went is one change, not one for each of its keys."""
+    seen: dict[str, Change] = {}
+    for change in changes:
+        section, _, rest = change.key.partition(".")
+        name = rest.partition(".")[0]
+        came, went = change.old is MISSING, change.new is MISSING
+        if section not in ("labels", "tables", "features", "events") or not (came or went):
+            yield change
+            continue
+        whole = f"{section}.{name}"
+        was = seen.get(whole)
+        values = {
+            **((was.new if came else was.old) if was else {}),
+            rest.partition(".")[2]: change.new if came else change.old,
+        }
+        seen[whole] = Change(
+            whole, "identity", MISSING if came else values, values if came else MISSING, EFFECTS["identity"]
+        )
+    yield from seen.values()
+
+
+def _entries(spec: Spec) -> dict[str, _Entry]:
+    """Every key of the spec, by its path in the file, with its kind and value."""
+    found: dict[str, _Entry] = dict(_of(spec, ""))
+    for stream in streams_of(spec):
+        found.update(_of(stream, f"events.{stream.role}."))
+    found.update(_of(spec.join, "join."))
+    tables = [t for t in spec.tables if t.name != CROSSES]
+    features = [f for f in spec.features if f.kind != "cross"]
+    for section, things in (("labels", spec.labels), ("tables", tables), ("features", features)):
+        found[f"{section} (order)"] = _Entry("identity", [t.name for t in things], default=False)
+        for thing in things:
+            found.update(_of(thing, f"{section}.{thing.name}."))
+    for name in ("model", "train", "serve"):
+        found.update(_of(getattr(spec, name), f"{name}."))
+    found.update(_of(spec.serve.explore, "serve.explore."))
+    found.update(_of(spec.serve.gate, "serve.gate."))
+    return found
+
+
+def _of(obj: Any, prefix: str) -> Iterator[tuple[str, _Entry]]:
+    for f in fields(obj):
+        if "kind" not in f.metadata:
+            continue
+        value = getattr(obj, f.name)
+        key = prefix + key_of(f)
+        if isinstance(value, Optimizer):
+            yield from _optimizer(value, f.metadata["kind"], key)
+        elif not is_dataclass(value) or isinstance(value, TimeField):
+            yield key, _Entry(f.metadata["kind"], _json(f, value), default=_is_default(f, value))
+
+
+def _optimizer(optimizer: Optimizer, kind: Kind, key: str) -> Iterator[tuple[str, _Entry]]:
+    yield f"{key}.name", _Entry(kind, optimizer.name, default=False)
+    for parameter in OPTIMIZERS[optimizer.name].parameters:
+        value = optimizer.parameters[parameter.name]
+        yield f"{key}.{parameter.name}", _Entry(kind, value, default=value == parameter.default)
+
+
+def _is_default(f: Field[Any], value: Any) -> bool:
+    if f.default_factory is not NO_DEFAULT:
+        return bool(value == f.default_factory())
+    return f.default is not NO_DEFAULT and value == f.default
+
+
+def _json(f: Field[Any], value: Any) -> Any:
+    if isinstance(value, TimeField):
+        return f"{value.path}:{value.unit}"
+    if isinstance(f.metadata["form"], Duration):
+        return False if value is None else duration_text(value)
+    if isinstance(value, tuple):
+        return [list(v) if isinstance(v, tuple) else v for v in value]
+    return dict(value) if isinstance(value, Mapping) else value
+
+
+def _shown(value: Any) -> str:
+    return "nothing" if value is MISSING else json.dumps(value, ensure_ascii=False)
+
+
+def field_kinds(spec: Spec, schemas: Schemas) -> dict[str, str]:
+    """What each field that the spec uses holds: `served.user.id` -> `integer`, `list of text`, ...
+
+    Raises ConfigError for a field that its schema lacks.
+    """
+    found: dict[str, str] = {}
+    for stream in streams_of(spec):
+        schema = schemas.of(stream.role)
+        for path in (*stream.key, stream.time.path, *([stream.id] if stream.id else [])):
+            found[f"{stream.role}.{path}"] = _kind(field_at(schema, path).type)
+    sample = sample_schema(schemas.served, spec.events.served.explode)
+    for feature in spec.features:
+        if feature.field is not None:
+            found[f"served.{feature.field}"] = _kind(field_at(sample, feature.field).type)
+    for label in spec.labels:
+        used = compile_condition(label.on).fields()
+        if label.value is not None:
+            used += compile_value(label.value).fields()
+        for path in used:
+            found[f"action.{path}"] = _kind(field_at(schemas.action, path).type)
+    return dict(sorted(found.items()))
+
+
+KINDS = {
+    "int": "integer",
+    "long": "integer",
+    "float": "fraction",
+    "double": "fraction",
+    "boolean": "truth",
+}
+
+
+def _kind(type_: Type) -> str:
+    """What makes keys and numbers of a type: everything else about it may change."""
+    if isinstance(type_, Array):
+        return f"list of {_kind(type_.items)}"
+    if isinstance(type_, Union):
+        return " or ".join(sorted({_kind(b) for b in type_.branches if not is_null(b)}))
+    return (
+        KINDS.get(getattr(type_, "name", ""), "text")
+        if type(type_).__name__ == "Primitive"
+        else _named(type_)
+    )
+
+
+def _named(type_: Type) -> str:
+    return {"Enum": "text", "Fixed": "text"}.get(type(type_).__name__, type(type_).__name__.lower())

@@ -1,0 +1,63 @@
+"""The Avro schemas that a spec names, read from their files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from freshet.errors import ConfigError
+from freshet.spec.avro import Record, parse_schema
+from freshet.spec.model import Spec, Stream
+
+__all__ = ["Schemas", "load_schemas", "streams_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class Schemas:
+    """The users' schemas, one a stream."""
+
+    served: Record
+    action: Record
+    shown: Record | None = None
+
+    def of(self, role: str) -> Record:
+        """The schema of a stream that the spec has. Raises KeyError."""
+        found: Record | None = {"served": self.served, "action": self.action, "shown": self.shown}[role]
+        if found is None:
+            raise KeyError(role)
+        return found
+
+
+def streams_of(spec: Spec) -> Iterator[Stream]:
+    """The streams that the spec declares."""
+    yield from (s for s in (spec.events.served, spec.events.shown, spec.events.action) if s is not None)
+
+
+def load_schemas(spec: Spec, where: str = "freshet.toml") -> Schemas:
+    """Read the schema of every stream; paths are relative to the spec's folder.
+
+    Raises:
+        ConfigError: a stream names no schema, a file cannot be read, or does not hold a record's schema.
+    """
+    return Schemas(**{s.role: _load(spec, s, where) for s in streams_of(spec)})
+
+
+def _load(spec: Spec, stream: Stream, where: str) -> Record:
+    key = f"events.{stream.role}.schema"
+    if stream.schema is None:
+        raise ConfigError(
+            where,
+            key,
+            None,
+            "the path of an .avsc file",
+            "the fields of the events are yours: say what they are; JSON events have a schema too",
+        )
+    path = Path(spec.folder) / stream.schema
+    try:
+        text = path.read_bytes()
+    except OSError as error:
+        raise ConfigError(
+            where, key, stream.schema, "a file that can be read", f"{path}: {error.strerror}"
+        ) from error
+    return parse_schema(text, str(path))

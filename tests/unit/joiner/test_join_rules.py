@@ -1,0 +1,401 @@
+"""Each rule of the join, on its native core through the numpy face."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from freshet._native import join_kept, join_sample_id
+from freshet.joiner.core import Joiner, Outcome
+from freshet.joiner.plan import JoinPlan
+
+from .support import Action, Served, Shown, actions, impressions, key_of, label, plan_of, shown
+
+IMPRESSION = Served("r1", ("a",), 1_000)
+CLOSED = 1_000 + 1_000 + 100
+"""Watermark at which the window of IMPRESSION and its grace are over."""
+
+
+class Bench:
+    """A joiner with events fed one kind at a time; offsets count up."""
+
+    def __init__(self, plan: JoinPlan | None = None) -> None:
+        self.plan = plan or plan_of()
+        self.joiner = Joiner(self.plan)
+        self.offsets = {"served": 0, "shown": 0, "action": 0}
+
+    def _take(self, role: str, n: int) -> list[int]:
+        start = self.offsets[role]
+        self.offsets[role] += n
+        return list(range(start, start + n))
+
+    def serve(self, *events: Served) -> list[Outcome]:
+        out = self.joiner.on_served(impressions(events, self._take("served", len(events))))
+        return [Outcome(o) for o in out]
+
+    def show(self, *events: Shown) -> list[Outcome]:
+        return [Outcome(o) for o in self.joiner.on_shown(shown(events, self._take("shown", len(events))))]
+
+    def act(self, *events: Action) -> list[Outcome]:
+        out = self.joiner.on_actions(actions(self.plan, events, self._take("action", len(events))))
+        return [Outcome(o) for o in out]
+
+    def take(self, watermark: int | None = None) -> list[tuple[str, int, float, float]]:
+        """(payload, label, value, weight) of what is decided."""
+        if watermark is not None:
+            self.joiner.advance(watermark)
+        s = self.joiner.take()
+        values = zip(s.payloads, s.labels.tolist(), s.values.tolist(), s.weights.tolist(), strict=True)
+        return [(p.decode(), *rest) for p, *rest in values]
+
+    def counts(self, name: str = "click") -> dict[str, int]:
+        ledger = self.joiner.ledger()
+        assert set(ledger.unexplained().values()) == {0}
+        return {k: v for k, v in ledger.labels[name].items() if v}
+
+    def events(self) -> dict[str, int]:
+        return {k: v for k, v in self.joiner.ledger().events.items() if v}
+
+
+@pytest.fixture
+def bench() -> Bench:
+    return Bench()
+
+
+def test_an_action_makes_a_positive_at_once_in_early_mode(bench: Bench) -> None:
+    bench.serve(IMPRESSION)
+    bench.act(Action("r1/a", 1_500))
+
+    assert bench.take() == [("<r1|a|1000>", 0, 1.0, 1.0)]
+    assert bench.counts() == {"trained_positive": 1}
+
+
+def test_an_impression_without_an_action_is_negative_when_window_and_grace_are_over(bench: Bench) -> None:
+    bench.serve(IMPRESSION)
+
+    assert bench.take(CLOSED - 1) == []
+    assert bench.counts() == {"pending": 1}
+    assert bench.take(CLOSED) == [("<r1|a|1000>", 0, 0.0, 1.0)]
+    assert bench.counts() == {"trained_negative": 1}
+
+
+def test_a_positive_emitted_early_is_not_emitted_again_when_its_window_closes(bench: Bench) -> None:
+    bench.serve(IMPRESSION)
+    bench.act(Action("r1/a", 1_500))
+    bench.take()
+
+    assert bench.take(CLOSED + 10_000) == []
+
+
+def test_in_window_mode_positives_and_negatives_come_together_by_impression_time() -> None:
+    bench = Bench(plan_of(early=False))
+    bench.serve(Served("r2", ("b",), 1_010), Served("r1", ("a",), 1_000))
+    bench.act(Action("r2/b", 1_500))
+
+    assert bench.take() == []
+    assert bench.take(CLOSED + 10) == [("<r1|a|1000>", 0, 0.0, 1.0), ("<r2|b|1010>", 0, 1.0, 1.0)]
+
+
+def test_an_action_that_comes_before_its_impression_waits_for_it(bench: Bench) -> None:
+    assert bench.act(Action("r1/a", 1_500)) == [Outcome.WAITING]
+    bench.serve(IMPRESSION)
+
+    assert bench.take() == [("<r1|a|1000>", 0, 1.0, 1.0)]
+    assert bench.events() == {"impressions": 1, "actions_matched": 1}
+
+
+def test_an_action_without_impression_is_an_orphan_once_the_grace_is_over(bench: Bench) -> None:
+    bench.act(Action("nobody", 1_500))
+    bench.joiner.advance(1_599)
+    assert bench.events() == {}
+    bench.joiner.advance(1_600)
+    assert bench.events() == {"actions_orphan": 1}
+    bench.joiner.advance(1_500 + bench.joiner.horizon_ms)
+
+    assert bench.joiner.ids == 0
+    assert bench.joiner.ledger().waiting == 0
+    assert bench.events() == {"actions_orphan": 1}
+
+
+def test_an_impression_that_comes_after_its_action_became_an_orphan_is_still_positive(bench: Bench) -> None:
+    bench.act(Action("r1/a", 1_500))
+    bench.joiner.advance(1_700)
+    bench.serve(IMPRESSION)
+
+    assert bench.take() == [("<r1|a|1000>", 0, 1.0, 1.0)]
+    assert bench.events() == {"impressions": 1, "actions_orphan": 1}
+
+
+def test_an_action_in_the_window_counts_during_the_grace(bench: Bench) -> None:
+    bench.serve(IMPRESSION)
+    bench.joiner.advance(CLOSED - 1)
+    bench.act(Action("r1/a", 2_000))
+
+    assert bench.counts() == {"trained_positive": 1}
+
+
+def test_an_action_after_its_impression_was_decided_is_late(bench: Bench) -> None:
+    bench.serve(IMPRESSION)
+    bench.joiner.advance(CLOSED)
+
+    assert bench.act(Action("r1/a", 2_000)) == [Outcome.LATE]
+    assert bench.counts() == {"trained_negative": 1}
+
+
+def test_an_action_after_the_window_does_not_count(bench: Bench) -> None:
+    bench.serve(IMPRESSION)
+
+    assert bench.act(Action("r1/a", 2_001)) == [Outcome.BEYOND]
+    assert bench.counts() == {"pending": 1}
+    assert bench.events() == {"impressions": 1, "actions_outside": 1}
+
+
+def test_an_action_dated_before_its_impression_counts_within_the_grace_as_clocks_differ(bench: Bench) -> None:
+    bench.serve(IMPRESSION, Served("r2", ("a",), 1_000))
+
+    assert bench.act(Action("r1/a", 900), Action("r2/a", 899)) == [Outcome.NEW, Outcome.OUTSIDE]
+    assert bench.counts() == {"trained_positive": 1, "pending": 1}
+
+
+def test_a_second_served_event_of_an_id_is_a_counted_repeat(bench: Bench) -> None:
+    bench.serve(IMPRESSION)
+
+    assert bench.serve(IMPRESSION) == [Outcome.REPEAT]
+    assert bench.serve(Served("r1", ("a", "b"), 1_001)) == [Outcome.GHOST, Outcome.NEW]
+    assert bench.counts() == {"pending": 2}
+    assert bench.events() == {"impressions": 2, "impressions_repeated": 2}
+
+
+def test_a_repeated_action_does_not_count_twice() -> None:
+    bench = Bench(plan_of(label("watch", value="sum(action.amount)")))
+    bench.serve(IMPRESSION)
+    assert bench.act(Action("r1/a", 1_500, "watch", "x", 3.0)) == [Outcome.NEW]
+    assert bench.act(Action("r1/a", 1_500, "watch", "x", 3.0)) == [Outcome.REPEAT]
+    assert bench.act(Action("r1/a", 1_600, "watch", "x", 3.0)) == [Outcome.GHOST]
+
+    assert bench.take(CLOSED) == [("<r1|a|1000>", 0, 3.0, 1.0)]
+
+
+def test_an_id_is_known_until_the_horizon_and_an_older_event_is_late(bench: Bench) -> None:
+    horizon = bench.joiner.horizon_ms
+    bench.serve(IMPRESSION)
+    bench.joiner.advance(1_000 + horizon - 1)
+    assert bench.serve(IMPRESSION) == [Outcome.REPEAT]
+    bench.joiner.advance(1_000 + horizon)
+
+    assert bench.serve(IMPRESSION) == [Outcome.LATE]
+    assert bench.act(Action("r1/a", 1_000)) == [Outcome.LATE]
+    assert bench.counts() == {"trained_negative": 1, "late": 1}
+
+
+def test_a_late_impression_keeps_its_bytes_and_has_no_value(bench: Bench) -> None:
+    bench.joiner.advance(1_000_000)
+    bench.serve(Served("r1", ("a", "b"), 1_000))
+
+    late = bench.joiner.take_late()
+    assert list(late.payloads) == [b"<r1|a|1000>", b"<r1|b|1000>"]
+    assert np.isnan(late.values).all()
+    assert bench.take() == []
+
+
+def test_an_impression_not_shown_is_dropped_if_the_spec_requires_it() -> None:
+    bench = Bench(plan_of(require_shown=True))
+    bench.serve(Served("r1", ("a", "b", "c"), 1_000))
+    bench.act(Action("r1/a", 1_500), Action("r1/c", 1_500))
+    assert bench.take() == []
+    bench.show(Shown("r1/a", 1_600), Shown("r1/b", 1_600))
+
+    assert bench.take() == [("<r1|a|1000>", 0, 1.0, 1.0)]
+    assert bench.take(CLOSED) == [("<r1|b|1000>", 0, 0.0, 1.0)]
+    assert bench.counts() == {"trained_positive": 1, "trained_negative": 1, "not_shown": 1}
+
+
+def test_a_shown_event_may_come_before_its_impression() -> None:
+    bench = Bench(plan_of(require_shown=True))
+    bench.show(Shown("r1/a", 1_001), Shown("nobody", 1_001))
+    bench.serve(IMPRESSION)
+
+    assert bench.take(CLOSED) == [("<r1|a|1000>", 0, 0.0, 1.0)]
+    assert bench.events() == {"impressions": 1, "shown_matched": 1, "shown_orphan": 1}
+
+
+def test_a_label_given_another_teaches_only_where_that_one_is_true() -> None:
+    bench = Bench(plan_of(label("click"), label("buy", 3_000, given=0)))
+    bench.serve(Served("r1", ("a", "b", "c"), 1_000))
+    bench.act(Action("r1/a", 1_200), Action("r1/b", 1_200), Action("r1/a", 3_900, "buy"))
+    bench.act(Action("r1/c", 1_300, "buy"))
+    bench.joiner.advance(4_100)
+
+    assert bench.counts("click") == {"trained_positive": 2, "trained_negative": 1}
+    assert bench.counts("buy") == {"trained_positive": 1, "trained_negative": 1, "given_false": 1}
+
+
+def test_a_positive_given_another_waits_until_that_one_is_true() -> None:
+    bench = Bench(plan_of(label("click"), label("buy", 3_000, given=0)))
+    bench.serve(IMPRESSION)
+    bench.act(Action("r1/a", 1_300, "buy"))
+    assert bench.take() == []
+    bench.act(Action("r1/a", 1_250))
+
+    assert [(kind, value) for _, kind, value, _ in bench.take()] == [(0, 1.0), (1, 1.0)]
+
+
+def test_a_label_waits_for_the_longer_window_of_the_one_it_is_given() -> None:
+    bench = Bench(plan_of(label("click", 3_000), label("buy", 1_000, given=0)))
+    bench.serve(IMPRESSION)
+    bench.joiner.advance(CLOSED)
+    assert bench.counts("buy") == {"pending": 1}
+    bench.act(Action("r1/a", 3_500))
+    bench.joiner.advance(4_100)
+
+    assert bench.counts("buy") == {"trained_negative": 1}
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ("sum(action.amount)", 6.0),
+        ("max(action.amount)", 3.0),
+        ("min(action.amount)", 1.0),
+        ("last(action.amount)", 1.0),
+        ("count()", 4.0),
+        ("count(action.amount)", 3.0),
+        ("action.amount", 1.0),
+        ("sum(action.amount) / count()", 1.5),
+    ],
+)
+def test_a_numeric_label_takes_its_number_from_all_its_actions_when_the_window_closes(
+    value: str, expected: float
+) -> None:
+    bench = Bench(plan_of(label("watch", value=value)))
+    bench.serve(IMPRESSION)
+    for time, amount in ((1_500, 3.0), (1_800, 1.0), (1_200, 2.0), (1_900, None)):
+        bench.act(Action("r1/a", time, "watch", amount=amount))
+    assert bench.take() == []
+
+    assert bench.take(CLOSED) == [("<r1|a|1000>", 0, expected, 1.0)]
+
+
+def test_numbers_are_the_same_whether_actions_come_before_or_after_the_impression() -> None:
+    plan = plan_of(label("watch", value="sum(action.amount) + last(action.amount)"))
+    deeds = [Action("r1/a", 1_500, "watch", amount=0.1), Action("r1/a", 1_100, "watch", amount=0.7)]
+    before, after = Bench(plan), Bench(plan)
+    before.act(*deeds)
+    before.serve(IMPRESSION)
+    after.serve(IMPRESSION)
+    after.act(*deeds)
+
+    [one], [other] = before.take(CLOSED), after.take(CLOSED)
+    assert one == other
+    assert one[2] == np.float32(0.1 + 0.7 + 0.1)
+
+
+def test_a_label_without_a_number_is_not_trained_and_counted() -> None:
+    bench = Bench(plan_of(label("watch", value="max(action.amount)")))
+    bench.serve(Served("r1", ("a", "b", "c"), 1_000))
+    bench.act(Action("r1/a", 1_500, "watch", amount=2.0), Action("r1/b", 1_500, "watch", amount=None))
+
+    assert bench.take(CLOSED) == [("<r1|a|1000>", 0, 2.0, 1.0)]
+    assert bench.counts("watch") == {"trained_positive": 1, "no_value": 2}
+
+
+def test_negatives_are_sampled_by_the_id_and_weighted_and_positives_all_kept() -> None:
+    bench = Bench(plan_of(negatives=0.25))
+    items = tuple(f"i{n}" for n in range(400))
+    bench.serve(Served("r1", items, 1_000))
+    bench.act(*(Action(f"r1/i{n}", 1_500) for n in range(0, 400, 4)))
+    bench.joiner.advance(CLOSED)
+    got = bench.take()
+
+    negatives = {p for p, _, value, _ in got if value == 0.0}
+    expected = set()
+    for n in range(400):
+        if n % 4 and join_kept(join_sample_id(*key_of(f"r1/i{n}"), 0), 0.25):
+            expected.add(f"<r1|i{n}|1000>")
+    assert negatives == expected
+    assert {w for _, _, value, w in got if value == 0.0} == {4.0}
+    assert sum(value == 1.0 for _, _, value, _ in got) == 100
+    assert bench.counts() == {
+        "trained_positive": 100,
+        "trained_negative": len(expected),
+        "sampled_out": 300 - len(expected),
+    }
+    assert 40 < len(expected) < 110
+
+
+def test_the_samples_of_a_request_stand_together_in_the_order_of_its_items() -> None:
+    bench = Bench(plan_of(label("click"), label("buy"), early=False))
+    bench.serve(Served("r1", ("b", "a"), 1_000), Served("r2", ("c",), 1_001), Served("r1", ("z",), 1_002))
+
+    assert [(p, kind) for p, kind, _, _ in bench.take(CLOSED + 2)] == [
+        ("<r1|b|1000>", 0),
+        ("<r1|b|1000>", 1),
+        ("<r1|a|1000>", 0),
+        ("<r1|a|1000>", 1),
+        ("<r1|z|1002>", 0),
+        ("<r1|z|1002>", 1),
+        ("<r2|c|1001>", 0),
+        ("<r2|c|1001>", 1),
+    ]
+
+
+def test_an_action_that_matches_no_label_is_counted(bench: Bench) -> None:
+    assert bench.act(Action("r1/a", 1_500, "buy")) == [Outcome.NO_LABEL]
+    assert bench.events() == {"actions_no_label": 1}
+    assert bench.joiner.ids == 0
+
+
+def test_a_second_click_changes_nothing(bench: Bench) -> None:
+    bench.serve(IMPRESSION)
+
+    assert bench.act(Action("r1/a", 1_200), Action("r1/a", 1_300)) == [Outcome.NEW, Outcome.AGAIN]
+    assert len(bench.take()) == 1
+
+
+def test_payload_bytes_are_given_back_when_all_is_decided() -> None:
+    bench = Bench(plan_of(label("click", 200)))
+    item = "x" * 1_000
+    peak = 0
+    for n in range(5_000):
+        bench.serve(Served(f"r{n}", (item,), 1_000 + n))
+        bench.joiner.advance(1_000 + n)
+        bench.joiner.take()
+        peak = max(peak, bench.joiner.payload_bytes)
+
+    assert peak < 2_000_000
+    assert bench.counts() == {"trained_negative": 4_700, "pending": 300}
+
+
+def test_a_restart_needs_what_the_horizon_covers(bench: Bench) -> None:
+    horizon = bench.joiner.horizon_ms
+    bench.serve(*(Served(f"r{n}", ("a",), 1_000 + 100 * n) for n in range(10)))
+    assert bench.joiner.low("served", 10) == 0
+    assert bench.joiner.low("action", 7) == 7
+    bench.joiner.advance(1_000 + 350 + horizon)
+    assert bench.joiner.low("served", 10) == 4
+    bench.joiner.advance(10_000 + horizon)
+    assert bench.joiner.low("served", 10) == 10
+
+
+@pytest.mark.parametrize(
+    "broken", ["prefix_ends", "suffix_begins", "ends", "element_ends", "begins", "element_begins"]
+)
+@pytest.mark.parametrize("value", [-1, 10**12, -(2**62)])
+def test_spans_outside_the_data_are_refused_and_change_nothing(bench: Bench, broken: str, value: int) -> None:
+    batch = impressions([IMPRESSION])
+    getattr(batch, broken)[0] = value
+
+    with pytest.raises(ValueError, match="must"):
+        bench.joiner.on_served(batch)
+    assert bench.events() == {}
+
+
+@pytest.mark.parametrize("change", [{"grace_ms": -1}, {"negatives": 0.0}, {"negatives": 1.5}])
+def test_a_plan_that_makes_no_sense_is_refused(change: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match="must"):
+        Joiner(plan_of(**change))  # type: ignore[arg-type]
+
+
+def test_labels_given_each_other_in_a_circle_are_refused() -> None:
+    with pytest.raises(ValueError, match="circle"):
+        Joiner(plan_of(label("click", given=1), label("buy", given=0)))

@@ -1,0 +1,282 @@
+"""The SQLite row store against a dict, through flushes, replacements, claims, merges, reopening and
+SIGKILL."""
+
+import os
+import random
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from freshet.errors import Corrupt, Mismatch, Unavailable
+from freshet.seams.rowstore import FlushOutcome, compact
+from freshet.seams.rowstore.segments import make_run, merge, pack, parse_directory
+from freshet.seams.rowstore.sqlite import SqliteRowStore, decide
+from freshet.testing.contracts.rowstore import (
+    BUCKETS,
+    delta_of,
+    identity,
+    next_meta,
+    packed,
+    rows_of,
+    starting,
+)
+from freshet.types import Bucket, BucketMeta, Fence
+
+
+@pytest.fixture
+def eager_compaction(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Merge and compact small stores too, as large ones do."""
+    monkeypatch.setattr(compact, "_SMALLEST_BYTES", 100)
+    monkeypatch.setattr(compact, "FAN_IN", 3)
+
+
+Changes = tuple[dict[int, dict[int, int]], dict[int, list[int]]]
+
+keys = st.integers(0, 12)
+tables = st.integers(0, 1)
+changes = st.tuples(
+    st.dictionaries(tables, st.dictionaries(keys, st.integers(0, 255), max_size=6), max_size=2),
+    st.dictionaries(tables, st.lists(keys, max_size=4, unique=True), max_size=2),
+)
+steps = st.lists(
+    st.one_of(
+        st.tuples(st.just("flush"), st.dictionaries(st.integers(0, BUCKETS - 1), changes, min_size=1)),
+        st.tuples(st.just("whole"), st.dictionaries(st.integers(0, BUCKETS - 1), changes, min_size=1)),
+        st.tuples(st.sampled_from(["claim", "reopen"]), st.just({})),
+    ),
+    max_size=25,
+)
+
+
+@pytest.mark.usefixtures("eager_compaction")
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(steps)
+def test_any_course_of_flushes_leaves_what_a_dict_would_hold(
+    tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[str, dict[int, Changes]]]
+) -> None:
+    path = tmp_path_factory.mktemp("store") / "rows.sqlite"
+    store = SqliteRowStore(path)
+    store.create(identity(), starting())
+    metas, fence = starting(), Fence(0)
+    metas = dict(store.claim([Bucket(b) for b in range(BUCKETS)], fence))
+    oracle: dict[int, dict[tuple[int, int], int]] = {b: {} for b in range(BUCKETS)}
+    for what, by_bucket in steps:
+        if what == "claim":
+            fence = Fence(fence + 1)
+            metas = dict(store.claim([Bucket(b) for b in range(BUCKETS)], fence))
+        elif what == "reopen":
+            store.close()
+            store = SqliteRowStore(path)
+        deltas = []
+        for bucket, (rows, removed) in by_bucket.items():
+            old = metas[Bucket(bucket)]
+            metas[Bucket(bucket)] = next_meta(old, rows=len(oracle[bucket]))
+            deltas.append(delta_of(bucket, old, metas[Bucket(bucket)], rows, removed, whole=what == "whole"))
+            if what == "whole":
+                oracle[bucket].clear()
+            else:
+                for table, gone in removed.items():
+                    for key in gone:
+                        oracle[bucket].pop((table, key), None)
+            oracle[bucket].update({(t, k): v for t, of in rows.items() for k, v in of.items()})
+        assert set(store.flush(deltas, fence=fence).values()) <= {FlushOutcome.DONE}
+    for bucket, expected in oracle.items():
+        assert rows_of(store, bucket) == expected
+        for table in (0, 1):
+            there, records = store.read(Bucket(bucket), table, np.arange(13, dtype=np.uint64))
+            assert {(table, k): int(records[k, 0]) for k in range(13) if there[k]} == {
+                of: v for of, v in expected.items() if of[0] == table
+            }
+    assert dict(store.metas([Bucket(b) for b in range(BUCKETS)])) == metas
+    store.close()
+
+
+@pytest.mark.usefixtures("eager_compaction")
+def test_segments_do_not_pile_up(tmp_path: Path) -> None:
+    store = SqliteRowStore(tmp_path / "rows.sqlite")
+    store.create(identity(), starting())
+    metas = dict(store.claim([Bucket(0)], Fence(1)))
+    for i in range(200):
+        old, metas[Bucket(0)] = metas[Bucket(0)], next_meta(metas[Bucket(0)])
+        store.flush([delta_of(0, old, metas[Bucket(0)], {0: {i % 20: 1}})], fence=Fence(1))
+    store.close()
+    with sqlite3.connect(tmp_path / "rows.sqlite") as db:
+        ((segments,),) = db.execute("SELECT count(*) FROM segments").fetchall()
+    db.close()
+    assert segments < 20
+
+
+def test_a_flush_of_more_than_a_part_is_cut_and_read_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("freshet.seams.rowstore.sqlite_file.PART_BYTES", 1000)
+    monkeypatch.setattr("freshet.seams.rowstore.sqlite.SCAN_BYTES", 500)
+    store = SqliteRowStore(tmp_path / "rows.sqlite")
+    store.create(identity(), starting())
+    metas = store.claim([Bucket(0), Bucket(1)], Fence(1))
+    rows = {key * 3: key % 256 for key in range(500)}
+    for bucket, whole in ((0, False), (1, True)):
+        old = metas[Bucket(bucket)]
+        store.flush([delta_of(bucket, old, next_meta(old), {0: rows}, whole=whole)], fence=Fence(1))
+        assert rows_of(store, bucket) == {(0, key): fill for key, fill in rows.items()}
+        there, _ = store.read(Bucket(bucket), 0, np.arange(1500, dtype=np.uint64))
+        assert np.flatnonzero(there).tolist() == list(rows)
+        assert len(list(store.scan(Bucket(bucket)))) > 1
+    store.close()
+
+
+meta = starting()[Bucket(0)]
+
+
+@pytest.mark.parametrize(
+    ("stored", "fence", "whole", "expected"),
+    [
+        (meta, 7, False, (FlushOutcome.REPLACE, False)),
+        (replace(meta, fence=Fence(7), seq=3), 7, False, (FlushOutcome.DONE, True)),
+        (replace(meta, fence=Fence(7), seq=4), 7, False, (FlushOutcome.DONE, False)),
+        (replace(meta, fence=Fence(7), seq=2), 7, False, (FlushOutcome.REPLACE, False)),
+        (replace(meta, fence=Fence(7), seq=2), 7, True, (FlushOutcome.DONE, True)),
+        (replace(meta, fence=Fence(8), seq=3), 7, True, (FlushOutcome.FENCED, False)),
+        (None, 7, False, (FlushOutcome.REPLACE, False)),
+        (None, 7, True, (FlushOutcome.DONE, True)),
+    ],
+)
+def test_a_flush_is_compared_by_fence_and_seq(
+    stored: BucketMeta | None, fence: int, whole: bool, expected: tuple[FlushOutcome, bool]
+) -> None:
+    previous = replace(meta, fence=Fence(7), seq=3)
+    delta = delta_of(0, previous, next_meta(previous), {}, whole=whole)
+    assert decide(stored, delta, Fence(fence)) == expected
+
+
+def test_merging_keeps_the_newest_word_on_each_key() -> None:
+    old = make_run(
+        0, 0, np.array([1, 2, 3], np.uint64), np.array([9], np.uint64), packed(0, {1: 1, 2: 1, 3: 1}).records
+    )
+    new = make_run(
+        0, 0, np.array([9, 2], np.uint64), np.array([3], np.uint64), packed(0, {9: 5, 2: 6}).records
+    )
+    kept = merge([new, old], keep_removed=True)
+    assert (kept.keys.tolist(), kept.removed.tolist()) == ([1, 2, 9], [3])
+    assert kept.records[:, 0].tolist() == [1, 6, 5]
+    assert merge([new, old], keep_removed=False).removed.tolist() == []
+
+
+def test_a_key_given_twice_is_refused() -> None:
+    with pytest.raises(ValueError, match="twice"):
+        make_run(0, 0, np.array([4, 4], np.uint64), np.empty(0, np.uint64), np.zeros((2, 8), np.uint8))
+
+
+@given(st.binary(max_size=100))
+def test_any_bytes_are_a_directory_or_corrupt(data: bytes) -> None:
+    with pytest.raises(Corrupt):
+        parse_directory(data + b"x", "here")
+
+
+@given(st.integers(0, 10_000), st.integers(1, 255))
+def test_a_changed_byte_of_a_directory_is_corrupt(at: int, change: int) -> None:
+    directory, _ = pack(
+        [make_run(1, 0, np.array([1], np.uint64), np.empty(0, np.uint64), packed(0, {1: 1}).records)]
+    )
+    data = bytearray(directory)
+    data[at % len(data)] ^= change
+    with pytest.raises(Corrupt):
+        parse_directory(bytes(data), "here")
+
+
+@pytest.mark.parametrize("column", ["body", "directory"])
+def test_changed_bytes_in_the_file_are_corrupt_not_rows(tmp_path: Path, column: str) -> None:
+    path = tmp_path / "rows.sqlite"
+    store = SqliteRowStore(path)
+    store.create(identity(), starting())
+    old = store.claim([Bucket(0)], Fence(1))[Bucket(0)]
+    store.flush([delta_of(0, old, next_meta(old), {0: {1: 1}})], fence=Fence(1))
+    db = sqlite3.connect(path)
+    with db:
+        db.execute(f"UPDATE segments SET {column} = zeroblob(length({column}))")
+    db.close()
+    with pytest.raises(Corrupt, match=r"rows\.sqlite: segments 1"):
+        rows_of(store, 0)
+    store.close()
+
+
+def test_another_programs_database_is_a_mismatch_and_garbage_is_corrupt(tmp_path: Path) -> None:
+    path = tmp_path / "other.sqlite"
+    db = sqlite3.connect(path)
+    with db:
+        db.execute("CREATE TABLE t (x)")
+    db.close()
+    with pytest.raises(Mismatch, match="another program"):
+        SqliteRowStore(path)
+    path.write_bytes(b"not a database at all" * 1000)
+    with pytest.raises(Corrupt, match=r"other\.sqlite"):
+        SqliteRowStore(path)
+
+
+def test_a_full_disk_is_unavailable_and_the_same_flush_succeeds_later(tmp_path: Path) -> None:
+    store = SqliteRowStore(tmp_path / "rows.sqlite")
+    store.create(identity(), starting())
+    old = store.claim([Bucket(0)], Fence(1))[Bucket(0)]
+    delta = delta_of(0, old, next_meta(old), {0: dict.fromkeys(range(20000), 1)})
+    ((pages,),) = store._writer.execute("PRAGMA page_count").fetchall()
+    store._writer.execute(f"PRAGMA max_page_count={pages}")
+    with pytest.raises(Unavailable, match="disk is full"):
+        store.flush([delta], fence=Fence(1))
+    assert store.metas([Bucket(0)])[Bucket(0)] == old
+    store._writer.execute("PRAGMA max_page_count=1000000")
+    assert store.flush([delta], fence=Fence(1))[Bucket(0)] is FlushOutcome.DONE
+    assert len(rows_of(store, 0)) == 20_000
+    store.close()
+
+
+def flush_for_ever(path: str) -> None:
+    """The child of the crash test: every row of a bucket is filled with the flush's seq."""
+    store = SqliteRowStore(Path(path))
+    store.create(identity(), starting())
+    fence = Fence(store.metas([Bucket(0)])[Bucket(0)].fence + 1)
+    metas = dict(store.claim([Bucket(b) for b in range(BUCKETS)], fence))
+    print("ready", flush=True)
+    while True:
+        deltas = []
+        for bucket, old in metas.items():
+            new = next_meta(old, rows=200)
+            whole = new.seq % 7 == 0
+            fill = new.seq % 251
+            deltas.append(delta_of(bucket, old, new, {0: dict.fromkeys(range(200), fill)}, whole=whole))
+            metas[bucket] = new
+        store.flush(deltas, fence=fence)
+
+
+def test_a_store_whose_owner_is_killed_holds_each_bucket_old_or_new(tmp_path: Path) -> None:
+    path = tmp_path / "rows.sqlite"
+    chance = random.Random(7)
+    program = f"import {__name__.rsplit('.')[-1]} as t; t.flush_for_ever({str(path)!r})"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([*sys.path, str(Path(__file__).parent)])}
+    seqs = [0] * BUCKETS
+    for _ in range(6):
+        with subprocess.Popen(
+            [sys.executable, "-c", program], stdout=subprocess.PIPE, env=environment
+        ) as child:
+            assert child.stdout is not None
+            assert child.stdout.readline() == b"ready\n"
+            end = time.monotonic() + 0.02 + chance.random() * 0.3
+            while time.monotonic() < end:  # let it get somewhere into a flush
+                pass
+            child.send_signal(signal.SIGKILL)
+        store = SqliteRowStore(path)
+        for bucket, stored in store.metas([Bucket(b) for b in range(BUCKETS)]).items():
+            assert stored.seq >= seqs[bucket], "an acknowledged flush was lost"
+            seqs[bucket] = stored.seq
+            if stored.seq:
+                assert rows_of(store, bucket) == {(0, key): stored.seq % 251 for key in range(200)}
+        store.close()
+    assert min(seqs) > 0
