@@ -1,0 +1,185 @@
+"""Who owns what, decided in the log (PROTOCOL 9): the rules, without I/O.
+`freshet.seams.eventlog.claims` does the I/O.
+
+Claims, heartbeats and releases are JSON records of a one-partition topic `control`. The fence of a claim
+is its record's offset: unique, never going back. A claim names the one that it replaces, and of several
+that name the same the first in the log wins; so every reader of the log, at whatever time, comes to the
+same owner.
+
+When a claim may be *made* is each claimer's own judgement: after a release, or after a full lease in
+which it could read the log and saw no heartbeat. So nothing expires while the log itself is away, or
+while the claimer was stopped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from freshet.errors import Corrupt
+from freshet.types import Fence
+
+__all__ = [
+    "Claim",
+    "ClaimBook",
+    "claim_record",
+    "heartbeat_record",
+    "parse_record",
+    "release_record",
+    "state_record",
+]
+
+_FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """The newest valid claim of something."""
+
+    what: str  # names the thing: one of a set that never overlap, such as "partition/3"
+    owner: str  # unique to a process's life
+    fence: Fence
+    released: bool = False
+
+
+def claim_record(what: str, owner: str, replaces: Fence | None) -> bytes:
+    """A claim of `what`, in place of the claim with that fence; None if there was none."""
+    return _dump("claim", what=what, owner=owner, replaces=replaces)
+
+
+def heartbeat_record(fences: Iterable[Fence]) -> bytes:
+    """The owners of these claims live."""
+    return _dump("heartbeat", fences=list(fences))
+
+
+def release_record(what: str, fence: Fence) -> bytes:
+    """Its owner gives the claim up: the next one need not wait."""
+    return _dump("release", what=what, fence=fence)
+
+
+def state_record(upto: int, claims: Iterable[Claim]) -> bytes:
+    """All claims as records below offset `upto` make them, so that those may be trimmed."""
+    rows = [[c.what, c.owner, c.fence, c.released] for c in claims]
+    return _dump("state", upto=upto, claims=rows)
+
+
+def parse_record(data: bytes, where: str) -> dict[str, Any]:
+    """Parse a record of `control`; unknown kinds and keys are left to the reader to ignore. Raises
+    Corrupt."""
+    try:
+        record = orjson.loads(data)
+    except orjson.JSONDecodeError as error:
+        raise Corrupt(f"{where}: expected a claim record in JSON, found {data[:60]!r}") from error
+    known = isinstance(record, dict) and record.get("v") == _FORMAT and isinstance(record.get("kind"), str)
+    expected = _SHAPES.get(record["kind"], {}) if known else {}
+    if not known or not all(key in record for key in expected):
+        raise Corrupt(f"{where}: expected a claim record of format {_FORMAT}, found {data[:60]!r}")
+    for key, kind in expected.items():
+        if not isinstance(record[key], kind) or isinstance(record[key], bool):
+            raise Corrupt(f"{where}: {key} = {record[key]!r} in a {record['kind']} record")
+    if record["kind"] == "state":
+        _check_state(record, where)
+    return record  # type: ignore[no-any-return]
+
+
+_SHAPES: Mapping[str, Mapping[str, Any]] = {
+    "claim": {"what": str, "owner": str, "replaces": int | None},
+    "heartbeat": {"fences": list},
+    "release": {"what": str, "fence": int},
+    "state": {"upto": int, "claims": list},
+}
+
+
+def _check_state(record: Mapping[str, Any], where: str) -> None:
+    for row in record["claims"]:
+        if not isinstance(row, list) or [type(cell) for cell in row] != [str, str, int, bool]:
+            raise Corrupt(
+                f"{where}: expected [what, owner, fence, released] in a state record, found {row!r}"
+            )
+
+
+def _dump(kind: str, **fields: object) -> bytes:
+    return orjson.dumps({"v": _FORMAT, "kind": kind, **fields})
+
+
+class ClaimBook:
+    """What the log says about claims, and how long each owner has been silent. Not thread-safe."""
+
+    def __init__(self, lease_s: float, longest_gap_s: float) -> None:
+        """Make an empty book.
+
+        Args:
+            lease_s: silence after which somebody else may claim.
+            longest_gap_s: of the time between two observations at most this counts as silence: what lies
+            between
+                was not seen.
+        """
+        self._lease_s, self._longest_gap_s = lease_s, longest_gap_s
+        self._claims: dict[str, Claim] = {}
+        self._silent_s: dict[str, float] = {}
+        self._heard: set[str] = set()  # since the last observation: the time before that is not their silence
+        self._observed_s: float | None = None
+
+    def apply(self, offset: int, record: Mapping[str, Any]) -> None:
+        """Take in the next record of the log, parsed."""
+        kind = record["kind"]
+        if kind == "claim":
+            self._apply_claim(Claim(record["what"], record["owner"], Fence(offset)), record["replaces"])
+        elif kind == "heartbeat":
+            alive = set(record["fences"])
+            for what, claim in self._claims.items():
+                if claim.fence in alive:
+                    self._hear(what)
+        elif kind == "release":
+            claim_now = self._claims.get(record["what"])
+            if claim_now is not None and claim_now.fence == record["fence"]:
+                self._claims[claim_now.what] = Claim(claim_now.what, claim_now.owner, claim_now.fence, True)
+
+    def restore(self, record: Mapping[str, Any]) -> None:
+        """Start from a `state` record; records from its `upto` on are applied after it."""
+        for what, owner, fence, released in record["claims"]:
+            self._claims[what] = Claim(what, owner, Fence(fence), released)
+            self._hear(what)
+
+    def observe(self, now_s: float) -> None:
+        """The log was read to its end at this instant of a monotonic clock."""
+        if self._observed_s is not None:
+            passed = min(now_s - self._observed_s, self._longest_gap_s)
+            for what in self._silent_s.keys() - self._heard:
+                self._silent_s[what] += passed
+        self._heard.clear()
+        self._observed_s = now_s
+
+    def blind(self) -> None:
+        """The log could not be read: time until the next observation is nobody's silence."""
+        self._observed_s = None
+
+    def claim(self, what: str) -> Claim | None:
+        """The newest valid claim, released or not; None if there never was one."""
+        return self._claims.get(what)
+
+    def claims(self) -> Mapping[str, Claim]:
+        """All of them by name."""
+        return dict(self._claims)
+
+    def silent_s(self, what: str) -> float:
+        """For how long its owner has said nothing while the log could be read."""
+        return self._silent_s.get(what, 0.0)
+
+    def claimable(self, what: str) -> bool:
+        """May it be claimed now: nobody has it, it was released, or its owner was silent for a lease."""
+        claim = self._claims.get(what)
+        return claim is None or claim.released or self._silent_s[what] >= self._lease_s
+
+    def _apply_claim(self, claim: Claim, replaces: int | None) -> None:
+        current = self._claims.get(claim.what)
+        if replaces == (None if current is None else current.fence):
+            self._claims[claim.what] = claim
+            self._hear(claim.what)
+
+    def _hear(self, what: str) -> None:
+        self._silent_s[what] = 0.0
+        self._heard.add(what)

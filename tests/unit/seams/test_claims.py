@@ -1,0 +1,304 @@
+"""Ownership decided in the log: the rules by arithmetic, the shell on a SQLite log."""
+
+import contextlib
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from freshet.errors import Corrupt, DataLost, Fenced, Unavailable
+from freshet.seams.eventlog import claims as claims_module
+from freshet.seams.eventlog.claimbook import (
+    ClaimBook,
+    claim_record,
+    heartbeat_record,
+    parse_record,
+    release_record,
+    state_record,
+)
+from freshet.seams.eventlog.claims import Claims
+from freshet.seams.eventlog.sqlite import SqliteEventLog
+from freshet.testing.clock import SettableClock
+from freshet.types import Append, BytesColumn, Fence, TopicPartition
+
+CONTROL = TopicPartition("control", 0)
+
+
+def book_of(*records: bytes) -> ClaimBook:
+    book = ClaimBook(lease_s=3.0, longest_gap_s=0.5)
+    for offset, record in enumerate(records):
+        book.apply(offset, parse_record(record, "here"))
+    return book
+
+
+def watch(book: ClaimBook, start_s: float, seconds: float) -> float:
+    """Observe ten times a second."""
+    for i in range(round(seconds * 10) + 1):
+        book.observe(start_s + i / 10)
+    return start_s + seconds
+
+
+def test_of_two_claims_that_replace_the_same_the_first_in_the_log_wins() -> None:
+    book = book_of(claim_record("x", "a", None), claim_record("x", "b", None))
+    claim = book.claim("x")
+    assert claim is not None
+    assert (claim.owner, claim.fence) == ("a", 0)
+
+
+def test_a_claim_must_name_the_one_that_stands() -> None:
+    book = book_of(
+        claim_record("x", "a", None), claim_record("x", "b", Fence(0)), claim_record("x", "c", Fence(0))
+    )
+    claim = book.claim("x")
+    assert claim is not None
+    assert (claim.owner, claim.fence) == ("b", 1)
+
+
+def test_what_nobody_claimed_or_was_released_is_claimable_at_once() -> None:
+    book = book_of(claim_record("x", "a", None), release_record("x", Fence(0)))
+    assert book.claimable("x")
+    assert book.claimable("never seen")
+
+
+def test_a_release_of_an_earlier_claim_releases_nothing() -> None:
+    book = book_of(
+        claim_record("x", "a", None), claim_record("x", "b", Fence(0)), release_record("x", Fence(0))
+    )
+    assert not book.claimable("x")
+
+
+def test_a_claim_needs_a_full_lease_without_heartbeat() -> None:
+    book = book_of(claim_record("x", "a", None))
+    now = watch(book, 100.0, 2.9)
+    assert not book.claimable("x")
+    book.apply(1, parse_record(heartbeat_record([Fence(0)]), "here"))
+    now = watch(book, now, 2.9)
+    assert not book.claimable("x"), "time before the heartbeat does not count"
+    watch(book, now, 0.2)
+    assert book.claimable("x")
+
+
+def test_heartbeats_of_others_and_of_replaced_claims_keep_nothing_alive() -> None:
+    book = book_of(claim_record("x", "a", None), claim_record("x", "b", Fence(0)))
+    watch(book, 0.0, 3.2)
+    book.apply(2, parse_record(heartbeat_record([Fence(0), Fence(77)]), "here"))
+    assert book.claimable("x")
+
+
+def test_nothing_expires_while_the_log_is_away() -> None:
+    book = book_of(claim_record("x", "a", None))
+    now = watch(book, 0.0, 2.5)
+    book.blind()
+    book.observe(now + 60.0)
+    assert not book.claimable("x")
+    assert book.silent_s("x") < 2.6
+
+
+def test_an_observer_that_was_stopped_does_not_count_the_time() -> None:
+    book = book_of(claim_record("x", "a", None))
+    now = watch(book, 0.0, 1.0)
+    book.observe(now + 60.0)
+    assert book.silent_s("x") == pytest.approx(1.4, abs=0.2)
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from("xy"), st.sampled_from("abc"), st.integers(-1, 12)), max_size=12),
+    st.data(),
+)
+def test_a_reader_that_starts_from_a_state_record_comes_to_the_same_owners(
+    made: list[tuple[str, str, int]], data: st.DataObject
+) -> None:
+    records = [claim_record(what, owner, None if r < 0 else Fence(r)) for what, owner, r in made]
+    cut = data.draw(st.integers(0, len(records)))
+    state = parse_record(state_record(cut, book_of(*records[:cut]).claims().values()), "here")
+    later = ClaimBook(3.0, 0.5)
+    later.restore(state)
+    for offset in range(cut, len(records)):
+        later.apply(offset, parse_record(records[offset], "here"))
+    assert later.claims() == book_of(*records).claims()
+
+
+RECORDS = [
+    claim_record("x", "a", Fence(3)),
+    heartbeat_record([Fence(1)]),
+    release_record("x", Fence(1)),
+    state_record(4, book_of(claim_record("x", "a", None)).claims().values()),
+]
+
+
+@given(st.one_of(st.binary(max_size=60), st.sampled_from(RECORDS)), st.integers(0, 200), st.integers(0, 255))
+def test_any_bytes_are_a_record_or_corrupt(data: bytes, at: int, byte: int) -> None:
+    changed = bytearray(data or b"{}")
+    changed[at % len(changed)] = byte
+    with contextlib.suppress(Corrupt):
+        book = ClaimBook(3.0, 0.5)
+        record = parse_record(bytes(changed), "here")
+        book.apply(9, record)
+        if record["kind"] == "state":
+            book.restore(record)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"v": 2},
+        {"what": 1},
+        {"replaces": "x"},
+        {"replaces": True},
+        {"kind": "state", "upto": 1, "claims": [["x"]]},
+    ],
+)
+def test_a_record_of_a_wrong_shape_is_corrupt(change: dict[str, object]) -> None:
+    with pytest.raises(Corrupt, match="here"):
+        parse_record(json.dumps({**json.loads(RECORDS[0]), **change}).encode(), "here")
+
+
+def test_kinds_and_keys_of_later_versions_are_ignored() -> None:
+    book = ClaimBook(3.0, 0.5)
+    book.apply(0, parse_record(b'{"v":1,"kind":"greeting"}', "here"))
+    book.apply(
+        1, parse_record(b'{"v":1,"kind":"claim","what":"x","owner":"a","replaces":null,"z":1}', "here")
+    )
+    assert list(book.claims()) == ["x"]
+
+
+# The shell
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Iterator[SqliteEventLog]:
+    log = SqliteEventLog(tmp_path)
+    log.create_topic("control", partitions=1)
+    yield log
+    log.close()
+
+
+@pytest.fixture
+def start(log: SqliteEventLog) -> Iterator[Callable[..., Claims]]:
+    """Start claims as another process would; short leases, so that a test waits for one in real time."""
+    started: list[Claims] = []
+
+    def make(clock: SettableClock | None = None, lease_s: float = 0.3) -> Claims:
+        more = {} if clock is None else {"clock": clock}
+        started.append(Claims(log, "control", **more, lease_s=lease_s, heartbeat_s=0.05))
+        return started[-1]
+
+    yield make
+    for claims in started:
+        claims.close(release=False)
+
+
+def soon() -> float:
+    return time.monotonic() + 20.0
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline = soon()
+    while not condition():
+        assert time.monotonic() < deadline
+        threading.Event().wait(0.005)
+
+
+def test_fences_rise_from_owner_to_owner(start: Callable[..., Claims], log: SqliteEventLog) -> None:
+    first, second = start(), start()
+    held = first.acquire("seat", "a", soon())
+    assert held.fence == 0
+    held.release()
+    again = second.acquire("seat", "b", soon())
+    assert again.fence > held.fence
+    wait_for(lambda: first.owners()["seat"].owner == "b")
+    again.check()
+
+
+def test_a_living_owner_is_not_replaced(start: Callable[..., Claims]) -> None:
+    first, second = start(), start()
+    held = first.acquire("seat", "a", soon())
+    with pytest.raises(Unavailable, match=r"held by a \(fence 0\)"):
+        second.acquire("seat", "b", time.monotonic() + 1.0)
+    held.check()
+
+
+def test_a_silent_owner_is_replaced_and_told(start: Callable[..., Claims]) -> None:
+    stopped = SettableClock()  # its heartbeats never fall due again
+    first, second = start(stopped), start()
+    held = first.acquire("seat", "a", stopped.monotonic() + 1.0)
+    told = threading.Event()
+    held.on_lost(told.set)
+    taken = second.acquire("seat", "b", soon())
+    assert taken.fence > held.fence
+    assert told.wait(20.0)
+    with pytest.raises(Fenced, match="seat"):
+        held.check()
+    held.release()
+    taken.check()
+    assert not taken.lost.is_set()
+
+
+def test_of_many_that_claim_at_once_one_wins(start: Callable[..., Claims]) -> None:
+    parts = [start() for _ in range(4)]
+    results: list[object] = [None] * 4
+
+    def claim(i: int) -> None:
+        try:
+            results[i] = parts[i].acquire("seat", f"owner-{i}", time.monotonic() + 1.5)
+        except Unavailable as error:
+            results[i] = error
+
+    threads = [threading.Thread(target=claim, args=(i,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sum(isinstance(result, Unavailable) for result in results) == 3
+
+
+def test_a_latecomer_reads_who_owns_what(start: Callable[..., Claims]) -> None:
+    first = start()
+    first.acquire("a", "one", soon())
+    first.acquire("b", "one", soon())
+    assert {what: claim.owner for what, claim in start().owners().items()} == {"a": "one", "b": "one"}
+
+
+def test_a_long_topic_is_trimmed_without_forgetting_owners(
+    start: Callable[..., Claims], log: SqliteEventLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(claims_module, "_STATE_EVERY", 10)
+    first = start()
+    held = first.acquire("seat", "a", soon())
+    wait_for(lambda: log.bounds(CONTROL).start > held.fence)
+    assert start().owners()["seat"].fence == held.fence
+    held.check()
+
+
+def test_a_trimmed_topic_without_state_is_data_lost(
+    start: Callable[..., Claims], log: SqliteEventLog
+) -> None:
+    writer = log.writer()
+    writer.append([Append("control", 0, BytesColumn.of([heartbeat_record([Fence(0)])] * 3))])
+    log.trim(CONTROL, 2)
+    with pytest.raises(DataLost, match="state"):
+        start()
+
+
+def test_a_corrupt_record_stops_the_claims_and_is_told_to_their_holders(
+    start: Callable[..., Claims], log: SqliteEventLog
+) -> None:
+    claims = start()
+    held = claims.acquire("seat", "a", soon())
+    log.writer().append([Append("control", 0, BytesColumn.of([b"\x00garbage"]))])
+
+    def stopped() -> bool:
+        try:
+            held.check()
+        except Corrupt:
+            return True
+        return False
+
+    wait_for(stopped)
+    with pytest.raises(Corrupt, match=r"control\[0\] at offset"):
+        claims.acquire("other", "a", soon())
