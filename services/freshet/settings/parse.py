@@ -18,7 +18,8 @@ __all__ = ["Variable", "load_settings", "variables"]
 
 PREFIX = "FRESHET_"
 OTHERS = ("FRESHET_TEST_", "FRESHET_NATIVE_", "FRESHET_SUPERVISOR_")
-"""Variables of the tests, of the native core's choice of instruction set and of `freshet up`; not settings."""
+"""Variables of the tests, of the native core's choice of instruction set and of `freshet up`; not settings.
+"""
 
 SERVICES: Mapping[str, type] = get_type_hints(Settings)
 

@@ -23,14 +23,13 @@ from dataclasses import Field, dataclass, fields, is_dataclass
 from typing import Any
 
 from freshet.options import MISSING, Duration, Kind, duration_text, key_of
-from freshet.spec.avro import Array, Type, Union, field_at, is_null, sample_schema
-from freshet.spec.expression import compile_condition, compile_value
+from freshet.spec.fields import field_kinds
 from freshet.spec.model import Optimizer, Spec, TimeField
 from freshet.spec.optimizers import OPTIMIZERS
 from freshet.spec.parse import CROSSES
 from freshet.spec.schemas import Schemas, streams_of
 
-__all__ = ["DEFAULTS", "Change", "diff", "field_kinds", "identity_hash"]
+__all__ = ["DEFAULTS", "Change", "diff", "identity_hash"]
 
 DEFAULTS = 1
 """Rises when a default of an identity key changes its value or its meaning."""
@@ -189,52 +188,3 @@ def _json(f: Field[Any], value: Any) -> Any:
 
 def _shown(value: Any) -> str:
     return "nothing" if value is MISSING else json.dumps(value, ensure_ascii=False)
-
-
-def field_kinds(spec: Spec, schemas: Schemas) -> dict[str, str]:
-    """What each field that the spec uses holds: `served.user.id` -> `integer`, `list of text`, ...
-
-    Raises ConfigError for a field that its schema lacks.
-    """
-    found: dict[str, str] = {}
-    for stream in streams_of(spec):
-        schema = schemas.of(stream.role)
-        for path in (*stream.key, stream.time.path, *([stream.id] if stream.id else [])):
-            found[f"{stream.role}.{path}"] = _kind(field_at(schema, path).type)
-    sample = sample_schema(schemas.served, spec.events.served.explode)
-    for feature in spec.features:
-        if feature.field is not None:
-            found[f"served.{feature.field}"] = _kind(field_at(sample, feature.field).type)
-    for label in spec.labels:
-        used = compile_condition(label.on).fields()
-        if label.value is not None:
-            used += compile_value(label.value).fields()
-        for path in used:
-            found[f"action.{path}"] = _kind(field_at(schemas.action, path).type)
-    return dict(sorted(found.items()))
-
-
-KINDS = {
-    "int": "integer",
-    "long": "integer",
-    "float": "fraction",
-    "double": "fraction",
-    "boolean": "truth",
-}
-
-
-def _kind(type_: Type) -> str:
-    """What makes keys and numbers of a type: everything else about it may change."""
-    if isinstance(type_, Array):
-        return f"list of {_kind(type_.items)}"
-    if isinstance(type_, Union):
-        return " or ".join(sorted({_kind(b) for b in type_.branches if not is_null(b)}))
-    return (
-        KINDS.get(getattr(type_, "name", ""), "text")
-        if type(type_).__name__ == "Primitive"
-        else _named(type_)
-    )
-
-
-def _named(type_: Type) -> str:
-    return {"Enum": "text", "Fixed": "text"}.get(type(type_).__name__, type(type_).__name__.lower())

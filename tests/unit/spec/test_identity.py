@@ -8,7 +8,8 @@ from freshet.errors import ConfigError
 from freshet.options import MISSING
 from freshet.spec import model, parse_spec
 from freshet.spec.avro import parse_schema
-from freshet.spec.identity import diff, field_kinds, identity_hash
+from freshet.spec.fields import field_kinds
+from freshet.spec.identity import diff, identity_hash
 from freshet.spec.model import Spec
 from freshet.spec.parse import load_spec
 from freshet.spec.schemas import Schemas, load_schemas

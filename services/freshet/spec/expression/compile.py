@@ -18,7 +18,15 @@ from freshet.spec.expression.parser import parse
 from freshet.spec.expression.tokens import Ill
 from freshet.spec.expression.tree import Aggregate, Field, Literal, Node
 
-__all__ = ["Expression", "HashText", "LabelValue", "compile_condition", "compile_score", "compile_value"]
+__all__ = [
+    "Expression",
+    "HashText",
+    "LabelValue",
+    "compile_condition",
+    "compile_score",
+    "compile_value",
+    "walk",
+]
 
 HashText = Callable[[str], int]
 """The unsalted 64-bit hash by which text columns arrive."""
@@ -129,7 +137,7 @@ def compile_value(
         node = _bind(parse(text, prefix="action.", aggregates=True), hash_text)
         checker = Kinds(kinds)
         checker.need(node, "number", "the value of a label is a number")
-        found = tuple(n for n in _walk(node) if isinstance(n, Aggregate))
+        found = tuple(n for n in walk(node) if isinstance(n, Aggregate))
         if not found:
             node = Aggregate(0, "last", node, 0)
             found = (node,)
@@ -181,7 +189,7 @@ def _compile(
             node, kind, "a condition is true or false" if kind == "boolean" else "a score is a number"
         )
         if not prefix:
-            for name in _walk(node):
+            for name in walk(node):
                 if isinstance(name, Field):
                     checker.need(name, "number", "a prediction is a number")
         return Expression(text, node, _field_kinds(node, checker))
@@ -190,7 +198,7 @@ def _compile(
 
 
 def _field_kinds(node: Node, checker: Kinds) -> dict[str, Kind]:
-    paths = dict.fromkeys(n.path for n in sorted(_walk(node), key=lambda n: n.at) if isinstance(n, Field))
+    paths = dict.fromkeys(n.path for n in sorted(walk(node), key=lambda n: n.at) if isinstance(n, Field))
     given = checker.given or {}
     return {p: checker.fields.get(p, given.get(p, "any")) for p in paths}
 
@@ -210,10 +218,11 @@ def _children(node: Node) -> list[Node]:
     return found
 
 
-def _walk(node: Node) -> Iterator[Node]:
+def walk(node: Node) -> Iterator[Node]:
+    """The node and everything below it."""
     yield node
     for child in _children(node):
-        yield from _walk(child)
+        yield from walk(child)
 
 
 def _bind(node: Node, hash_text: HashText | None) -> Node:

@@ -1,0 +1,267 @@
+"""What a spec means, in figures and sentences: what `freshet check` prints.
+
+Features with the types that the user's schemas give them, memory per million rows, when each label is
+decided, the size of the MLP, and what looks like a mistake without being one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from typing import Any
+
+from freshet.options import duration_text
+from freshet.spec.avro import field_at, sample_schema, spell
+from freshet.spec.expression import compile_score
+from freshet.spec.fit import check_fit
+from freshet.spec.layout import Group, Layout, layout_of
+from freshet.spec.model import Feature, Label, Spec, Table
+from freshet.spec.optimizers import OPTIMIZERS
+from freshet.spec.schemas import Schemas
+
+__all__ = ["FeatureReport", "LabelReport", "Report", "TableReport", "explain", "mlp_parameters", "row_bytes"]
+
+MILLION = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class FeatureReport:
+    """One input."""
+
+    name: str
+    kind: str
+    source: str  # field and type, part of time, or parts of a cross
+    table: str | None
+    columns: int  # dense columns, with the missing flag
+    note: str
+
+
+@dataclass(frozen=True, slots=True)
+class TableReport:
+    """One family of rows."""
+
+    name: str
+    dim: int
+    optimizer: str
+    features: tuple[str, ...]
+    row_bytes: int  # in memory, with state; 0 if nothing uses the table
+    million_rows_bytes: int  # with the index
+    evicted: str
+
+
+@dataclass(frozen=True, slots=True)
+class LabelReport:
+    """One head."""
+
+    name: str
+    loss: str
+    positive: str  # when a sample of a true label is emitted
+    negative: str  # and when one of a label that did not come true
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """A spec explained."""
+
+    name: str
+    features: tuple[FeatureReport, ...]
+    tables: tuple[TableReport, ...]
+    labels: tuple[LabelReport, ...]
+    score: str
+    floats_per_sample: int  # gathered: width of the model's input
+    mlp_parameters: int  # 0: no MLP of ours
+    warnings: tuple[str, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        """For `--json`."""
+        return asdict(self)
+
+    def text(self) -> str:
+        """For people: a table for each part of the spec."""
+        return "\n".join(_text(self)) + "\n"
+
+
+def explain(spec: Spec, schemas: Schemas, where: str = "freshet.toml") -> Report:
+    """Check the spec against the schemas and say what it means.
+
+    Raises:
+        ConfigError: the spec asks for what a schema has not.
+    """
+    check_fit(spec, schemas, where)
+    layout = layout_of(spec)
+    return Report(
+        name=spec.name,
+        features=tuple(_feature(spec, schemas, f) for f in spec.features),
+        tables=tuple(_table(spec, layout, t) for t in spec.tables),
+        labels=tuple(_label(spec, label) for label in spec.labels),
+        score=spec.serve.score,
+        floats_per_sample=_input_width(spec),
+        mlp_parameters=mlp_parameters(spec),
+        warnings=tuple(_warnings(spec, schemas)),
+    )
+
+
+def _feature(spec: Spec, schemas: Schemas, feature: Feature) -> FeatureReport:
+    columns = 1 + (feature.missing == "flag") if feature.kind == "dense" else 0
+    if feature.kind == "cross":
+        return FeatureReport(feature.name, "cross", " and ".join(feature.parts), feature.table, 0, "")
+    if feature.field is None:
+        source = f"{feature.time} of the event, UTC"
+        return FeatureReport(feature.name, "time", source, feature.table, 0, _note(feature))
+    found = field_at(sample_schema(schemas.served, spec.events.served.explode), feature.field)
+    source = f"{feature.field}: {spell(found.type)}{', may be null' if found.nullable else ''}"
+    return FeatureReport(feature.name, feature.kind, source, feature.table, columns, _note(feature))
+
+
+def _note(feature: Feature) -> str:
+    parts = []
+    if feature.dense:
+        parts.append(", ".join(feature.dense))
+        parts.append("0 where missing" + (", with a flag beside it" if feature.missing == "flag" else ""))
+    if feature.kind == "list":
+        parts.append(f"the first {feature.max}, {feature.pool} of their rows")
+    if feature.buckets:
+        parts.append(f"{len(feature.buckets) + 1} buckets")
+    if feature.serve_as is not None:
+        parts.append(f"served as {feature.serve_as!r}")
+    return "; ".join(parts)
+
+
+def _table(spec: Spec, layout: Layout, table: Table) -> TableReport:
+    group = next(g for g in layout.groups if table.id in g.tables)
+    size = row_bytes(group)
+    rule = table.optimizer if group.slot("vector") else table.scalar_optimizer
+    evicted = "never" if table.ttl_ms is None else f"after {duration_text(table.ttl_ms)} without use"
+    if table.max_rows is not None:
+        evicted += f", the least recently used above {table.max_rows:,} rows"
+    return TableReport(
+        name=table.name,
+        dim=table.dim if group.slot("vector") else 0,
+        optimizer=f"{rule.name} {rule.parameters['lr']:g}",
+        features=tuple(f.name for f in spec.features if f.table == table.name),
+        row_bytes=size,
+        million_rows_bytes=round((size + INDEX_BYTES) * MILLION),
+        evicted=evicted,
+    )
+
+
+LINE = 64
+HEADER_BYTES = 16  # key, table and flags, time of the last use
+INDEX_BYTES = 64 / (12 * 0.8)
+"""A row's share of the index: chunks of 64 bytes hold 12 rows and are at most 80 % full."""
+
+
+def row_bytes(group: Group) -> int:
+    """Bytes of a row in memory: header, scalars, state, and the vector, on a cache line of its own where
+    that is cheap.
+
+    The native table decides it (`RowLayout` in optim.hpp); a test holds the two together.
+    """
+    floats = sum(s.width for s in group.slots[:-1])
+    states = sum(OPTIMIZERS[s.optimizer.name].state_floats(s.width) for s in group.slots)
+    head = HEADER_BYTES + 4 * (floats + states)
+    last = group.slots[-1]
+    tail = last.width * (2 if group.precision == "bf16" and last.name == "vector" else 4)
+    close, apart = _up(head + tail, 16), _up(_up(head, LINE) + tail, LINE)
+    return apart if apart * 10 <= close * 13 else close
+
+
+def _up(n: int, to: int) -> int:
+    return -(-n // to) * to
+
+
+def _label(spec: Spec, label: Label) -> LabelReport:
+    end = label.window_ms + spec.join.grace_ms
+    parts = f"window {_span(label.window_ms)} + grace {_span(spec.join.grace_ms)}"
+    closing = f"{_span(end)} after the impression ({parts})"
+    early = spec.join.emit == "early" and label.value is None
+    positive = f"as soon as an action comes with {label.on}" if early else closing
+    if label.given is not None:
+        closing = f"{closing}, if {label.given} is true"
+    return LabelReport(label.name, label.loss, positive, closing)
+
+
+def _span(ms: int) -> str:
+    """A duration in several units: 86 430 000 is "24h 30s"."""
+    parts = []
+    for unit, size in (("h", 3_600_000), ("m", 60_000), ("s", 1_000), ("ms", 1)):
+        if ms // size:
+            parts.append(f"{ms // size}{unit}")
+        ms %= size
+    return " ".join(parts) or "0s"
+
+
+def _input_width(spec: Spec) -> int:
+    dims = sum(spec.table(f.table).dim for f in spec.features if f.table is not None and f.kind != "cross")
+    return dims + sum(1 + (f.missing == "flag") for f in spec.features if f.kind == "dense")
+
+
+def mlp_parameters(spec: Spec) -> int:
+    """Weights and biases of the hedge's MLP, an output for each label; 0 for models without it."""
+    if spec.model.kind != "hedge" or "deep" not in spec.model.experts:
+        return 0
+    widths = [_input_width(spec), *spec.model.deep, len(spec.labels)]
+    return sum((a + 1) * b for a, b in pairwise(widths))
+
+
+def _warnings(spec: Spec, schemas: Schemas) -> Iterator[str]:
+    used = {f.table for f in spec.features}
+    for table in spec.tables:
+        if table.name not in used:
+            yield f"tables.{table.name}: no feature uses it"
+    in_score = compile_score(spec.serve.score).fields()
+    for label in spec.labels:
+        if label.name not in in_score:
+            yield f"serve.score: {label.name} is learned, but does not count for the order"
+    if spec.join.emit == "early" and any(label.value is None for label in spec.labels):
+        yield 'join.emit: with "early" positives come first; a replay that measures quality uses "window"'
+    sample = sample_schema(schemas.served, spec.events.served.explode)
+    for feature in (f for f in spec.features if f.field and f.kind == "dense"):
+        if feature.missing == "zero" and field_at(sample, feature.field or "").nullable:
+            yield (
+                f"features.{feature.name}: {feature.field} may be null and counts as 0; "
+                'missing = "flag" tells the two apart'
+            )
+        if feature.dense == ("raw",):
+            yield f"features.{feature.name}: a raw number of unknown size is hard to learn from; use standard"
+
+
+def _text(report: Report) -> Iterator[str]:
+    yield f"{report.name}\n"
+    yield from _grid(
+        ("feature", "kind", "from", "table", ""),
+        [(f.name, f.kind, f.source, f.table or "", f.note) for f in report.features],
+    )
+    yield ""
+    yield from _grid(
+        ("table", "dim", "optimizer", "row", "a million rows", "evicted", "features"),
+        [
+            (
+                t.name,
+                str(t.dim),
+                t.optimizer,
+                f"{t.row_bytes} B",
+                f"{t.million_rows_bytes / 1e6:.0f} MB",
+                t.evicted,
+                ", ".join(t.features),
+            )
+            for t in report.tables
+        ],
+    )
+    yield ""
+    yield from _grid(
+        ("label", "loss", "true", "not true"),
+        [(x.name, x.loss, x.positive, x.negative) for x in report.labels],
+    )
+    yield f"\nscore: {report.score}"
+    mlp = f", an MLP of {report.mlp_parameters:,} parameters" if report.mlp_parameters else ""
+    yield f"model: {report.floats_per_sample} numbers a sample{mlp}"
+    for warning in report.warnings:
+        yield f"note: {warning}"
+
+
+def _grid(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    widths = [max(len(r[c]) for r in [head, *rows]) for c in range(len(head))]
+    for row in [head, *rows]:
+        yield "  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip()
