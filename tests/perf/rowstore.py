@@ -1,6 +1,7 @@
 """Speed of the SQLite row store: flushes of many rows over all buckets, scans, reads by key.
 
-`python tests/perf/rowstore.py [FOLDER]`. Budget: a flush costs under 0.2 µs a row (upserts by key cost 1.6 to 5.1).
+`python tests/perf/rowstore.py [FOLDER]`. Budget: a flush costs under 0.2 µs a row
+(upserts by key cost 1.6 to 5.1).
 """
 
 from __future__ import annotations
@@ -51,8 +52,8 @@ def main() -> None:
         scanned = sum(len(piece.keys) for bucket in metas for piece in store.scan(bucket))
         scan = (time.perf_counter() - begin) / scanned * 1e6
         begin = time.perf_counter()
-        for bucket in range(200):
-            store.read(Bucket(bucket), 0, np.arange(4, dtype=np.uint64))
+        for number in range(200):
+            store.read(Bucket(number), 0, np.arange(4, dtype=np.uint64))
         read = (time.perf_counter() - begin) / 200 * 1e6
         store.close()
     figures = {

@@ -4,6 +4,7 @@ for rows."""
 from __future__ import annotations
 
 import sqlite3
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -49,6 +50,7 @@ class SqliteReader:
 
     def __init__(self, locate: Locate) -> None:
         self._locate = locate
+        self._using = threading.Lock()  # so that the log may be closed while a thread polls
         self._files: dict[LogFile, _FileReader] = {}
         self._turn = 0
         self._pause_s = _SHORTEST_PAUSE_S
@@ -64,12 +66,14 @@ class SqliteReader:
                 raise _lost(partition, offset, bounds.start, bounds.end)
             first = file.chunk_at(partition_id, offset)
             chosen.setdefault(file, []).append(_Position(partition, partition_id, offset, first))
-        for file in set(self._files) - set(chosen):
-            self._files.pop(file).close()
-        for file, wanted in chosen.items():
-            if file not in self._files:
-                self._files[file] = _FileReader(file)
-            self._files[file].assign(wanted)
+        with self._using:
+            self._check_open()
+            for file in set(self._files) - set(chosen):
+                self._files.pop(file).close()
+            for file, wanted in chosen.items():
+                if file not in self._files:
+                    self._files[file] = _FileReader(file)
+                self._files[file].assign(wanted)
 
     def poll(self, max_records: int, wait_s: float) -> Sequence[tuple[TopicPartition, Records]]:
         """Records of the partitions that have some; waits up to `wait_s` for the first."""
@@ -77,9 +81,9 @@ class SqliteReader:
             raise ValueError(f"max_records must be at least 1, found {max_records}")
         deadline = time.monotonic() + wait_s
         while True:
-            if self._closed:
-                raise Unavailable("the reader was closed")
-            found = self._take(max_records)
+            with self._using:
+                self._check_open()
+                found = self._take(max_records)
             left = deadline - time.monotonic()
             if found or left <= 0:
                 return found
@@ -88,10 +92,15 @@ class SqliteReader:
 
     def close(self) -> None:
         """Close the connections. Idempotent."""
-        self._closed = True
-        for file in self._files.values():
-            file.close()
-        self._files.clear()
+        with self._using:
+            self._closed = True
+            for file in self._files.values():
+                file.close()
+            self._files.clear()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise Unavailable("the reader was closed")
 
     def _take(self, max_records: int) -> list[tuple[TopicPartition, Records]]:
         ready = [(file, position) for file in self._files.values() for position in file.ready()]
