@@ -1,1 +1,13 @@
+"""Quality of predictions: what the measures are, how they are added up over a stream, when a version may
+serve.
 
+Everything here is pure: arrays in, figures out, no clock and no I/O. Letters: B samples, L labels.
+"""
+
+from __future__ import annotations
+
+from freshet.measures.auc import auc
+from freshet.measures.descriptors import MEASURES, Measure
+from freshet.measures.streaming import Figures, LabelKind, Measures
+
+__all__ = ["MEASURES", "Figures", "LabelKind", "Measure", "Measures", "auc"]

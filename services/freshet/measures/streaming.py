@@ -1,0 +1,235 @@
+"""Measures of a stream over event-time windows, per label, overall and by segment.
+
+Progressive validation: the predictions given to `add` were made before the model learned from the samples.
+Pure: windows close by the event times seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from freshet.measures.cells import KEY, SUMS, Samples, Table
+from freshet.measures.descriptors import MEASURES, Cell
+from freshet.types import F32, I64, U8, U64
+
+__all__ = ["OTHER", "Figures", "LabelKind", "Measures"]
+
+TOTAL = -(1 << 62)
+"""The window of everything that has left its own window: since the beginning."""
+
+GROUP_SAMPLES = 1 << 15
+"""Samples are grouped when this many have come: grouping costs about 1 µs each, less per sample the more
+there are."""
+
+OTHER = 0
+"""The segment value that stands for all values beyond the first `max_values` of a field."""
+
+
+@dataclass(frozen=True, slots=True)
+class LabelKind:
+    """What the measures must know of a label."""
+
+    name: str
+    number: bool  # not true/false
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """Measures of one window, label and segment."""
+
+    start_ms: int | None  # of the window; None: since the beginning
+    stop_ms: int | None
+    label: str
+    segment: str | None  # None: all samples
+    value: int | None  # the segment's value key; OTHER: values beyond those told apart
+    measures: Mapping[str, float]  # by name of the descriptor; NaN where not defined
+
+
+class Measures:
+    """Sums of predictions and labels; single-threaded."""
+
+    def __init__(
+        self,
+        labels: Sequence[LabelKind],
+        segments: Sequence[str] = (),
+        *,
+        window_ms: int = 60_000,
+        lateness_ms: int | None = None,
+        max_values: int = 100,
+    ) -> None:
+        """`lateness_ms` (default: a window): how far event time passes a window's end before it closes.
+
+        Of each segment field the first `max_values` values seen are told apart.
+        """
+        self.labels, self.segments, self.window_ms = tuple(labels), tuple(segments), window_ms
+        self.lateness_ms = window_ms if lateness_ms is None else lateness_ms
+        self.max_values = max_values
+        self._number = np.array([label.number for label in labels])
+        self._table = Table.empty()
+        self._waiting: list[Samples] = []
+        self._waiting_count = 0
+        self._known = [np.empty(0, np.uint64) for _ in segments]
+        self._newest_ms = TOTAL
+        self._closed_ms = TOTAL  # windows that start before this have been given out
+
+    def add(
+        self,
+        predictions: F32,
+        label: U8,
+        value: F32,
+        weight: F32,
+        times_ms: I64,
+        segments: Mapping[str, U64] | None = None,
+    ) -> None:
+        """Take in B samples.
+
+        Args:
+            predictions: (B, L) of every head, of which the sample's own label counts; or (B,) of that label.
+            label: (B,) position of the sample's label. value, weight: (B,). times_ms: (B,) event times.
+            segments: value keys (B,) of each segment field; a field left out counts as OTHER.
+        """
+        size = len(label)
+        if size == 0:
+            return
+        own = predictions if predictions.ndim == 1 else predictions[np.arange(size), label]
+        window = times_ms - times_ms % self.window_ms
+        given = segments or {}
+        none = np.zeros(size, np.uint64)
+        self._waiting.append(
+            Samples(
+                np.where(window < self._closed_ms, TOTAL, window),
+                label.astype(np.uint16),
+                self._number[label],
+                own.astype(np.float64),
+                value.astype(np.float64),
+                weight.astype(np.float64),
+                tuple(self._told_apart(i, given.get(name, none)) for i, name in enumerate(self.segments)),
+            )
+        )
+        self._newest_ms = max(self._newest_ms, int(times_ms.max()))
+        self._waiting_count += size
+        if self._waiting_count >= GROUP_SAMPLES:
+            self._group()
+
+    def finished(self) -> list[Figures]:
+        """Figures of the windows that have closed since the last call; each is given out once.
+
+        Samples that come for a closed window still count in `total`.
+        """
+        closing = self._newest_ms - self.lateness_ms
+        closing -= closing % self.window_ms
+        if closing <= max(self._closed_ms, TOTAL + 2 * self.window_ms + self.lateness_ms):
+            return []
+        self._group()
+        self._closed_ms = closing
+        leaving = (self._table.keys["window"] < closing) & (self._table.keys["window"] != TOTAL)
+        done = self._table.where(leaving)
+        self._table = Table.merge([self._table.where(~leaving), done.moved_to(TOTAL)])
+        return self._figures(done)
+
+    def windows(self) -> list[Figures]:
+        """Figures so far of the windows that are still open."""
+        self._group()
+        return self._figures(self._table.where(self._table.keys["window"] != TOTAL))
+
+    def total(self) -> list[Figures]:
+        """Figures since the beginning, open windows included."""
+        self._group()
+        return self._figures(self._table.moved_to(TOTAL))
+
+    def merge(self, other: Measures) -> None:
+        """Add another's sums, of the same labels and segments; its open windows become open here."""
+        if (self.labels, self.segments, self.window_ms) != (other.labels, other.segments, other.window_ms):
+            raise ValueError("measures of other labels, segments or windows cannot be merged")
+        self._group()
+        other._group()
+        self._table = Table.merge([self._table, other._table])
+        self._newest_ms = max(self._newest_ms, other._newest_ms)
+
+    def state(self) -> dict[str, NDArray[Any]]:
+        """All of it as arrays; independent of later changes."""
+        self._group()
+        table = self._table
+        known = {f"known/{i}": values.copy() for i, values in enumerate(self._known)}
+        return known | {
+            "window": table.keys["window"].copy(),
+            "label": table.keys["label"].astype(np.int64),
+            "field": table.keys["field"].astype(np.int64),
+            "value": table.keys["value"].copy(),
+            "sums": table.sums.copy(),
+            "cell": table.cell.copy(),
+            "bin": table.bin.copy(),
+            "counts": table.counts.copy(),
+            "times": np.array([self._newest_ms, self._closed_ms, self.window_ms], np.int64),
+        }
+
+    def load_state(self, state: Mapping[str, NDArray[Any]]) -> None:
+        """Go on from a saved state. Windows of another length than now are counted in `total` only.
+
+        Raises ValueError if it does not hold what `state` writes for these segments.
+        """
+        missing = [name for name in self.state() if name not in state]
+        if missing or state["sums"].shape[1:] != (len(SUMS),):
+            raise ValueError(
+                f"the state of measures lacks {', '.join(missing) or 'sums'}: another spec wrote it"
+            )
+        keys = np.empty(len(state["window"]), KEY)
+        for name in ("window", "label", "field", "value"):
+            keys[name] = state[name]
+        self._table = Table(keys, state["sums"], state["cell"], state["bin"], state["counts"])
+        self._known = [np.array(state[f"known/{i}"]) for i in range(len(self.segments))]
+        self._newest_ms, self._closed_ms, window_ms = (int(t) for t in state["times"])
+        if window_ms != self.window_ms:
+            self._table = self._table.moved_to(TOTAL)
+        self._waiting, self._waiting_count = [], 0
+
+    def _told_apart(self, field: int, values: U64) -> U64:
+        """Values with those beyond the first `max_values` replaced by OTHER."""
+        known = self._known[field]
+        if len(known) < self.max_values:
+            fresh = np.setdiff1d(values, known)
+            if len(fresh):
+                known = np.union1d(known, fresh[: self.max_values - len(known)])
+                self._known[field] = known
+        if not len(known):
+            return np.full(len(values), OTHER, np.uint64)
+        at = np.minimum(np.searchsorted(known, values), len(known) - 1)
+        return np.where(known[at] == values, values, np.uint64(OTHER))
+
+    def _group(self) -> None:
+        if self._waiting:
+            fresh = Table.of(Samples.concat(self._waiting))
+            self._table = Table.merge([self._table, fresh])
+            self._waiting, self._waiting_count = [], 0
+
+    def _figures(self, table: Table) -> list[Figures]:
+        starts = np.searchsorted(table.cell, np.arange(len(table.keys) + 1))
+        figures = []
+        for i, key in enumerate(table.keys):
+            part = slice(starts[i], starts[i + 1])
+            positive, negative = table.counts[part].T
+            sums = dict(zip(SUMS, table.sums[i].tolist(), strict=True))
+            cell = Cell(**sums, positive=positive, negative=negative)
+            label = self.labels[int(key["label"])]
+            start = None if key["window"] == TOTAL else int(key["window"])
+            field = int(key["field"])
+            figures.append(
+                Figures(
+                    start,
+                    None if start is None else start + self.window_ms,
+                    label.name,
+                    self.segments[field - 1] if field else None,
+                    int(key["value"]) if field else None,
+                    {
+                        m.name: m.compute(cell)
+                        for m in MEASURES
+                        if m.of in ("any", "number" if label.number else "logloss")
+                    },
+                )
+            )
+        return figures
