@@ -204,3 +204,84 @@ class HedgeLane:
     def clear(self) -> None: ...
     def gradients(self) -> F32: ...
     def sums(self) -> F64: ...
+
+# --- features: hashing, programs, samples, events (bind_features.cpp)
+
+BytesTuple = tuple[U8, I64]
+DecodedTuple = tuple[
+    int, list[tuple[U64, U32, list[int]]], list[U32], F32, list[U64], F32, I64
+]  # size, groups (keys, feature starts, list or -1 of each feature), list ends, dense, segments, served, failures
+ExtractedTuple = tuple[
+    I64, BytesTuple, I64, U64, U64, U64, I64, I64, list[tuple[F64 | U64, U8]], I64
+]  # events, request keys, event index, impressions, requests, ids, times, spans, columns (values, null), failures
+
+def xxh3_64(data: bytes, seed: int, /) -> int: ...
+def keys_of_bytes(data: U8, ends: I64, salt: int, /) -> U64: ...
+def keys_of_ints(values: I64, salt: int, /) -> U64: ...
+def keys_of_doubles(values: F64, salt: int, /) -> U64: ...
+def murmur2(key: bytes, /) -> int: ...
+def partition_of(data: U8, ends: I64, partitions: int, /) -> I32: ...
+def parse_iso_time(text: str, /) -> int | None: ...
+
+class Program:
+    def __init__(self, nodes: I64, sinks: U64, words: U64, text: U8, text_ends: I64, /) -> None: ...
+
+class FeaturePlan: ...
+class EventPlan: ...
+
+def feature_plan(
+    groups: Sequence[Sequence[int]],
+    segments: Sequence[int],
+    columns: int,
+    list_max: Sequence[int],
+    log1p: Sequence[bool],
+    served: int,
+    times: Sequence[Sequence[int]],
+    crosses: Sequence[Sequence[int]],
+    constant_keys: Sequence[Sequence[int | U64]],
+    constant_dense: Sequence[int],
+    constant_values: Sequence[float],
+    /,
+) -> FeaturePlan: ...
+def decode_features(
+    plan: FeaturePlan,
+    programs: Sequence[Program],
+    which: I32,
+    data: U8,
+    ends: I64,
+    times_ms: I64,
+    serving: bool,
+    /,
+) -> DecodedTuple: ...
+def event_plan(
+    explode: bool,
+    has_id: bool,
+    time_in_element: bool,
+    id_in_element: bool,
+    part_in_element: Sequence[bool],
+    column_is_hash: Sequence[bool],
+    column_in_element: Sequence[bool],
+    /,
+) -> EventPlan: ...
+def extract_events(plan: EventPlan, program: Program, data: U8, ends: I64, framed: bool, /) -> ExtractedTuple: ...
+def splice(data: U8, spans: I64, /) -> BytesTuple: ...
+
+# --- blocks of samples (bind_blocks.cpp)
+
+def read_blocks(
+    data: U8, ends: I64, /
+) -> tuple[int, str] | tuple[U32, U32, I64, I64, U64, F32, F32, U8, BytesTuple]: ...
+def encode_blocks(
+    schema_id: int,
+    sample_ids: I64,
+    times_ms: I64,
+    requests: U64,
+    values: F32,
+    weights: F32,
+    labels: U8,
+    data: U8,
+    ends: I64,
+    block_ends: I64,
+    /,
+) -> BytesTuple: ...
+def block_crc32(data: bytes, /) -> int: ...

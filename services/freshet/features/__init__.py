@@ -1,41 +1,38 @@
-"""Events to columns to keys: one implementation for training, replay and serving (a facade over the native
-core).
+"""Events to columns to keys: one implementation for training, replay and serving (a facade over the
+native core).
 
-Every way in ends in Avro bytes: JSON and csv/parquet columns are encoded by the same schema first, so that
-keys cannot differ between training, replay and serving.
+Every way in ends in Avro bytes: JSON and csv/parquet columns are encoded by the same schema first, so
+that keys cannot differ between training, replay and serving. From Avro bytes there is one way on, the
+native walker.
 """
 
-from __future__ import annotations
+from freshet.features.blocks import BlockColumns, encode_block, encode_blocks, read_blocks
+from freshet.features.decoded import ABSENT_KEY, Decoded, GroupKeys
+from freshet.features.decoder import SampleDecoder
+from freshet.features.events import EventColumn, EventColumns, EventExtractor
+from freshet.features.frames import add_frames, frame_ids, strip_frames, take
+from freshet.features.hashing import cross_seed, hash_text, key_of, keys_of, partition_of, table_salt
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-
-from freshet.types import F32, I64, U32, U64
-
-__all__ = ["Decoded", "GroupKeys"]
-
-ABSENT_KEY = 0
-"""The key of a null: it makes no row. The key function never yields it for a value."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class GroupKeys:
-    """Keys of one store group, an occurrence each, feature-major (see `freshet.model.inputs.GroupInputs`)."""
-
-    keys: U64  # (N,); ABSENT_KEY: null
-    feature_starts: U32  # (F_g + 1,)
-    list_ends: Sequence[
-        U32 | None
-    ]  # per feature: None, or (B,) ends of each sample's occurrences within the feature
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Decoded:
-    """Samples decoded column by column. B counts the good ones only."""
-
-    size: int  # B
-    groups: Sequence[GroupKeys]
-    dense: F32  # (B, D) after log1p; NaN where missing
-    segments: Mapping[str, U64]  # segment feature -> (B,) keys of values, unsalted
-    served: Mapping[str, F32]  # label -> (B,) prediction logged at serving; NaN where none
-    bad: I64  # indexes of input records that could not be decoded; the others keep their order
+__all__ = [
+    "ABSENT_KEY",
+    "BlockColumns",
+    "Decoded",
+    "EventColumn",
+    "EventColumns",
+    "EventExtractor",
+    "GroupKeys",
+    "SampleDecoder",
+    "add_frames",
+    "cross_seed",
+    "encode_block",
+    "encode_blocks",
+    "frame_ids",
+    "hash_text",
+    "key_of",
+    "keys_of",
+    "partition_of",
+    "read_blocks",
+    "strip_frames",
+    "table_salt",
+    "take",
+]

@@ -1,0 +1,268 @@
+"""Samples to a model's inputs: one program for each writer's schema, one plan for the spec.
+
+Fields are found by name in whatever schema a sample was written with; a schema that lacks a field which
+the spec needs is refused by name. Nothing of a sample becomes a Python object.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from freshet import _native
+from freshet.errors import ConfigError
+from freshet.features.decoded import Decoded, GroupKeys
+from freshet.features.hashing import cross_seed, key_of, table_salt
+from freshet.features.program import (
+    ANY_KEY,
+    NUMBERS,
+    Compiled,
+    Want,
+    compile_program,
+    explain_all,
+    leaf_names,
+)
+from freshet.spec.avro import SERVED_FIELD, Array, Record, field_at
+from freshet.spec.layout import Layout
+from freshet.spec.model import Feature, Spec
+from freshet.types import I64, U32, U64, BytesColumn
+
+__all__ = ["SampleDecoder"]
+
+KEY, LIST, DENSE, BUCKET, SERVED = range(5)  # FeatureSink in feature_decode.hpp
+TIME_PARTS = {"hour": 0, "weekday": 1, "hour_of_week": 2}
+DEFAULT_MAX = 50
+
+
+class SampleDecoder:
+    """Decodes samples of a spec, by whatever schemas they were written.
+
+    Thread-safe after construction: lanes may share one.
+    """
+
+    def __init__(self, spec: Spec, layout: Layout, schemas: Callable[[int], Record]) -> None:
+        """`schemas` gives the sample schema of a writer's schema id; called once for each id."""
+        self._spec = spec
+        self._schemas = schemas
+        self._columns = _columns_of(spec, layout)
+        self._plan = self._columns.plan(spec, layout)
+        self._programs: dict[int, Compiled] = {}
+
+    def program(self, schema_id: int) -> Compiled:
+        """The program of a writer's schema, compiled at its first use.
+
+        Raises:
+            ConfigError: the schema lacks a field that the spec needs, or has it with another type.
+            What `schemas` raises for an id that it does not know.
+        """
+        if schema_id not in self._programs:
+            schema = self._schemas(schema_id)
+            self._programs[schema_id] = self._columns.program(self._spec, schema, f"schema {schema_id}")
+        return self._programs[schema_id]
+
+    def decode(
+        self, payloads: BytesColumn, schema_id: int | U32, times_ms: I64, *, serving: bool = False
+    ) -> Decoded:
+        """Decode N samples.
+
+        Args:
+            payloads: (N,) Avro bytes of the sample schema, without framing.
+            schema_id: of all of them, or (N,) one each.
+            times_ms: (N,) event time of each impression.
+            serving: take the spec's `serve_as` constants for what is not known before an item is shown.
+
+        Returns:
+            Columns of the good samples, in order; the others are named in `bad`, with reasons in `why`.
+
+        Raises:
+            ConfigError: as `program`.
+        """
+        if isinstance(schema_id, (int, np.integer)):
+            programs = [self.program(int(schema_id))]
+            which = np.empty(0, np.int32)
+        else:
+            ids, inverse = np.unique(schema_id, return_inverse=True)
+            programs = [self.program(int(i)) for i in ids]
+            which = inverse.astype(np.int32) if len(ids) > 1 else np.empty(0, np.int32)
+        return self._decoded(
+            _native.decode_features(
+                self._plan,
+                [p.native for p in programs],
+                which,
+                payloads.data,
+                payloads.ends,
+                np.ascontiguousarray(times_ms, np.int64),
+                serving,
+            ),
+            programs,
+        )
+
+    def _decoded(self, made: _native.DecodedTuple, programs: list[Compiled]) -> Decoded:
+        size, groups, list_ends, dense, segments, served, failures = made
+        return Decoded(
+            size=size,
+            groups=[
+                GroupKeys(keys, starts, [list_ends[i] if i >= 0 else None for i in lists])
+                for keys, starts, lists in groups
+            ],
+            dense=dense.reshape(size, self._columns.dense),
+            segments=dict(zip(self._columns.segments, segments, strict=True)),
+            served=dict(
+                zip(self._columns.labels, served.reshape(len(self._columns.labels), size), strict=True)
+            ),
+            bad=failures[:, 0].copy(),
+            why=explain_all(failures, programs),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Columns:
+    """Where each feature goes: the key columns, lists and dense columns of a spec."""
+
+    column_of: Mapping[int, int]  # feature index -> key column
+    list_of: Mapping[int, int]  # feature index -> list
+    dense_of: Mapping[int, int]  # feature index -> dense column
+    segments: tuple[str, ...]
+    segment_column: Mapping[str, int]
+    labels: tuple[str, ...]
+
+    @property
+    def dense(self) -> int:
+        return len(self.dense_of)
+
+    def plan(self, spec: Spec, layout: Layout) -> _native.FeaturePlan:
+        """The native plan: what a batch looks like, whatever schema its records have."""
+        lists = sorted(self.list_of, key=self.list_of.__getitem__)
+        constants = [f for f in spec.features if f.serve_as is not None]
+        dense_constants = [f for f in constants if f.kind == "dense"]
+        return _native.feature_plan(
+            [
+                [-1 - self.list_of[f] if f in self.list_of else self.column_of[f] for f in group.features]
+                for group in layout.groups
+            ],
+            list(self.segment_column.values()),
+            len(self.column_of) + len(self.segment_column),
+            [spec.features[f].max or DEFAULT_MAX for f in lists],
+            ["log1p" in spec.features[f].dense for f in self.dense_of],
+            len(self.labels),
+            self._times(spec),
+            [
+                [self.column_of[f.index], cross_seed(f.table or "", f.parts), *self._parts(spec, f)]
+                for f in spec.features
+                if f.kind == "cross"
+            ],
+            [[self.column_of[f.index], _constant_key(f)] for f in constants if f.kind != "dense"],
+            [self.dense_of[f.index] for f in dense_constants],
+            [float(f.serve_as or 0) for f in dense_constants],
+        )
+
+    def _times(self, spec: Spec) -> list[list[int]]:
+        timed = [f for f in spec.features if f.kind == "time" and f.time is not None]
+        parts = [
+            [self.column_of[f.index], TIME_PARTS[f.time or ""], table_salt(f.table or "")] for f in timed
+        ]
+        return parts + [
+            [self.segment_column[f.name], TIME_PARTS[f.time or ""], 0]
+            for f in timed
+            if f.name in self.segment_column
+        ]
+
+    def _parts(self, spec: Spec, cross: Feature) -> list[int]:
+        for name in cross.parts:
+            if spec.feature(name).index not in self.column_of or spec.feature(name).kind == "cross":
+                raise ConfigError(
+                    f"features.{cross.name}", "parts", name, "features of one key: id, time or bucket"
+                )
+        return [self.column_of[spec.feature(name).index] for name in cross.parts]
+
+    def program(self, spec: Spec, schema: Record, where: str) -> Compiled:
+        """The program for records of this schema."""
+        wants = [want for f in spec.features for want in self._wants(f, schema, where)]
+        path = ".".join(p for p in (spec.events.served.explode, SERVED_FIELD) if p)
+        if _has(schema, path):
+            wants.append(Want(f"{path}.predictions", SERVED, 0, NUMBERS, "served predictions", many=True))
+        return compile_program(schema, wants, where=where)
+
+    def _wants(self, f: Feature, schema: Record, where: str) -> list[Want]:
+        if f.field is None:
+            return []
+        what, salt = f"feature {f.name!r}", table_salt(f.table) if f.table else 0
+        segment = self.segment_column.get(f.name)
+        if f.serve_as is not None and f.kind == "id":
+            _check_constant(f, schema, where)
+        match f.kind:
+            case "id":
+                wants = [Want(f.field, KEY, self.column_of[f.index], ANY_KEY, what, salt)]
+                return wants if segment is None else [*wants, Want(f.field, KEY, segment, ANY_KEY, what)]
+            case "list":
+                return [Want(f.field, LIST, self.list_of[f.index], ANY_KEY, what, salt, many=True)]
+            case "dense":
+                return [Want(f.field, DENSE, self.dense_of[f.index], NUMBERS, what)]
+            case "bucket":
+                column = self.column_of[f.index]
+                wants = [Want(f.field, BUCKET, column, NUMBERS, what, salt, edges=f.buckets)]
+                again = Want(f.field, BUCKET, segment or 0, NUMBERS, what, edges=f.buckets)
+                return wants if segment is None else [*wants, again]
+            case _:
+                return []
+
+
+def _columns_of(spec: Spec, layout: Layout) -> _Columns:
+    column_of: dict[int, int] = {}
+    list_of: dict[int, int] = {}
+    for group in layout.groups:
+        for index in group.features:
+            into = list_of if spec.features[index].kind == "list" else column_of
+            into[index] = len(into)
+    for name in spec.train.segments:
+        if spec.feature(name).kind not in ("id", "time", "bucket"):
+            raise ConfigError(
+                "train",
+                "segments",
+                name,
+                "features with one value from a field or the time: id, time or bucket",
+            )
+    segments = {name: len(column_of) + i for i, name in enumerate(spec.train.segments)}
+    dense_of = {index: d for d, index in enumerate(layout.dense)}
+    labels = tuple(label.name for label in spec.labels)
+    return _Columns(column_of, list_of, dense_of, spec.train.segments, segments, labels)
+
+
+def _constant_key(f: Feature) -> U64 | int:
+    salt = table_salt(f.table or "")
+    if f.kind in ("list", "cross"):
+        raise ConfigError(
+            f"features.{f.name}", "serve_as", f.serve_as, "a feature of one value, no list or cross"
+        )
+    if f.kind != "bucket":
+        return key_of(f.serve_as, salt)
+    if isinstance(f.serve_as, str):
+        raise ConfigError(
+            f"features.{f.name}", "serve_as", f.serve_as, "a number, as its buckets cut numbers"
+        )
+    return key_of(sum(edge <= float(f.serve_as or 0) for edge in f.buckets), salt)
+
+
+def _check_constant(f: Feature, schema: Record, where: str) -> None:
+    """A constant of another type than the field's would have another key than the same value in a record."""
+    names = leaf_names(field_at(schema, f.field or "", where).type)
+    fits = {str: {"string", "bytes", "fixed", "enum"}, float: {"float", "double"}}.get(
+        type(f.serve_as), {"boolean", "int", "long"}
+    )
+    if not names <= fits:
+        found = " or ".join(sorted(names))
+        raise ConfigError(
+            f"features.{f.name}",
+            "serve_as",
+            f.serve_as,
+            f"a value of the field's type, which is {found} in {where}",
+        )
+
+
+def _has(schema: Record, path: str) -> bool:
+    try:
+        return isinstance(field_at(schema, f"{path}.predictions").type, Array)
+    except ConfigError:
+        return False

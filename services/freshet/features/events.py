@@ -1,0 +1,168 @@
+"""Events to columns for the joiner and the gateway: identities, times, spans to splice, columns for
+conditions.
+
+An impression's identity is a 128-bit hash of the parts of its key, equal across streams and schemas: the
+served event's `["request_id", "items.id"]` meets the action's `["reqId", "item.id"]` if the values are
+equal. Int and long of one value are equal, so are a string, bytes and an enum's symbol of one text; an
+integer and its decimal string are NOT: the streams of a spec must agree on the type.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from freshet import _native
+from freshet.errors import ConfigError
+from freshet.features.program import NUMBERS, TEXTS, Want, compile_program, explain_all, leaf_names
+from freshet.spec.avro import Array, Record, field_at, spell
+from freshet.spec.model import Stream
+from freshet.types import F64, I64, U64, Bool, BytesColumn
+
+__all__ = ["EventColumn", "EventColumns", "EventExtractor"]
+
+PART, TIME, ID, NUMBER, HASH = range(5)  # EventSink in feature_events.hpp
+UNITS = {"s": 0, "ms": 1, "us": 2, "iso": 3}
+IDENTITIES = TEXTS | {"int", "long"}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EventColumn:
+    """One field of the events, a value for each impression."""
+
+    values: (
+        F64 | U64
+    )  # (M,) numbers as float64 (booleans 0 or 1), or texts as `hash_text` of them; 0 where null
+    null: Bool  # (M,)
+
+    @property
+    def is_text(self) -> bool:
+        """Whether values are hashes of texts."""
+        return self.values.dtype == np.uint64
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EventColumns:
+    """M impressions (or actions) of E good events; an exploded event has one for each element."""
+
+    events: I64  # (E,) index of the record in the input, rising
+    request_keys: (
+        BytesColumn  # (E,) the key's first part as text (integers in decimal): the record's key on the log
+    )
+    event_index: I64  # (M,) index of the record in the input
+    impression: U64  # (M, 2) identity of the impression: 128 bits of its key's parts
+    request: U64  # (M,) 64-bit hash of the key's first part
+    event_id: (
+        U64  # (M, 2) identity of the event: of its id field (and the element's position), else of its content
+    )
+    times_ms: I64  # (M,) event time
+    spans: I64  # (M, 6) [start, end) of prefix, element and suffix as positions in the input's `data`
+    columns: Mapping[str, EventColumn]  # path -> values
+    bad: I64  # indexes of records that could not be read, rising
+    why: Sequence[str]  # for each of them, where and why
+
+    def __len__(self) -> int:
+        return len(self.event_index)
+
+    def samples(self, values: BytesColumn) -> BytesColumn:
+        """(M,) sample payloads: prefix + element + suffix, spliced from the events that were extracted."""
+        return BytesColumn(*_native.splice(values.data, self.spans))
+
+
+class EventExtractor:
+    """Extracts the events of one stream, written by one schema. Thread-safe."""
+
+    def __init__(self, stream: Stream, schema: Record, columns: Sequence[str] = ()) -> None:
+        """Compile.
+
+        Args:
+            stream: which fields are the envelope.
+            schema: the writer's schema of the events.
+            columns: paths of further scalar fields to extract.
+
+        Raises:
+            ConfigError: the schema lacks one of the fields, or has it with a type that cannot be used so.
+        """
+        self.columns = tuple(dict.fromkeys(columns))
+        where = f"schema {schema.name!r} of the {stream.role} events"
+        explode = stream.explode
+        if explode is not None and not isinstance(field_at(schema, explode, where).type, Array):
+            raise ConfigError(
+                where, explode, spell(field_at(schema, explode).type), "an array, which `explode` names"
+            )
+        if _inside(stream.key[0], explode):
+            raise ConfigError(
+                f"events.{stream.role}",
+                "key",
+                list(stream.key),
+                f"a first part outside {explode!r}",
+                "the key's first part is the request: it decides the partition of the whole event",
+            )
+        kinds = [_column_kind(schema, path, where) for path in self.columns]
+        wants = [
+            Want(path, PART, k, IDENTITIES, f"events.{stream.role}.key", symbols="texts")
+            for k, path in enumerate(stream.key)
+        ]
+        takes = frozenset({"string"}) if stream.time.unit == "iso" else NUMBERS - {"boolean"}
+        what = f"events.{stream.role}.time ({stream.time.unit})"
+        wants.append(Want(stream.time.path, TIME, UNITS[stream.time.unit], takes, what))
+        if stream.id is not None:
+            wants.append(Want(stream.id, ID, 0, IDENTITIES, f"events.{stream.role}.id", symbols="texts"))
+        for c, (path, kind) in enumerate(zip(self.columns, kinds, strict=True)):
+            wants.append(Want(path, kind, c, TEXTS if kind == HASH else NUMBERS, "a condition on events"))
+        self._program = compile_program(schema, wants, explode=explode, where=where)
+        self._plan = _native.event_plan(
+            explode is not None,
+            stream.id is not None,
+            _inside(stream.time.path, explode),
+            _inside(stream.id or "", explode),
+            [_inside(path, explode) for path in stream.key],
+            [kind == HASH for kind in kinds],
+            [_inside(path, explode) for path in self.columns],
+        )
+
+    def extract(self, values: BytesColumn, *, framed: bool) -> EventColumns:
+        """Extract N records.
+
+        Args:
+            values: (N,) Avro records of this extractor's schema.
+            framed: whether each starts with a Confluent frame, which spans leave out. The id is not looked
+                at: sort records by schema first (`freshet.features.frames`).
+
+        Returns:
+            Columns; records that cannot be read, or lack a part of the envelope, are named in `bad`.
+        """
+        made = _native.extract_events(self._plan, self._program.native, values.data, values.ends, framed)
+        events, request_keys, index, impression, request, event_id, times, spans, columns, failures = made
+        return EventColumns(
+            events=events,
+            request_keys=BytesColumn(*request_keys),
+            event_index=index,
+            impression=impression,
+            request=request,
+            event_id=event_id,
+            times_ms=times,
+            spans=spans,
+            columns={
+                path: EventColumn(numbers, null.view(np.bool_))
+                for path, (numbers, null) in zip(self.columns, columns, strict=True)
+            },
+            bad=failures[:, 0].copy(),
+            why=explain_all(failures, [self._program]),
+        )
+
+
+def _inside(path: str, explode: str | None) -> bool:
+    return explode is not None and path.startswith(f"{explode}.")
+
+
+def _column_kind(schema: Record, path: str, where: str) -> int:
+    names = leaf_names(field_at(schema, path, where).type)
+    if names and names <= NUMBERS:
+        return NUMBER
+    if names and names <= TEXTS:
+        return HASH
+    found = spell(field_at(schema, path).type)
+    raise ConfigError(where, path, found, "a number, or a text, for a condition on events")

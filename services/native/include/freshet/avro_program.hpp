@@ -1,0 +1,99 @@
+// A decoding program: the tree of a writer's Avro schema, in preorder, with what to do with the values on the way.
+//
+// Compiled by Python (freshet.features.program) from a schema and a list of wanted paths, checked here once, then run
+// over any number of records by the walker (avro_walk.hpp). A program is immutable and may be shared by threads.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string_view>
+#include <vector>
+
+namespace freshet {
+
+enum class Op : std::uint8_t {
+  kNull, kBool, kInt, kLong, kFloat, kDouble, kBytes, kString, kFixed, kEnum, kRecord, kArray, kMap, kUnion,
+};
+inline constexpr std::int64_t kOps = 14;
+
+// A node of the schema's tree. Its children are the nodes up to `end`, each followed by its own subtree.
+struct Node {
+  Op op;
+  std::uint8_t null_branch;  // 0: not nullable; 1: union of (null, this); 2: union of (this, null)
+  bool explode;              // the array whose elements are impressions
+  bool wanted;               // a sink lies in the subtree
+  std::uint32_t end;         // one past the subtree
+  std::uint32_t sink_begin;
+  std::uint32_t sink_end;
+  std::uint32_t arg;  // fixed: size; enum: symbols; array: least bytes of an item; map, union: where its words start
+};
+
+// What to do with a value; what the fields mean is the handler's affair (feature_decode, feature_events).
+struct Sink {
+  std::uint32_t kind;
+  std::uint32_t slot;
+  std::uint64_t salt;
+  std::uint32_t words_begin;  // in words(): an enum's keys, a bucket's edges, ...
+  std::uint32_t words_size;
+};
+
+class Program {
+ public:
+  static constexpr std::size_t kNodeFields = 7;
+  static constexpr std::size_t kSinkFields = 5;
+  static constexpr std::size_t kMaxDepth = 80;  // a schema's 32 levels of types, unions between them
+
+  // Args:
+  //   nodes: (n * 7) op, null_branch, explode, end, sink_begin, sink_end, arg.
+  //   sinks: (m * 5) kind, slot, salt, words_begin, words_size.
+  //   words: numbers that nodes and sinks refer to. At a union's arg: how many branches, then the node of each. At a
+  //          map's arg: how many keys are looked up, then for each its node and its string.
+  //   text, text_ends: the strings, a bytes column.
+  // Throws std::invalid_argument if anything points outside.
+  Program(std::span<const std::int64_t> nodes, std::span<const std::uint64_t> sinks,
+          std::span<const std::uint64_t> words, std::span<const std::uint8_t> text,
+          std::span<const std::int64_t> text_ends);
+
+  const std::vector<Node>& nodes() const { return nodes_; }
+  const std::vector<Sink>& sinks() const { return sinks_; }
+  const std::vector<std::uint64_t>& words() const { return words_; }
+  std::string_view text(std::size_t i) const;
+  std::size_t texts() const { return text_ends_.size(); }
+
+ private:
+  void check(std::uint32_t i, std::uint32_t limit, std::size_t depth);
+
+  std::vector<Node> nodes_;
+  std::vector<Sink> sinks_;
+  std::vector<std::uint64_t> words_;
+  std::vector<std::uint8_t> text_;
+  std::vector<std::int64_t> text_ends_;
+};
+
+// Why a record could not be read. The numbers are those of freshet.features.failures.
+enum class Why : std::uint8_t {
+  kNone,
+  kTruncated,       // the record ends inside a value
+  kVarint,          // more than 10 bytes, or more than 64 bits
+  kIntRange,        // an int beyond 32 bits
+  kBool,            // neither 0 nor 1
+  kLength,          // a negative length
+  kUnion,           // no such branch
+  kEnum,            // no such symbol
+  kBlock,           // a block whose count or size cannot be
+  kTrailing,        // bytes after the record's last field
+  kUtf8,            // a string that is not UTF-8
+  kMissingKey,      // a part of the key is null
+  kMissingTime,     // the time is null
+  kTime,            // a time that cannot be read, or out of range
+  kMissingId,       // the event's id is null
+  kFrame,           // no Confluent frame: too short, or another magic byte
+};
+
+struct Failure {
+  Why why = Why::kNone;
+  std::uint32_t node = 0;   // where in the program
+  std::int64_t offset = 0;  // bytes from the start of the record
+};
+
+}  // namespace freshet

@@ -1,0 +1,113 @@
+// From Avro records to a model's inputs: keys per store group, list ends, dense numbers, in one pass over the bytes.
+#pragma once
+
+#include <cstdint>
+#include <cstdlib>
+#include <memory>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "freshet/avro_program.hpp"
+
+namespace freshet {
+
+// An array that Python can take over without a copy.
+template <class T>
+struct Buffer {
+  struct Free {
+    void operator()(T* p) const { std::free(p); }
+  };
+  std::unique_ptr<T[], Free> data;
+  std::size_t size = 0;
+
+  static Buffer zeroed(std::size_t n) {
+    Buffer b{std::unique_ptr<T[], Free>(static_cast<T*>(std::calloc(n ? n : 1, sizeof(T)))), n};
+    if (!b.data) throw std::bad_alloc();
+    return b;
+  }
+  static Buffer filled(std::size_t n, T value) {
+    Buffer b = zeroed(n);
+    for (std::size_t i = 0; i < n; ++i) b.data[i] = value;
+    return b;
+  }
+  T* begin() { return data.get(); }
+};
+
+// Sinks of a feature program. `slot` is a key column, a list, a dense column, or unused.
+enum class FeatureSink : std::uint32_t {
+  kKey,     // one key; an enum's keys stand in the words
+  kList,    // one more key of the list
+  kDense,   // a number
+  kBucket,  // the words are rising edges (doubles); the key is that of the number of edges <= value
+  kServed,  // the next of the predictions logged at serving
+};
+
+enum class TimePart : std::uint32_t { kHour, kWeekday, kHourOfWeek };  // UTC; Monday is 0
+
+// What the columns of a decoded batch are, whatever schema the records have.
+struct FeaturePlan {
+  struct Entry {
+    bool list;
+    std::uint32_t index;  // of a key column or of a list
+  };
+  struct Time {
+    std::uint32_t column;
+    TimePart part;
+    std::uint64_t salt;
+  };
+  struct Cross {
+    std::uint32_t column;
+    std::uint64_t seed;
+    std::vector<std::uint32_t> parts;  // key columns, made before this one
+  };
+  std::vector<std::vector<Entry>> groups;  // features of each store group, in its order
+  std::vector<std::uint32_t> segments;     // key columns (unsalted), beside the groups'
+  std::uint32_t columns = 0;
+  std::vector<std::uint32_t> list_max;
+  std::vector<std::uint8_t> log1p;  // (D,)
+  std::uint32_t served = 0;         // labels
+  std::vector<Time> times;
+  std::vector<Cross> crosses;
+  std::vector<std::pair<std::uint32_t, std::uint64_t>> constant_keys;   // at serving: (key column, key)
+  std::vector<std::pair<std::uint32_t, float>> constant_dense;          // at serving: (dense column, value)
+
+  // Throws std::invalid_argument if an index is out of range.
+  void check() const;
+  void check(const Program& program) const;
+};
+
+struct DecodedGroup {
+  Buffer<std::uint64_t> keys;
+  std::vector<std::uint32_t> feature_starts;
+  std::vector<std::int64_t> lists;  // per feature: index into DecodedBatch::list_ends, or -1
+};
+
+struct BadRecord {
+  std::int64_t index;
+  std::int64_t program;
+  Failure failure;
+};
+
+struct DecodedBatch {
+  std::size_t size = 0;  // B: good records
+  std::vector<DecodedGroup> groups;
+  std::vector<Buffer<std::uint32_t>> list_ends;
+  Buffer<float> dense;                          // (B, D)
+  std::vector<Buffer<std::uint64_t>> segments;  // (B,)
+  Buffer<float> served;                         // (labels, B)
+  std::vector<BadRecord> bad;
+};
+
+// Decode N records. `which` names the program of each record; empty: all are of programs[0].
+// times_ms: (N,) event time of each record. serving: constants stand in for what is not known then.
+DecodedBatch decode_features(const FeaturePlan& plan, std::span<const Program* const> programs,
+                             std::span<const std::int32_t> which, std::span<const std::uint8_t> data,
+                             std::span<const std::int64_t> ends, std::span<const std::int64_t> times_ms, bool serving);
+
+// sign(x) * log(1 + |x|), in place where mask (D,) says so; values (B, D). Equal bits on every instruction set.
+void log1p_columns(float* values, std::size_t rows, std::span<const std::uint8_t> mask);
+
+std::int64_t time_part(std::int64_t time_ms, TimePart part);
+
+}  // namespace freshet

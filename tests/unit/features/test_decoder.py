@@ -1,0 +1,307 @@
+"""Samples decoded natively have the keys and numbers that the features' definition gives."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from freshet.errors import ConfigError
+from freshet.features import SampleDecoder, key_of
+from freshet.spec.avro import Record, parse_schema, sample_schema, served_schema
+from freshet.spec.layout import layout_of
+from freshet.spec.parse import parse_spec
+from freshet.types import F32, BytesColumn
+from tests.unit.features import oracle
+
+SPEC = parse_spec("""
+name = "shop"
+[events]
+served.topic = "served"
+served.schema = "served.avsc"
+served.explode = "items"
+served.key = ["request_id", "items.id"]
+served.time = "ts:ms"
+action = { topic = "a", schema = "a.avsc", key = ["request_id", "item_id"], time = "ts:ms" }
+[labels]
+click = { on = "action.type == 'click'", window = "2m" }
+buy = { on = "action.type == 'buy'", window = "10m" }
+[tables]
+user = { dim = 8 }
+item = { dim = 8 }
+small = { dim = 8, precision = "bf16" }
+[features]
+user = { field = "user.id", table = "user" }
+item = { field = "items.id", table = "item" }
+recent = { field = "user.recent", table = "item", max = 3, pool = "mean" }
+tags = { field = "items.tags.name", table = "small", max = 10, pool = "sum" }
+country = { field = "user.country", table = "small" }
+device = { field = "device", table = "small" }
+exact = { field = "items.ratio", table = "small" }
+experiment = { field = "experiments.colour", table = "small" }
+hour = { time = "hour", table = "small" }
+weekday = { time = "weekday", table = "small" }
+price_band = { field = "items.price", buckets = [1.0, 10.0, 100.0], table = "small" }
+price = { field = "items.price", dense = "log1p" }
+age = { field = "items.age", dense = "raw", missing = "flag" }
+position = { field = "items.pos", table = "small", serve_as = 0 }
+[model]
+experts = ["wide", "cross", "fm", "deep"]
+crosses = [["user", "item"], ["country", "hour", "position"]]
+[train]
+segments = ["country", "hour", "price_band"]
+""")
+LAYOUT = layout_of(SPEC)
+SERVED = parse_schema(
+    {
+        "type": "record",
+        "name": "Served",
+        "fields": [
+            {"name": "request_id", "type": "string"},
+            {"name": "noise", "type": ["null", {"type": "map", "values": ["null", "string", "long"]}]},
+            {"name": "ts", "type": "long"},
+            {
+                "name": "user",
+                "type": [
+                    {
+                        "type": "record",
+                        "name": "User",
+                        "fields": [
+                            {"name": "id", "type": ["long", "string"]},
+                            {"name": "country", "type": ["null", "string"]},
+                            {"name": "recent", "type": {"type": "array", "items": ["null", "string"]}},
+                        ],
+                    },
+                    "null",
+                ],
+            },
+            {"name": "device", "type": {"type": "enum", "name": "Device", "symbols": ["PHONE", "TV"]}},
+            {
+                "name": "items",
+                "type": {
+                    "type": "array",
+                    "items": {
+                        "type": "record",
+                        "name": "Item",
+                        "fields": [
+                            {"name": "id", "type": "string"},
+                            {"name": "ratio", "type": "double"},
+                            {"name": "price", "type": ["null", "float"]},
+                            {"name": "blob", "type": {"type": "fixed", "name": "Blob", "size": 3}},
+                            {"name": "age", "type": ["null", "int", "double"]},
+                            {
+                                "name": "tags",
+                                "type": {
+                                    "type": "array",
+                                    "items": {
+                                        "type": "record",
+                                        "name": "Tag",
+                                        "fields": [
+                                            {"name": "weight", "type": "float"},
+                                            {"name": "name", "type": ["null", "string"]},
+                                        ],
+                                    },
+                                },
+                            },
+                            {"name": "pos", "type": "int"},
+                        ],
+                    },
+                },
+            },
+            {"name": "experiments", "type": {"type": "map", "values": "string"}},
+            {"name": "raw", "type": "bytes"},
+        ],
+    }
+)
+SAMPLE = sample_schema(served_schema(SERVED, "items"), "items")
+
+TEXT = st.text(max_size=20)
+LONG = st.integers(-(2**63), 2**63 - 1)
+FLOAT = st.floats(width=32)
+ITEM = st.fixed_dictionaries(
+    {
+        "id": TEXT,
+        "ratio": st.floats(),
+        "price": st.none() | FLOAT,
+        "blob": st.binary(min_size=3, max_size=3),
+        "age": st.none()
+        | st.integers(-(2**31), 2**31 - 1)
+        | st.floats(allow_nan=False, allow_infinity=False),
+        "tags": st.lists(st.fixed_dictionaries({"weight": FLOAT, "name": st.none() | TEXT}), max_size=12),
+        "pos": st.integers(-5, 5),
+        "freshet_served": st.none()
+        | st.fixed_dictionaries(
+            {
+                "version": LONG,
+                "score": FLOAT,
+                "predictions": st.lists(st.floats(0, 1, width=32), min_size=2, max_size=2),
+                "propensity": FLOAT,
+                "explored": st.booleans(),
+            }
+        ),
+    }
+)
+SAMPLES = st.fixed_dictionaries(
+    {
+        "request_id": TEXT,
+        "noise": st.none() | st.dictionaries(TEXT, st.none() | TEXT | LONG, max_size=3),
+        "ts": LONG,
+        "user": st.none()
+        | st.fixed_dictionaries(
+            {"id": LONG | TEXT, "country": st.none() | TEXT, "recent": st.lists(st.none() | TEXT, max_size=6)}
+        ),
+        "device": st.sampled_from(["PHONE", "TV"]),
+        "items": ITEM,
+        "experiments": st.dictionaries(st.sampled_from(["colour", "size", "x"]), TEXT),
+        "raw": st.binary(max_size=5),
+    }
+)
+TIMES = st.integers(-(10**12), 10**13)
+
+
+def decoder(schema: Record = SAMPLE) -> SampleDecoder:
+    return SampleDecoder(SPEC, LAYOUT, lambda _: schema)
+
+
+def same_floats(found: F32, expected: list[float]) -> None:
+    wanted = np.array(expected, np.float32).reshape(found.shape)
+    np.testing.assert_allclose(found, wanted, rtol=2e-7, atol=0, equal_nan=True)
+
+
+@given(st.lists(st.tuples(SAMPLES, TIMES), max_size=5), st.booleans())
+def test_decoded_samples_have_the_keys_and_numbers_of_the_oracle(
+    rows: list[tuple[Any, int]], serving: bool
+) -> None:
+    samples, times = [s for s, _ in rows], [t for _, t in rows]
+    got = decoder().decode(oracle.write(SAMPLE, samples), 1, np.array(times, np.int64), serving=serving)
+
+    assert got.size == len(rows)
+    assert not len(got.bad)
+    assert oracle.decoded_keys(got) == oracle.group_keys(SPEC, LAYOUT, samples, times, serving)
+    dense = [oracle.dense_value(SPEC.features[i], s, serving) for s in samples for i in LAYOUT.dense]
+    with np.errstate(over="ignore"):
+        same_floats(got.dense, dense)
+    for name, keys in got.segments.items():
+        f = SPEC.feature(name)
+        assert keys.tolist() == [oracle.feature_key(SPEC, f, s, t, serving=False, salt=0) for s, t in rows]
+    for i, name in enumerate(("click", "buy")):
+        served = [s["items"]["freshet_served"] for s in samples]
+        same_floats(got.served[name], [math.nan if v is None else v["predictions"][i] for v in served])
+
+
+@given(st.lists(SAMPLES, min_size=1, max_size=4), st.data())
+def test_a_record_that_is_cut_or_changed_is_read_as_fastavro_reads_it_or_named_bad(
+    samples: list[Any], data: st.DataObject
+) -> None:
+    records = list(oracle.write(SAMPLE, samples))
+    i = data.draw(st.integers(0, len(records) - 1))
+    changed = bytearray(records[i])
+    for _ in range(data.draw(st.integers(0, 3))):
+        changed[data.draw(st.integers(0, len(changed) - 1))] = data.draw(st.integers(0, 255))
+    records[i] = bytes(changed[: data.draw(st.integers(0, len(changed)))])
+    got = decoder().decode(BytesColumn.of(records), 1, np.zeros(len(records), np.int64))
+    whole = [k for k in range(len(records)) if k != i]
+    if len(got.bad):
+        assert got.bad.tolist() == [i]
+        assert got.why[0].startswith(f"record {i}: ")
+    else:
+        whole.append(i)
+    alone = decoder().decode(
+        BytesColumn.of([records[k] for k in sorted(whole)]), 1, np.zeros(len(whole), np.int64)
+    )
+    assert oracle.decoded_keys(got) == oracle.decoded_keys(alone)
+    assert got.dense.tobytes() == alone.dense.tobytes()
+    assert got.size == len(whole)
+
+
+@given(st.lists(st.binary(max_size=60), max_size=8))
+def test_any_bytes_are_read_or_named_bad(records: list[bytes]) -> None:
+    got = decoder().decode(BytesColumn.of(records), 1, np.zeros(len(records), np.int64))
+    assert got.size + len(got.bad) == len(records)
+    assert len(got.why) == len(got.bad)
+
+
+def test_each_sample_is_read_by_the_schema_that_wrote_it() -> None:
+    reordered = Record(SAMPLE.name, tuple(reversed(SAMPLE.fields)))
+    sample = sample_of()
+    both = BytesColumn.concat([oracle.write(SAMPLE, [sample]), oracle.write(reordered, [sample])] * 2)
+    schemas = {1: SAMPLE, 2: reordered}
+    asked: list[int] = []
+
+    def lookup(schema_id: int) -> Record:
+        asked.append(schema_id)
+        return schemas[schema_id]
+
+    made = SampleDecoder(SPEC, LAYOUT, lookup)
+    got = made.decode(both, np.array([1, 2, 1, 2], np.uint32), np.zeros(4, np.int64))
+    assert oracle.decoded_keys(got) == oracle.group_keys(SPEC, LAYOUT, [sample] * 4, [0] * 4)
+    assert asked == [1, 2]
+
+
+def test_null_is_not_the_empty_string() -> None:
+    empty, null = sample_of(), sample_of()
+    empty["user"]["country"], null["user"]["country"] = "", None
+    got = decoder().decode(oracle.write(SAMPLE, [empty, null]), 1, np.zeros(2, np.int64))
+    assert got.segments["country"].tolist() == [key_of("", 0), 0]
+
+
+def test_a_field_that_the_schema_lacks_is_named_with_the_feature_that_needs_it() -> None:
+    fields = tuple(f for f in SAMPLE.fields if f.name != "device")
+    with pytest.raises(
+        ConfigError, match=r"(?s)schema 1, wanted by feature 'device'.*a field of Served: request_id"
+    ):
+        decoder(Record(SAMPLE.name, fields)).program(1)
+
+
+def test_a_field_of_a_type_that_a_feature_cannot_take_is_refused() -> None:
+    spec = parse_spec(SPEC_WITH_PRICE.replace("FIELD", "request_id"))
+    with pytest.raises(
+        ConfigError, match=r"(?s)request_id = 'string'.*boolean, int, long, float, double.*'price'"
+    ):
+        SampleDecoder(spec, layout_of(spec), lambda _: SAMPLE).program(1)
+    spec = parse_spec(SPEC_WITH_PRICE.replace("FIELD", "items.tags.weight"))
+    with pytest.raises(ConfigError, match="an array on the way"):
+        SampleDecoder(spec, layout_of(spec), lambda _: SAMPLE).program(1)
+
+
+def test_a_batch_of_nothing_is_nothing() -> None:
+    got = decoder().decode(BytesColumn.of([]), 1, np.empty(0, np.int64))
+    assert got.size == 0
+    assert got.dense.shape == (0, 2)
+
+
+def sample_of() -> dict[str, Any]:
+    item = {"id": "i", "ratio": 0.5, "price": 3.0, "blob": b"abc", "age": 2, "tags": [], "pos": 1}
+    return {
+        "request_id": "r",
+        "noise": None,
+        "ts": 0,
+        "user": {"id": 1, "country": "DE", "recent": []},
+        "device": "TV",
+        "items": {**item, "freshet_served": None},
+        "experiments": {},
+        "raw": b"",
+    }
+
+
+SPEC_WITH_PRICE = """
+name = "shop"
+[events]
+served.topic = "served"
+served.schema = "served.avsc"
+served.explode = "items"
+served.key = ["request_id", "items.id"]
+served.time = "ts:ms"
+action = { topic = "a", schema = "a.avsc", key = ["request_id", "item_id"], time = "ts:ms" }
+[labels]
+click = { on = "action.type == 'click'", window = "2m" }
+[tables]
+user = { dim = 8 }
+[features]
+user = { field = "user.id", table = "user" }
+price = { field = "FIELD", dense = "log1p" }
+"""

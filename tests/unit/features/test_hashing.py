@@ -1,0 +1,101 @@
+"""Keys are frozen: they equal the published hashes, and vectors that were written down once."""
+
+import json
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+import xxhash
+from hypothesis import given
+from hypothesis import strategies as st
+
+from freshet import _native
+from freshet.features import hash_text, key_of, keys_of, partition_of, table_salt
+from freshet.features.hashing import cross_seed
+from freshet.types import BytesColumn
+from tests.unit.features import oracle
+
+VECTORS = json.loads((Path(__file__).parent / "vectors.json").read_text())
+U64S = st.integers(0, 2**64 - 1)
+I64S = st.integers(-(2**63), 2**63 - 1)
+
+
+@given(st.binary(max_size=3000), U64S)
+def test_strings_are_hashed_as_the_xxhash_library_does(data: bytes, seed: int) -> None:
+    assert _native.xxh3_64(data, seed) == xxhash.xxh3_64_intdigest(data, seed)
+
+
+@pytest.mark.parametrize(
+    "size", [*range(260), 511, 512, 513, 1023, 1024, 1025, 1088, 1089, 2048, 2049, 10_000]
+)
+def test_every_length_is_hashed_as_the_xxhash_library_does(size: int) -> None:
+    data = bytes((i * 2654435761 >> 7) & 0xFF for i in range(size))
+    for seed in (0, 1, 0x9E3779B97F4A7C15):
+        assert _native.xxh3_64(data, seed) == xxhash.xxh3_64_intdigest(data, seed)
+
+
+@given(st.lists(I64S, unique=True), U64S)
+def test_integers_never_share_a_key(values: list[int], salt: int) -> None:
+    keys = keys_of(np.array(values, np.int64), salt)
+    assert keys.tolist() == [oracle.key(v, salt) for v in values]
+    assert len(set(keys.tolist()) - {1}) >= len(values) - 1
+
+
+@given(st.lists(st.floats(width=64)), U64S)
+def test_numbers_are_keyed_by_their_bits_and_minus_zero_is_zero(values: list[float], salt: int) -> None:
+    assert keys_of(np.array(values, np.float64), salt).tolist() == [oracle.key(v, salt) for v in values]
+    assert key_of(-0.0, salt) == key_of(0.0, salt)
+
+
+@given(st.lists(st.binary(max_size=40)), U64S)
+def test_a_column_of_strings_has_the_keys_of_its_strings(values: list[bytes], salt: int) -> None:
+    assert keys_of(BytesColumn.of(values), salt).tolist() == [oracle.key(v, salt) for v in values]
+
+
+def test_null_has_the_absent_key_and_the_empty_string_has_not() -> None:
+    assert key_of(None, 7) == 0
+    assert key_of("", 7) != 0
+    assert key_of(float("nan"), 7) == 0
+
+
+def test_an_integer_and_its_decimal_string_are_different_values() -> None:
+    assert key_of(5, 0) != key_of("5", 0)
+    assert key_of("é", 0) == key_of("é".encode(), 0) == hash_text("é")
+
+
+def test_tables_and_crosses_are_salted_apart() -> None:
+    assert key_of("x", table_salt("user")) != key_of("x", table_salt("item"))
+    assert cross_seed("crosses", ["a", "b"]) != cross_seed("crosses", ["a", "c"])
+
+
+def test_keys_written_down_once_are_still_the_same() -> None:
+    for table, value, key in VECTORS["keys"]:
+        assert key_of(value, table_salt(table)) == int(key, 16), (table, value)
+    for table, parts, seed in VECTORS["cross_seeds"]:
+        assert cross_seed(table, parts) == int(seed, 16)
+
+
+@pytest.mark.parametrize(
+    ("key", "hash_"),
+    [
+        (b"21", -973932308),
+        (b"foobar", -790332482),
+        (b"a-little-bit-long-string", -985981536),
+        (b"a-little-bit-longer-string", -1486304829),
+        (b"abc", 479470107),
+    ],
+)
+def test_murmur2_is_kafkas(key: bytes, hash_: int) -> None:
+    assert _native.murmur2(key) == hash_ & 0xFFFFFFFF
+
+
+@given(st.lists(st.binary(max_size=40)), st.integers(1, 100))
+def test_keys_go_to_the_partition_that_java_producers_choose(keys: list[bytes], partitions: int) -> None:
+    expected = [(_native.murmur2(k) & 0x7FFFFFFF) % partitions for k in keys]
+    assert partition_of(BytesColumn.of(keys), partitions).tolist() == expected
+
+
+@given(st.binary(max_size=2000))
+def test_the_checksum_of_blocks_is_zlibs(data: bytes) -> None:
+    assert _native.block_crc32(data) == zlib.crc32(data)
