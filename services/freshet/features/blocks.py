@@ -20,11 +20,11 @@ MAX_SAMPLES = 256
 class BlockColumns:
     """Samples of a batch of blocks, N in all, in the order of the blocks."""
 
-    counts: U32  # (blocks,) samples of each
-    schema_ids: U32  # (blocks,) writer's schema of its payloads
+    counts: I64  # (blocks,) samples of each
+    schema_ids: U32  # (N,) writer's schema of each payload; one in a block
     sample_ids: I64  # (N,) hash of (impression, label)
-    times_ms: I64  # (N,) event time of the impression
-    requests: U64  # (N,) hash of the request id
+    event_times_ms: I64  # (N,) event time of the impression
+    request_ids: U64  # (N,) hash of the request id
     values: F32  # (N,) label value
     weights: F32  # (N,)
     labels: U8  # (N,) label index
@@ -38,13 +38,6 @@ class BlockColumns:
         """(N,) index of each sample's block."""
         return np.repeat(np.arange(len(self.counts)), self.counts)
 
-    @property
-    def schema_of(self) -> int | U32:
-        """The schema id, if all blocks have one; else (N,) of each sample: as the decoder takes it."""
-        if len(self.schema_ids) and (self.schema_ids == self.schema_ids[0]).all():
-            return int(self.schema_ids[0])
-        return np.repeat(self.schema_ids, self.counts)
-
 
 def read_blocks(records: BytesColumn) -> BlockColumns:
     """Read blocks; every checksum is checked.
@@ -57,7 +50,15 @@ def read_blocks(records: BytesColumn) -> BlockColumns:
         raise Corrupt(f"samples block {made[0]}: {made[1]}")
     counts, schema_ids, sample_ids, times_ms, requests, values, weights, labels, payloads = made
     return BlockColumns(
-        counts, schema_ids, sample_ids, times_ms, requests, values, weights, labels, BytesColumn(*payloads)
+        counts=counts.astype(np.int64),
+        schema_ids=np.repeat(schema_ids, counts),
+        sample_ids=sample_ids,
+        event_times_ms=times_ms,
+        request_ids=requests,
+        values=values,
+        weights=weights,
+        labels=labels,
+        payloads=BytesColumn(*payloads),
     )
 
 
@@ -65,8 +66,8 @@ def encode_blocks(
     schema_id: int,
     *,
     sample_ids: I64,
-    times_ms: I64,
-    requests: U64,
+    event_times_ms: I64,
+    request_ids: U64,
     values: F32,
     weights: F32,
     labels: U8,
@@ -81,8 +82,8 @@ def encode_blocks(
     data, ends = _native.encode_blocks(
         schema_id,
         np.ascontiguousarray(sample_ids, np.int64),
-        np.ascontiguousarray(times_ms, np.int64),
-        np.ascontiguousarray(requests, np.uint64),
+        np.ascontiguousarray(event_times_ms, np.int64),
+        np.ascontiguousarray(request_ids, np.uint64),
         np.ascontiguousarray(values, np.float32),
         np.ascontiguousarray(weights, np.float32),
         np.ascontiguousarray(labels, np.uint8),
@@ -97,8 +98,8 @@ def encode_block(
     schema_id: int,
     *,
     sample_ids: I64,
-    times_ms: I64,
-    requests: U64,
+    event_times_ms: I64,
+    request_ids: U64,
     values: F32,
     weights: F32,
     labels: U8,
@@ -108,8 +109,8 @@ def encode_block(
     return encode_blocks(
         schema_id,
         sample_ids=sample_ids,
-        times_ms=times_ms,
-        requests=requests,
+        event_times_ms=event_times_ms,
+        request_ids=request_ids,
         values=values,
         weights=weights,
         labels=labels,

@@ -79,13 +79,19 @@ class SampleDecoder:
         Raises:
             ConfigError: as `program`.
         """
+        if (
+            not isinstance(schema_id, (int, np.integer))
+            and len(schema_id)
+            and (schema_id == schema_id[0]).all()
+        ):
+            schema_id = int(schema_id[0])
         if isinstance(schema_id, (int, np.integer)):
             programs = [self.program(int(schema_id))]
             which = np.empty(0, np.int32)
         else:
             ids, inverse = np.unique(schema_id, return_inverse=True)
             programs = [self.program(int(i)) for i in ids]
-            which = inverse.astype(np.int32) if len(ids) > 1 else np.empty(0, np.int32)
+            which = inverse.astype(np.int32)
         return self._decoded(
             _native.decode_features(
                 self._plan,
@@ -132,7 +138,7 @@ class _Columns:
     def dense(self) -> int:
         return len(self.dense_of)
 
-    def plan(self, spec: Spec, layout: Layout) -> _native.FeaturePlan:
+    def plan(self, spec: Spec, layout: Layout) -> _native.DecodePlan:
         """The native plan: what a batch looks like, whatever schema its records have."""
         lists = sorted(self.list_of, key=self.list_of.__getitem__)
         constants = [f for f in spec.features if f.serve_as is not None]

@@ -29,7 +29,7 @@ nb::object to_numpy(std::vector<T>&& values) {
 }
 
 template <class T>
-nb::object to_numpy(Buffer<T>&& buffer) {
+nb::object to_numpy(HeapArray<T>&& buffer) {
   T* data = buffer.data.release();
   nb::capsule owner(data, [](void* p) noexcept { std::free(p); });
   return nb::cast(nb::ndarray<nb::numpy, T, nb::ndim<1>>(data, {buffer.size}, owner));

@@ -12,7 +12,7 @@ namespace {
 using Words = In<std::uint64_t>;
 
 nb::object keys_of(const In<std::uint8_t>& data, const In<std::int64_t>& ends, std::uint64_t salt) {
-  auto out = Buffer<std::uint64_t>::zeroed(ends.size());
+  auto out = HeapArray<std::uint64_t>::zeroed(ends.size());
   {
     nb::gil_scoped_release release;
     const BytesView column(view(data), view(ends));
@@ -23,7 +23,7 @@ nb::object keys_of(const In<std::uint8_t>& data, const In<std::int64_t>& ends, s
 
 template <class T, std::uint64_t (*key)(T, std::uint64_t)>
 nb::object keys_of_numbers(const In<T>& values, std::uint64_t salt) {
-  auto out = Buffer<std::uint64_t>::zeroed(values.size());
+  auto out = HeapArray<std::uint64_t>::zeroed(values.size());
   {
     nb::gil_scoped_release release;
     for (std::size_t i = 0; i < values.size(); ++i) out.data[i] = key(values.data()[i], salt);
@@ -33,7 +33,7 @@ nb::object keys_of_numbers(const In<T>& values, std::uint64_t salt) {
 
 nb::object partitions(const In<std::uint8_t>& data, const In<std::int64_t>& ends, std::int32_t n) {
   if (n < 1) throw std::invalid_argument("a topic has at least one partition");
-  auto out = Buffer<std::int32_t>::zeroed(ends.size());
+  auto out = HeapArray<std::int32_t>::zeroed(ends.size());
   {
     nb::gil_scoped_release release;
     partition_of(view(data), view(ends), n, {out.begin(), out.size});
@@ -51,14 +51,14 @@ std::array<std::int64_t, 5> failure_row(std::int64_t index, std::int64_t program
   return {index, program, static_cast<std::int64_t>(f.why), f.node, f.offset};
 }
 
-FeaturePlan make_plan(const std::vector<std::vector<std::int64_t>>& groups, const std::vector<std::uint32_t>& segments,
+DecodePlan make_plan(const std::vector<std::vector<std::int64_t>>& groups, const std::vector<std::uint32_t>& segments,
                       std::uint32_t columns, const std::vector<std::uint32_t>& list_max,
                       const std::vector<std::uint8_t>& log1p, std::uint32_t served,
                       const std::vector<std::vector<std::uint64_t>>& times,
                       const std::vector<std::vector<std::uint64_t>>& crosses,
                       const std::vector<std::vector<std::uint64_t>>& constant_keys,
                       const std::vector<std::uint32_t>& constant_dense, const std::vector<float>& constant_values) {
-  FeaturePlan plan;
+  DecodePlan plan;
   const auto word = [](std::uint64_t v) {
     if (v > UINT32_MAX) throw std::invalid_argument("feature plan: an index is out of range");
     return static_cast<std::uint32_t>(v);
@@ -87,7 +87,7 @@ FeaturePlan make_plan(const std::vector<std::vector<std::int64_t>>& groups, cons
   return plan;
 }
 
-nb::tuple decode(const FeaturePlan& plan, const std::vector<const Program*>& programs, const In<std::int32_t>& which,
+nb::tuple decode(const DecodePlan& plan, const std::vector<const Program*>& programs, const In<std::int32_t>& which,
                  const In<std::uint8_t>& data, const In<std::int64_t>& ends, const In<std::int64_t>& times,
                  bool serving) {
   DecodedBatch made;
@@ -168,7 +168,7 @@ void bind_features(nb::module_& m) {
                      const In<std::uint8_t>& text, const In<std::int64_t>& text_ends) {
         new (self) Program(flat(nodes), flat(sinks), view(words), view(text), view(text_ends));
       });
-  nb::class_<FeaturePlan>(m, "FeaturePlan");
+  nb::class_<DecodePlan>(m, "DecodePlan");
   m.def("feature_plan", &make_plan);
   m.def("decode_features", &decode);
 

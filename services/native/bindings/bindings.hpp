@@ -21,14 +21,11 @@ template <typename T>
 using Out2 = nb::ndarray<T, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 
 void bind_build(nb::module_& m);
-<<<<<<< HEAD
 void bind_plan(nb::module_& m);
 void bind_store(nb::module_& m);
 void bind_join(nb::module_& m);
 void bind_model(nb::module_& m);
-=======
 void bind_blocks(nb::module_& m);
 void bind_features(nb::module_& m);
->>>>>>> cbd943f (Features: hashing, one decode path from Avro bytes to keys, events to columns, blocks of samples)
 
 }  // namespace freshet

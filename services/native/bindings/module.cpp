@@ -4,13 +4,10 @@
 NB_MODULE(_native, m) {
   m.doc() = "The hot path of freshet: whole batches in, whole batches out, the GIL released.";
   freshet::bind_build(m);
-<<<<<<< HEAD
   freshet::bind_plan(m);
   freshet::bind_store(m);
   freshet::bind_join(m);
   freshet::bind_model(m);
-=======
   freshet::bind_blocks(m);
   freshet::bind_features(m);
->>>>>>> cbd943f (Features: hashing, one decode path from Avro bytes to keys, events to columns, blocks of samples)
 }

@@ -23,7 +23,7 @@ void demand(bool ok, const char* what) {
 struct FeatureHandler {
   static constexpr bool kExplodes = false;
 
-  const FeaturePlan* plan;
+  const DecodePlan* plan;
   const std::uint64_t* words = nullptr;  // of the program at work
   std::vector<std::uint64_t*> columns;
   std::vector<std::vector<std::uint64_t>> lists;
@@ -83,7 +83,7 @@ struct FeatureHandler {
   }
 };
 
-void fill_derived(const FeaturePlan& plan, const FeatureHandler& h, std::span<const std::int64_t> times,
+void fill_derived(const DecodePlan& plan, const FeatureHandler& h, std::span<const std::int64_t> times,
                   std::size_t size, bool serving) {
   for (const auto& t : plan.times) {
     std::uint64_t* out = h.columns[t.column];
@@ -105,12 +105,12 @@ void fill_derived(const FeaturePlan& plan, const FeatureHandler& h, std::span<co
   }
 }
 
-bool has_list(const std::vector<FeaturePlan::Entry>& entries) {
+bool has_list(const std::vector<DecodePlan::Entry>& entries) {
   return std::any_of(entries.begin(), entries.end(), [](const auto& e) { return e.list; });
 }
 
 // Feature-major keys of a group. Without lists and bad records `made` is it already.
-DecodedGroup assemble(const std::vector<FeaturePlan::Entry>& entries, Buffer<std::uint64_t> made,
+DecodedGroup assemble(const std::vector<DecodePlan::Entry>& entries, HeapArray<std::uint64_t> made,
                       const FeatureHandler& h, std::size_t size) {
   DecodedGroup group;
   std::size_t total = 0;
@@ -125,7 +125,7 @@ DecodedGroup assemble(const std::vector<FeaturePlan::Entry>& entries, Buffer<std
     group.keys = std::move(made);
     return group;
   }
-  group.keys = Buffer<std::uint64_t>::zeroed(total);
+  group.keys = HeapArray<std::uint64_t>::zeroed(total);
   for (std::size_t i = 0; i < entries.size(); ++i) {
     const auto& e = entries[i];
     const std::uint64_t* from = e.list ? h.lists[e.index].data() : h.columns[e.index];
@@ -153,7 +153,7 @@ std::int64_t time_part(std::int64_t time_ms, TimePart part) {
   return 0;
 }
 
-void FeaturePlan::check() const {
+void DecodePlan::check() const {
   const auto column = [&](std::uint32_t c) { demand(c < columns, "a key column is out of range"); };
   for (const auto& entries : groups) {
     for (const auto& e : entries) e.list ? demand(e.index < list_max.size(), "no such list") : column(e.index);
@@ -169,7 +169,7 @@ void FeaturePlan::check() const {
   for (const auto& c : constant_dense) demand(c.first < log1p.size(), "no such dense column");
 }
 
-void FeaturePlan::check(const Program& program) const {
+void DecodePlan::check(const Program& program) const {
   for (const auto& s : program.sinks()) {
     const auto kind = static_cast<FeatureSink>(s.kind);
     demand(kind <= FeatureSink::kServed, "no such sink");
@@ -180,7 +180,7 @@ void FeaturePlan::check(const Program& program) const {
   }
 }
 
-DecodedBatch decode_features(const FeaturePlan& plan, std::span<const Program* const> programs,
+DecodedBatch decode_features(const DecodePlan& plan, std::span<const Program* const> programs,
                              std::span<const std::int32_t> which, std::span<const std::uint8_t> data,
                              std::span<const std::int64_t> ends, std::span<const std::int64_t> times_ms, bool serving) {
   const BytesView view(data, ends);
@@ -196,10 +196,10 @@ DecodedBatch decode_features(const FeaturePlan& plan, std::span<const Program* c
   h.columns.assign(plan.columns, nullptr);
   h.lists.resize(plan.list_max.size());
   h.list_starts.assign(plan.list_max.size(), 0);
-  std::vector<Buffer<std::uint64_t>> made;  // one a group, its single features one after the other; then segments
+  std::vector<HeapArray<std::uint64_t>> made;  // one a group, its single features one after the other; then segments
   for (const auto& entries : plan.groups) {
     const auto singles = static_cast<std::size_t>(std::count_if(entries.begin(), entries.end(), [](const auto& e) { return !e.list; }));
-    made.push_back(Buffer<std::uint64_t>::zeroed(singles * n));
+    made.push_back(HeapArray<std::uint64_t>::zeroed(singles * n));
     std::uint64_t* next = made.back().begin();
     for (const auto& e : entries) {
       if (e.list) continue;
@@ -208,17 +208,17 @@ DecodedBatch decode_features(const FeaturePlan& plan, std::span<const Program* c
     }
   }
   for (const auto c : plan.segments) {
-    made.push_back(Buffer<std::uint64_t>::zeroed(n));
+    made.push_back(HeapArray<std::uint64_t>::zeroed(n));
     h.columns[c] = made.back().begin();
   }
   for (const auto* column : h.columns) demand(column || n == 0, "a key column belongs to no group");
 
   DecodedBatch out;
-  out.dense = Buffer<float>::filled(n * plan.log1p.size(), kMissing);
-  out.served = Buffer<float>::filled(n * plan.served, kMissing);
+  out.dense = HeapArray<float>::filled(n * plan.log1p.size(), kMissing);
+  out.served = HeapArray<float>::filled(n * plan.served, kMissing);
   h.dense = out.dense.begin();
   h.served = out.served.begin();
-  for (std::size_t l = 0; l < h.lists.size(); ++l) out.list_ends.push_back(Buffer<std::uint32_t>::zeroed(n));
+  for (std::size_t l = 0; l < h.lists.size(); ++l) out.list_ends.push_back(HeapArray<std::uint32_t>::zeroed(n));
 
   std::vector<std::int64_t> times;
   const std::uint8_t* const buffer_end = data.data() + data.size();

@@ -14,20 +14,20 @@ namespace freshet {
 
 // An array that Python can take over without a copy.
 template <class T>
-struct Buffer {
+struct HeapArray {
   struct Free {
     void operator()(T* p) const { std::free(p); }
   };
   std::unique_ptr<T[], Free> data;
   std::size_t size = 0;
 
-  static Buffer zeroed(std::size_t n) {
-    Buffer b{std::unique_ptr<T[], Free>(static_cast<T*>(std::calloc(n ? n : 1, sizeof(T)))), n};
+  static HeapArray zeroed(std::size_t n) {
+    HeapArray b{std::unique_ptr<T[], Free>(static_cast<T*>(std::calloc(n ? n : 1, sizeof(T)))), n};
     if (!b.data) throw std::bad_alloc();
     return b;
   }
-  static Buffer filled(std::size_t n, T value) {
-    Buffer b = zeroed(n);
+  static HeapArray filled(std::size_t n, T value) {
+    HeapArray b = zeroed(n);
     for (std::size_t i = 0; i < n; ++i) b.data[i] = value;
     return b;
   }
@@ -46,7 +46,7 @@ enum class FeatureSink : std::uint32_t {
 enum class TimePart : std::uint32_t { kHour, kWeekday, kHourOfWeek };  // UTC; Monday is 0
 
 // What the columns of a decoded batch are, whatever schema the records have.
-struct FeaturePlan {
+struct DecodePlan {
   struct Entry {
     bool list;
     std::uint32_t index;  // of a key column or of a list
@@ -78,7 +78,7 @@ struct FeaturePlan {
 };
 
 struct DecodedGroup {
-  Buffer<std::uint64_t> keys;
+  HeapArray<std::uint64_t> keys;
   std::vector<std::uint32_t> feature_starts;
   std::vector<std::int64_t> lists;  // per feature: index into DecodedBatch::list_ends, or -1
 };
@@ -92,16 +92,16 @@ struct BadRecord {
 struct DecodedBatch {
   std::size_t size = 0;  // B: good records
   std::vector<DecodedGroup> groups;
-  std::vector<Buffer<std::uint32_t>> list_ends;
-  Buffer<float> dense;                          // (B, D)
-  std::vector<Buffer<std::uint64_t>> segments;  // (B,)
-  Buffer<float> served;                         // (labels, B)
+  std::vector<HeapArray<std::uint32_t>> list_ends;
+  HeapArray<float> dense;                          // (B, D)
+  std::vector<HeapArray<std::uint64_t>> segments;  // (B,)
+  HeapArray<float> served;                         // (labels, B)
   std::vector<BadRecord> bad;
 };
 
 // Decode N records. `which` names the program of each record; empty: all are of programs[0].
 // times_ms: (N,) event time of each record. serving: constants stand in for what is not known then.
-DecodedBatch decode_features(const FeaturePlan& plan, std::span<const Program* const> programs,
+DecodedBatch decode_features(const DecodePlan& plan, std::span<const Program* const> programs,
                              std::span<const std::int32_t> which, std::span<const std::uint8_t> data,
                              std::span<const std::int64_t> ends, std::span<const std::int64_t> times_ms, bool serving);
 
