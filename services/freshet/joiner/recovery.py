@@ -23,7 +23,7 @@ STALLED_S = 30.0
 """A read that yields nothing for so long, though the log holds more, is given up."""
 
 
-def load(  # noqa: PLR0917 - what it is built of
+def load(
     log: EventLog,
     topics: Topics,
     plan: JoinPlan,
@@ -54,7 +54,7 @@ def load(  # noqa: PLR0917 - what it is built of
     return task
 
 
-def _replay(  # noqa: PLR0917 - what it is built of
+def _replay(
     log: EventLog,
     task: Task,
     at: TopicPartition,

@@ -182,6 +182,8 @@ class _FileReader:
             )
             for row_id, count, min_ms, small in rows:
                 offset = row_id - chunk_id(position.id, 0)
+                if offset + count <= expected and not position.ahead:
+                    continue  # assigned at what was the end: the chunk before it
                 if not offset <= expected < offset + count:
                     break
                 body = small if small is not None else self._large_body(row_id)

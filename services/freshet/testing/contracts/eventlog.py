@@ -194,6 +194,14 @@ class EventLogContract:
         assert records.times_ms.tolist() == [2]
         assert read_all(reader, 1) == {T0: [(2, b"c")]}
 
+    def test_a_reader_assigned_at_the_end_reads_what_comes_later(self, log: EventLog) -> None:
+        writer = log.writer()
+        writer.append([append_to(T0, [b"a", b"b"])])
+        reader = log.reader()
+        reader.assign({T0: 2})
+        writer.append([append_to(T0, [b"c"])])
+        assert read_all(reader, 1) == {T0: [(2, b"c")]}
+
     def test_a_poll_returns_at_most_what_it_was_asked_for(self, log: EventLog) -> None:
         log.writer().append([append_to(T0, [b"x"] * 100), append_to(T1, [b"y"] * 100)])
         reader = log.reader()
