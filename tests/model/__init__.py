@@ -1,0 +1,1 @@
+"""A randomised model of the exactly-once protocol: see README.md in this folder."""

@@ -1,0 +1,113 @@
+"""The fault schedule of a seed: kills, pauses, zombies, lossy failovers, outages, migrations, alone and in company."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from .control import LEASE
+from .embedder import Embedder
+from .joiner import Joiner
+from .shard import Shard
+from .trainer import RANKS, Trainer
+
+if TYPE_CHECKING:
+    from .world import World
+
+Strike = tuple[str, Callable[[], None]]
+
+
+class Faults:
+    """What can go wrong. Each is a thing done to the world, with a restart where somebody would restart it."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._rng = world.sim.rng
+
+    def kill(self, slot: str, away: int) -> None:
+        """End a process; a new one starts a while later."""
+        self._world.slots[slot].kill()
+        self._world.sim.after(away, lambda: self._again(slot))
+
+    def pause(self, slot: str, ticks: int) -> None:
+        """Stop a process that will come back, past its lease perhaps."""
+        self._world.slots[slot].pause(ticks)
+
+    def replace_joiner(self, ticks: int) -> None:
+        """Pause the joiner and start another instance, as an orchestrator would; the old one comes back."""
+        self._world.slots["joiner0"].pause(ticks)
+        self._world.start("joiner0")
+
+    def fail_over(self, node: int, losing: int) -> None:
+        """Stop replication, and promote the replica some ticks later: what was acknowledged meanwhile is gone."""
+        target = self._world.store.nodes[node]
+        target.stall(losing)
+
+        def promote() -> None:
+            lost = target.fail_over()
+            self._world.sim.note(f"node {node} fails over, {lost} acknowledged writes are lost")
+
+        self._world.sim.after(losing, promote)
+
+    def outage(self, ticks: int) -> None:
+        """The control log is away for everybody."""
+        self._world.control.away = True
+        self._world.sim.after(ticks, lambda: setattr(self._world.control, "away", False))
+
+    def migrate(self, bucket: int) -> None:
+        """The bucket's owner hands it over."""
+        for process in self._world.slots.values():
+            if isinstance(process, Shard) and process.alive and bucket in process.buckets:
+                process.spawn(process.migrate(bucket))
+
+    def release_partition(self, partition: int) -> None:
+        """The partition's owner hands it over."""
+        for process in self._world.slots.values():
+            if isinstance(process, Embedder) and process.alive:
+                process.spawn(process.release_partition(partition))
+
+    def lose_rank(self, rank: int) -> None:
+        """A rank of the trainer dies in its next step."""
+        for process in self._world.slots.values():
+            if isinstance(process, Trainer) and process.fence is not None:
+                process.lose_rank(rank)
+
+    def coup(self, slot: str, node: int) -> None:
+        """A zombie in company: its lease runs out, and what its successor writes first is lost by a failover."""
+        rng = self._rng
+        self.pause(slot, LEASE + rng.randrange(10, 90))
+        self._world.sim.after(LEASE + rng.randrange(30), lambda: self.fail_over(node, rng.randrange(5, 60)))
+
+    def _again(self, slot: str) -> None:
+        if not self._world.slots[slot].alive or isinstance(self._world.slots[slot], Joiner):
+            self._world.start(slot)
+
+
+def plan(world: World, until: int) -> list[tuple[int, Strike]]:
+    """Draw the faults of a seed."""
+    rng, faults = world.sim.rng, Faults(world)
+    slots = sorted(world.slots)
+    members = [slot for slot in slots if slot.startswith(("shard", "embedder", "trainer"))]
+    shards = [slot for slot in slots if slot.startswith("shard")]
+
+    def draw() -> Strike:
+        slot, member, shard = rng.choice(slots), rng.choice(members), rng.choice(shards)
+        node, short, long = rng.randrange(world.nodes), rng.randrange(5, 40), rng.randrange(60, 200)
+        bucket, partition, rank = rng.randrange(world.buckets), rng.randrange(world.partitions), rng.randrange(RANKS)
+        choices: list[tuple[int, str, Callable[[], None]]] = [
+            (4, f"kill {slot}", lambda: faults.kill(slot, short)),
+            (3, f"kill {shard}", lambda: faults.kill(shard, short)),
+            (2, f"pause {slot} for {short}", lambda: faults.pause(slot, short)),
+            (3, f"pause {member} for {long}", lambda: faults.pause(member, long)),
+            (1, f"replace the joiner, pause it for {short}", lambda: faults.replace_joiner(short)),
+            (4, f"stop replication of node {node}", lambda: faults.fail_over(node, short)),
+            (1, f"control is away for {long}", lambda: faults.outage(long)),
+            (2, f"migrate bucket {bucket}", lambda: faults.migrate(bucket)),
+            (2, f"release partition {partition}", lambda: faults.release_partition(partition)),
+            (1, f"lose rank {rank}", lambda: faults.lose_rank(rank)),
+            (3, f"coup against {shard}, node {node}", lambda: faults.coup(shard, node)),
+        ]
+        _, name, what = rng.choices(choices, [weight for weight, _, _ in choices])[0]
+        return name, what
+
+    return sorted(((rng.randrange(20, until), draw()) for _ in range(rng.randrange(4, 16))), key=lambda item: item[0])

@@ -1,0 +1,110 @@
+"""The switches: one for every part of a ◆ rule that can be broken on its own.
+
+A field's docstring (the string under it) says what the broken implementation does instead. Every broken variant is
+something a reasonable person could have written; none of them looks at the schedule.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """Which rules hold; all of them unless a test says otherwise."""
+
+    range_starts_at_previous_stop: bool = True
+    """2: off, a range starts at its first record, so gaps and transaction markers belong to no range."""
+    batch_applies_as_one: bool = True
+    """2: off, a shard goes range by range: it applies the batch's gradient if any of its ranges is new."""
+
+    push_checked_before_touched: bool = True
+    """4: off, rows are touched bucket by bucket while the push is still being checked."""
+    mixture_is_refused: bool = True
+    """4: off, a push of which some ranges were applied counts as one that was applied."""
+    push_refused_whole: bool = True
+    """4: off, the buckets that fit are applied and the push is acknowledged; the others are left out."""
+    push_names_its_buckets: bool = True
+    """4: off, a push advances every bucket that the shard owns, also those the sender thinks are elsewhere."""
+    rows_and_applied_one_hold: bool = True
+    """4: off, `applied` is advanced a moment after the rows."""
+    flush_copies_one_hold: bool = True
+    """4: off, a flush copies `applied` a moment after the rows."""
+
+    rewind_on_new_owner: bool = True
+    """7: off, the embedder adopts the new map and carries on where it is."""
+    rewind_to_smallest: bool = True
+    """7: off, the embedder rewinds to the largest offset it was told."""
+    cut_points: bool = True
+    """7: off, ranges may cross the offsets that the embedder was told."""
+    single_range_before_cuts: bool = True
+    """2, 7: off, a partition with cut points ahead shares its batches with other partitions."""
+
+    fence_is_log_offset: bool = True
+    """9: off, a fence is the one found in the row store plus one."""
+    first_claim_wins: bool = True
+    """9: off, a claim counts whatever it says it replaces."""
+    lease_of_readable_log: bool = True
+    """9: off, a lease also runs out while the log cannot be read."""
+
+    claim_writes_fence: bool = True
+    """10: off, a claimant reads the bucket without writing its fence first."""
+    claim_rereads_meta: bool = True
+    """10: off, a claimant believes its first scan."""
+    claim_reads_masters: bool = True
+    """10: off, a claimant may read from replicas."""
+
+    flush_compares: bool = True
+    """11: off, a flush writes its increment on top of whatever is stored."""
+    store_refuses_lower_fence: bool = True
+    """9, 11: off, the row store does not look at fences."""
+    mismatch_replaces: bool = True
+    """11: off, after a mismatch the owner adopts the stored sequence and writes its increment again."""
+    flush_atomic: bool = True
+    """11: off, rows and `meta` are written one after the other."""
+    replace_deletes_first: bool = True
+    """11: off, a replacement leaves rows in the store that the owner does not have."""
+
+    dense_ranges_gathered: bool = True
+    """14: off, each rank judges its batch without seeing the other's."""
+    dense_repeat_weighs_nothing: bool = True
+    """14: off, a repeated range counts again."""
+    dense_repeat_keeps_rows: bool = True
+    """14: off, a range that dense has applied gives no embedding gradient either."""
+    dense_gap_goes_back: bool = True
+    """14: off, a range that does not follow the vector counts, and the vector jumps."""
+    vector_saved_with_weights: bool = True
+    """14: off, a version reads its vector a moment after its weights."""
+
+    reader_meta_first: bool = True
+    """17: off, a reader scans the rows and then reads from where to follow."""
+    reader_one_node: bool = True
+    """17: off, a reader's scan may go on at another node, or at the same one after a failover."""
+    reader_drops_lower_fence: bool = True
+    """17: off, a reader takes every delta in log order."""
+    read_through_if_absent: bool = True
+    """17: off, the answer of a read-through overwrites what the reader has."""
+    flush_publishes_first: bool = True
+    """17: off, rows are flushed and counted as published without waiting for the log."""
+    replace_publishes_whole: bool = True
+    """17: off, a replaced bucket publishes only its changed rows."""
+    rows_offset_of_the_copy: bool = True
+    """17: off, `meta` names the end of `rows` when it is written, not when the flushed rows were copied."""
+
+    joiner_commit_atomic: bool = True
+    """18: off, samples are committed first and the joiner's offsets a moment later."""
+    joiner_rebuilds: bool = True
+    """18: off, a restarted joiner goes on from `next` with an empty state."""
+    joiner_rebuilds_silently: bool = True
+    """18: off, a restarted joiner emits while it rebuilds."""
+    joiner_restores_watermark: bool = True
+    """18: off, a restarted joiner computes the watermark anew."""
+    joiner_low_covers_horizon: bool = True
+    """18, 20: off, the low offset covers pending impressions only, not the ids kept to recognise repeats."""
+
+    def without(self, rule: str) -> Rules:
+        """These rules with one of them broken."""
+        return replace(self, **{rule: False})
+
+
+RULE_NAMES: tuple[str, ...] = tuple(field.name for field in fields(Rules))

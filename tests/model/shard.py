@@ -1,0 +1,332 @@
+"""A parameter server shard: buckets in memory, pushes in, flushes and published rows out (rules 4, 10, 11, 17)."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import TYPE_CHECKING
+
+from .control import Member
+from .rules import Rules
+from .simulation import Steps, Unavailable
+from .store import Cut, Meta, Outcome, Row, Stamp
+
+if TYPE_CHECKING:
+    from .world import World
+
+FLUSH = 25  # ticks between rounds
+PUBLISH = 9
+
+Ranges = Mapping[int, tuple[int, int]]  # partition -> [start, stop)
+
+
+@dataclass(frozen=True, slots=True)
+class Push:
+    """The gradients of one batch for one shard. It goes to every shard, if need be without rows (rule 4)."""
+
+    ranges: Ranges
+    rows: Mapping[int, Mapping[int, Row]]  # bucket -> key -> gradient
+    buckets: frozenset[int]  # those that the sender believes to be this shard's
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """A record of `rows`: whole rows of a bucket, with the fence of their owner."""
+
+    bucket: int
+    fence: int
+    rows: Mapping[int, Row]
+
+
+class Verdict(Enum):
+    """What a push is to a bucket."""
+
+    APPLY = auto()
+    SKIP = auto()
+    REFUSE = auto()
+
+
+def judge_push(ranges: Ranges, applied: list[int], rules: Rules) -> Verdict:
+    """Rules 2 and 4: a batch applies if all its ranges are next, skips if all are past; nothing in between."""
+    following = [start == applied[partition] for partition, (start, _) in ranges.items()]
+    past = [stop <= applied[partition] for partition, (_, stop) in ranges.items()]
+    if all(following):
+        return Verdict.APPLY
+    if all(past):
+        return Verdict.SKIP
+    if all(new or old for new, old in zip(following, past, strict=True)):
+        if not rules.batch_applies_as_one:
+            return Verdict.APPLY
+        if not rules.mixture_is_refused:
+            return Verdict.SKIP
+    return Verdict.REFUSE
+
+
+@dataclass(slots=True)
+class Bucket:
+    """A bucket that this process owns. `applied` and `rows` change under one hold."""
+
+    number: int
+    fence: int
+    stamp: Stamp  # what the store acknowledged last
+    applied: list[int]
+    rows: dict[int, Row]
+    published_to: int  # all that is not in a copy taken now is in `rows` from here on
+    unflushed: set[int] = field(default_factory=set)
+    unpublished: set[int] = field(default_factory=set)
+    retrying: Cut | None = None
+    replace: bool = False
+
+    def add(self, gradients: Mapping[int, Row]) -> None:
+        """Step rows; one that is absent is created (rule 8)."""
+        for key, (count, checksum) in gradients.items():
+            old = self.rows.get(key, (0, 0))
+            self.rows[key] = (old[0] + count, old[1] + checksum)
+        self.unflushed.update(gradients)
+        self.unpublished.update(gradients)
+
+    def advance(self, ranges: Ranges) -> None:
+        """Note that ranges were applied."""
+        for partition, (_, stop) in ranges.items():
+            self.applied[partition] = max(self.applied[partition], stop)
+
+    def copy_rows(self) -> Cut:
+        """Everything that the next flush writes. A cut is retried as it is, so a stamp names one content."""
+        whole, self.replace = self.replace, False
+        rows = dict(self.rows) if whole else {key: self.rows[key] for key in self.unflushed}
+        self.unflushed.clear()
+        meta = Meta(self.fence, self.stamp[1] + 1, len(self.rows), tuple(self.applied), self.published_to)
+        return Cut(self.number, self.stamp, meta, rows, whole)
+
+
+class Shard(Member):
+    """Memory only until flushed: what it acknowledged is lost with it, and replayed from the log."""
+
+    def __init__(self, world: World, name: str) -> None:
+        super().__init__(world, name, tuple(f"bucket/{number}" for number in range(world.buckets)))
+        self.buckets: dict[int, Bucket] = {}
+        self._loading: dict[int, int] = {}
+        self._leaving: set[int] = set()
+        self._publishing = False
+        self.spawn(self._publish_rounds(), delay=PUBLISH)
+        self.spawn(self._flush_rounds(), delay=self.sim.rng.randrange(FLUSH))
+
+    # Ownership -------------------------------------------------------------------------------------------------
+
+    def on_control(self) -> None:
+        """Load what was won, drop what was lost."""
+        mine = {int(resource.split("/")[1]): fence for resource, fence in self.owned()}
+        for number in list(self.buckets):
+            if number not in mine:
+                del self.buckets[number]
+        self._leaving &= set(mine)
+        for number in list(self._loading):
+            if self._loading[number] != mine.get(number):
+                del self._loading[number]
+        for number, fence in mine.items():
+            held = self.buckets.get(number)
+            if self._loading.get(number) == fence or number in self._leaving:
+                continue
+            if held is None or (held.fence != fence and self.rules.fence_is_log_offset):
+                self.buckets.pop(number, None)
+                self._loading[number] = fence
+                self.spawn(self._load(number, fence))
+
+    def applied(self, number: int) -> list[int] | None:
+        """The offsets of a bucket, or None if it is not (yet) here."""
+        bucket = self.buckets.get(number)
+        return None if bucket is None else list(bucket.applied)
+
+    def _load(self, number: int, claim: int) -> Steps[None]:
+        """Rule 10: write the fence, read `meta`, scan, read `meta` again; start over unless nothing changed."""
+        fence = claim
+        while self._loading.get(number) == claim:
+            try:
+                if not self.rules.fence_is_log_offset and fence == claim:
+                    fence = (yield from self._meta(number)).fence + 1
+                if self.rules.claim_writes_fence and not (
+                    yield from self.call(lambda: self.world.store.write_fence(number, fence))
+                ):
+                    self._loading.pop(number, None)  # somebody claimed later; the log will tell
+                    return
+                before = yield from self._meta(number)
+                rows = yield from self._scan(number)
+                if self.rules.claim_rereads_meta:
+                    after = yield from self._meta(number)
+                    unchanged = after.stamp == before.stamp and after.count == len(rows)
+                    if not unchanged or (self.rules.claim_writes_fence and before.fence != fence):
+                        continue
+            except Unavailable:
+                continue
+            if self._loading.get(number) == claim:
+                del self._loading[number]
+                self.world.ledger.check_loaded(number, before.applied, rows)
+                self.buckets[number] = Bucket(
+                    number, fence, before.stamp, list(before.applied), rows, before.follow
+                )
+
+    def _from_replica(self) -> bool:
+        return not self.rules.claim_reads_masters and self.sim.rng.random() < 0.5
+
+    def _meta(self, number: int) -> Steps[Meta]:
+        source = self.world.store.source(number, replica=self._from_replica(), bound=False)
+        return (yield from self.call(lambda: source.data().metas[number]))
+
+    def _scan(self, number: int) -> Steps[dict[int, Row]]:
+        # Not bound to a connection: the second look at `meta` is what protects a claim from a failover.
+        rows: dict[int, Row] = {}
+        after = -1
+        while True:
+            source = self.world.store.source(number, replica=self._from_replica(), bound=False)
+            cursor = after
+            chunk = yield from self.call(lambda: source.chunk(number, cursor))  # noqa: B023 (called before it moves)
+            if not chunk:
+                return rows
+            rows.update(chunk)
+            after = chunk[-1][0]
+
+    # Pushes ----------------------------------------------------------------------------------------------------
+
+    def push(self, push: Push) -> bool:
+        """Rule 4: True if every bucket concerned has the batch now; False if it was refused whole."""
+        concerned = push.buckets if self.rules.push_names_its_buckets else push.rows.keys() | self.buckets.keys()
+        here = [self.buckets[number] for number in sorted(concerned) if number in self.buckets]
+        verdicts = {bucket.number: judge_push(push.ranges, bucket.applied, self.rules) for bucket in here}
+        fits = len(here) == len(concerned) and Verdict.REFUSE not in verdicts.values()
+        if not self.rules.push_checked_before_touched:
+            return self._touch_while_checking(push, here, verdicts, fits)
+        if not fits and self.rules.push_refused_whole:
+            return False
+        self._apply(push, [bucket for bucket in here if verdicts[bucket.number] is Verdict.APPLY])
+        return True
+
+    def _apply(self, push: Push, buckets: Collection[Bucket]) -> None:
+        for bucket in buckets:
+            bucket.add(push.rows.get(bucket.number, {}))
+        if self.rules.rows_and_applied_one_hold:
+            self._advance(push, buckets)
+        else:
+            self.sim.after(2, lambda: self._advance(push, buckets), self)
+
+    def _advance(self, push: Push, buckets: Iterable[Bucket]) -> None:
+        for bucket in buckets:
+            bucket.advance(push.ranges)
+
+    def _touch_while_checking(
+        self, push: Push, buckets: list[Bucket], verdicts: Mapping[int, Verdict], fits: bool
+    ) -> bool:
+        for bucket in buckets:
+            if verdicts[bucket.number] is Verdict.REFUSE:
+                return False
+            if verdicts[bucket.number] is Verdict.APPLY:
+                bucket.add(push.rows.get(bucket.number, {}))
+        if fits:
+            self._advance(push, [b for b in buckets if verdicts[b.number] is Verdict.APPLY])
+        return fits
+
+    # Publishing and flushing -----------------------------------------------------------------------------------
+
+    def _publish_rounds(self) -> Steps[None]:
+        while True:
+            yield from self._publish({})
+            yield PUBLISH
+
+    def _publish(self, cuts: Mapping[int, Cut]) -> Steps[bool]:
+        """Write changed rows, and those of the cuts, to `rows`; one writer at a time, so that the last one wins.
+
+        What is written is the newest value, which may be ahead of the cut's.
+        """
+        while self._publishing:
+            yield 1
+        self._publishing = True
+        deltas: list[Delta] = []
+        for number, bucket in self.buckets.items():
+            cut = cuts.get(number)
+            keys = set(bucket.unpublished)
+            if cut is not None and cut is bucket.retrying and cut.whole and self.rules.replace_publishes_whole:
+                keys.update(cut.rows)
+            if keys:
+                deltas.append(Delta(number, bucket.fence, {key: bucket.rows[key] for key in sorted(keys)}))
+                bucket.unpublished = set()
+        ends: dict[int, int] = {}
+        acknowledged = True
+        try:
+            if deltas:
+                ends = yield from self.call(lambda: self._append(deltas))
+        except Unavailable:
+            acknowledged = False
+            for delta in deltas:  # perhaps not written: again, with the newest values
+                if delta.bucket in self.buckets:
+                    self.buckets[delta.bucket].unpublished.update(delta.rows)
+        for number, end in ends.items():
+            bucket_now = self.buckets.get(number)
+            if bucket_now is not None:
+                bucket_now.published_to = max(bucket_now.published_to, end)
+        self._publishing = False
+        return acknowledged
+
+    def _append(self, deltas: list[Delta]) -> dict[int, int]:
+        return {delta.bucket: self.world.publish(delta) + 1 for delta in deltas}
+
+    def _flush_rounds(self) -> Steps[None]:
+        while True:
+            yield from self._flush(list(self.buckets.values()))
+            yield FLUSH
+
+    def _flush(self, buckets: list[Bucket]) -> Steps[None]:
+        """Every bucket, dirty or not (rule 12): copy, publish, await the log, then compare-and-set."""
+        for bucket in buckets:
+            if bucket.retrying is None:
+                bucket.retrying = bucket.copy_rows()
+                if not self.rules.flush_copies_one_hold:
+                    yield 2
+                    bucket.retrying = bucket.retrying.altered(applied=tuple(bucket.applied))
+        cuts = {bucket.number: bucket.retrying for bucket in buckets if bucket.retrying is not None}
+        while self.rules.flush_publishes_first and not (yield from self._publish(cuts)):
+            pass
+        # A bucket lost meanwhile may not have been published: what readers cannot follow is not written.
+        held = [bucket for bucket in buckets if self.buckets.get(bucket.number) is bucket]
+        if not self.rules.rows_offset_of_the_copy:
+            cuts = {number: cut.altered(follow=self.world.rows_end(number)) for number, cut in cuts.items()}
+        yield self.sim.hop()
+        answers: list[tuple[Bucket, Outcome, Stamp]] = []
+        for bucket in held:
+            cut = cuts[bucket.number]
+            if not self.rules.flush_atomic and self.world.store.flush_rows_only(cut) is Outcome.WRITE:
+                yield self.sim.hop()
+            outcome, stored = self.world.store.flush(cut)
+            if self.sim.rng.random() >= self.sim.lost_answers:  # else the same cut is retried
+                answers.append((bucket, outcome, stored))
+        yield self.sim.hop()
+        for bucket, outcome, stored in answers:
+            if self.buckets.get(bucket.number) is bucket:
+                self._flushed(bucket, cuts[bucket.number], outcome, stored)
+
+    def _flushed(self, bucket: Bucket, cut: Cut, outcome: Outcome, stored: Stamp) -> None:
+        if outcome is Outcome.DONE:
+            bucket.stamp = cut.meta.stamp
+            bucket.retrying = None
+        elif outcome is Outcome.FENCED:
+            del self.buckets[bucket.number]  # another owner has claimed it
+        elif self.rules.mismatch_replaces:
+            bucket.stamp = cut.meta.stamp  # never used again: a stamp names one content
+            bucket.replace = True
+            bucket.retrying = None
+        else:
+            bucket.retrying = Cut(cut.bucket, stored, cut.meta, cut.rows, whole=False)
+
+    def migrate(self, number: int) -> Steps[None]:
+        """Hand a bucket over: flush it, drop it, release it; somebody else claims it (rule 10)."""
+        bucket = self.buckets.get(number)
+        if bucket is None:
+            return
+        self._leaving.add(number)
+        while self.buckets.get(number) is bucket and bucket.retrying is not None:
+            yield 3
+        if self.buckets.get(number) is bucket:
+            yield from self._flush([bucket])
+            self.buckets.pop(number, None)
+        while self.view.owner(f"bucket/{number}").owner == self.name:
+            yield from self.release(f"bucket/{number}")
+            yield 20

@@ -1,0 +1,228 @@
+"""A trainer group of two ranks: dense weights, their vector, and versions (rules 14 and 15)."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import TYPE_CHECKING
+
+from .control import Member
+from .rules import Rules
+from .shard import Ranges
+from .simulation import Steps, Unavailable
+from .store import Row
+
+if TYPE_CHECKING:
+    from .world import World
+
+RANKS = 2
+VERSION = 60  # ticks between versions
+
+
+class Answer(Enum):
+    """What a batch gets back from its rank."""
+
+    GRADIENTS = auto()
+    NO_ROWS = auto()  # only with rule 14 broken
+    REFUSED = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Dense:
+    """Weights (here the two columns of the ledger) and the vector, changed in the same step (rule 14)."""
+
+    step: int
+    weights: Row
+    applied: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    """A saved state, with the fence of the seat that saved it."""
+
+    fence: int
+    dense: Dense
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """A batch at a rank: its ranges, each one's dense gradient, and the way back."""
+
+    ranges: Ranges
+    gradients: Mapping[int, Row]
+    answer: Callable[[Answer], None]
+
+
+class Versions:
+    """The version store; it does not lose what it acknowledged."""
+
+    def __init__(self, partitions: int) -> None:
+        self.latest = Version(-1, Dense(0, (0, 0), (0,) * partitions))  # version 0: the initial weights
+
+    def put(self, version: Version) -> None:
+        """Keep a version, unless its fence is lower than one seen (rule 9: receivers refuse lower ones)."""
+        if version.fence >= self.latest.fence:
+            self.latest = version
+
+
+def weigh(ranges: Ranges, applied: Sequence[int], rules: Rules) -> dict[int, int] | None:
+    """Rule 14: the dense weight of each range, or None if the batch goes back to its embedder."""
+    weights: dict[int, int] = {}
+    for partition, (start, stop) in ranges.items():
+        if start == applied[partition]:
+            weights[partition] = 1
+        elif stop <= applied[partition]:
+            weights[partition] = 0 if rules.dense_repeat_weighs_nothing else 1
+        elif rules.dense_gap_goes_back:
+            return None
+        else:
+            weights[partition] = 1
+    return weights
+
+
+def gather(
+    offers: Sequence[Ranges | None], applied: Sequence[int], rules: Rules
+) -> tuple[list[dict[int, int] | None], tuple[int, ...]]:
+    """Rule 14: all ranks see all ranges and judge them in rank order, so that all reach the same vector."""
+    vector = list(applied)
+    verdicts: list[dict[int, int] | None] = []
+    for ranges in offers:
+        weights = None if ranges is None else weigh(ranges, vector if rules.dense_ranges_gathered else applied, rules)
+        for partition in weights or ():
+            assert ranges is not None
+            vector[partition] = max(vector[partition], ranges[partition][1])
+        verdicts.append(weights)
+    return verdicts, tuple(vector)
+
+
+class Trainer(Member):
+    """One candidate for the seat; while it holds it, two ranks step together."""
+
+    def __init__(self, world: World, name: str) -> None:
+        super().__init__(world, name, ("seat",))
+        self.fence: int | None = None  # of the seat, once a version was loaded under it
+        self.ranks: list[Dense] = []
+        self._queues: list[deque[Offer]] = [deque() for _ in range(RANKS)]
+        self._loading = False
+        self._failing: int | None = None
+        self.spawn(self._steps())
+        self.spawn(self._save_versions())
+
+    def on_control(self) -> None:
+        """Load the last version when the seat is won; stop when it is lost."""
+        fence = dict(self.owned()).get("seat")
+        if fence is None:
+            self.fence = None
+        elif self.fence is None and not self._loading:
+            self._loading = True
+            self.spawn(self._load(fence))
+        elif self.fence is not None:
+            self.fence = fence  # re-formed under a new claim of its own
+
+    def applied(self) -> list[int] | None:
+        """The vector, or None before a version is loaded."""
+        return None if self.fence is None else list(self._furthest().applied)
+
+    def take(
+        self, rank: int, ranges: Ranges, gradients: Mapping[int, Row], answer: Callable[[Answer], None]
+    ) -> None:
+        """Queue a batch at a rank."""
+        if self.fence is not None:
+            self._queues[rank].append(Offer(ranges, gradients, answer))
+
+    def lose_rank(self, rank: int) -> None:
+        """A rank dies at the next step, after it may have applied what the other has not."""
+        self._failing = rank
+
+    def _furthest(self) -> Dense:
+        return max(self.ranks, key=lambda dense: dense.step)
+
+    def _load(self, fence: int) -> Steps[None]:
+        while True:
+            try:
+                version = yield from self.call(lambda: self.world.versions.latest)
+                break
+            except Unavailable:
+                pass
+        self.ranks = [version.dense] * RANKS
+        self._queues = [deque() for _ in range(RANKS)]
+        self.fence = fence
+        self._loading = False
+
+    def _steps(self) -> Steps[None]:
+        while True:
+            yield 3
+            if self.fence is not None and any(self._queues):
+                if not all(self._queues):
+                    yield 2  # a rank without data waits a little and joins with weight 0
+                yield from self._step()
+
+    def _step(self) -> Steps[None]:
+        fence, before = self.fence, self._furthest()
+        offers = [queue.popleft() if queue else None for queue in self._queues]
+        verdicts, vector = gather([offer and offer.ranges for offer in offers], before.applied, self.rules)
+        count, checksum = before.weights
+        for offer, weights in zip(offers, verdicts, strict=True):
+            for partition, weight in (weights or {}).items():
+                assert offer is not None
+                gradient = offer.gradients.get(partition, (0, 0))
+                count += weight * gradient[0]
+                checksum += weight * gradient[1]
+        after = Dense(before.step + 1, (count, checksum), vector)
+        yield 1 + self.sim.rng.randrange(2)
+        for rank in self.sim.rng.sample(range(RANKS), RANKS):  # ranks finish the step one after the other
+            if self._seat_changed(fence):
+                return
+            if self._failing == rank and self.sim.rng.random() < 0.5:
+                yield from self._form_again(rank)
+                return
+            self.ranks[rank] = after
+            self._reply(offers[rank], verdicts[rank])
+            if self._failing == rank:
+                yield from self._form_again(rank)
+                return
+            yield 1
+
+    def _seat_changed(self, fence: int | None) -> bool:
+        """Whether the seat was lost, or lost and won again, since a step began: its batches are of another time."""
+        return self.fence is None or self.fence != fence
+
+    def _reply(self, offer: Offer | None, weights: Mapping[int, int] | None) -> None:
+        if offer is None:
+            return
+        if weights is None:
+            offer.answer(Answer.REFUSED)
+        elif not self.rules.dense_repeat_keeps_rows and 0 in weights.values():
+            offer.answer(Answer.NO_ROWS)
+        else:
+            offer.answer(Answer.GRADIENTS)
+
+    def _form_again(self, lost: int) -> Steps[None]:
+        """Rule 15: the survivors go on from the highest step among them; a new claim makes embedders ask again."""
+        self._failing = None
+        survivors = [dense for rank, dense in enumerate(self.ranks) if rank != lost]
+        self.ranks = [max(survivors, key=lambda dense: dense.step)] * RANKS
+        self._queues = [deque() for _ in range(RANKS)]
+        old = self.fence
+        while self.fence is not None and self.fence == old:
+            yield from self.claim("seat")
+            yield 20
+
+    def _save_versions(self) -> Steps[None]:
+        while True:
+            yield VERSION
+            if self.fence is None:
+                continue
+            fence, dense = self.fence, self._furthest()
+            if not self.rules.vector_saved_with_weights:
+                yield 4
+                if self.fence is None:
+                    continue
+                dense = Dense(dense.step, dense.weights, self._furthest().applied)
+            saved = Version(fence, dense)
+            try:
+                yield from self.call(lambda: self.world.versions.put(saved))  # noqa: B023 (called before it moves)
+            except Unavailable:
+                continue
