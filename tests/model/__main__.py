@@ -19,7 +19,9 @@ def main() -> int:
     parser.add_argument("--seed", type=int, help="run this one only")
     parser.add_argument("--off", choices=RULE_NAMES, help="run with this rule broken")
     parser.add_argument("--trace", action="store_true", help="print the schedule")
-    parser.add_argument("--table", action="store_true", help="break every rule in turn; print when each is caught")
+    parser.add_argument(
+        "--table", action="store_true", help="break every rule in turn; print when each is caught"
+    )
     chosen = parser.parse_args()
     if chosen.table:
         return _table(chosen.first, chosen.seeds)

@@ -122,6 +122,9 @@ class Member(Process):
         record = Record(self.name, resource, self.view.owner(resource).fence, decided_at=self.view.read_at)
         return (yield from self.post(record))
 
+    def _ask_for(self, resource: str) -> Steps[None]:
+        yield from self.claim(resource)
+
     def release(self, resource: str) -> Steps[bool]:
         """Give a resource back, and stay away from it for a while so that others get it."""
         self._tried[resource] = self.sim.now + LEASE
@@ -141,7 +144,9 @@ class Member(Process):
             except Unavailable:
                 view.failed(self.sim.now)
             else:
-                view.tick(self.sim.now)  # before the pause that may follow: the lease ends where the reading ended
+                view.tick(
+                    self.sim.now
+                )  # before the pause that may follow: the lease ends where the reading ended
                 yield 1
                 for offset, record in enumerate(records, view.position):
                     if record is not None:
@@ -151,5 +156,5 @@ class Member(Process):
                     if view.claimable(resource) and self._tried.get(resource, -1) < self.sim.now:
                         self._tried[resource] = self.sim.now + 20
                         if self.sim.rng.random() < 0.5:
-                            self.spawn(self.claim(resource))
+                            self.spawn(self._ask_for(resource))
             yield POLL

@@ -145,7 +145,9 @@ class Embedder(Member):
             ahead = any(cut > position for cut in self._cuts[partition])
             if ahead and ranges and self.rules.single_range_before_cuts:
                 continue  # while cut points lie ahead, a batch holds that single range (rule 2)
-            stop = next_stop(position, self._cuts[partition], len(self.world.samples[partition].records), self.rules)
+            stop = next_stop(
+                position, self._cuts[partition], len(self.world.samples[partition].records), self.rules
+            )
             records, at = self.world.samples[partition].read(position, stop, self.sim.rng.randint(1, RECORDS))
             start = position
             if not self.rules.range_starts_at_previous_stop:
@@ -178,7 +180,9 @@ class Embedder(Member):
             self._stream["gradients"] = arrives
             self.sim.after(arrives - self.sim.now, lambda: self._gradients(batch, answer), self)
 
-        self._deliver(trainer.name, lambda: trainer.take(self.rank, batch.ranges, batch.dense, answered), trainer)
+        self._deliver(
+            trainer.name, lambda: trainer.take(self.rank, batch.ranges, batch.dense, answered), trainer
+        )
 
     def _gradients(self, batch: Batch, answer: Answer) -> None:
         if batch not in self._flight or batch.pushed:

@@ -78,6 +78,21 @@ class Faults:
         self.pause(slot, LEASE + rng.randrange(10, 90))
         self._world.sim.after(LEASE + rng.randrange(30), lambda: self.fail_over(node, rng.randrange(5, 60)))
 
+    def ambush(self, losing: int, then: int, *, kill: bool) -> None:
+        """Strike whoever claims a bucket next: its first writes are lost, and then it dies or sleeps."""
+
+        def strike(bucket: int, slot: str) -> None:
+            self._world.sim.note(
+                f"ambush of {slot} at bucket {bucket}, {'kill' if kill else 'pause'} in {then}"
+            )
+            self.fail_over(bucket % self._world.nodes, losing)
+            if kill:
+                self._world.sim.after(then, lambda: self.kill(slot, 30))
+            else:
+                self._world.sim.after(then, lambda: self.pause(slot, LEASE + 2 * losing))
+
+        self._world.ambushes.append(strike)
+
     def _again(self, slot: str) -> None:
         if not self._world.slots[slot].alive or isinstance(self._world.slots[slot], Joiner):
             self._world.start(slot)
@@ -92,8 +107,13 @@ def plan(world: World, until: int) -> list[tuple[int, Strike]]:
 
     def draw() -> Strike:
         slot, member, shard = rng.choice(slots), rng.choice(members), rng.choice(shards)
+        reader = rng.choice([slot for slot in slots if slot.startswith("reader")])
         node, short, long = rng.randrange(world.nodes), rng.randrange(5, 40), rng.randrange(60, 200)
-        bucket, partition, rank = rng.randrange(world.buckets), rng.randrange(world.partitions), rng.randrange(RANKS)
+        bucket, partition, rank = (
+            rng.randrange(world.buckets),
+            rng.randrange(world.partitions),
+            rng.randrange(RANKS),
+        )
         choices: list[tuple[int, str, Callable[[], None]]] = [
             (4, f"kill {slot}", lambda: faults.kill(slot, short)),
             (3, f"kill {shard}", lambda: faults.kill(shard, short)),
@@ -105,9 +125,13 @@ def plan(world: World, until: int) -> list[tuple[int, Strike]]:
             (2, f"migrate bucket {bucket}", lambda: faults.migrate(bucket)),
             (2, f"release partition {partition}", lambda: faults.release_partition(partition)),
             (1, f"lose rank {rank}", lambda: faults.lose_rank(rank)),
+            (1, f"kill {reader}", lambda: faults.kill(reader, short)),
+            (3, "ambush", lambda: faults.ambush(short, long // 3, kill=long % 2 == 0)),
             (3, f"coup against {shard}, node {node}", lambda: faults.coup(shard, node)),
         ]
         _, name, what = rng.choices(choices, [weight for weight, _, _ in choices])[0]
         return name, what
 
-    return sorted(((rng.randrange(20, until), draw()) for _ in range(rng.randrange(4, 16))), key=lambda item: item[0])
+    return sorted(
+        ((rng.randrange(20, until), draw()) for _ in range(rng.randrange(4, 16))), key=lambda item: item[0]
+    )

@@ -144,7 +144,9 @@ class Joiner(Process):
             out += join.advance()
             if self.sim.now - committed_at >= COMMIT:
                 committed_at = self.sim.now
-                checkpoint = Checkpoint(tuple(following), tuple(join.low(following, self.rules)), join.watermark)
+                checkpoint = Checkpoint(
+                    tuple(following), tuple(join.low(following, self.rules)), join.watermark
+                )
                 yield from self._commit(epoch, out, checkpoint)
                 out = []
             yield 4

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from .world import World
 
 
-class Broken(Exception):
+class Broken(Exception):  # noqa: N818 (a verdict, not an error of the code)
     """The promise was broken: how, and what differed."""
 
     def __init__(self, kind: str, detail: str) -> None:
@@ -65,11 +65,9 @@ class Ledger:
         """A claimed bucket must be some moment of its own history: rows and offsets of the same one."""
         expected = [self._prefix(partition, offset)[bucket] for partition, offset in enumerate(applied)]
         if _total(expected) != _total(rows.values()):
-            self._fail("torn", f"bucket {bucket} at {list(applied)}: {_total(rows.values())}, not {_total(expected)}")
-
-    def check_deposed(self, resource: str, owner: str) -> None:
-        """Nobody may take a resource from an owner that was awake all through the lease."""
-        self._fail("deposed", f"{resource} was taken from {owner}, which was well")
+            self._fail(
+                "torn", f"bucket {bucket} at {list(applied)}: {_total(rows.values())}, not {_total(expected)}"
+            )
 
     def check_joined(self, expected: Sequence[int]) -> None:
         """The samples are those of an unkilled run, each once."""
@@ -91,7 +89,9 @@ class Ledger:
 
     def check_dense(self, weights: Row) -> None:
         """Dense weights equal what the log says."""
-        samples = [sample for p in self._world.samples.partitions for sample in p.records if sample is not None]
+        samples = [
+            sample for p in self._world.samples.partitions for sample in p.records if sample is not None
+        ]
         if weights != self.dense_gradient(samples):
             self._fail("dense", f"{weights}, not {self.dense_gradient(samples)}")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import TYPE_CHECKING
@@ -87,7 +87,7 @@ class Bucket:
         self.unpublished.update(gradients)
 
     def advance(self, ranges: Ranges) -> None:
-        """Note that ranges were applied."""
+        """Note that ranges were applied; those that were before change nothing."""
         for partition, (_, stop) in ranges.items():
             self.applied[partition] = max(self.applied[partition], stop)
 
@@ -145,9 +145,7 @@ class Shard(Member):
             try:
                 if not self.rules.fence_is_log_offset and fence == claim:
                     fence = (yield from self._meta(number)).fence + 1
-                if self.rules.claim_writes_fence and not (
-                    yield from self.call(lambda: self.world.store.write_fence(number, fence))
-                ):
+                if self.rules.claim_writes_fence and not (yield from self._write_fence(number, fence)):
                     self._loading.pop(number, None)  # somebody claimed later; the log will tell
                     return
                 before = yield from self._meta(number)
@@ -165,6 +163,9 @@ class Shard(Member):
                 self.buckets[number] = Bucket(
                     number, fence, before.stamp, list(before.applied), rows, before.follow
                 )
+
+    def _write_fence(self, number: int, fence: int) -> Steps[bool]:
+        return (yield from self.call(lambda: self.world.store.write_fence(number, fence)))
 
     def _from_replica(self) -> bool:
         return not self.rules.claim_reads_masters and self.sim.rng.random() < 0.5
@@ -190,7 +191,9 @@ class Shard(Member):
 
     def push(self, push: Push) -> bool:
         """Rule 4: True if every bucket concerned has the batch now; False if it was refused whole."""
-        concerned = push.buckets if self.rules.push_names_its_buckets else push.rows.keys() | self.buckets.keys()
+        concerned = (
+            push.buckets if self.rules.push_names_its_buckets else push.rows.keys() | self.buckets.keys()
+        )
         here = [self.buckets[number] for number in sorted(concerned) if number in self.buckets]
         verdicts = {bucket.number: judge_push(push.ranges, bucket.applied, self.rules) for bucket in here}
         fits = len(here) == len(concerned) and Verdict.REFUSE not in verdicts.values()
@@ -198,16 +201,15 @@ class Shard(Member):
             return self._touch_while_checking(push, here, verdicts, fits)
         if not fits and self.rules.push_refused_whole:
             return False
-        self._apply(push, [bucket for bucket in here if verdicts[bucket.number] is Verdict.APPLY])
-        return True
-
-    def _apply(self, push: Push, buckets: Collection[Bucket]) -> None:
-        for bucket in buckets:
-            bucket.add(push.rows.get(bucket.number, {}))
+        taken = [bucket for bucket in here if verdicts[bucket.number] is not Verdict.REFUSE]
+        for bucket in taken:
+            if verdicts[bucket.number] is Verdict.APPLY:
+                bucket.add(push.rows.get(bucket.number, {}))
         if self.rules.rows_and_applied_one_hold:
-            self._advance(push, buckets)
+            self._advance(push, taken)
         else:
-            self.sim.after(2, lambda: self._advance(push, buckets), self)
+            self.sim.after(2, lambda: self._advance(push, taken), self)
+        return True
 
     def _advance(self, push: Push, buckets: Iterable[Bucket]) -> None:
         for bucket in buckets:
@@ -222,7 +224,7 @@ class Shard(Member):
             if verdicts[bucket.number] is Verdict.APPLY:
                 bucket.add(push.rows.get(bucket.number, {}))
         if fits:
-            self._advance(push, [b for b in buckets if verdicts[b.number] is Verdict.APPLY])
+            self._advance(push, buckets)
         return fits
 
     # Publishing and flushing -----------------------------------------------------------------------------------
@@ -244,7 +246,12 @@ class Shard(Member):
         for number, bucket in self.buckets.items():
             cut = cuts.get(number)
             keys = set(bucket.unpublished)
-            if cut is not None and cut is bucket.retrying and cut.whole and self.rules.replace_publishes_whole:
+            if (
+                cut is not None
+                and cut is bucket.retrying
+                and cut.whole
+                and self.rules.replace_publishes_whole
+            ):
                 keys.update(cut.rows)
             if keys:
                 deltas.append(Delta(number, bucket.fence, {key: bucket.rows[key] for key in sorted(keys)}))

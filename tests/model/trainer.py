@@ -89,7 +89,11 @@ def gather(
     vector = list(applied)
     verdicts: list[dict[int, int] | None] = []
     for ranges in offers:
-        weights = None if ranges is None else weigh(ranges, vector if rules.dense_ranges_gathered else applied, rules)
+        weights = (
+            None
+            if ranges is None
+            else weigh(ranges, vector if rules.dense_ranges_gathered else applied, rules)
+        )
         for partition in weights or ():
             assert ranges is not None
             vector[partition] = max(vector[partition], ranges[partition][1])
@@ -162,7 +166,9 @@ class Trainer(Member):
     def _step(self) -> Steps[None]:
         fence, before = self.fence, self._furthest()
         offers = [queue.popleft() if queue else None for queue in self._queues]
-        verdicts, vector = gather([offer and offer.ranges for offer in offers], before.applied, self.rules)
+        verdicts, vector = gather(
+            [None if offer is None else offer.ranges for offer in offers], before.applied, self.rules
+        )
         count, checksum = before.weights
         for offer, weights in zip(offers, verdicts, strict=True):
             for partition, weight in (weights or {}).items():
@@ -213,16 +219,14 @@ class Trainer(Member):
     def _save_versions(self) -> Steps[None]:
         while True:
             yield VERSION
-            if self.fence is None:
-                continue
-            fence, dense = self.fence, self._furthest()
-            if not self.rules.vector_saved_with_weights:
-                yield 4
-                if self.fence is None:
-                    continue
-                dense = Dense(dense.step, dense.weights, self._furthest().applied)
-            saved = Version(fence, dense)
-            try:
-                yield from self.call(lambda: self.world.versions.put(saved))  # noqa: B023 (called before it moves)
-            except Unavailable:
-                continue
+            if self.fence is not None:
+                yield from self._save(self.fence, self._furthest())
+
+    def _save(self, fence: int, dense: Dense) -> Steps[None]:
+        if not self.rules.vector_saved_with_weights:
+            yield 4
+            dense = Dense(dense.step, dense.weights, self._furthest().applied)
+        try:
+            yield from self.call(lambda: self.world.versions.put(Version(fence, dense)))
+        except Unavailable:
+            self.sim.note(f"{self.name} does not know whether its version was saved")

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from .control import LEASE, NOBODY, ControlView, Record
+from .control import HEARTBEAT, LEASE, NOBODY, ControlView, Record
 from .embedder import Embedder
 from .faults import plan
 from .joiner import DISORDER, HORIZON, UNKNOWN, WINDOW, Checkpoint, Event, Joiner, Kind, sample_id
@@ -66,6 +66,8 @@ class World:
         self.slots: dict[str, Process] = {}  # who lives now
         self._lives = 0
         self._judge = ControlView(rules)
+        self._readable = [0]  # per tick, for how many ticks `control` could be read so far
+        self.ambushes: list[Callable[[int, str], None]] = []  # for the next claim of a bucket
         for kind, count in (("shard", 3), ("embedder", 2), ("trainer", 2), ("reader", 2), ("joiner", 1)):
             for number in range(count):
                 self.start(f"{kind}{number}")
@@ -155,12 +157,22 @@ class World:
             replaced = self._judge.apply(offset, record)
             if replaced is None or record.owner == NOBODY:
                 continue
-            self.sim.note(f"{record.owner} claims {record.resource} from {replaced.owner or 'nobody'}, fence {offset}")
+            self.sim.note(
+                f"{record.owner} claims {record.resource} from {replaced.owner or 'nobody'}, fence {offset}"
+            )
             owner = next((p for p in self.slots.values() if p.name == replaced.owner), None)
             if owner is not None and owner.alive and record.owner != owner.name:
-                if owner.healthy_since < record.decided_at - LEASE - 2 * DISORDER:
-                    self.ledger.check_deposed(record.resource, owner.name)
+                self._judge_claim(record, owner)
+            if record.resource.startswith("bucket") and self.ambushes:
+                self.ambushes.pop()(int(record.resource.split("/")[1]), record.owner.split(".")[0])
+        self._readable.append(self._readable[-1] + (not self.control.away))
         self.sim.after(1, self._watch_claims)
+
+    def _judge_claim(self, record: Record, owner: Process) -> None:
+        """Rule 9: nobody may lose a resource who was awake through a full lease of readable log."""
+        well = self._readable[record.decided_at] - self._readable[min(owner.healthy_since, record.decided_at)]
+        if well > LEASE + 2 * HEARTBEAT:
+            raise Broken("deposed", f"{record.resource} was taken from {owner.name}, which was well")
 
     # The run ---------------------------------------------------------------------------------------------------
 
@@ -186,15 +198,19 @@ class World:
         """What is not done yet; empty if all is."""
         saved = self.transactions.saved
         assert isinstance(saved, Checkpoint)
-        if saved.following != tuple(p.end for p in self.inputs.partitions) or saved.watermark < TRAFFIC + WINDOW:
+        if (
+            saved.following != tuple(p.end for p in self.inputs.partitions)
+            or saved.watermark < TRAFFIC + WINDOW
+        ):
             return f"the joiner stands at {saved}"
         self.ledger.check_joined(self.expected)
-        ends = [max((o + 1 for o, r in enumerate(p.records) if r is not None), default=0) for p in self.samples.partitions]
+        ends = [_after_last_record(partition.records) for partition in self.samples.partitions]
         for bucket in range(self.buckets):
             applied = self.store.node(bucket).master.metas[bucket].applied
             if any(offset < end for offset, end in zip(applied, ends, strict=True)):
                 return f"bucket {bucket} is stored at {applied}, the log ends at {ends}"
-        vector = self._trainer().applied() if self._trainer() else None
+        trainer = self._trainer()
+        vector = None if trainer is None else trainer.applied()
         if vector is None or any(offset < end for offset, end in zip(vector, ends, strict=True)):
             return f"dense is at {vector}, the log ends at {ends}"
         for slot, process in self.slots.items():
@@ -217,6 +233,11 @@ class World:
         trainer = self._trainer()
         for dense in trainer.ranks if trainer else []:
             self.ledger.check_dense(dense.weights)
+
+
+def _after_last_record(records: list[int | None]) -> int:
+    """Where a partition's last sample ends; the markers behind it need not be applied."""
+    return max((offset + 1 for offset, record in enumerate(records) if record is not None), default=0)
 
 
 def run_seed(seed: int, rules: Rules, trace: Callable[[str], None] | None = None) -> Failure | None:
