@@ -34,6 +34,7 @@ class Claim:
 
     owner: str
     fence: int
+    previous: int = -1  # the fence of the owner before
 
 
 UNCLAIMED = Claim(NOBODY, -1)
@@ -77,7 +78,8 @@ class ControlView:
         current = self.owner(record.resource)
         if record.replaces != current.fence and self._rules.first_claim_wins:
             return None  # a claim names the one it replaces; the first in the log wins
-        self.claims[record.resource] = Claim(record.owner, offset)
+        previous = current.previous if current.owner == NOBODY else current.fence
+        self.claims[record.resource] = Claim(record.owner, offset, previous)
         return current
 
     def claimable(self, resource: str) -> bool:

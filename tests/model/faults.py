@@ -72,26 +72,40 @@ class Faults:
             if isinstance(process, Trainer) and process.fence is not None:
                 process.lose_rank(rank)
 
-    def coup(self, slot: str, node: int) -> None:
-        """A zombie in company: its lease runs out, and what its successor writes first is lost by a failover."""
-        rng = self._rng
-        self.pause(slot, LEASE + rng.randrange(10, 90))
-        self._world.sim.after(LEASE + rng.randrange(30), lambda: self.fail_over(node, rng.randrange(5, 60)))
-
     def ambush(self, losing: int, then: int, *, kill: bool) -> None:
         """Strike whoever claims a bucket next: its first writes are lost, and then it dies or sleeps."""
 
         def strike(bucket: int, slot: str) -> None:
-            self._world.sim.note(
-                f"ambush of {slot} at bucket {bucket}, {'kill' if kill else 'pause'} in {then}"
-            )
             self.fail_over(bucket % self._world.nodes, losing)
-            if kill:
-                self._world.sim.after(then, lambda: self.kill(slot, 30))
-            else:
-                self._world.sim.after(then, lambda: self.pause(slot, LEASE + 2 * losing))
+            self._fell(slot, then, kill=kill)
 
         self._world.ambushes.append(strike)
+
+    def usurp(self, slot: str, asleep: int, *, blind: bool, kill: bool) -> None:
+        """A zombie in company: while it sleeps its buckets are claimed; when it wakes, a failover has lost the claim.
+
+        Blind, it cannot read `control` for a while, so it goes on as an owner would.
+        """
+        rng = self._rng
+        wakes = self._world.sim.now + asleep
+        self.pause(slot, asleep)
+        if blind:
+            self._world.sim.after(asleep - 1, lambda: self.outage(rng.randrange(8, 40)))
+
+        def strike(bucket: int, winner: str) -> None:
+            left = max(3, wakes - self._world.sim.now + rng.randrange(-8, 8))
+            self.fail_over(bucket % self._world.nodes, left)
+            if rng.random() < 0.6:
+                self._fell(winner, left + rng.randrange(-10, 40), kill=kill)
+
+        self._world.ambushes.append(strike)
+
+    def _fell(self, slot: str, delay: int, *, kill: bool) -> None:
+        self._world.sim.note(f"{slot} will {'die' if kill else 'sleep'} in {delay}")
+        if kill:
+            self._world.sim.after(max(1, delay), lambda: self.kill(slot, 30))
+        else:
+            self._world.sim.after(max(1, delay), lambda: self.pause(slot, LEASE + 30))
 
     def _again(self, slot: str) -> None:
         if not self._world.slots[slot].alive or isinstance(self._world.slots[slot], Joiner):
@@ -127,7 +141,11 @@ def plan(world: World, until: int) -> list[tuple[int, Strike]]:
             (1, f"lose rank {rank}", lambda: faults.lose_rank(rank)),
             (1, f"kill {reader}", lambda: faults.kill(reader, short)),
             (3, "ambush", lambda: faults.ambush(short, long // 3, kill=long % 2 == 0)),
-            (3, f"coup against {shard}, node {node}", lambda: faults.coup(shard, node)),
+            (
+                4,
+                f"usurp {shard}",
+                lambda: faults.usurp(shard, LEASE + long // 2, blind=short % 3 > 0, kill=long % 2 == 0),
+            ),
         ]
         _, name, what = rng.choices(choices, [weight for weight, _, _ in choices])[0]
         return name, what

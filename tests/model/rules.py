@@ -54,6 +54,9 @@ class Rules:
     claim_reads_masters: bool = True
     """10: off, a claimant may read from replicas."""
 
+    claim_publishes_whole: bool = True
+    """10, 17 (found here): off, a claimant publishes nothing, whoever wrote what it loaded."""
+
     flush_compares: bool = True
     """11: off, a flush writes its increment on top of whatever is stored."""
     store_refuses_lower_fence: bool = True

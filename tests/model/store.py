@@ -27,6 +27,7 @@ class Meta:
     count: int
     applied: tuple[int, ...]  # next offset of each partition of `samples`
     follow: int  # offset in `rows` from which a reader follows
+    writer: int = -1  # fence of the last flush; `fence` is also raised by a claim
 
     @property
     def stamp(self) -> Stamp:
@@ -175,7 +176,7 @@ class Store:
         if meta.fence > fence and self.rules.store_refuses_lower_fence:
             return False
         if meta.fence != fence:
-            claimed = Meta(fence, meta.seq, meta.count, meta.applied, meta.follow)
+            claimed = replace(meta, fence=fence)
             node.write(lambda copy: copy.metas.__setitem__(bucket, claimed))
         return True
 
