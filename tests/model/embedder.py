@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 from .control import Member
 from .rules import Rules
 from .shard import Push, Shard
-from .simulation import Steps, Unavailable
+from .simulation import Process, Steps, Unavailable
 from .store import Row
 from .trainer import Answer, Trainer
 
@@ -90,17 +91,19 @@ class Embedder(Member):
         if number in self._mine:
             yield from self.release(f"partition/{number}")
 
-    def _shards(self) -> dict[Shard, frozenset[int]]:
-        """The owners of buckets by the map, and what they own."""
-        owners: dict[str, set[int]] = {}
+    def _shards(self) -> dict[Shard, dict[int, int]]:
+        """The owners of buckets by the map, and what they own, under which claim."""
+        owners: dict[Shard, dict[int, int]] = {}
         for number in range(self.world.buckets):
-            owners.setdefault(self.view.owner(f"bucket/{number}").owner, set()).add(number)
-        return {self.world.shards[name]: frozenset(owned) for name, owned in owners.items() if name}
+            claim = self.view.owner(f"bucket/{number}")
+            if claim.owner:
+                owners.setdefault(self.world.shards[claim.owner], {})[number] = claim.fence
+        return owners
 
     def _trainer(self) -> Trainer | None:
         return self.world.trainers.get(self.view.owner("seat").owner)
 
-    # Asking ----------------------------------------------------------------------------------------------------
+    # Asking ---
 
     def _work(self) -> Steps[None]:
         while True:
@@ -115,15 +118,17 @@ class Embedder(Member):
     def _ask(self) -> Steps[None]:
         """Wait until all buckets are owned, ask every shard and the trainer for `applied`, rewind (rule 7)."""
         session = self._session
-        trainer = self._trainer()
+        trainer, seat = self._trainer(), self.view.owner("seat").fence
         shards = self._shards()
         if trainer is None or sum(map(len, shards.values())) < self.world.buckets or not self._mine:
             return
         vectors: list[list[int]] = []
         try:
-            for shard, numbers in shards.items():
-                vectors += yield from self.call(lambda: _answers(shard.alive, map(shard.applied, numbers)))  # noqa: B023
-            vectors += yield from self.call(lambda: _answers(trainer.alive, [trainer.applied()]))
+            for shard, claims in shards.items():
+                vectors += yield from self._question(
+                    shard, partial(map, shard.applied, claims, claims.values())
+                )
+            vectors += yield from self._question(trainer, lambda: [trainer.applied(seat)])
         except Unavailable:
             return
         if session != self._session:
@@ -134,7 +139,20 @@ class Embedder(Member):
             self._positions[partition], self._cuts[partition] = start_over(told, own, self.rules)
         self._asking = False
 
-    # Batches ---------------------------------------------------------------------------------------------------
+    def _question(
+        self, asked: Process, vectors: Callable[[], Iterable[list[int] | None]]
+    ) -> Steps[list[list[int]]]:
+        """Somebody's offsets.
+
+        Raises:
+            Unavailable: the process is gone or asleep, or has not loaded all of it yet.
+        """
+        known = yield from self.call(lambda: list(vectors()) if asked.awake() else [None])
+        if None in known:
+            raise Unavailable
+        return [vector for vector in known if vector is not None]
+
+    # Batches ---
 
     def _send_next(self) -> bool:
         """Form a batch and hand it to the rank; False if there is nothing to read."""
@@ -200,7 +218,7 @@ class Embedder(Member):
 
     def _push(self, batch: Batch, shard: Shard) -> None:
         batch.sent_at = self.sim.now
-        numbers = self._shards().get(shard, frozenset())
+        numbers = self._shards().get(shard, {})
         rows = {number: batch.rows[number] for number in numbers if number in batch.rows}
         push = Push(batch.ranges, rows, numbers)
 
@@ -245,15 +263,3 @@ class Embedder(Member):
             for shard in self._shards():
                 if shard.name in batch.waiting:
                     self._push(batch, shard)
-
-
-def _answers(alive: bool, vectors: Iterable[list[int] | None]) -> list[list[int]]:
-    """Everybody's offsets.
-
-    Raises:
-        Unavailable: the process is gone, or has not loaded all of it yet.
-    """
-    known = list(vectors)
-    if not alive or None in known:
-        raise Unavailable
-    return [vector for vector in known if vector is not None]

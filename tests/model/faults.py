@@ -72,6 +72,13 @@ class Faults:
             if isinstance(process, Trainer) and process.fence is not None:
                 process.lose_rank(rank)
 
+    def hand_over(self, partition: int, ticks: int) -> None:
+        """A partition changes hands while the trainer sleeps on batches of the old embedder."""
+        for slot, process in self._world.slots.items():
+            if isinstance(process, Trainer) and process.fence is not None:
+                self.pause(slot, ticks)
+        self.release_partition(partition)
+
     def ambush(self, losing: int, then: int, *, kill: bool) -> None:
         """Strike whoever claims a bucket next: its first writes are lost, and then it dies or sleeps."""
 
@@ -90,22 +97,25 @@ class Faults:
         wakes = self._world.sim.now + asleep
         self.pause(slot, asleep)
         if blind:
-            self._world.sim.after(asleep - 1, lambda: self.outage(rng.randrange(8, 40)))
+            self._world.sim.after(asleep - 1, lambda: self.outage(rng.randrange(8, 90)))
 
         def strike(bucket: int, winner: str) -> None:
             left = max(3, wakes - self._world.sim.now + rng.randrange(-8, 8))
             self.fail_over(bucket % self._world.nodes, left)
-            if rng.random() < 0.6:
+            if rng.random() < 0.7:
                 self._fell(winner, left + rng.randrange(-10, 40), kill=kill)
+            if rng.random() < 0.5:
+                self._world.sim.after(left + rng.randrange(60), lambda: self.kill("reader0", 5))
 
         self._world.ambushes.append(strike)
 
     def _fell(self, slot: str, delay: int, *, kill: bool) -> None:
+        asleep = self._rng.choice([30, LEASE, LEASE + 40])
         self._world.sim.note(f"{slot} will {'die' if kill else 'sleep'} in {delay}")
         if kill:
             self._world.sim.after(max(1, delay), lambda: self.kill(slot, 30))
         else:
-            self._world.sim.after(max(1, delay), lambda: self.pause(slot, LEASE + 30))
+            self._world.sim.after(max(1, delay), lambda: self.pause(slot, asleep))
 
     def _again(self, slot: str) -> None:
         if not self._world.slots[slot].alive or isinstance(self._world.slots[slot], Joiner):
@@ -138,8 +148,13 @@ def plan(world: World, until: int) -> list[tuple[int, Strike]]:
             (1, f"control is away for {long}", lambda: faults.outage(long)),
             (2, f"migrate bucket {bucket}", lambda: faults.migrate(bucket)),
             (2, f"release partition {partition}", lambda: faults.release_partition(partition)),
+            (
+                3,
+                f"hand over partition {partition}, trainer asleep for {short}",
+                lambda: faults.hand_over(partition, short),
+            ),
             (1, f"lose rank {rank}", lambda: faults.lose_rank(rank)),
-            (1, f"kill {reader}", lambda: faults.kill(reader, short)),
+            (3, f"kill {reader}", lambda: faults.kill(reader, short)),
             (3, "ambush", lambda: faults.ambush(short, long // 3, kill=long % 2 == 0)),
             (
                 4,

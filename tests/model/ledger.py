@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from .store import Row
+from .store import Cut, Row
 
 if TYPE_CHECKING:
     from .world import World
@@ -42,6 +42,7 @@ class Ledger:
 
     def __init__(self, world: World) -> None:
         self._world = world
+        self.claimed: dict[int, tuple[int, int]] = {}  # bucket -> fence, failovers before it was read back
         self._prefixes: list[list[list[Row]]] = [[[(0, 0)] * world.buckets] for _ in range(world.partitions)]
 
     def keys_of(self, sample: int) -> tuple[int, int]:
@@ -63,6 +64,22 @@ class Ledger:
 
     def check_loaded(self, bucket: int, applied: Sequence[int], rows: Mapping[int, Row]) -> None:
         """A claimed bucket must be some moment of its own history: rows and offsets of the same one."""
+        self._check_moment(bucket, applied, rows)
+
+    def check_stored(self, cut: Cut) -> None:
+        """So must a stored one, after every flush; and a fenced owner cannot have written it.
+
+        Fences are compared unless a failover came after the claim, which may have lost it.
+        """
+        node = self._world.store.node(cut.bucket)
+        fence, generation = self.claimed.get(cut.bucket, (-1, -1))
+        if cut.meta.fence < fence and generation == node.generation:
+            self._fail(
+                "zombie", f"bucket {cut.bucket} claimed under fence {fence}, written under {cut.meta.fence}"
+            )
+        self._check_moment(cut.bucket, node.master.metas[cut.bucket].applied, node.master.rows[cut.bucket])
+
+    def _check_moment(self, bucket: int, applied: Sequence[int], rows: Mapping[int, Row]) -> None:
         expected = [self._prefix(partition, offset)[bucket] for partition, offset in enumerate(applied)]
         if _total(expected) != _total(rows.values()):
             self._fail(

@@ -40,6 +40,9 @@ class Rules:
     single_range_before_cuts: bool = True
     """2, 7: off, a partition with cut points ahead shares its batches with other partitions."""
 
+    requests_name_the_claim: bool = True
+    """7, 9 (found here): off, an owner answers for a bucket under whatever claim it holds it."""
+
     fence_is_log_offset: bool = True
     """9: off, a fence is the one found in the row store plus one."""
     first_claim_wins: bool = True

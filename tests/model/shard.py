@@ -27,7 +27,9 @@ class Push:
 
     ranges: Ranges
     rows: Mapping[int, Mapping[int, Row]]  # bucket -> key -> gradient
-    buckets: frozenset[int]  # those that the sender believes to be this shard's
+    buckets: Mapping[
+        int, int
+    ]  # those that the sender believes to be this shard's -> the fence of their claim
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +71,7 @@ class Bucket:
 
     number: int
     fence: int
+    claim: int  # the fence in the log: the same, unless rule 9 is broken
     stamp: Stamp  # what the store acknowledged last
     applied: list[int]
     rows: dict[int, Row]
@@ -113,7 +116,7 @@ class Shard(Member):
         self.spawn(self._publish_rounds(), delay=PUBLISH)
         self.spawn(self._flush_rounds(), delay=self.sim.rng.randrange(FLUSH))
 
-    # Ownership -------------------------------------------------------------------------------------------------
+    # Ownership ---
 
     def on_control(self) -> None:
         """Load what was won, drop what was lost."""
@@ -134,10 +137,20 @@ class Shard(Member):
                 self._loading[number] = fence
                 self.spawn(self._load(number, fence))
 
-    def applied(self, number: int) -> list[int] | None:
-        """The offsets of a bucket, or None if it is not (yet) here."""
-        bucket = self.buckets.get(number)
+    def applied(self, number: int, claim: int) -> list[int] | None:
+        """The offsets of a bucket, or None if it is not (yet) here under that claim.
+
+        Found by this model: an owner that has not read of its own new claim still holds what it had under the old one,
+        and is about to replace it by what is stored. Its answer would be ahead of what it will have.
+        """
+        bucket = self._held(number, claim)
         return None if bucket is None else list(bucket.applied)
+
+    def _held(self, number: int, claim: int) -> Bucket | None:
+        bucket = self.buckets.get(number)
+        if bucket is None or (bucket.claim != claim and self.rules.requests_name_the_claim):
+            return None
+        return bucket
 
     def _load(self, number: int, claim: int) -> Steps[None]:
         """Rule 10: write the fence, read `meta`, scan, read `meta` again; start over unless nothing changed."""
@@ -149,6 +162,7 @@ class Shard(Member):
                 if self.rules.claim_writes_fence and not (yield from self._write_fence(number, fence)):
                     self._loading.pop(number, None)  # somebody claimed later; the log will tell
                     return
+                generation = self.world.store.node(number).generation
                 before = yield from self._meta(number)
                 rows = yield from self._scan(number)
                 if self.rules.claim_rereads_meta:
@@ -161,7 +175,8 @@ class Shard(Member):
             if self._loading.get(number) == claim:
                 del self._loading[number]
                 self.world.ledger.check_loaded(number, before.applied, rows)
-                bucket = Bucket(number, fence, before.stamp, list(before.applied), rows, before.follow)
+                self.world.ledger.claimed[number] = fence, generation
+                bucket = Bucket(number, fence, claim, before.stamp, list(before.applied), rows, before.follow)
                 if before.writer != previous and self.rules.claim_publishes_whole:
                     # Found by this model: a failover hid what the owner before had published, so readers may
                     # hold its rows, older than these but of a higher fence. They are published anew.
@@ -191,14 +206,16 @@ class Shard(Member):
             rows.update(chunk)
             after = chunk[-1][0]
 
-    # Pushes ----------------------------------------------------------------------------------------------------
+    # Pushes ---
 
     def push(self, push: Push) -> bool:
         """Rule 4: True if every bucket concerned has the batch now; False if it was refused whole."""
-        concerned = (
-            push.buckets if self.rules.push_names_its_buckets else push.rows.keys() | self.buckets.keys()
-        )
-        here = [self.buckets[number] for number in sorted(concerned) if number in self.buckets]
+        concerned = dict(push.buckets)
+        if not self.rules.push_names_its_buckets:
+            concerned = {b.number: b.claim for b in self.buckets.values()}
+            concerned |= {number: push.buckets[number] for number in push.rows}
+        held = [self._held(number, concerned[number]) for number in sorted(concerned)]
+        here = [bucket for bucket in held if bucket is not None]
         verdicts = {bucket.number: judge_push(push.ranges, bucket.applied, self.rules) for bucket in here}
         fits = len(here) == len(concerned) and Verdict.REFUSE not in verdicts.values()
         if not self.rules.push_checked_before_touched:
@@ -231,7 +248,7 @@ class Shard(Member):
             self._advance(push, buckets)
         return fits
 
-    # Publishing and flushing -----------------------------------------------------------------------------------
+    # Publishing and flushing ---
 
     def _publish_rounds(self) -> Steps[None]:
         while True:

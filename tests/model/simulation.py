@@ -82,6 +82,10 @@ class Process:
         self.paused_until = max(self.paused_until, self.sim.now + ticks)
         self.healthy_since = self.paused_until
 
+    def awake(self) -> bool:
+        """Whether it could answer now."""
+        return self.alive and self.paused_until <= self.sim.now
+
     def spawn(self, steps: Steps[None], delay: int = 0) -> None:
         """Run a generator as part of this process."""
 

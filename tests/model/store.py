@@ -141,7 +141,7 @@ class Source:
             raise Unavailable
         return self.node.caught_up() if self.replica else self.node.master
 
-    def chunk(self, bucket: int, after: int, count: int = 2) -> list[tuple[int, Row]]:
+    def chunk(self, bucket: int, after: int, count: int = 4) -> list[tuple[int, Row]]:
         """The next rows of a scan, by key; empty at the end."""
         rows = self.data().rows[bucket]
         return [(key, rows[key]) for key in sorted(key for key in rows if key > after)[:count]]
@@ -154,6 +154,7 @@ class Store:
         self.sim = sim
         self.rules = rules
         self.nodes: list[Node] = []
+        self.on_flushed: Callable[[Cut], None] = lambda cut: None
         for number in range(nodes):
             mine = range(number, buckets, nodes)
             # A model's creation writes starting offsets into every bucket (rule 5).
@@ -186,6 +187,7 @@ class Store:
         outcome = judge_flush(stored, cut, self.rules)
         if outcome is Outcome.WRITE:
             self.node(cut.bucket).write(lambda copy: self._apply(copy, cut, rows=True, meta=True))
+            self.on_flushed(cut)
             return Outcome.DONE, stored
         return outcome, stored
 

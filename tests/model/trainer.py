@@ -125,9 +125,11 @@ class Trainer(Member):
         elif self.fence is not None:
             self.fence = fence  # re-formed under a new claim of its own
 
-    def applied(self) -> list[int] | None:
-        """The vector, or None before a version is loaded."""
-        return None if self.fence is None else list(self._furthest().applied)
+    def applied(self, claim: int) -> list[int] | None:
+        """The vector, or None if no version was loaded (yet) under that claim of the seat."""
+        if self.fence is None or (self.fence != claim and self.rules.requests_name_the_claim):
+            return None
+        return list(self._furthest().applied)
 
     def take(
         self, rank: int, ranges: Ranges, gradients: Mapping[int, Row], answer: Callable[[Answer], None]

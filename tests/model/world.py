@@ -42,7 +42,7 @@ class Failure:
 class World:
     """Everything there is, wired together."""
 
-    keys = 16
+    keys = 40
     buckets = 4
     partitions = 3  # of `samples`
     nodes = 2
@@ -51,7 +51,7 @@ class World:
     def __init__(self, seed: int, rules: Rules, trace: Callable[[str], None] | None = None) -> None:
         self.sim = Simulation(seed, trace)
         self.rules = rules
-        self.disorder = self.sim.rng.choice([0.0, 0.01, 0.04])
+        self.disorder = self.sim.rng.choice([0.0, 0.02, 0.05])
         self.ledger = Ledger(self)
         self.control: Topic[Record] = Topic(1)
         self.inputs: Topic[Event] = Topic(4)
@@ -60,6 +60,7 @@ class World:
         self.transactions = Transactions(self.samples)
         self.transactions.saved = Checkpoint((0,) * 4, (0,) * 4, UNKNOWN)
         self.store = Store(self.sim, rules, self.buckets, self.partitions, self.nodes)
+        self.store.on_flushed = self.ledger.check_stored
         self.versions = Versions(self.partitions)
         self.shards: dict[str, Shard] = {}  # every life there was
         self.trainers: dict[str, Trainer] = {}
@@ -76,7 +77,7 @@ class World:
             self.sim.after(at, partial(self._strike, *what))
         self.sim.after(1, self._watch_claims)
 
-    # Places ----------------------------------------------------------------------------------------------------
+    # Places ---
 
     def bucket_of(self, key: int) -> int:
         """The bucket of a key, fixed for life."""
@@ -112,7 +113,7 @@ class World:
         self.slots[slot] = process
         return process
 
-    # Schedule --------------------------------------------------------------------------------------------------
+    # Schedule ---
 
     def _strike(self, name: str, what: Callable[[], None]) -> None:
         self.sim.note(name)
@@ -174,7 +175,7 @@ class World:
         if well > LEASE + 2 * HEARTBEAT:
             raise Broken("deposed", f"{record.resource} was taken from {owner.name}, which was well")
 
-    # The run ---------------------------------------------------------------------------------------------------
+    # The run ---
 
     def run(self) -> None:
         """Run the schedule, drain it, check the ledger.
@@ -210,7 +211,7 @@ class World:
             if any(offset < end for offset, end in zip(applied, ends, strict=True)):
                 return f"bucket {bucket} is stored at {applied}, the log ends at {ends}"
         trainer = self._trainer()
-        vector = None if trainer is None else trainer.applied()
+        vector = None if trainer is None else trainer.applied(self._judge.owner("seat").fence)
         if vector is None or any(offset < end for offset, end in zip(vector, ends, strict=True)):
             return f"dense is at {vector}, the log ends at {ends}"
         for slot, process in self.slots.items():
