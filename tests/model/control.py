@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from .rules import Rules
-from .simulation import Process, Steps, Unavailable
+from .simulation import HOP, Process, Steps, Unavailable
 
 if TYPE_CHECKING:
     from .world import World
@@ -64,9 +64,13 @@ class ControlView:
             self.tick(now)
 
     def tick(self, now: int) -> None:
-        """The log was read to its end."""
+        """The log was read to its end.
+
+        Who slept between two reads cannot know whether the log was there meanwhile, so a gap counts as one poll.
+        """
         if self._read_at is not None:
-            self._readable += now - self._read_at
+            since = now - self._read_at
+            self._readable += min(since, POLL + 2 * HOP) if self._rules.lease_of_readable_log else since
         self._read_at = self.read_at = now
 
     def apply(self, offset: int, record: Record) -> Claim | None:
