@@ -1,4 +1,4 @@
-"""Run seeds by hand: `python -m tests.model --seeds 500 [--off RULE]`, or `--seed N --trace` to replay one."""
+"""Run seeds by hand: `python -m tests.model --seeds 500 [--off RULE]`, or replay `--seed N --trace`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rule 9: ownership is decided in the log. The view of the `control` topic, and the members that live by it."""
+"""Rule 9: ownership is decided in the log: the view of `control`, and the members that live by it."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ UNCLAIMED = Claim(NOBODY, -1)
 
 
 class ControlView:
-    """What one reader of `control` knows: a pure function of the records, and of the time it could read them."""
+    """What one reader of `control` knows: a function of the records and of the times it read them."""
 
     def __init__(self, rules: Rules) -> None:
         self._rules = rules
@@ -66,7 +66,8 @@ class ControlView:
     def tick(self, now: int) -> None:
         """The log was read to its end.
 
-        Who slept between two reads cannot know whether the log was there meanwhile, so a gap counts as one poll.
+        Who slept between two reads cannot know whether the log was there meanwhile (found by this model):
+        a gap counts as one poll.
         """
         if self._read_at is not None:
             since = now - self._read_at
@@ -128,7 +129,8 @@ class Member(Process):
         record = Record(self.name, resource, self.view.owner(resource).fence, decided_at=self.view.read_at)
         return (yield from self.post(record))
 
-    def _ask_for(self, resource: str) -> Steps[None]:
+    def ask_for(self, resource: str) -> Steps[None]:
+        """Claim as a task of its own."""
         yield from self.claim(resource)
 
     def release(self, resource: str) -> Steps[bool]:
@@ -162,5 +164,5 @@ class Member(Process):
                     if view.claimable(resource) and self._tried.get(resource, -1) < self.sim.now:
                         self._tried[resource] = self.sim.now + 20
                         if self.sim.rng.random() < 0.5:
-                            self.spawn(self._ask_for(resource))
+                            self.spawn(self.ask_for(resource))
             yield POLL

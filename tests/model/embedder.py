@@ -1,4 +1,4 @@
-"""An embedding worker: reads partitions of `samples`, hands batches to a trainer rank, pushes gradients (rules 2, 6, 7)."""
+"""An embedding worker: samples in, batches to a trainer rank, gradients to the shards (rules 2, 6, 7)."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ class Embedder(Member):
             yield 3
 
     def _ask(self) -> Steps[None]:
-        """Wait until all buckets are owned, ask every shard and the trainer for `applied`, rewind (rule 7)."""
+        """Wait until all buckets are owned, ask all for `applied`, rewind (rule 7)."""
         session = self._session
         trainer, seat = self._trainer(), self.view.owner("seat").fence
         shards = self._shards()

@@ -1,4 +1,4 @@
-"""The fault schedule of a seed: kills, pauses, zombies, lossy failovers, outages, migrations, alone and in company."""
+"""The faults of a seed: kills, zombies, lossy failovers, outages, migrations, alone and in company."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Strike = tuple[str, Callable[[], None]]
 
 
 class Faults:
-    """What can go wrong. Each is a thing done to the world, with a restart where somebody would restart it."""
+    """What can go wrong. Each is done to the world, with a restart where there would be one."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -39,7 +39,7 @@ class Faults:
         self._world.start("joiner0")
 
     def fail_over(self, node: int, losing: int) -> None:
-        """Stop replication, and promote the replica some ticks later: what was acknowledged meanwhile is gone."""
+        """Stop replication, then promote the replica: what was acknowledged meanwhile is gone."""
         target = self._world.store.nodes[node]
         target.stall(losing)
 
@@ -59,6 +59,12 @@ class Faults:
         for process in self._world.slots.values():
             if isinstance(process, Shard) and process.alive and bucket in process.buckets:
                 process.spawn(process.migrate(bucket))
+
+    def reclaim(self, bucket: int) -> None:
+        """The owner claims its bucket again, as an operator may make it do: its memory of it is gone."""
+        for process in self._world.slots.values():
+            if isinstance(process, Shard) and process.alive and bucket in process.buckets:
+                process.spawn(process.ask_for(f"bucket/{bucket}"))
 
     def release_partition(self, partition: int) -> None:
         """The partition's owner hands it over."""
@@ -89,7 +95,7 @@ class Faults:
         self._world.ambushes.append(strike)
 
     def usurp(self, slot: str, asleep: int, *, blind: bool, kill: bool) -> None:
-        """A zombie in company: while it sleeps its buckets are claimed; when it wakes, a failover has lost the claim.
+        """A zombie: while it sleeps its buckets are claimed; when it wakes, a failover has lost the claim.
 
         Blind, it cannot read `control` for a while, so it goes on as an owner would.
         """
@@ -147,6 +153,7 @@ def plan(world: World, until: int) -> list[tuple[int, Strike]]:
             (4, f"stop replication of node {node}", lambda: faults.fail_over(node, short)),
             (1, f"control is away for {long}", lambda: faults.outage(long)),
             (2, f"migrate bucket {bucket}", lambda: faults.migrate(bucket)),
+            (2, f"reclaim bucket {bucket}", lambda: faults.reclaim(bucket)),
             (2, f"release partition {partition}", lambda: faults.release_partition(partition)),
             (
                 3,

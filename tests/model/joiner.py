@@ -1,4 +1,4 @@
-"""The joiner: served impressions and actions in, samples out, exactly once and across kills (rules 18 to 20)."""
+"""The joiner: impressions and actions in, samples out, exactly once across kills (rules 18 to 20)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ UNKNOWN = -1_000_000
 
 
 class Kind(Enum):
-    """Topics of the joiner. A TICK stands for an idle topic, read to its end, whose time moves on (rule 19)."""
+    """Topics of the joiner. A TICK stands for an idle topic whose time moves on (rule 19)."""
 
     SERVED = auto()
     ACTION = auto()

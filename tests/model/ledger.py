@@ -1,7 +1,7 @@
 """The ledger: what the log says the state must be, and the exception that ends a run that says otherwise.
 
-Every row has two columns, the number of samples that touched it and the sum of a small hash of their ids, so that one
-lost and another doubled cannot cancel; the dense weights have the same two.
+Every row has two columns, the number of samples that touched it and the sum of a small hash of their ids,
+so that one lost and another doubled cannot cancel; the dense weights have the same two.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ class Ledger:
         return {key: row for bucket in buckets.values() for key, row in bucket.items()}
 
     def _prefix(self, partition: int, offset: int) -> list[Row]:
-        """Per bucket, the sum over all samples of a partition before an offset; readable records do not change."""
+        """Per bucket, the sum over a partition's samples before an offset; readable records do not change."""
         sums = self._prefixes[partition]
         records = self._world.samples.partitions[partition].records
         while len(sums) <= offset:

@@ -61,7 +61,7 @@ class Topic(Generic[R]):
 
 
 class Transactions(Generic[R]):
-    """The transaction coordinator for one transactional id; commits carry the writer's own state with the records."""
+    """The coordinator for one transactional id; a commit carries the writer's state with the records."""
 
     def __init__(self, topic: Topic[R]) -> None:
         self._topic = topic

@@ -1,7 +1,7 @@
 """The switches: one for every part of a ◆ rule that can be broken on its own.
 
-A field's docstring (the string under it) says what the broken implementation does instead. Every broken variant is
-something a reasonable person could have written; none of them looks at the schedule.
+The string under a field says what the broken implementation does instead. Each is something that a reasonable
+person could have written; none of them looks at the schedule.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Rules:
     push_refused_whole: bool = True
     """4: off, the buckets that fit are applied and the push is acknowledged; the others are left out."""
     push_names_its_buckets: bool = True
-    """4: off, a push advances every bucket that the shard owns, also those the sender thinks are elsewhere."""
+    """4: off, a push advances every bucket that the shard owns, wherever the sender thinks they are."""
     rows_and_applied_one_hold: bool = True
     """4: off, `applied` is advanced a moment after the rows."""
     flush_copies_one_hold: bool = True

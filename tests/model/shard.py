@@ -1,4 +1,4 @@
-"""A parameter server shard: buckets in memory, pushes in, flushes and published rows out (rules 4, 10, 11, 17)."""
+"""A shard: buckets in memory, pushes in, flushes and published rows out (rules 4, 10, 11, 17)."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Verdict(Enum):
 
 
 def judge_push(ranges: Ranges, applied: list[int], rules: Rules) -> Verdict:
-    """Rules 2 and 4: a batch applies if all its ranges are next, skips if all are past; nothing in between."""
+    """Rules 2 and 4: a batch applies if all its ranges are next, skips if all are past."""
     following = [start == applied[partition] for partition, (start, _) in ranges.items()]
     past = [stop <= applied[partition] for partition, (_, stop) in ranges.items()]
     if all(following):
@@ -140,8 +140,8 @@ class Shard(Member):
     def applied(self, number: int, claim: int) -> list[int] | None:
         """The offsets of a bucket, or None if it is not (yet) here under that claim.
 
-        Found by this model: an owner that has not read of its own new claim still holds what it had under the old one,
-        and is about to replace it by what is stored. Its answer would be ahead of what it will have.
+        Found by this model: an owner that has not read of its own new claim still holds what it had under the
+        old one, and is about to replace it by what is stored. Its answer would be ahead of what it will have.
         """
         bucket = self._held(number, claim)
         return None if bucket is None else list(bucket.applied)
@@ -153,7 +153,7 @@ class Shard(Member):
         return bucket
 
     def _load(self, number: int, claim: int) -> Steps[None]:
-        """Rule 10: write the fence, read `meta`, scan, read `meta` again; start over unless nothing changed."""
+        """Rule 10: write the fence, read `meta`, scan, read `meta` again; start over if it changed."""
         fence, previous = claim, self.view.owner(f"bucket/{number}").previous
         while self._loading.get(number) == claim:
             try:
@@ -256,7 +256,7 @@ class Shard(Member):
             yield PUBLISH
 
     def _publish(self, cuts: Mapping[int, Cut]) -> Steps[bool]:
-        """Write changed rows, and those of the cuts, to `rows`; one writer at a time, so that the last one wins.
+        """Write changed rows, and those of the cuts, to `rows`; one writer at a time: the last one wins.
 
         What is written is the newest value, which may be ahead of the cut's.
         """

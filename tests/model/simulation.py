@@ -1,7 +1,7 @@
 """Time, chance and processes: a discrete-event scheduler that a seed replays exactly.
 
-A process is a handful of generators ("steps"); every `yield n` is n ticks in which anything else may happen, a pause and
-a kill included. What happens between two yields is one hold of a lock.
+A process is a handful of generators ("steps"); every `yield n` is n ticks in which anything else may happen,
+a pause and a kill included. What happens between two yields is one hold of a lock.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Simulation:
 
 
 class Process:
-    """One life of a process. A restart is a new object with a new name, so no memory can leak from life to life."""
+    """One life of a process. A restart is a new object with a new name: no memory leaks from life to life."""
 
     def __init__(self, sim: Simulation, name: str) -> None:
         self.sim = sim

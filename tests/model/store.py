@@ -107,7 +107,7 @@ class Node:
         return self.replica
 
     def stall(self, ticks: int) -> None:
-        """Replication stops for a while: what is written meanwhile is acknowledged, and lost by a failover."""
+        """Replication stops for a while: a failover loses what is acknowledged meanwhile."""
         self.stalled_until = self.sim.now + ticks
         late = [(max(due, self.stalled_until), change) for due, change in self._link]
         self._link = deque(late)
@@ -135,7 +135,7 @@ class Source:
         """The copy that answers now.
 
         Raises:
-            Unavailable: the node failed over since; a read that failed is an error, never an absence (rule 13).
+            Unavailable: the node failed over since; a failed read is an error, no absence (rule 13).
         """
         if self.bound and self.generation != self.node.generation:
             raise Unavailable
@@ -182,7 +182,7 @@ class Store:
         return True
 
     def flush(self, cut: Cut) -> tuple[Outcome, Stamp]:
-        """Rule 11: write a bucket's increment, or the bucket whole; returns the outcome and what was stored."""
+        """Rule 11: write an increment, or the bucket whole; returns the outcome and what was stored."""
         stored = self.node(cut.bucket).master.metas[cut.bucket].stamp
         outcome = judge_flush(stored, cut, self.rules)
         if outcome is Outcome.WRITE:

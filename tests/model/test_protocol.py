@@ -18,8 +18,8 @@ from .world import run_seed
 SEEDS = 500
 CHUNK = 50  # seeds of one test, so that a failure names a few and the suite can be spread over cores
 
-# Most broken rules show within the first seeds. These need a rare company of faults; they are tried first at seeds that
-# are known to show them, and then at all others, so a change of the schedule costs time and not the test.
+# Most broken rules show within the first seeds. These need a rare company of faults: seeds known to show them
+# are tried first, and then all others, so a change of the schedule costs time and not the test.
 RARE: dict[str, tuple[int, ...]] = {}
 BOUND = 1500
 

@@ -194,7 +194,7 @@ class Trainer(Member):
             yield 1
 
     def _seat_changed(self, fence: int | None) -> bool:
-        """Whether the seat was lost, or lost and won again, since a step began: its batches are of another time."""
+        """Whether the seat was lost (and won again) since a step began: its batches are of another time."""
         return self.fence is None or self.fence != fence
 
     def _reply(self, offer: Offer | None, weights: Mapping[int, int] | None) -> None:
@@ -208,7 +208,7 @@ class Trainer(Member):
             offer.answer(Answer.GRADIENTS)
 
     def _form_again(self, lost: int) -> Steps[None]:
-        """Rule 15: the survivors go on from the highest step among them; a new claim makes embedders ask again."""
+        """Rule 15: survivors go on from their highest step; a new claim makes embedders ask again."""
         self._failing = None
         survivors = [dense for rank, dense in enumerate(self.ranks) if rank != lost]
         self.ranks = [max(survivors, key=lambda dense: dense.step)] * RANKS
