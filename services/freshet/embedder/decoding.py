@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import orjson
 
-from freshet.features import Decoded, SampleDecoder, read_blocks
+from freshet.errors import Corrupt
+from freshet.features import BlockColumns, Decoded, SampleDecoder, read_blocks
 from freshet.types import F32, I64, U8, U64, BytesColumn
 
 __all__ = ["BlockDecoder", "DecodedBatch", "Places"]
@@ -46,45 +47,47 @@ class BlockDecoder:
             Corrupt: a block itself is damaged: its partition stops until an operator decides.
         """
         read = read_blocks(blocks)
-        columns = self._decoder.decode(read.payloads, read.schema_ids, read.event_times_ms)
-        good = np.ones(len(read.sample_ids), np.bool_)
+        if len(read) and int(read.labels.max()) >= self._labels:
+            raise Corrupt(
+                f"samples: a block holds label {int(read.labels.max())}, but the spec has {self._labels} labels; "
+                "was the log written under another spec?"
+            )
+        columns = self._decoder.decode(read.payloads, read.schema_of, read.times_ms)
+        if not len(columns.bad):
+            return DecodedBatch(
+                columns, read.sample_ids, read.requests, read.times_ms, read.labels, read.values, read.weights
+            )
+        if places:
+            self._refuse(self._letters(columns, read, places))
+        good = np.ones(len(read), np.bool_)
         good[columns.bad] = False
-        unknown = good & (read.labels >= self._labels)
-        if len(columns.bad) and places:
-            self._refuse(self._letters(blocks, columns, read.counts, read.payloads, places))
-        if unknown.any():
-            raise ValueError("labels")
         return DecodedBatch(
             columns=replace(columns, bad=np.empty(0, np.int64), why=()),
             sample_ids=read.sample_ids[good],
-            request_ids=read.request_ids[good],
-            event_times_ms=read.event_times_ms[good],
+            request_ids=read.requests[good],
+            event_times_ms=read.times_ms[good],
             label_index=read.labels[good],
             label_value=read.values[good],
             weight=read.weights[good],
         )
 
     @staticmethod
-    def _letters(
-        blocks: BytesColumn, columns: Decoded, counts: I64, payloads: BytesColumn, places: Places
-    ) -> list[bytes]:
+    def _letters(columns: Decoded, read: BlockColumns, places: Places) -> list[bytes]:
         partitions = np.concatenate([np.full(len(offsets), p) for p, offsets in places])
         offsets = np.concatenate([offsets for _, offsets in places])
-        ends = np.cumsum(counts)
+        counts = read.counts.astype(np.int64)
+        firsts = np.cumsum(counts) - counts
         letters = []
         for index, why in zip(columns.bad.tolist(), columns.why, strict=True):
-            block = int(np.searchsorted(ends, index, side="right"))
-            letters.append(
-                orjson.dumps(
-                    {
-                        "v": 1,
-                        "kind": "sample",
-                        "partition": int(partitions[block]),
-                        "offset": int(offsets[block]),
-                        "index": index - int(ends[block] - counts[block]),
-                        "reason": why,
-                        "bytes": base64.b64encode(payloads[index]).decode(),
-                    }
-                )
-            )
+            block = int(np.searchsorted(firsts, index, side="right")) - 1
+            letter = {
+                "v": 1,
+                "kind": "sample",
+                "partition": int(partitions[block]),
+                "offset": int(offsets[block]),
+                "index": index - int(firsts[block]),
+                "reason": why,
+                "bytes": base64.b64encode(read.payloads[index]).decode(),
+            }
+            letters.append(orjson.dumps(letter))
         return letters
