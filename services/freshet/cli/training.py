@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import os
 import threading
-import uuid
-from collections.abc import Mapping
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import structlog
@@ -16,24 +14,217 @@ from freshet.clock import SYSTEM_CLOCK, Clock
 from freshet.embedder.core import lanes_for
 from freshet.embedder.decoding import BlockDecoder
 from freshet.embedder.stream import LocalStream
+from freshet.errors import Fenced
 from freshet.features import SampleDecoder
-from freshet.measures.gate import pinned_by
 from freshet.model import build_model
 from freshet.paramserver.shard import Shard
 from freshet.runtime.lifecycle import Cleanup
-from freshet.seams.eventlog import EventLog
-from freshet.seams.eventlog.claims import Claims
+from freshet.seams.eventlog import EventLog, Writer
+from freshet.seams.eventlog.claims import Claims, Held
 from freshet.seams.eventlog.topics import ensure_topics
 from freshet.seams.rowstore import RowStore
-from freshet.seams.versions import VersionStore
-from freshet.spec.identity import identity_hash
+from freshet.seams.versions import Manifest, VersionStore
 from freshet.spec.layout import layout_of
 from freshet.spec.model import Spec
 from freshet.trainer.core import DenseLedger
+from freshet.trainer.pins import Pins
 from freshet.trainer.quality import Quality
 from freshet.trainer.service import Trainer
 from freshet.trainer.versioning import Versioner, restart_point
 from freshet.types import Append, BytesColumn, TopicPartition
 from freshet.wire.schemas import SchemaRegistry
 
-__all__ = ["Training", "assemble"]
+__all__ = ["Stores", "Training"]
+
+log = structlog.get_logger("freshet.training")
+
+CLAIM_WAIT_S = 30.0
+"""How long a start waits for a former owner's lease to run out: ten leases."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stores:
+    """Where a model lives."""
+
+    log: EventLog
+    rows: RowStore
+    versions: VersionStore
+
+
+class Training:
+    """One trainer rank with its embedder and shard. Use `run`, or its parts one by one in tests."""
+
+    def __init__(
+        self,
+        spec: Spec,
+        stores: Stores,
+        *,
+        spec_hash: str,
+        clock: Clock = SYSTEM_CLOCK,
+        lanes: int | None = None,
+    ) -> None:
+        """Claim buckets, partitions and the seat, load rows and the last version.
+
+        Raises:
+            Unavailable: somebody else holds a claim for longer than `CLAIM_WAIT_S`.
+            Mismatch, DataLost, Corrupt: the stores do not fit this spec, or each other.
+        """
+        self.spec, self._stores, self._clock = spec, stores, clock
+        self._cleanup = Cleanup()
+        topics = ensure_topics(stores.log, spec)
+        layout = layout_of(spec)
+        owner = f"trainer-{os.getpid()}"
+        claims = Claims(stores.log, topics.control, clock)
+        self._cleanup.add("claims", claims.close)
+        deadline = clock.monotonic() + CLAIM_WAIT_S
+        self._held: Sequence[Held] = [
+            claims.acquire(what, owner, deadline)
+            for what in (f"buckets:0-{spec.buckets}", f"partitions:0-{spec.partitions}", "trainer:0")
+        ]
+        shard_claim, partitions_claim, seat = self._held
+        self.shard = Shard(
+            spec=spec,
+            layout=layout,
+            spec_hash=spec_hash,
+            topics=topics,
+            log=stores.log,
+            rows=stores.rows,
+            fence=shard_claim.fence,
+            clock=clock,
+            held=lambda: not shard_claim.lost.is_set(),
+        )
+        self.shard.load()
+        log_id = str(stores.log.topics()[topics.samples].log_id)
+        model = build_model(spec, training=True)
+        quality = Quality(spec)
+        start = restart_point(stores.versions, spec_hash, log_id)
+        applied = self._restore(start, model, quality, topics.samples)
+        self.ledger = DenseLedger(applied)
+        lanes = lanes or spec.train.lanes
+        lanes = lanes or lanes_for(
+            os.cpu_count() or 1, spec.train.staleness_rows, spec.train.batch_rows, spec.partitions
+        )
+        writer = stores.log.writer()
+        self._cleanup.add("writer", writer.close)
+        decoder = SampleDecoder(spec, layout, SchemaRegistry(stores.log).get)
+        self.stream = LocalStream(
+            spec=spec,
+            layout=layout,
+            topic=topics.samples,
+            log=stores.log,
+            rows=self.shard,
+            decoder=lambda: BlockDecoder(decoder, len(spec.labels), _refuser(writer, topics.refused)),
+            dense_applied=self.ledger.told,
+            fence=partitions_claim.fence,
+            lanes=lanes,
+            clock=clock,
+            batch_rows=spec.train.batch_rows,
+            staleness_rows=spec.train.staleness_rows,
+        )
+        self._cleanup.add("stream", self.stream.close)
+        pins = Pins(stores.log, topics.versions)
+        self._cleanup.add("pins", pins.close)
+        versioner = Versioner(
+            spec=spec,
+            spec_hash=spec_hash,
+            log_id=log_id,
+            store=stores.versions,
+            writer=writer,
+            topic=topics.versions,
+            fence=seat.fence,
+            clock=clock,
+            scorer=lambda: build_model(spec, training=False),
+            recent=self.stream.recent,
+            pinned=pins.reason,
+        )
+        self.quality = quality
+        self.trainer = Trainer(
+            spec=spec,
+            model=model,
+            stream=self.stream,
+            ledger=self.ledger,
+            quality=quality,
+            versioner=versioner,
+            writer=writer,
+            measures_topic=topics.measures,
+            clock=clock,
+            lanes=lanes,
+            step=start.step if start else 0,
+            event_time_ms=start.event_time_ms if start else 0,
+        )
+        if start is None:
+            versioner.first(self.trainer.snapshot())
+        for held in self._held:
+            held.on_lost(self.trainer.stop.set)
+
+    def run(self) -> None:
+        """Train until `stop`, then flush and write a last version. Raises Fenced if a claim was lost."""
+        self.shard.start()
+        try:
+            self.trainer.run()
+        finally:
+            self.shard.stop()
+            self._cleanup.run()
+        for held in self._held:
+            if held.lost.is_set():
+                raise Fenced(f"{held.what} was claimed by another process; this one has stopped")
+        if self.shard.failed is not None:
+            raise self.shard.failed
+
+    def run_to_the_end(self) -> None:
+        """Train on all that the log holds now, then stop."""
+        watcher = threading.Thread(target=self._stop_at_the_end, name="end", daemon=True)
+        watcher.start()
+        self.run()
+        watcher.join()
+
+    def stop(self) -> None:
+        """Have `run` return after the batches in hand."""
+        self.trainer.stop.set()
+
+    def ready(self) -> str | None:
+        """None, or why this process is not training."""
+        if self.shard.failed is not None:
+            return str(self.shard.failed)
+        lost = [held.what for held in self._held if held.lost.is_set()]
+        return f"the claim of {', '.join(lost)} was lost" if lost else None
+
+    def status(self) -> Mapping[str, Any]:
+        """Figures for `freshet status` and metrics."""
+        memory = self.shard.store.memory()
+        return {
+            "samples": self.trainer.progress.samples,
+            "steps": self.trainer.progress.steps,
+            "event_time_ms": self.trainer.progress.event_time_ms,
+            "version": self.trainer.progress.version,
+            "lag_blocks": sum(self.stream.lag().values()),
+            "rows": dict(memory.rows),
+            "bytes": memory.bytes,
+            "measures": self.quality.summary(),
+            "shard": asdict(self.shard.counts),
+        }
+
+    def _stop_at_the_end(self) -> None:
+        while not self.trainer.stop.wait(0.02):
+            if not any(self.stream.lag().values()):
+                self.trainer.stop.set()
+
+    def _restore(self, start: Manifest | None, model: Any, quality: Quality, samples: str) -> dict[int, int]:
+        if start is None:
+            partitions = range(self.spec.partitions)
+            return {p: self._stores.log.bounds(TopicPartition(samples, p)).start for p in partitions}
+        version = self._stores.versions.get(start.number)
+        model.load_state(version.tensors)
+        prefix = "measures/"
+        quality.load_state(
+            {name[len(prefix) :]: t for name, t in version.tensors.items() if name.startswith(prefix)}
+        )
+        log.info("starting from a version", version=start.number, step=start.step)
+        return {int(p): offset for p, offset in start.applied.items()}
+
+
+def _refuser(writer: Writer, topic: str) -> Any:
+    def refuse(letters: list[bytes]) -> None:
+        writer.append([Append(topic, 0, BytesColumn.of(letters))])
+
+    return refuse

@@ -147,6 +147,7 @@ class Lanes:
         seat.batch = seat.result = None
         if batch is None:
             return
-        # Refused: the stream has rewound this lane; what it issues next continues what is applied (PROTOCOL 6).
+        # Refused: the stream has rewound this lane; what it issues next continues what is applied (PROTOCOL
+        # 6).
         with contextlib.suppress(Refused):
             self.stream.give_back(index, batch, result.gradients if result is not None else None)

@@ -1,0 +1,165 @@
+"""`freshet peek TOPIC`: records of a topic, readable."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+import orjson
+
+from freshet.cli.options import existing_folder, folder_option, json_option
+from freshet.errors import ConfigError, Corrupt, FreshetError
+from freshet.seams.eventlog import EventLog
+from freshet.seams.open import open_eventlog
+from freshet.types import TopicPartition
+
+__all__ = ["command"]
+
+Decode = Callable[[bytes], Any]
+
+
+@click.command()
+@click.argument("topic", required=False)
+@folder_option
+@click.option("-n", "--records", default=5, show_default=True, help="How many of the newest, per partition.")
+@click.option("--partition", type=int, help="One partition; without it all.")
+@click.option("--from", "start", type=int, help="Offset to begin at, instead of the newest.")
+@json_option
+def command(
+    topic: str | None, folder: Path, records: int, partition: int | None, start: int | None, as_json: bool
+) -> None:
+    """Print records of TOPIC, or without it the topics there are with what they hold."""
+    log = open_eventlog(f"sqlite:{existing_folder(folder) / 'log'}")
+    try:
+        if topic is None:
+            _print_topics(log, as_json)
+            return
+        if topic not in log.topics():
+            names = ", ".join(sorted(log.topics()))
+            raise ConfigError("peek", "TOPIC", topic, f"one of {names}", "`freshet peek` lists them")
+        decode = _decoder(log, topic)
+        for at in _partitions(log, topic, partition):
+            for line in _lines(log, at, records, start, decode):
+                click.echo(
+                    orjson.dumps(line, option=orjson.OPT_NON_STR_KEYS).decode() if as_json else _text(line)
+                )
+    finally:
+        log.close()
+
+
+def _print_topics(log: EventLog, as_json: bool) -> None:
+    for name, info in sorted(log.topics().items()):
+        bounds = [log.bounds(TopicPartition(name, p)) for p in range(info.partitions)]
+        held = sum(b.end - b.start for b in bounds)
+        line = {"topic": name, "partitions": info.partitions, "offsets": held, "log_id": str(info.log_id)}
+        click.echo(
+            orjson.dumps(line).decode()
+            if as_json
+            else f"{name:40} {info.partitions:3} partitions {held:12} offsets"
+        )
+
+
+def _partitions(log: EventLog, topic: str, partition: int | None) -> list[TopicPartition]:
+    count = log.topics()[topic].partitions
+    if partition is not None and not 0 <= partition < count:
+        raise ConfigError("peek", "--partition", partition, f"0 to {count - 1}")
+    return [TopicPartition(topic, p) for p in ([partition] if partition is not None else range(count))]
+
+
+def _lines(
+    log: EventLog, at: TopicPartition, count: int, start: int | None, decode: Decode
+) -> Iterator[Mapping[str, Any]]:
+    bounds = log.bounds(at)
+    position = max(bounds.start, bounds.end - count) if start is None else start
+    reader = log.reader()
+    try:
+        reader.assign({at: position})
+        left = count
+        while left > 0 and position < bounds.end:
+            for _, records in reader.poll(left, 1.0):
+                for i in range(len(records)):
+                    yield {
+                        "partition": at.partition,
+                        "offset": int(records.offsets[i]),
+                        "time_ms": int(records.times_ms[i]),
+                        "key": records.keys[i].decode(errors="replace"),
+                        "value": _guarded(decode, records.values[i]),
+                    }
+                left -= len(records)
+                position = records.next_offset
+    finally:
+        reader.close()
+
+
+def _guarded(decode: Decode, value: bytes) -> Any:
+    try:
+        return decode(value)
+    except (FreshetError, ValueError, KeyError) as error:
+        return {"unreadable": str(error), "bytes": len(value)}
+
+
+def _decoder(log: EventLog, topic: str) -> Decode:
+    """By the topic's name, which says what its records are (schemas/README.md)."""
+    if topic.endswith((".samples", ".samples.late")):
+        return _block
+    if topic.endswith(".rows"):
+        return _rows
+    from freshet.wire.schemas import SchemaRegistry  # noqa: PLC0415 - only for topics of events
+
+    registry = SchemaRegistry(log)
+
+    def decode(value: bytes) -> Any:
+        if value[:1] in (b"{", b"["):
+            return orjson.loads(value)
+        if value[:1] == b"\0":
+            return _avro(registry, value)
+        raise Corrupt("neither JSON nor Confluent-framed Avro")
+
+    return decode
+
+
+def _avro(registry: Any, value: bytes) -> Any:
+    import io  # noqa: PLC0415
+
+    try:
+        import fastavro  # noqa: PLC0415 - a reader for people, not needed to run
+    except ImportError:
+        return {"schema": int.from_bytes(value[1:5], "big"), "bytes": value[5:].hex()}
+    from freshet.spec.avro import canonical  # noqa: PLC0415
+
+    schema = registry.get(int.from_bytes(value[1:5], "big"))
+    return fastavro.schemaless_reader(io.BytesIO(value[5:]), orjson.loads(canonical(schema)), None)
+
+
+def _block(value: bytes) -> Any:
+    from freshet.features import read_blocks  # noqa: PLC0415 - loads the native core
+    from freshet.types import BytesColumn  # noqa: PLC0415
+
+    block = read_blocks(BytesColumn.of([value]))
+    return {
+        "samples": len(block),
+        "schema": int(block.schema_ids[0]),
+        "times_ms": [int(block.times_ms.min()), int(block.times_ms.max())],
+        "labels": block.labels.tolist()[:8],
+        "values": block.values.tolist()[:8],
+    }
+
+
+def _rows(value: bytes) -> Any:
+    from freshet.wire.rows import decode_rows  # noqa: PLC0415
+
+    delta = decode_rows(value)
+    return {
+        "table": delta.table,
+        "rows": len(delta.keys),
+        "removed": len(delta.removed),
+        "fence": int(delta.fence),
+        "event_time_ms": int(delta.event_time_ms),
+    }
+
+
+def _text(line: Mapping[str, Any]) -> str:
+    value = orjson.dumps(line["value"], option=orjson.OPT_NON_STR_KEYS, default=str).decode()
+    return f"{line['partition']}:{line['offset']} {line['key']} {value}"

@@ -1,0 +1,38 @@
+"""`freshet run ROLE SPEC`: one service in the foreground."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+import click
+
+from freshet.cli.options import folder_option
+from freshet.runtime.lifecycle import die_with_parent, stop_on_signals
+from freshet.runtime.logging import configure_logging
+from freshet.settings import load_settings
+from freshet.spec import load_spec
+
+__all__ = ["ROLES", "command"]
+
+ROLES = ("gateway", "joiner", "trainer", "inference")
+
+
+@click.command()
+@click.argument("role", type=click.Choice(ROLES))
+@click.argument("spec_file", type=click.Path(path_type=Path))
+@folder_option
+def command(role: str, spec_file: Path, folder: Path) -> None:
+    """Run one service until SIGTERM or Ctrl-C; then it drains and ends with 0."""
+    from freshet.cli.wiring import RUNNERS  # noqa: PLC0415 - loads every service
+
+    supervisor = os.environ.get("FRESHET_SUPERVISOR_PID")
+    if supervisor:
+        die_with_parent(int(supervisor))
+    stop = threading.Event()
+    stop_on_signals(stop)
+    settings = load_settings(run_folder=folder)
+    configure_logging(role, level=settings.common.log_level, form=settings.common.log_format)
+    settings.common.run.create()
+    RUNNERS[role](load_spec(spec_file), settings, stop)
