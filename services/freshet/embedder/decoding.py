@@ -52,10 +52,16 @@ class BlockDecoder:
                 f"samples: a block holds label {int(read.labels.max())}, but the spec has {self._labels} labels; "
                 "was the log written under another spec?"
             )
-        columns = self._decoder.decode(read.payloads, read.schema_of, read.times_ms)
+        columns = self._decoder.decode(read.payloads, read.schema_ids, read.event_times_ms)
         if not len(columns.bad):
             return DecodedBatch(
-                columns, read.sample_ids, read.requests, read.times_ms, read.labels, read.values, read.weights
+                columns,
+                read.sample_ids,
+                read.request_ids,
+                read.event_times_ms,
+                read.labels,
+                read.values,
+                read.weights,
             )
         if places:
             self._refuse(self._letters(columns, read, places))
@@ -64,8 +70,8 @@ class BlockDecoder:
         return DecodedBatch(
             columns=replace(columns, bad=np.empty(0, np.int64), why=()),
             sample_ids=read.sample_ids[good],
-            request_ids=read.requests[good],
-            event_times_ms=read.times_ms[good],
+            request_ids=read.request_ids[good],
+            event_times_ms=read.event_times_ms[good],
             label_index=read.labels[good],
             label_value=read.values[good],
             weight=read.weights[good],

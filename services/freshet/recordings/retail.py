@@ -229,7 +229,8 @@ class _Popularity:
 
 def _bought(lines: Lines, start: int, stop: int) -> NDArray[np.bool_]:
     cancelled = np.array([lines.invoices[i].startswith("C") for i in lines.invoice[start:stop]])
-    return (lines.quantity[start:stop] > 0) & ~cancelled
+    bought: NDArray[np.bool_] = (lines.quantity[start:stop] > 0) & ~cancelled
+    return bought
 
 
 def _invoices(lines: Lines, start: int, stop: int) -> Iterator[tuple[int, int]]:
