@@ -141,7 +141,7 @@ def _block(value: bytes) -> Any:
     return {
         "samples": len(block),
         "schema": int(block.schema_ids[0]),
-        "times_ms": [int(block.times_ms.min()), int(block.times_ms.max())],
+        "times_ms": [int(block.event_times_ms.min()), int(block.event_times_ms.max())],
         "labels": block.labels.tolist()[:8],
         "values": block.values.tolist()[:8],
     }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import IO
 
 import click
 import orjson
@@ -21,7 +22,7 @@ __all__ = ["command"]
 @folder_option
 @click.option("--url", help="Inference server; without it, the one of the run folder.")
 @json_option
-def command(request_file: click.utils.LazyFile, folder: Path, url: str | None, as_json: bool) -> None:
+def command(request_file: IO[bytes], folder: Path, url: str | None, as_json: bool) -> None:
     """Rank the candidates of a JSON request {"context": {...}, "candidates": [{...}], "k": 10}.
 
     REQUEST_FILE is a path, or - for standard input.
@@ -39,7 +40,8 @@ def command(request_file: click.utils.LazyFile, folder: Path, url: str | None, a
     rows = [[n + 1, i.index, i.score, *i.predictions.values()] for n, i in enumerate(ranking.items)]
     labels = list(ranking.items[0].predictions) if ranking.items else []
     text = table(["place", "candidate", "score", *labels], rows)
-    text += f"\nversion {ranking.version}, fresh to {ranking.freshness_ms} ms, unknown {dict(ranking.unknown_rows)}"
+    text += f"\nversion {ranking.version}, fresh to {ranking.freshness_ms} ms"
+    text += f", unknown {dict(ranking.unknown_rows)}" if ranking.unknown_rows else ""
     value = {
         "items": [
             {

@@ -100,9 +100,12 @@ class Training:
         start = restart_point(stores.versions, spec_hash, log_id)
         applied = self._restore(start, model, quality, topics.samples)
         self.ledger = DenseLedger(applied)
-        lanes = lanes or spec.train.lanes
-        lanes = lanes or lanes_for(
-            os.cpu_count() or 1, spec.train.staleness_rows, spec.train.batch_rows, spec.partitions
+        self.lanes = lanes = (
+            lanes
+            or spec.train.lanes
+            or lanes_for(
+                os.cpu_count() or 1, spec.train.staleness_rows, spec.train.batch_rows, spec.partitions
+            )
         )
         writer = stores.log.writer()
         self._cleanup.add("writer", writer.close)

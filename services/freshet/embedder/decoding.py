@@ -49,7 +49,8 @@ class BlockDecoder:
         read = read_blocks(blocks)
         if len(read) and int(read.labels.max()) >= self._labels:
             raise Corrupt(
-                f"samples: a block holds label {int(read.labels.max())}, but the spec has {self._labels} labels; "
+                f"samples: a block holds label {int(read.labels.max())}, "
+                f"but the spec has {self._labels} labels; "
                 "was the log written under another spec?"
             )
         columns = self._decoder.decode(read.payloads, read.schema_ids, read.event_times_ms)

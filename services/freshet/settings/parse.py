@@ -77,7 +77,7 @@ def _with_urls(common: Common) -> Common:
     return replace(
         common,
         log_url=common.log_url or f"sqlite:{run.log}",
-        rows_url=common.rows_url or f"sqlite:{run.rows}",
+        rows_url=common.rows_url or f"sqlite:{run.rows / 'rows.sqlite'}",
         versions_url=common.versions_url or f"file:{run.versions}",
     )
 

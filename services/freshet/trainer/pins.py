@@ -39,7 +39,8 @@ class Pins:
     def _take(self, record: dict[str, object]) -> None:
         if record.get("kind") == "alias" and record.get("by") == "operator":
             self._reason = (
-                f"an operator rolled back to version {record['number']}; `freshet version promote` lets the gate go on"
+                f"an operator rolled back to version {record['number']}; "
+                "`freshet version promote` lets the gate go on"
                 if record.get("pinned")
                 else None
             )

@@ -23,7 +23,8 @@ TRAINING = "training"
 class Quality:
     """Measures of every sample before it is trained on, and of what was logged when it was served.
 
-    The headline is what was served, where the served events hold it: it is what users saw. Used by one thread.
+    The headline is what was served, where the served events hold it: it is what users saw. Used by one
+    thread.
     """
 
     def __init__(self, spec: Spec) -> None:
@@ -59,9 +60,7 @@ class Quality:
     def summary(self) -> dict[str, Any]:
         """{training or served: {label: {measure: value}}} since the beginning, without segments."""
         return {
-            name: {
-                figures.label: dict(figures.measures) for figures in measures.total() if figures.segment is None
-            }
+            name: {f.label: dict(f.measures) for f in measures.total() if f.segment is None}
             for name, measures in self._of.items()
         }
 
@@ -71,9 +70,7 @@ class Quality:
 
     def state(self) -> dict[str, NDArray[Any]]:
         """All sums, as arrays to be saved in a version."""
-        return {
-            f"{name}/{key}": array for name, m in self._of.items() for key, array in m.state().items()
-        }
+        return {f"{name}/{key}": array for name, m in self._of.items() for key, array in m.state().items()}
 
     def load_state(self, state: Mapping[str, NDArray[Any]]) -> None:
         """Go on from a version's sums."""

@@ -1,0 +1,129 @@
+"""One process from the log to a trained model, for replays and backtests: real log, real stores, no
+servers."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from freshet.cli.options import table
+from freshet.cli.training import Stores, Training
+from freshet.clock import SYSTEM_CLOCK, Clock
+from freshet.embedder.core import lanes_for
+from freshet.runtime.lifecycle import Cleanup
+from freshet.seams.eventlog.topics import ensure_topics
+from freshet.seams.open import open_eventlog, open_rowstore, open_versions
+from freshet.settings import RunFolder, load_settings
+from freshet.spec.identity import identity_hash
+from freshet.spec.model import Spec
+from freshet.wire.schemas import SchemaRegistry
+
+__all__ = ["Outcome", "Pipeline", "outcome_text"]
+
+LOOK_S = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a pass gave."""
+
+    samples: int
+    seconds: float  # of training
+    lanes: int
+    measures: Mapping[
+        str, Mapping[str, float]
+    ]  # label -> measure -> value, every sample before it was trained on
+    stages: Mapping[str, float]  # stage -> what it handled a second
+
+    def as_json(self) -> dict[str, Any]:
+        """Figures of the first label at the top, all labels below."""
+        first = next(iter(self.measures.values()), {})
+        return {
+            "samples": self.samples,
+            "samples_per_s": self.samples / self.seconds if self.seconds else 0.0,
+            "auc": first.get("auc"),
+            "logloss": first.get("logloss"),
+            "ne": first.get("ne"),
+            "calibration": first.get("calibration"),
+            "lanes": self.lanes,
+            "labels": {name: dict(values) for name, values in self.measures.items()},
+            "stages": dict(self.stages),
+        }
+
+
+class Pipeline:
+    """Log, stores and topics of a model in one folder, and the trainer on them. Close it."""
+
+    def __init__(self, spec: Spec, folder: Path, lanes: int | None, clock: Clock = SYSTEM_CLOCK) -> None:
+        self.spec, self.lanes, self.clock = spec, lanes, clock
+        self._cleanup = Cleanup()
+        settings = load_settings({}, run_folder=folder).common
+        RunFolder(folder).create()
+        self.log = open_eventlog(settings.log_url)
+        self._cleanup.add("log", self.log.close)
+        rows = open_rowstore(settings.rows_url)
+        self._cleanup.add("rows", rows.close)
+        versions = open_versions(settings.versions_url)
+        self._cleanup.add("versions", versions.close)
+        self.stores = Stores(self.log, rows, versions)
+        self.topics = ensure_topics(self.log, spec)
+        self.registry = SchemaRegistry(self.log)
+        self.writer = self.log.writer()
+        self._cleanup.add("writer", self.writer.close)
+
+    @classmethod
+    def of_samples(cls, spec: Spec, folder: Path, lanes: int | None) -> Pipeline:
+        """For ready samples: as many partitions as lanes, so that a lane reads its rows in the order of the
+        file."""
+        lanes = lanes or lanes_for(
+            os.cpu_count() or 1, spec.train.staleness_rows, spec.train.batch_rows, spec.partitions
+        )
+        return cls(replace(spec, partitions=lanes), folder, lanes)
+
+    def train(self, progress: Callable[[float], None]) -> Outcome:
+        """Train on everything the log holds."""
+        training = Training(
+            self.spec, self.stores, spec_hash=identity_hash(self.spec), clock=self.clock, lanes=self.lanes
+        )
+        behind = max(1, sum(training.stream.lag().values()))
+        done = threading.Event()
+
+        def look() -> None:
+            while not done.wait(LOOK_S):
+                progress(1 - sum(training.stream.lag().values()) / behind)
+
+        teller = threading.Thread(target=look, name="progress", daemon=True)
+        teller.start()
+        began = time.perf_counter()
+        try:
+            training.run_to_the_end()
+        finally:
+            seconds = time.perf_counter() - began
+            done.set()
+            teller.join()
+        progress(1.0)
+        samples = training.trainer.progress.samples
+        return Outcome(
+            samples=samples,
+            seconds=seconds,
+            lanes=training.lanes,
+            measures=training.quality.summary()["training"],
+            stages={"train": samples / seconds if seconds else 0.0},
+        )
+
+    def close(self) -> None:
+        """Close everything."""
+        self._cleanup.run()
+
+
+def outcome_text(outcome: Outcome) -> str:
+    """For people."""
+    names = list(dict.fromkeys(m for values in outcome.measures.values() for m in values))
+    rows = [[label, *(values.get(m) for m in names)] for label, values in outcome.measures.items()]
+    rates = "\n".join(f"  {stage:18} {rate:12,.0f}/s" for stage, rate in outcome.stages.items())
+    return f"{outcome.samples:,} samples, {outcome.lanes} lanes\n{rates}\n{table(['label', *names], rows)}"
