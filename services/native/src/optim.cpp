@@ -41,115 +41,142 @@ FRESHET_INLINE double power(double beta, u32 t) {
   return result;
 }
 
-FRESHET_INLINE void step_sgd(const Slot& s, float* v, const float* g, u32 n) {
-  for (u32 i = 0; i < n; i++) v[i] -= s.lr * g[i];
-}
+// What a slot's step needs to know once: the rate of rules that have one for the whole row (SGD, row-wise Adagrad), and
+// Adam's corrections of the bias towards 0.
+struct Prepared {
+  float rate = 0.0f, correct_mean = 1.0f, correct_square = 1.0f;
+};
 
-FRESHET_INLINE void step_adagrad(const Slot& s, float* v, float* sum, const float* g, u32 n) {
-  for (u32 i = 0; i < n; i++) {
-    sum[i] += g[i] * g[i];
-    v[i] -= s.lr * g[i] / (std::sqrt(sum[i]) + s.eps);
+FRESHET_INLINE Prepared prepare(const Slot& s, float* state, float squared) {
+  constexpr float most_steps = 16777216.0f;  // a float counts to 2^24; by then both corrections are 1
+  Prepared p;
+  if (s.rule == Rule::sgd) {
+    p.rate = s.lr;
+  } else if (s.rule == Rule::rowwise_adagrad) {
+    state[0] += squared / static_cast<float>(s.width);
+    p.rate = s.lr / (std::sqrt(state[0]) + s.eps);
+  } else if (s.rule == Rule::adam) {
+    state[0] = std::min(state[0] + 1.0f, most_steps);
+    const u32 t = static_cast<u32>(state[0]);
+    p.correct_mean = static_cast<float>(1.0 - power(static_cast<double>(s.beta1), t));
+    p.correct_square = static_cast<float>(1.0 - power(static_cast<double>(s.beta2), t));
   }
+  return p;
 }
 
-FRESHET_INLINE void step_rowwise(const Slot& s, float* v, float* sum, const float* g, u32 n) {
-  sum[0] += squared_sum(g, n) / static_cast<float>(n);
-  const float rate = s.lr / (std::sqrt(sum[0]) + s.eps);
-  for (u32 i = 0; i < n; i++) v[i] -= rate * g[i];
+// Each rule steps N floats; `w` are the values, `g` the gradient, both local copies, and the loops become vectors.
+
+template <u32 N>
+FRESHET_INLINE void step_adagrad(const Slot& s, float* w, const float* g, float* sums) {
+  float sum[N];
+  std::memcpy(sum, sums, sizeof sum);
+  for (u32 i = 0; i < N; i++) {
+    sum[i] += g[i] * g[i];
+    w[i] -= s.lr * g[i] / (std::sqrt(sum[i]) + s.eps);
+  }
+  std::memcpy(sums, sum, sizeof sum);
 }
 
-FRESHET_INLINE void step_adam(const Slot& s, float* v, float* state, const float* g, u32 n) {
-  constexpr float most = 16777216.0f;  // a float counts to 2^24; by then both corrections are 1
-  float* m = state + 1;
-  float* q = state + 1 + n;
-  state[0] = std::min(state[0] + 1.0f, most);
-  const u32 t = static_cast<u32>(state[0]);
-  const float c1 = static_cast<float>(1.0 - power(static_cast<double>(s.beta1), t));
-  const float c2 = static_cast<float>(1.0 - power(static_cast<double>(s.beta2), t));
-  for (u32 i = 0; i < n; i++) {
+template <u32 N>
+FRESHET_INLINE void step_adam(const Slot& s, const Prepared& p, float* w, const float* g, float* means, float* squares) {
+  float m[N], q[N];
+  std::memcpy(m, means, sizeof m);
+  std::memcpy(q, squares, sizeof q);
+  for (u32 i = 0; i < N; i++) {
     m[i] = s.beta1 * m[i] + (1.0f - s.beta1) * g[i];
     q[i] = s.beta2 * q[i] + (1.0f - s.beta2) * g[i] * g[i];
-    v[i] -= s.lr * (m[i] / c1) / (std::sqrt(q[i] / c2) + s.eps);
+    w[i] -= s.lr * (m[i] / p.correct_mean) / (std::sqrt(q[i] / p.correct_square) + s.eps);
   }
+  std::memcpy(means, m, sizeof m);
+  std::memcpy(squares, q, sizeof q);
 }
 
-FRESHET_INLINE void step_ftrl(const Slot& s, float* v, float* state, const float* g, u32 n) {
-  float* z = state;
-  float* sum = state + n;
-  for (u32 i = 0; i < n; i++) {
+template <u32 N>
+FRESHET_INLINE void step_ftrl(const Slot& s, float* w, const float* g, float* evidence, float* sums) {
+  float z[N], sum[N];
+  std::memcpy(z, evidence, sizeof z);
+  std::memcpy(sum, sums, sizeof sum);
+  for (u32 i = 0; i < N; i++) {
     const float next = sum[i] + g[i] * g[i];
     const float root = std::sqrt(next);
     const float sigma = (root - std::sqrt(sum[i])) / s.lr;
-    z[i] += g[i] - sigma * v[i];
+    z[i] += g[i] - sigma * w[i];
     sum[i] = next;
     const float shrunk = z[i] - std::copysign(s.l1, z[i]);
-    const float w = -shrunk / ((s.beta + root) / s.lr + s.l2);
-    v[i] = std::abs(z[i]) <= s.l1 ? 0.0f : w;
+    const float moved = -shrunk / ((s.beta + root) / s.lr + s.l2);
+    w[i] = std::abs(z[i]) <= s.l1 ? 0.0f : moved;
   }
+  std::memcpy(evidence, z, sizeof z);
+  std::memcpy(sums, sum, sizeof sum);
 }
 
-FRESHET_INLINE void step_values(const Slot& s, float* v, float* state, const float* g, u32 n) {
-  switch (s.rule) {
-    case Rule::sgd: return step_sgd(s, v, g, n);
-    case Rule::adagrad: return step_adagrad(s, v, state, g, n);
-    case Rule::rowwise_adagrad: return step_rowwise(s, v, state, g, n);
-    case Rule::adam: return step_adam(s, v, state, g, n);
-    case Rule::ftrl: return step_ftrl(s, v, state, g, n);
-  }
-}
-
-// bf16 values are widened, stepped in float32 and rounded by chance, in pieces; row-wise sums need the whole gradient
-// first, so that rule has its own loop.
-FRESHET_INLINE void step_half(const Slot& s, u16* v, float* state, const float* g, u32 seed) {
-  constexpr u32 piece = 64;
-  float wide[piece];
-  float rate = 0.0f;
-  if (s.rule == Rule::rowwise_adagrad) {
-    state[0] += squared_sum(g, s.width) / static_cast<float>(s.width);
-    rate = s.lr / (std::sqrt(state[0]) + s.eps);
-  }
-  for (u32 at = 0; at < s.width; at += piece) {
-    const u32 n = std::min(piece, s.width - at);
-    for (u32 i = 0; i < n; i++) wide[i] = bf16_to_float(v[at + i]);
-    if (s.rule == Rule::rowwise_adagrad)
-      for (u32 i = 0; i < n; i++) wide[i] -= rate * g[at + i];
-    else if (s.rule == Rule::adagrad)
-      step_adagrad(s, wide, state + at, g + at, n);
-    else
-      step_sgd(s, wide, g + at, n);
-    for (u32 i = 0; i < n; i++) v[at + i] = float_to_bf16_stochastic(wide[i], noise(seed, at + i));
-  }
-}
-
-// Adam's and FTRL's state is cut in runs of `width`, so they take the row whole.
-void step_half_whole(const Slot& s, u16* v, float* state, const float* g, u32 seed) {
-  static thread_local std::vector<float> wide;
-  wide.resize(s.width);
-  for (u32 i = 0; i < s.width; i++) wide[i] = bf16_to_float(v[i]);
-  step_values(s, wide.data(), state, g, s.width);
-  for (u32 i = 0; i < s.width; i++) v[i] = float_to_bf16_stochastic(wide[i], noise(seed, i));
-}
-
-FRESHET_INLINE void step_slot(const Slot& s, u8* record, const float* gradient, u32 seed) {
-  float* state = reinterpret_cast<float*>(record + s.state_at);
-  const float* g = gradient + s.start;
+// Step floats [at, at + N) of a slot. bf16 values are widened, stepped in float32 and rounded by chance.
+template <u32 N>
+FRESHET_INLINE void step_piece(const Slot& s, const Prepared& p, u8* values, float* state, const float* gradient, u32 at,
+                               u32 seed) {
+  float w[N], g[N];
+  std::memcpy(g, gradient + at, sizeof g);
+  u16 half[N];
   if (s.half) {
-    u16* v = reinterpret_cast<u16*>(record + s.value_at);
-    if (s.rule == Rule::adam || s.rule == Rule::ftrl) return step_half_whole(s, v, state, g, seed);
-    return step_half(s, v, state, g, seed);
+    std::memcpy(half, values + 2 * at, sizeof half);
+    for (u32 i = 0; i < N; i++) w[i] = bf16_to_float(half[i]);
+  } else {
+    std::memcpy(w, values + 4 * at, sizeof w);
   }
-  float* v = reinterpret_cast<float*>(record + s.value_at);
-  // The common shapes are compiled for their width: the loops unroll to whole vectors.
-  if (s.rule == Rule::rowwise_adagrad && s.width == 16) return step_rowwise(s, v, state, g, 16);
-  if (s.rule == Rule::adagrad && s.width == 1) return step_adagrad(s, v, state, g, 1);
-  step_values(s, v, state, g, s.width);
+  switch (s.rule) {
+    case Rule::sgd:
+    case Rule::rowwise_adagrad:
+      for (u32 i = 0; i < N; i++) w[i] -= p.rate * g[i];
+      break;
+    case Rule::adagrad: step_adagrad<N>(s, w, g, state + at); break;
+    case Rule::adam: step_adam<N>(s, p, w, g, state + 1 + at, state + 1 + s.width + at); break;
+    case Rule::ftrl: step_ftrl<N>(s, w, g, state + at, state + s.width + at); break;
+  }
+  if (s.half) {
+    for (u32 i = 0; i < N; i++) half[i] = float_to_bf16_stochastic(w[i], noise(seed, at + i));
+    std::memcpy(values + 2 * at, half, sizeof half);
+  } else {
+    std::memcpy(values + 4 * at, w, sizeof w);
+  }
 }
 
-FRESHET_CLONES bool step_row(const Slot* slots, size_t count, u32 width, u8* record, const float* gradient) {
-  if (!std::isfinite(squared_sum(gradient, width))) return false;
+// The same for 16 floats of the rules that need nothing but a rate, the commonest case, without the copies.
+FRESHET_INLINE void step_at_rate(float rate, u8* values, const float* gradient) {
+  f32x16 w, g;
+  std::memcpy(&w, values, sizeof w);
+  std::memcpy(&g, gradient, sizeof g);
+  w -= rate * g;
+  std::memcpy(values, &w, sizeof w);
+}
+
+FRESHET_INLINE void step_slot(const Slot& s, u8* record, const float* gradient, float squared, u32 seed) {
+  float* state = reinterpret_cast<float*>(record + s.state_at);
+  u8* values = record + s.value_at;
+  const float* g = gradient + s.start;
+  const Prepared p = prepare(s, state, squared);
+  u32 at = 0;
+  if (!s.half && (s.rule == Rule::sgd || s.rule == Rule::rowwise_adagrad))
+    for (; at + 16 <= s.width; at += 16) step_at_rate(p.rate, values + 4 * at, g + at);
+  for (; at + 16 <= s.width; at += 16) step_piece<16>(s, p, values, state, g, at, seed);
+  for (; at + 4 <= s.width; at += 4) step_piece<4>(s, p, values, state, g, at, seed);
+  for (; at < s.width; at++) step_piece<1>(s, p, values, state, g, at, seed);
+}
+
+constexpr size_t most_slots = 8;
+
+FRESHET_CLONES bool step_row(const Slot* slots, size_t count, u8* record, const float* gradient) {
+  float squared[most_slots];
+  bool finite = true;
+  for (size_t i = 0; i < count; i++) {
+    const Slot& s = slots[i];
+    const float* g = gradient + s.start;
+    squared[i] = s.width == 1 ? g[0] * g[0] : squared_sum(g, s.width);
+    finite = finite && std::isfinite(squared[i]);
+  }
+  if (!finite) return false;
   Header* header = reinterpret_cast<Header*>(record);
   const u32 seed = static_cast<u32>(header->key ^ (header->key >> 32)) + (header->meta >> meta::count_shift) * 0x85ebca6bu;
-  for (size_t i = 0; i < count; i++) step_slot(slots[i], record, gradient, seed);
+  for (size_t i = 0; i < count; i++) step_slot(slots[i], record, gradient, squared[i], seed);
   header->meta += 1u << meta::count_shift;
   return true;
 }
@@ -204,7 +231,9 @@ u32 round_up(u32 n, u32 to) { return (n + to - 1) / to * to; }
 u64 initial_stream(u64 seed, u8 table, u64 key) { return mix(mix(mix(seed + golden) + (table + 1u) * golden) ^ key); }
 
 RowLayout::RowLayout(const std::vector<SlotSpec>& specs, bool half_last, bool serving) {
-  if (specs.empty()) throw std::invalid_argument("a store group needs at least one slot");
+  if (specs.empty() || specs.size() > most_slots)
+    throw std::invalid_argument("a store group needs 1 to " + std::to_string(most_slots) + " slots, found " +
+                                std::to_string(specs.size()));
   u32 state_floats_all = 0;
   for (const SlotSpec& spec : specs) {
     if (spec.start != width_ || spec.width == 0 || spec.width > 65536)
@@ -271,10 +300,10 @@ void RowLayout::create(u8* record, u64 key, u8 table, u64 seed) const {
 }
 
 void RowLayout::load(const u8* record, float* out) const {
-  if (head_floats_) std::memcpy(out, record + sizeof(Header), 4 * head_floats_);
+  copy_words(out, record + sizeof(Header), head_floats_);
   const Slot& last = slots_.back();
   if (!last.half) {
-    std::memcpy(out + head_floats_, record + tail_at_, tail_bytes_);
+    copy_words(out + head_floats_, record + tail_at_, last.width);
     return;
   }
   const u16* half = reinterpret_cast<const u16*>(record + tail_at_);
@@ -282,7 +311,7 @@ void RowLayout::load(const u8* record, float* out) const {
 }
 
 void RowLayout::store(u8* record, const float* values) const {
-  if (head_floats_) std::memcpy(record + sizeof(Header), values, 4 * head_floats_);
+  copy_words(record + sizeof(Header), values, head_floats_);
   const Slot& last = slots_.back();
   if (!last.half) {
     std::memcpy(record + tail_at_, values + head_floats_, tail_bytes_);
@@ -293,13 +322,16 @@ void RowLayout::store(u8* record, const float* values) const {
 }
 
 bool RowLayout::step(u8* record, const float* gradient) const {
-  return step_row(slots_.data(), slots_.size(), width_, record, gradient);
+  return step_row(slots_.data(), slots_.size(), record, gradient);
 }
 
 void RowLayout::pack(const u8* record, u8* out) const {
   const u32 head = head_end_ - 8;
-  std::memcpy(out, record + 8, head);
-  std::memcpy(out + head, record + tail_at_, tail_bytes_);
+  copy_words(out, record + 8, head / 4);
+  if (tail_bytes_ % 4 == 0)
+    copy_words(out + head, record + tail_at_, tail_bytes_ / 4);
+  else
+    std::memcpy(out + head, record + tail_at_, tail_bytes_);
   u32 word;
   std::memcpy(&word, out, 4);
   word &= meta::packed_mask;

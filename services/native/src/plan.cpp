@@ -67,16 +67,16 @@ void Plan::scatter(const u64* occurrence_keys, const u32* feature_starts, const 
 
 // Rows are numbered by first occurrence, so the result does not depend on the size of the cells.
 void Plan::deduplicate(u32 begin, u32 end) {
-  const size_t wanted = 2 * static_cast<size_t>(end - begin);
+  // Eight cells an item: a branch on a collision would be mispredicted. A usual bucket's still fit the first-level cache.
+  const size_t wanted = std::bit_ceil(8 * static_cast<size_t>(end - begin));
   if (wanted > cells_.size()) grow_cells(wanted);
-  // No more cells than the bucket needs: they stay in the first-level cache.
-  const u64 mask = std::bit_ceil(std::max<size_t>(wanted, 64)) - 1;
+  const u64 mask = wanted - 1;
   if (++epoch_ == 0) {
     std::fill(cells_.begin(), cells_.end(), Cell{});
     epoch_ = 1;
   }
   Cell* cells = cells_.data();
-  const Item* items = items_.data();
+  Item* items = items_.data();
   u64* unique_keys = keys.data();
   u8* unique_tables = tables.data();
   i32* position = positions.data();
@@ -93,11 +93,13 @@ void Plan::deduplicate(u32 begin, u32 end) {
         unique_keys[rows] = item.key;
         unique_tables[rows] = static_cast<u8>(item.table);
         counts[rows - first] = 1;
+        items[p].table = rows;
         position[item.occurrence] = static_cast<i32>(rows++);
         break;
       }
       if (cell.key == item.key && unique_tables[cell.row] == item.table) {
         counts[cell.row - first]++;
+        items[p].table = cell.row;
         position[item.occurrence] = static_cast<i32>(cell.row);
         break;
       }
@@ -112,15 +114,12 @@ void Plan::deduplicate(u32 begin, u32 end) {
     sum += count;
   }
   u32* out = order.data();
-  for (u32 p = begin; p < end; p++) {
-    const u32 occurrence = items[p].occurrence;
-    out[counts[static_cast<u32>(position[occurrence]) - first]++] = occurrence;
-  }
+  for (u32 p = begin; p < end; p++) out[counts[items[p].table - first]++] = items[p].occurrence;
   unique_ = rows;
 }
 
 void Plan::grow_cells(size_t items) {
-  cells_.assign(std::bit_ceil(items), Cell{});
+  cells_.assign(items, Cell{});
   epoch_ = 0;
 }
 

@@ -120,8 +120,8 @@ std::optional<u32> Store::lookup(u32 index, const Keys& keys, float* out, bool c
       u32 slot = group.find(bin, key, table);
       if (found) found[i] = slot != Group::none;
       if (slot == Group::none && create) {
-        const auto gate = admission_.find(table);
-        if (gate == admission_.end() || gate->second->see(bucket, key)) {
+        Admission* gate = admission_[table].get();
+        if (!gate || gate->see(bucket, key)) {
           slot = create_row(group, bucket, key, table);
           created++;
         } else {
@@ -141,11 +141,12 @@ std::optional<u32> Store::lookup(u32 index, const Keys& keys, float* out, bool c
   return std::nullopt;
 }
 
-void Store::mark(Bin& bin, Header& row, u32 slot, u32 consumer) {
-  if (!spec_.consumed[consumer] || (row.meta & dirty_flag(consumer))) return;
+// Put a row on a consumer's list, if it is not; returns how many rows that adds.
+i64 Store::mark(Bin& bin, Header& row, u32 slot, u32 consumer) {
+  if (!spec_.consumed[consumer] || (row.meta & dirty_flag(consumer))) return 0;
   row.meta |= dirty_flag(consumer);
   bin.dirty[consumer].push_back(slot);
-  pending_[consumer].fetch_add(1, std::memory_order_relaxed);
+  return 1;
 }
 
 void Store::apply_run(const PushGroup& push, u32 bucket, u32 now_s) noexcept {
@@ -154,28 +155,35 @@ void Store::apply_run(const PushGroup& push, u32 bucket, u32 now_s) noexcept {
   const Keys& keys = push.keys;
   const u32 width = group.layout.width();
   const Ahead ahead{*this, group, keys, true};
+  Counts count;
+  i64 listed[consumers] = {};
   for (size_t i = keys.bucket_starts[bucket]; i < keys.bucket_starts[bucket + 1]; i++) {
     ahead.at(i);
     const u64 key = keys.keys[i];
     const u8 table = keys.tables[i];
     u32 slot = group.find(bin, key, table);
     if (slot == Group::none) {
-      const auto gate = admission_.find(table);
-      if (gate != admission_.end() && !gate->second->admitted(bucket, key)) {
-        not_admitted_.fetch_add(1, std::memory_order_relaxed);
+      const Admission* gate = admission_[table].get();
+      if (gate && !gate->admitted(bucket, key)) {
+        count.not_admitted++;
         continue;
       }
       slot = create_row(group, bucket, key, table);
-      created_.fetch_add(1, std::memory_order_relaxed);
+      count.created++;
     }
     Header& row = group.header(slot);
     touch(row, now_s);
     if (!group.layout.step(group.record(slot), push.gradients + i * width)) {
-      not_finite_.fetch_add(1, std::memory_order_relaxed);
+      count.not_finite++;
       continue;
     }
-    for (u32 c = 0; c < consumers; c++) mark(bin, row, slot, c);
+    for (u32 c = 0; c < consumers; c++) listed[c] += mark(bin, row, slot, c);
   }
+  for (u32 c = 0; c < consumers; c++)
+    if (listed[c]) pending_[c].fetch_add(listed[c], std::memory_order_relaxed);
+  if (count.created) created_.fetch_add(count.created, std::memory_order_relaxed);
+  if (count.not_finite) not_finite_.fetch_add(count.not_finite, std::memory_order_relaxed);
+  if (count.not_admitted) not_admitted_.fetch_add(count.not_admitted, std::memory_order_relaxed);
 }
 
 Pushed Store::push(const i64* ranges, size_t n, i64 clock_ms, const std::vector<PushGroup>& groups) {
@@ -296,7 +304,8 @@ void Store::drop_bucket(u32 bucket) {
 size_t Store::bytes() const {
   size_t sum = sizeof(BucketState) * states_.size() + 8 * applied_.size();
   for (const auto& group : groups_) sum += group->bytes() + sizeof(Bin) * spec_.buckets;
-  for (const auto& [table, gate] : admission_) sum += gate->bytes(spec_.buckets);
+  for (const auto& gate : admission_)
+    if (gate) sum += gate->bytes(spec_.buckets);
   return sum;
 }
 

@@ -74,7 +74,8 @@ class RowLayout {
   void load(const u8* record, float* out) const;
   // Set the row's values from (S,) floats; state is left alone.
   void store(u8* record, const float* values) const;
-  // Step every slot by its summed gradient (S,). False, and nothing changed, if its squared length is not finite.
+  // Step every slot by its summed gradient (S,). False, and nothing changed, if the squared length
+  // of one slot's gradient is not finite.
   bool step(u8* record, const float* gradient) const;
 
   void pack(const u8* record, u8* out) const;

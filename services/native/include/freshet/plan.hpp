@@ -59,7 +59,7 @@ class Plan {
   struct Item {
     u64 key;
     u32 occurrence;
-    u32 table;
+    u32 table;  // then the row
   };
   void scatter(const u64* occurrence_keys, const u32* feature_starts, const u8* feature_tables, size_t features);
   void deduplicate(u32 begin, u32 end);

@@ -49,16 +49,39 @@ FRESHET_INLINE u64 high_product(u64 a, u64 n) {
   return static_cast<u64>((static_cast<u128>(a) * n) >> 64);
 }
 
+using f32x16 = float __attribute__((vector_size(64)));
+using f32x8 = float __attribute__((vector_size(32)));
+using f32x4 = float __attribute__((vector_size(16)));
+
 // Sum of squares in one order on every machine: lane j adds floats j, j + 16, ...; then lanes are halved 8, 4, 2, 1.
 FRESHET_INLINE float squared_sum(const float* x, u32 n) {
-  float lane[16] = {};
+  f32x16 lane = {};
   u32 i = 0;
-  for (; i + 16 <= n; i += 16)
-    for (u32 j = 0; j < 16; j++) lane[j] += x[i + j] * x[i + j];
-  for (u32 j = 0; i + j < n; j++) lane[j] += x[i + j] * x[i + j];
-  for (u32 half = 8; half; half /= 2)
-    for (u32 j = 0; j < half; j++) lane[j] += lane[j + half];
-  return lane[0];
+  for (; i + 16 <= n; i += 16) {
+    f32x16 v;
+    std::memcpy(&v, x + i, sizeof v);
+    lane += v * v;
+  }
+  if (i < n) {
+    float rest[16] = {};
+    for (u32 j = 0; i + j < n; j++) rest[j] = x[i + j];
+    f32x16 v;
+    std::memcpy(&v, rest, sizeof v);
+    lane += v * v;
+  }
+  const f32x8 eight = __builtin_shufflevector(lane, lane, 0, 1, 2, 3, 4, 5, 6, 7) +
+                      __builtin_shufflevector(lane, lane, 8, 9, 10, 11, 12, 13, 14, 15);
+  const f32x4 four = __builtin_shufflevector(eight, eight, 0, 1, 2, 3) + __builtin_shufflevector(eight, eight, 4, 5, 6, 7);
+  return (four[0] + four[2]) + (four[1] + four[3]);
+}
+
+// Copy 4-byte words; the sizes of rows are too small for a call of memcpy.
+FRESHET_INLINE void copy_words(void* to, const void* from, u32 words) {
+  u8* out = static_cast<u8*>(to);
+  const u8* in = static_cast<const u8*>(from);
+  for (; words >= 16; words -= 16, out += 64, in += 64) std::memcpy(out, in, 64);
+  for (; words >= 4; words -= 4, out += 16, in += 16) std::memcpy(out, in, 16);
+  for (; words; words--, out += 4, in += 4) std::memcpy(out, in, 4);
 }
 
 FRESHET_INLINE float bf16_to_float(u16 x) { return std::bit_cast<float>(static_cast<u32>(x) << 16); }

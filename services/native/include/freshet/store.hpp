@@ -184,7 +184,7 @@ class Store {
     if (row.touched < now_s) row.touched = now_s;
   }
   u32 create_row(Group& group, u32 bucket, u64 key, u8 table);
-  void mark(Bin& bin, Header& row, u32 slot, u32 consumer);
+  i64 mark(Bin& bin, Header& row, u32 slot, u32 consumer);
   void apply_run(const PushGroup& push, u32 bucket, u32 now_s) noexcept;
   void forget(Group& group, u32 bucket, u32 slot, bool& relist);
   bool changed(const Header& row) const;
@@ -200,7 +200,7 @@ class Store {
   std::vector<std::unique_ptr<Group>> groups_;
   std::array<int, 256> group_of_table_;
   std::array<TableSpec, 256> table_spec_;
-  std::map<u8, std::unique_ptr<Admission>> admission_;
+  std::array<std::unique_ptr<Admission>, 256> admission_;
   mutable std::vector<BucketState> states_;
   std::vector<i64> applied_;  // (partitions, buckets)
   std::unique_ptr<std::mutex[]> partition_locks_;

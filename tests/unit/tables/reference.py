@@ -1,0 +1,137 @@
+"""What rows must hold, in numpy: initial values and update rules, in the native core's order of steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from freshet.types import F32, U32
+
+MASK = 0xFFFF_FFFF_FFFF_FFFF
+GOLDEN = 0x9E3779B97F4A7C15
+f = np.float32
+
+
+def mix(x: int) -> int:
+    """The finaliser of splitmix64 with Stafford's constants, variant 13."""
+    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & MASK
+    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & MASK
+    return x ^ (x >> 31)
+
+
+def initial_values(seed: int, table: int, key: int, width: int, init: float, start: int = 0) -> F32:
+    """Floats [start, start + width) of a new row: uniform in ± init."""
+    stream = mix(mix((mix((seed + GOLDEN) & MASK) + (table + 1) * GOLDEN) & MASK) ^ key)
+    values = []
+    for j in range(start, start + width):
+        both = mix((stream + (j // 2 + 1) * GOLDEN) & MASK)
+        half = both >> 32 if j % 2 else both & 0xFFFF_FFFF
+        values.append(f((half >> 8) - (1 << 23)) * (f(init) * f(2.0**-23)))
+    return np.array(values, np.float32)
+
+
+def squared_sum(x: F32) -> np.float32:
+    """Lane j adds floats j, j + 16, ...; then lanes are halved."""
+    lanes = np.zeros(16, np.float32)
+    for i in range(0, len(x), 16):
+        piece = x[i : i + 16]
+        lanes[: len(piece)] += piece * piece
+    for half in (8, 4, 2, 1):
+        lanes = lanes[:half] + lanes[half : 2 * half]
+    return np.float32(lanes[0])
+
+
+def sgd(p: Mapping[str, float], w: F32, state: F32, g: F32) -> None:
+    w -= f(p["lr"]) * g
+
+
+def adagrad(p: Mapping[str, float], w: F32, state: F32, g: F32) -> None:
+    """Duchi et al. 2011, eq. 1, diagonal."""
+    state += g * g
+    w -= f(p["lr"]) * g / (np.sqrt(state) + f(p["eps"]))
+
+
+def rowwise_adagrad(p: Mapping[str, float], w: F32, state: F32, g: F32) -> None:
+    """One accumulator a row, the mean of its squared gradient: Mudigere et al. 2021, §4."""
+    state[0] += squared_sum(g) / f(len(g))
+    w -= f(p["lr"]) / (np.sqrt(state[0]) + f(p["eps"])) * g
+
+
+def adam(p: Mapping[str, float], w: F32, state: F32, g: F32) -> None:
+    """Kingma and Ba 2015, algorithm 1; `state`: steps, means, mean squares."""
+    n = len(w)
+    b1, b2 = f(p["beta1"]), f(p["beta2"])
+    state[0] += 1
+    c1 = f(1.0 - power(float(b1), int(state[0])))
+    c2 = f(1.0 - power(float(b2), int(state[0])))
+    m, q = state[1 : n + 1], state[n + 1 :]
+    m[:] = b1 * m + (f(1) - b1) * g
+    q[:] = b2 * q + (f(1) - b2) * g * g
+    w -= f(p["lr"]) * (m / c1) / (np.sqrt(q / c2) + f(p["eps"]))
+
+
+def power(beta: float, t: int) -> float:
+    """beta^t by squaring, low bit first."""
+    result = 1.0
+    while t:
+        if t & 1:
+            result *= beta
+        t >>= 1
+        beta *= beta
+    return result
+
+
+def ftrl(p: Mapping[str, float], w: F32, state: F32, g: F32) -> None:
+    """McMahan et al. 2013, algorithm 1; `state`: z, sums of squares."""
+    n = len(w)
+    z, total = state[:n], state[n:]
+    lr, beta, l1, l2 = (f(p[name]) for name in ("lr", "beta", "l1", "l2"))
+    after = total + g * g
+    root = np.sqrt(after)
+    z += g - (root - np.sqrt(total)) / lr * w
+    total[:] = after
+    moved = -(z - np.copysign(l1, z)) / ((beta + root) / lr + l2)
+    w[:] = np.where(np.abs(z) <= l1, f(0), moved)
+
+
+def first_state(name: str, p: Mapping[str, float], w: F32) -> F32:
+    """State of a new row."""
+    n = len(w)
+    if name == "ftrl":
+        z = -w * (f(p["beta"]) / f(p["lr"]) + f(p["l2"])) - np.copysign(f(p["l1"]), w)
+        return np.concatenate([np.where(w == 0, f(0), z), np.zeros(n, np.float32)]).astype(np.float32)
+    floats = {"sgd": 0, "adagrad": n, "rowwise_adagrad": 1, "adam": 1 + 2 * n}[name]
+    return np.full(floats, p.get("initial_accumulator", 0.0), np.float32)
+
+
+Step = Callable[[Mapping[str, float], F32, F32, F32], None]
+STEPS: dict[str, Step] = {
+    "sgd": sgd,
+    "adagrad": adagrad,
+    "rowwise_adagrad": rowwise_adagrad,
+    "adam": adam,
+    "ftrl": ftrl,
+}
+
+
+def to_bf16(x: F32) -> F32:
+    """Nearest bf16, ties to even, as float32."""
+    bits = x.view(np.uint32)
+    rounded = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) & np.uint32(0xFFFF0000)
+    return rounded.view(np.float32)
+
+
+def noise(key: int, steps: int, width: int) -> U32:
+    """What decides the rounding of each float at a row's step."""
+    seed = np.uint32(((key ^ (key >> 32)) + steps % 65536 * 0x85EBCA6B) & 0xFFFF_FFFF)
+    x = seed + np.arange(width, dtype=np.uint32) * np.uint32(0x9E3779B9)
+    x = (x ^ (x >> np.uint32(16))) * np.uint32(0x7FEB352D)
+    x = (x ^ (x >> np.uint32(15))) * np.uint32(0x846CA68B)
+    return x ^ (x >> np.uint32(16))
+
+
+def to_bf16_by_chance(x: F32, key: int, steps: int) -> F32:
+    """bf16 below or above, by the noise of the row's step, as float32."""
+    bits = x.view(np.uint32) + (noise(key, steps, len(x)) & np.uint32(0xFFFF))
+    return (bits & np.uint32(0xFFFF0000)).view(np.float32)
