@@ -30,7 +30,12 @@ def test_a_call_may_fail_after_it_was_done() -> None:
 def test_a_call_is_held_up_until_it_is_let_go() -> None:
     numbers, go, done = Faulty([]), threading.Event(), threading.Event()
     numbers.script("append", nth=1, before=lambda: go.wait(20.0))
-    thread = threading.Thread(target=lambda: (numbers.append(1), done.set()))
+
+    def work() -> None:
+        numbers.append(1)
+        done.set()
+
+    thread = threading.Thread(target=work)
     thread.start()
     assert not done.is_set()
     go.set()

@@ -1,0 +1,300 @@
+"""What every batch stream promises; see `freshet.seams.batches`.
+
+The adapter's fixture gives a `Scene`: an empty `samples` topic of PARTITIONS partitions, a row service like
+the one of the row service's contract (rows stepped by SGD with learning rate 1, nothing applied), and
+streams over both.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Protocol
+
+import numpy as np
+import pytest
+
+from freshet.errors import Refused
+from freshet.seams.batches import BatchStream, TrainBatch
+from freshet.seams.rowservice import RowService
+from freshet.testing.contracts.rowservice import PARTITIONS, push_of
+from freshet.types import F32
+
+__all__ = ["BatchStreamContract", "Scene"]
+
+DEADLINE_S = 10.0
+WAIT_S = 0.02
+"""How long a test waits for a batch that must not come."""
+
+
+class Scene(Protocol):
+    """What a stream stands between."""
+
+    rows: RowService
+    dense_applied: dict[int, int]  # what the trainer says it has applied; a test may set it before `stream`
+
+    def append(self, partition: int, sample_ids: Sequence[int]) -> None:
+        """Append one block of samples, which need only their ids and one feature with a table."""
+
+    def stream(self, *, lanes: int = 1, batch_rows: int = 8, staleness_rows: int = 1000) -> BatchStream:
+        """A new stream from what is applied, as after a restart."""
+
+
+def take(stream: BatchStream, lane: int = 0) -> TrainBatch:
+    """The next batch, which must come."""
+    deadline = time.monotonic() + DEADLINE_S
+    while (batch := stream.take(lane, 1.0)) is None:
+        assert time.monotonic() < deadline, "no batch came"
+    return batch
+
+
+def gradients_of(batch: TrainBatch, value: float = 0.0) -> list[F32]:
+    """The same gradient for every row."""
+    return [np.full(group.rows.shape, value, np.float32) for group in batch.inputs.groups]
+
+
+def train(stream: BatchStream, samples: int, lane: int = 0) -> list[TrainBatch]:
+    """Take and give back until so many samples came."""
+    batches: list[TrainBatch] = []
+    while sum(map(len, batches)) < samples:
+        batches.append(take(stream, lane))
+        stream.give_back(lane, batches[-1], gradients_of(batches[-1]))
+    return batches
+
+
+def spans(batch: TrainBatch) -> dict[int, tuple[int, int]]:
+    """{partition: (start, stop)}."""
+    return {r.partition: (r.start, r.stop) for r in batch.ranges}
+
+
+def firsts(applied: Mapping[int, Sequence[int]]) -> dict[int, int]:
+    """{partition: where to rewind to}."""
+    return {partition: int(offsets[0]) for partition, offsets in applied.items()}
+
+
+class BatchStreamContract:
+    """Subclass it and give the fixture `scene`."""
+
+    @pytest.fixture
+    def scene(self) -> Iterator[Scene]:
+        """An empty scene, as the module's docstring says."""
+        raise NotImplementedError("give the fixture `scene`")
+
+    # Taking
+
+    def test_without_samples_there_is_no_batch(self, scene: Scene) -> None:
+        stream = scene.stream()
+        assert stream.take(0, WAIT_S) is None
+        stream.close()
+
+    def test_every_block_comes_once_in_order_and_ranges_join(self, scene: Scene) -> None:
+        for i in range(12):
+            scene.append(i % PARTITIONS, [10 * i, 10 * i + 1, 10 * i + 2])
+        stream = scene.stream(batch_rows=7)
+        batches = train(stream, 36)
+        ids = [int(i) for batch in batches for i in batch.sample_ids]
+        assert sorted(ids) == sorted(10 * i + j for i in range(12) for j in range(3))
+        position = dict.fromkeys(range(PARTITIONS), 0)
+        for batch in batches:
+            assert len(spans(batch)) == len(batch.ranges), "at most one range per partition"
+            for partition, (start, stop) in spans(batch).items():
+                assert start == position[partition]
+                position[partition] = stop
+        assert position == {0: 6, 1: 6}
+        assert firsts(scene.rows.applied()) == position
+        assert stream.take(0, WAIT_S) is None
+        stream.close()
+
+    def test_a_batch_is_whole_blocks_within_its_rows_unless_one_block_has_more(self, scene: Scene) -> None:
+        for block in ([1, 2, 3], [4, 5, 6], list(range(10, 30)), [7]):
+            scene.append(0, block)
+        stream = scene.stream(batch_rows=8)
+        sizes = [len(batch) for batch in train(stream, 27)]
+        stream.close()
+        assert max(sizes) == 20
+        assert all(size <= 8 for size in sizes if size != 20)
+
+    def test_little_traffic_makes_a_batch_without_waiting_for_more(self, scene: Scene) -> None:
+        stream = scene.stream(batch_rows=256)
+        scene.append(1, [5])
+        batch = take(stream)
+        assert batch.sample_ids.tolist() == [5]
+        assert spans(batch) == {1: (0, 1)}
+        stream.give_back(0, batch, gradients_of(batch))
+        stream.close()
+
+    def test_the_columns_of_a_batch_fit_each_other(self, scene: Scene) -> None:
+        scene.append(0, [1, 2, 3])
+        stream = scene.stream()
+        batch = take(stream)
+        assert len(batch) == batch.inputs.size == 3
+        for column in (batch.request_ids, batch.event_times_ms, *batch.segments.values()):
+            assert len(column) == 3
+        labels = batch.inputs.labels
+        assert labels is not None
+        assert len(labels.index) == len(labels.value) == len(labels.weight) == 3
+        for group in batch.inputs.groups:
+            assert len(group.positions) == int(group.feature_starts[-1])
+            assert group.positions.max(initial=-1) < len(group.rows)
+        stream.give_back(0, batch, gradients_of(batch))
+        stream.close()
+
+    def test_lanes_own_partitions_of_their_own(self, scene: Scene) -> None:
+        for i in range(8):
+            scene.append(i % PARTITIONS, [i])
+        stream = scene.stream(lanes=2, batch_rows=1)
+        owners: dict[int, set[int]] = {}
+        for lane in (0, 1):
+            for batch in train(stream, 4, lane):
+                for partition in spans(batch):
+                    owners.setdefault(partition, set()).add(lane)
+        stream.close()
+        assert sorted(owners) == list(range(PARTITIONS))
+        assert all(len(lanes) == 1 for lanes in owners.values())
+
+    # Giving back
+
+    def test_gradients_reach_the_rows(self, scene: Scene) -> None:
+        scene.append(0, [1, 2])
+        scene.append(0, [1, 2])
+        stream = scene.stream(batch_rows=2)
+        first = take(stream)
+        before = [group.rows.copy() for group in first.inputs.groups]
+        stream.give_back(0, first, gradients_of(first, 1.5))
+        second = take(stream)
+        for rows, group in zip(before, second.inputs.groups, strict=True):
+            np.testing.assert_allclose(rows - group.rows, 1.5, rtol=1e-5)
+        stream.give_back(0, second, gradients_of(second))
+        stream.close()
+
+    def test_a_batch_returned_unused_is_issued_again(self, scene: Scene) -> None:
+        scene.append(0, [1, 2, 3])
+        stream = scene.stream()
+        batch = take(stream)
+        ids = batch.sample_ids.tolist()
+        stream.give_back(0, batch, None)
+        assert firsts(scene.rows.applied())[0] == 0
+        again = take(stream)
+        assert again.sample_ids.tolist() == ids
+        stream.give_back(0, again, gradients_of(again))
+        assert firsts(scene.rows.applied())[0] == 1
+        stream.close()
+
+    def test_a_batch_that_was_applied_meanwhile_is_skipped_without_an_error(self, scene: Scene) -> None:
+        scene.append(0, [1])
+        stream = scene.stream()
+        batch = take(stream)
+        assert scene.rows.push(push_of({0: (0, 1)}, {}))
+        before = batch.inputs.groups[0].rows.copy()
+        stream.give_back(0, batch, gradients_of(batch, 1.0))
+        scene.append(0, [1])
+        after = take(stream)
+        assert spans(after) == {0: (1, 2)}
+        np.testing.assert_array_equal(after.inputs.groups[0].rows, before)
+        stream.give_back(0, after, gradients_of(after))
+        stream.close()
+
+    def test_a_refused_batch_voids_what_follows_it(self, scene: Scene) -> None:
+        for i in range(4):
+            scene.append(0, [i, i])
+        stream = scene.stream(batch_rows=4)
+        batch = take(stream)
+        assert spans(batch) == {0: (0, 2)}
+        assert scene.rows.push(push_of({0: (0, 1)}, {}))
+        with pytest.raises(Refused):
+            stream.give_back(0, batch, gradients_of(batch, 1.0))
+        again = take(stream)
+        assert spans(again)[0][0] == 1
+        stream.give_back(0, again, gradients_of(again))
+        stream.close()
+
+    # Credits
+
+    def test_a_lane_gets_no_batch_while_too_many_rows_are_in_flight(self, scene: Scene) -> None:
+        for i in range(4):
+            scene.append(i % PARTITIONS, [i] * 4)
+        stream = scene.stream(lanes=2, batch_rows=4, staleness_rows=3)
+        held = take(stream, 0)
+        assert stream.take(1, WAIT_S) is None
+        stream.give_back(0, held, gradients_of(held))
+        other = take(stream, 1)
+        stream.give_back(1, other, None)
+        free = take(stream, 0)
+        stream.give_back(0, free, gradients_of(free))
+        stream.close()
+
+    def test_lanes_work_side_by_side_within_the_bound(self, scene: Scene) -> None:
+        for partition in range(PARTITIONS):
+            scene.append(partition, [partition] * 4)
+        stream = scene.stream(lanes=2, batch_rows=4, staleness_rows=4)
+        batches = [take(stream, lane) for lane in (0, 1)]
+        for lane, batch in enumerate(batches):
+            stream.give_back(lane, batch, gradients_of(batch))
+        stream.close()
+
+    # Restarts
+
+    def test_a_new_stream_goes_on_where_the_rows_are(self, scene: Scene) -> None:
+        for i in range(4):
+            scene.append(0, [i])
+        stream = scene.stream(batch_rows=1)
+        train(stream, 2)
+        stream.close()
+        again = scene.stream(batch_rows=100)
+        batch = take(again)
+        assert spans(batch) == {0: (2, 4)}
+        assert not batch.replayed
+        again.give_back(0, batch, None)
+        again.close()
+
+    def test_no_range_crosses_what_another_store_has_applied(self, scene: Scene) -> None:
+        for i in range(5):
+            scene.append(0, [i])
+            scene.append(1, [10 + i])
+        scene.rows.push(push_of({0: (0, 1)}, {}))
+        scene.dense_applied.update({0: 3, 1: 0})
+        stream = scene.stream(batch_rows=100)
+        batches = train(stream, 9)
+        stream.close()
+        of_zero = [spans(batch)[0] for batch in batches if 0 in spans(batch)]
+        assert of_zero[0] == (1, 3)
+        assert of_zero[-1][1] == 5
+        for batch in batches:
+            if spans(batch).get(0) == (1, 3):
+                assert len(batch.ranges) == 1, "while cut points lie ahead a batch holds a single range"
+                assert batch.replayed, "the trainer had it before: it is not measured again"
+            elif 0 in spans(batch):
+                assert not batch.replayed
+
+    # Looking
+
+    def test_lag_is_what_no_batch_has_covered(self, scene: Scene) -> None:
+        for i in range(4):
+            scene.append(0, [i])
+        stream = scene.stream(batch_rows=3)
+        train(stream, 3)
+        assert stream.lag()[0] == 1
+        train(stream, 1)
+        assert stream.lag()[0] == 0
+        stream.close()
+
+    def test_the_newest_samples_are_shown_with_their_rows_as_they_are_now(self, scene: Scene) -> None:
+        for _ in range(4):
+            scene.append(0, [7, 7])
+        stream = scene.stream(batch_rows=2)
+        assert list(stream.recent(10)) == []
+        for _ in range(4):
+            batch = take(stream)
+            stream.give_back(0, batch, gradients_of(batch, 1.0))
+        recent = stream.recent(4)
+        assert sum(inputs.size for inputs in recent) >= 4
+        now = [group.rows for group in recent[-1].groups]
+        then = [group.rows - 1.0 for group in batch.inputs.groups]
+        for rows, expected in zip(now, then, strict=True):
+            np.testing.assert_allclose(rows, expected, rtol=1e-5)
+        stream.close()
+
+    def test_closing_twice_is_once(self, scene: Scene) -> None:
+        stream = scene.stream()
+        stream.close()
+        stream.close()
