@@ -14,11 +14,31 @@ from freshet.spec.model import Spec
 F64 = torch.float64
 
 
+class Rounded(torch.autograd.Function):
+    """Rounds to bf16; its gradient passes as if it had not."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any) -> Any:
+        return x.to(torch.bfloat16).to(F64)
+
+    @staticmethod
+    def backward(ctx: Any, g: Any) -> Any:
+        return g
+
+
+def rounded(x: Any) -> Any:
+    """Rounded to bf16."""
+    return Rounded.apply(x)  # type: ignore[no-untyped-call]
+
+
 class Oracle:
-    """Starts from a model's state and keeps its own from there, in float64."""
+    """Starts from a model's state and keeps its own from there, in float64.
+
+    `rounding`: matrix products take operands rounded to bf16, going forward.
+    """
 
     def __init__(self, spec: Spec, state: dict[str, Any], *, rounding: bool = False) -> None:
-        self.spec, self.layout = spec, layout_of(spec)
+        self.spec, self.layout, self.rounding = spec, layout_of(spec), rounding
         self.L = len(spec.labels)
         self.experts = ("linear",) if spec.model.kind == "linear" else spec.model.experts
         self.K = len(self.experts)
@@ -98,7 +118,10 @@ class Oracle:
         if "deep" in self.experts:
             h = x
             for i in range(len(self.spec.model.deep)):
-                h = torch.relu(h @ self.weights[f"mlp/{i}/weight"] + self.weights[f"mlp/{i}/bias"][None])
+                w = self.weights[f"mlp/{i}/weight"]
+                if self.rounding:
+                    h, w = rounded(h), rounded(w)
+                h = torch.relu(h @ w + self.weights[f"mlp/{i}/bias"][None])
             deep = h @ self.weights["mlp/head"].T
         out = []
         for name in self.experts:
