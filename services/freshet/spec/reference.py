@@ -1,0 +1,142 @@
+"""The reference of `freshet.toml`, written from the options themselves.
+
+`python -m freshet.spec.reference > docs/feature-spec.md` writes it anew; a test says when that file is stale.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from freshet.options.reference import grid, option_rows
+from freshet.spec import expression
+from freshet.spec.identity import EFFECTS
+from freshet.spec.model import Explore, Feature, Gate, Join, Label, Model, Serve, Spec, Stream, Table, Train
+from freshet.spec.optimizers import OPTIMIZERS
+from freshet.spec.parse import DEFAULT_ROW_OPTIMIZER, DEFAULT_SCALAR_OPTIMIZER, KEYS_OF_KIND
+
+__all__ = ["reference"]
+
+INTRO = """\
+# The feature spec: `freshet.toml`
+
+<!-- Written by `python -m freshet.spec.reference`; edit services/freshet/spec/model.py instead. -->
+
+One file says what a model is: where its events come from, what it predicts, from what, and how it is
+trained and served. It is read once, checked as a whole, and frozen. A key that is not listed here is an
+error, and so is one that would have no effect. `freshet init` writes a first spec from your Avro schemas,
+`freshet check` explains one and says what an edit changes. Two worked examples: [online
+retail](../examples/online-retail/freshet.toml), the least that is needed, and [a video
+feed](../examples/feed/freshet.toml) with three labels on topics that others write.
+
+Durations are text, a number and its unit: `"20ms"`, `"30s"`, `"2m"`, `"24h"`, `"30d"`. Paths name fields of
+your events, `user.id`; with `explode`, `items.id` is a field of the one element that a sample holds.
+"""
+
+SECTIONS = {
+    "[events]": """\
+`served`, `action` and, if there is one, `shown`: a table each. Served events hold the features as they were
+when the model was asked; actions say what was done; shown says what was really seen. Events of all streams
+are joined on `key`.""",
+    "[join]": "How impressions and actions become samples.",
+    "[labels]": """\
+A table for each thing to predict, by name. A sample is emitted once for each label, when that label is
+decided: with `emit = "early"` as soon as an action makes it true, otherwise `window + grace` after the
+impression.""",
+    "[tables]": """\
+A table for each family of rows, by name. Features may share one. The table `crosses` is made for
+`model.crosses`.""",
+    "[features]": "A table for each input, by name. What a feature is follows from its keys:",
+    "[model]": 'What is learned. `experts`, `crosses`, `mix` and `hedge_discount` belong to `kind = "hedge"`.',
+    "[train]": "How it is learned.",
+    "[serve]": "How it is served. `explore` and `gate` are tables of their own.",
+}
+
+MEANING_OF_KIND = {
+    "id": "one id: integer, text or truth; null makes no row",
+    "list": "a list of ids, pooled to one vector; told by `max` or `pool`",
+    "dense": "a number; told by `dense`",
+    "time": "part of the event's time; told by `time`",
+    "bucket": "a number turned into an id; told by `buckets`",
+}
+
+
+ORDER = """
+Order counts in `[labels]`, `[tables]` and `[features]`: a new order is a new model. The place of a schema
+file does not count; that a used field turns from integers to text, or into a list, does.
+"""
+
+OPTIMIZER = f"""
+`optimizer` steps the vectors, `scalar_optimizer` the linear scalars; each is a name, or a table with a
+name and parameters: `optimizer = {{ name = "adam", lr = 0.001 }}`. Both are identity. The defaults are
+`{DEFAULT_ROW_OPTIMIZER}` for vectors and `{DEFAULT_SCALAR_OPTIMIZER}` for scalars.
+"""
+
+OPTIONS = """
+`options` is a table of arguments for a class of your own, `kind = "package.module:Class"` (identity)."""
+
+MORE_ON_EXPRESSIONS = """
+A value without a function over actions is that of the last matching action. A score combines predictions
+by the names of their labels. An error shows the place in the expression."""
+
+
+def reference() -> str:
+    """The whole page."""
+    return "\n".join(_page())
+
+
+def _page() -> Iterator[str]:
+    yield INTRO
+    yield "## Kinds of keys\n"
+    yield from grid([(kind, effect) for kind, effect in EFFECTS.items()], ("kind", "a change of such a key"))
+    yield ORDER
+    yield "## At the top\n"
+    yield from grid(option_rows(Spec))
+    yield from _section("[events]", Stream)
+    yield from _section("[join]", Join)
+    yield from _section("[labels]", Label)
+    yield from _section("[tables]", Table)
+    yield from _optimizers()
+    yield from _section("[features]", Feature)
+    yield ""
+    keys = [(k, MEANING_OF_KIND[k], ", ".join(f"`{x}`" for x in names)) for k, names in KEYS_OF_KIND.items()]
+    yield from grid(keys, ("kind", "is", "keys"))
+    yield from _section("[model]", Model)
+    yield OPTIONS
+    yield from _section("[train]", Train)
+    yield from _section("[serve]", Serve)
+    yield ""
+    yield from grid([*option_rows(Explore, "explore."), *option_rows(Gate, "gate.")])
+    yield "\n## Conditions, values and scores\n"
+    yield from _expressions()
+    yield ""
+
+
+def _section(name: str, cls: type) -> Iterator[str]:
+    yield f"\n## {name}\n"
+    yield SECTIONS[name] + "\n"
+    yield from grid(option_rows(cls))
+
+
+def _optimizers() -> Iterator[str]:
+    yield OPTIMIZER
+    rows = []
+    for rule in OPTIMIZERS.values():
+        sizes = ((rule.row_state, "a row"), (rule.float_state, "a float"))
+        state = " + ".join(f"{n} {what}" for n, what in sizes if n)
+        for i, p in enumerate(rule.parameters):
+            first = (f"`{rule.name}`", rule.doc, state or "none") if i == 0 else ("", "", "")
+            rows.append((*first, f"`{p.name}`", f"`{p.default:g}`", p.expected, p.doc))
+    yield from grid(rows, ("rule", "is", "floats of state", "parameter", "default", "allowed", "meaning"))
+
+
+def _expressions() -> Iterator[str]:
+    summary, _, rest = (expression.__doc__ or "").partition("\n\n")
+    yield " ".join(summary.split()) + "\n"
+    examples, _, prose = rest.partition("\n\n")
+    yield "```\n" + "\n".join(line.removeprefix("    ") for line in examples.splitlines()) + "\n```\n"
+    yield prose.strip()
+    yield MORE_ON_EXPRESSIONS
+
+
+if __name__ == "__main__":
+    print(reference(), end="")
