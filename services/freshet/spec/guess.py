@@ -104,7 +104,8 @@ def words_of(path: str) -> tuple[str, ...]:
     """The words of a path, singular and in small letters: `user.lastItems` is user, last, item."""
     parts = re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+", path)
     words = (SAME.get(p.lower(), p.lower()) for p in parts)
-    return tuple(w[:-1] if len(w) > 3 and w.endswith("s") and w[-2] not in "sui" else w for w in words)
+    singular = tuple(w[:-1] if len(w) > 3 and w.endswith("s") and w[-2] not in "sui" else w for w in words)
+    return singular or (path.lower(),)
 
 
 def leaves(schema: Record) -> Iterator[Leaf]:

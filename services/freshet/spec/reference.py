@@ -23,7 +23,7 @@ INTRO = """\
 
 One file says what a model is: where its events come from, what it predicts, from what, and how it is
 trained and served. It is read once, checked as a whole, and frozen. A key that is not listed here is an
-error, and so is one that would have no effect. `freshet init` writes a first spec from your Avro schemas,
+error, and so is one that would have no effect. `freshet init` writes a first spec from Avro schemas,
 `freshet check` explains one and says what an edit changes. Two worked examples: [online
 retail](../examples/online-retail/freshet.toml), the least that is needed, and [a video
 feed](../examples/feed/freshet.toml) with three labels on topics that others write.
@@ -46,7 +46,7 @@ impression.""",
 A table for each family of rows, by name. Features may share one. The table `crosses` is made for
 `model.crosses`.""",
     "[features]": "A table for each input, by name. What a feature is follows from its keys:",
-    "[model]": 'What is learned. `experts`, `crosses`, `mix` and `hedge_discount` belong to `kind = "hedge"`.',
+    "[model]": 'What is learned. `experts`, `crosses`, `mix`, `hedge_discount` belong to `kind = "hedge"`.',
     "[train]": "How it is learned.",
     "[serve]": "How it is served. `explore` and `gate` are tables of their own.",
 }

@@ -24,7 +24,7 @@ def test_defaults_fit_one_machine() -> None:
     assert settings.trainer.admin_port == 7011
     assert settings.common.bind_address == "127.0.0.1"
     assert settings.common.log_url == "sqlite:/data/run/log"
-    assert settings.common.rows_url == "sqlite:/data/run/rows"
+    assert settings.common.rows_url == "sqlite:/data/run/rows/rows.sqlite"
     assert settings.common.versions_url == "file:/data/run/versions"
 
 
