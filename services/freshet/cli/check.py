@@ -1,0 +1,46 @@
+"""`freshet check SPEC`: explain a spec, or say which edits to a running model need a new one."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+
+from freshet.cli.options import emit, json_option
+from freshet.spec import load_spec
+from freshet.spec.check import explain
+from freshet.spec.identity import diff, identity_hash
+from freshet.spec.schemas import load_schemas
+
+__all__ = ["command"]
+
+
+@click.command()
+@click.argument("spec_file", type=click.Path(path_type=Path))
+@click.option(
+    "--against",
+    type=click.Path(path_type=Path),
+    help="The spec of a running model: say what the edits to it mean. `freshet up` keeps it in state/spec.toml.",
+)
+@json_option
+def command(spec_file: Path, against: Path | None, as_json: bool) -> None:
+    """Check SPEC_FILE against its schemas and explain what it means.
+
+    With --against it ends with 3 if an edit needs a new model.
+    """
+    spec = load_spec(spec_file)
+    schemas = load_schemas(spec, str(spec_file))
+    if against is None:
+        report = explain(spec, schemas, str(spec_file))
+        value = {**report.as_dict(), "identity": identity_hash(spec, schemas)}
+        emit(value, as_json=as_json, text=report.text())
+        return
+    old = load_spec(against)
+    changes = diff(old, spec, load_schemas(old, str(against)), schemas)
+    text = "\n".join(str(change) for change in changes) or "no edit changes the model"
+    plain = [{**asdict(c), "old": str(c.old), "new": str(c.new)} for c in changes]
+    emit({"changes": plain}, as_json=as_json, text=text)
+    if any(change.kind == "identity" for change in changes):
+        sys.exit(3)

@@ -1,0 +1,49 @@
+"""`freshet init`: a commented spec for your Avro schemas."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from freshet.errors import ConfigError
+from freshet.spec.avro import parse_schema
+from freshet.spec.generate import generate_spec
+
+__all__ = ["command"]
+
+
+@click.command()
+@click.option(
+    "--schema",
+    "schemas",
+    multiple=True,
+    required=True,
+    type=click.Path(path_type=Path),
+    help="An Avro schema of your events; once each for impressions, actions and, if there are, shown items.",
+)
+@click.option("--name", help="Of the model; made of the first schema's name without it.")
+@click.option("--out", type=click.Path(path_type=Path), default="freshet.toml", show_default=True)
+@click.option("--force", is_flag=True, help="Write over a file that exists.")
+def command(schemas: tuple[Path, ...], name: str | None, out: Path, force: bool) -> None:
+    """Write a spec that fits your schemas, with comments on what it guessed and what else could stand there."""
+    if out.exists() and not force:
+        raise ConfigError("init", "--out", str(out), "a file that does not exist yet", "--force writes over it")
+    text = generate_spec([(_seen_from(out, path), parse_schema(_read(path), str(path))) for path in schemas], name)
+    out.write_text(text, encoding="utf-8")
+    click.echo(f"wrote {out}; next: read it, then `freshet check {out}`")
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise ConfigError("init", "--schema", str(path), "a file that can be read", str(error.strerror)) from None
+
+
+def _seen_from(out: Path, schema: Path) -> str:
+    """The schema's path as the spec will name it: relative to the spec's folder where that is above it."""
+    try:
+        return str(schema.resolve().relative_to(out.resolve().parent))
+    except ValueError:
+        return str(schema.resolve())
