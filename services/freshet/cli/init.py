@@ -28,8 +28,12 @@ __all__ = ["command"]
 def command(schemas: tuple[Path, ...], name: str | None, out: Path, force: bool) -> None:
     """Write a spec that fits your schemas, with comments on what it guessed and what else could stand there."""
     if out.exists() and not force:
-        raise ConfigError("init", "--out", str(out), "a file that does not exist yet", "--force writes over it")
-    text = generate_spec([(_seen_from(out, path), parse_schema(_read(path), str(path))) for path in schemas], name)
+        raise ConfigError(
+            "init", "--out", str(out), "a file that does not exist yet", "--force writes over it"
+        )
+    text = generate_spec(
+        [(_seen_from(out, path), parse_schema(_read(path), str(path))) for path in schemas], name
+    )
     out.write_text(text, encoding="utf-8")
     click.echo(f"wrote {out}; next: read it, then `freshet check {out}`")
 
@@ -38,7 +42,9 @@ def _read(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise ConfigError("init", "--schema", str(path), "a file that can be read", str(error.strerror)) from None
+        raise ConfigError(
+            "init", "--schema", str(path), "a file that can be read", str(error.strerror)
+        ) from None
 
 
 def _seen_from(out: Path, schema: Path) -> str:

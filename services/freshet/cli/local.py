@@ -1,0 +1,188 @@
+"""`freshet.local(spec)`: the processes of `freshet up`, as a context manager."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from freshet.cli.up import is_ready
+from freshet.client import Ack, Client, Ranking, Receipt
+from freshet.errors import Unavailable
+from freshet.settings import RunFolder
+from freshet.spec import Spec, load_spec
+from freshet.spec.render import render
+
+__all__ = ["Local", "local"]
+
+ROLES = {
+    "gateway": "FRESHET_GATEWAY_PORT",
+    "inference": "FRESHET_INFERENCE_PORT",
+    "joiner": "FRESHET_JOINER_ADMIN_PORT",
+    "trainer": "FRESHET_TRAINER_ADMIN_PORT",
+}
+STOP_WAIT_S = 30.0
+LOOK_S = 0.05
+
+
+class Local:
+    """A running system on this machine: send events, wait until they are served, rank."""
+
+    def __init__(self, folder: Path, ports: Mapping[str, int]) -> None:
+        self.folder, self.ports = folder, ports
+        self.client = Client(
+            gateway=f"http://127.0.0.1:{ports['gateway']}",
+            inference=f"http://127.0.0.1:{ports['inference']}",
+        )
+
+    def send(
+        self,
+        *,
+        impressions: Sequence[Mapping[str, Any]] = (),
+        shown: Sequence[Mapping[str, Any]] = (),
+        actions: Sequence[Mapping[str, Any]] = (),
+    ) -> Receipt:
+        """Send events in the order in which they happen; returns when the log has them all."""
+        receipts = [
+            send(events)
+            for send, events in (
+                (self.client.impressions, impressions),
+                (self.client.shown, shown),
+                (self.client.actions, actions),
+            )
+            if events
+        ]
+        return Receipt(tuple(ack for r in receipts for ack in r.acks))
+
+    def wait_until_served(self, ack: Ack | Receipt, *, timeout_s: float = 30.0) -> bool:
+        """Wait until the rows served have learned from an event; see `freshet.Client.wait_until_served`."""
+        return self.client.wait_until_served(ack, timeout_s=timeout_s)
+
+    def rank(
+        self, context: Mapping[str, Any], candidates: Sequence[Mapping[str, Any]], *, k: int | None = None
+    ) -> Ranking:
+        """Order candidates by the spec's score, best first."""
+        return self.client.rank(context, candidates, k=k)
+
+    def status(self) -> dict[str, Any]:
+        """What `freshet status` says."""
+        from freshet.cli.status import collect  # noqa: PLC0415 - only for who asks
+
+        return collect(self.folder)
+
+
+@contextmanager
+def local(
+    spec: Spec | str | Path, *, folder: str | Path | None = None, ready_s: float = 60.0
+) -> Iterator[Local]:
+    """Run every service of a spec on this machine, on free ports, until the block ends.
+
+    Args:
+        spec:    a spec or the path of one.
+        folder:  run folder to keep; without it one that is deleted at the end.
+        ready_s: how long to wait for all services to be ready.
+
+    Raises:
+        ConfigError: the spec cannot be accepted.
+        Unavailable: not ready in time; the message holds the end of the logs.
+    """
+    if not isinstance(spec, Spec):
+        spec = load_spec(spec)
+    with tempfile.TemporaryDirectory(prefix="freshet-") as temporary:
+        run = Path(folder) if folder is not None else Path(temporary) / "run"
+        spec_file = Path(temporary) / "freshet.toml"
+        spec_file.write_text(render(_with_absolute_paths(spec)), encoding="utf-8")
+        ports = dict(zip(ROLES, _free_ports(len(ROLES)), strict=True))
+        environment = {**os.environ, **{ROLES[role]: str(port) for role, port in ports.items()}}
+        process = subprocess.Popen(
+            [sys.executable, "-m", "freshet.cli", "up", str(spec_file), "--folder", str(run), "--json"],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+        system = Local(run, ports)
+        try:
+            _wait_until_ready(process, run, ports, ready_s)
+            yield system
+        finally:
+            system.client.close()
+            _stop(process)
+
+
+def _wait_until_ready(
+    process: subprocess.Popen[bytes], run: Path, ports: Mapping[str, int], ready_s: float
+) -> None:
+    deadline = time.monotonic() + ready_s
+    pause = threading.Event()
+    waiting = set(ports)
+    while waiting:
+        if process.poll() is not None:
+            output = process.stdout.read().decode(errors="replace") if process.stdout else ""
+            raise Unavailable(f"freshet up ended with {process.returncode}:\n{output.strip()}")
+        waiting = {role for role in waiting if not is_ready(ports[role])}
+        if waiting and time.monotonic() > deadline:
+            logs = "\n".join(_tail(RunFolder(run).process_log(role)) for role in sorted(waiting))
+            raise Unavailable(f"{', '.join(sorted(waiting))} not ready after {ready_s:g} s:\n{logs}")
+        pause.wait(LOOK_S)
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    if process.poll() is None:
+        process.send_signal(signal.SIGINT)
+        try:
+            process.wait(STOP_WAIT_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+    if process.stdout is not None:
+        process.stdout.close()
+
+
+def _tail(path: Path, lines: int = 20) -> str:
+    try:
+        return "\n".join(path.read_text(errors="replace").splitlines()[-lines:])
+    except OSError:
+        return f"{path}: no log"
+
+
+def _with_absolute_paths(spec: Spec) -> Spec:
+    """The spec with paths that hold wherever its file is written."""
+    folder = Path(spec.folder or ".").resolve()
+    events = spec.events
+
+    def absolute(stream: Any) -> Any:
+        if stream is None or stream.schema is None:
+            return stream
+        return replace(stream, schema=str(folder / stream.schema))
+
+    return replace(
+        spec,
+        events=replace(
+            events,
+            served=absolute(events.served),
+            shown=absolute(events.shown),
+            action=absolute(events.action),
+        ),
+    )
+
+
+def _free_ports(count: int) -> list[int]:
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for s in sockets:
+            s.bind(("127.0.0.1", 0))
+        return [int(s.getsockname()[1]) for s in sockets]
+    finally:
+        for s in sockets:
+            s.close()
