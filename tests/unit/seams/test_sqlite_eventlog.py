@@ -10,12 +10,16 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from freshet.errors import BadInput, Corrupt, DataLost, FreshetError, Mismatch, Unavailable
 from freshet.seams import sqlite as shared
 from freshet.seams.eventlog.sqlite import SqliteEventLog
+from freshet.seams.eventlog.sqlite_file import chunk_id
 from freshet.testing.clock import SettableClock
 from freshet.testing.contracts.eventlog import T0, T1, append_to, read_all
 from freshet.types import Append, BytesColumn, TopicPartition
@@ -96,6 +100,86 @@ def test_retention_passes_no_offset_that_is_held(log: SqliteEventLog, clock: Set
     log.hold("shard", {T0: 3})
     log.enforce_retention()
     assert log.bounds(T0).start == 2
+
+
+def test_retention_gives_back_a_bounded_amount_at_once_and_the_rest_soon(
+    log: SqliteEventLog, clock: SettableClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("freshet.seams.eventlog.sqlite_file._TRIM_CHUNKS", 3)
+    writer, file = log.writer(), log._locate(T0)[0]
+    for _ in range(8):
+        writer.append([append_to(T0, [b"old"])])
+    clock.advance(61)
+    left = []
+    for _ in range(4):
+        writer.append([append_to(T1, [b"new"])])
+        left.append(file.ask("SELECT count(*) FROM chunks WHERE id < ?", chunk_id(2, 0))[0][0])
+        assert log.bounds(T0).start == 8, "what is not deleted yet is not seen either"
+        clock.advance(1.1)
+    assert left == [5, 2, 0, 0]
+
+
+def test_times_are_looked_up_among_records_that_are_still_there(log: SqliteEventLog) -> None:
+    log.writer().append([append_to(T0, [b"x"] * 3, times=[50, 10, 20])])
+    log.writer().append([append_to(T0, [b"x"], times=[60])])
+    log.trim(T0, 1)
+    assert [log.offset_at(T0, time_ms) for time_ms in (5, 15, 30)] == [1, 2, 3]
+
+
+appends = st.tuples(
+    st.just("append"),
+    st.integers(0, 1),
+    st.lists(st.tuples(st.binary(max_size=300), st.integers(0, 50)), max_size=8),
+)
+trims = st.tuples(st.just("trim"), st.integers(0, 1), st.integers(0, 60))
+reads = st.tuples(st.just("read"), st.integers(0, 60), st.integers(1, 9))
+times = st.tuples(st.just("time"), st.integers(0, 1), st.integers(0, 55))
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.one_of(appends, trims, reads, times), max_size=30))
+def test_any_course_of_appends_trims_and_reads_is_that_of_a_list(
+    tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[str, int, Any]]
+) -> None:
+    log = SqliteEventLog(tmp_path_factory.mktemp("log"))
+    log.create_topic("t", partitions=2)
+    writer = log.writer()
+    kept: list[list[tuple[bytes, int]]] = [[], []]
+    start = [0, 0]
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("freshet.seams.eventlog.chunks.CHUNK_BYTES", 500)
+        patched.setattr("freshet.seams.eventlog.sqlite_reader.CHUNK_BYTES", 700)
+        patched.setattr("freshet.seams.eventlog.sqlite_reader._SMALL_BODY", 200)
+        for what, which, how in steps:
+            partition = (T0, T1)[which % 2]
+            rows, first = kept[which % 2], start[which % 2]
+            if what == "append":
+                append = append_to(partition, [v for v, _ in how], times=[t for _, t in how])
+                assert writer.append([append]) == [len(rows)]
+                rows.extend(how)
+            elif what == "trim":
+                log.trim(partition, how)
+                start[which] = max(first, min(how, len(rows)))
+            elif what == "time":
+                expected = (o for o in range(first, len(rows)) if rows[o][1] >= how)
+                assert log.offset_at(partition, how) == next(expected, len(rows))
+            else:
+                at = min(max(which, first), len(rows))
+                reader = log.reader()
+                reader.assign({partition: at})
+                while at < len(rows):
+                    ((_, records),) = reader.poll(how, 1.0)
+                    stop = at + len(records)
+                    assert len(records) <= how
+                    assert list(records.values) == [v for v, _ in rows[at:stop]]
+                    assert records.times_ms.tolist() == [t for _, t in rows[at:stop]]
+                    at = stop
+                assert reader.poll(how, 0.0) == []
+                reader.close()
+    assert [(log.bounds(p).start, log.bounds(p).end) for p in (T0, T1)] == [
+        (start[i], len(kept[i])) for i in (0, 1)
+    ]
+    log.close()
 
 
 def test_space_of_trimmed_chunks_is_used_again(log: SqliteEventLog, tmp_path: Path) -> None:

@@ -34,6 +34,9 @@ _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,200}")
 _RETENTION_EVERY_S = 30.0
 """How often an appending process looks for records that are too old."""
 
+_RETENTION_SOON_S = 1.0
+"""And when there was more than it gives back at once."""
+
 _CATALOG = FileFormat(
     what="the catalog of an event log",
     application_id=0x4652434C,
@@ -105,12 +108,17 @@ class SqliteEventLog:
         file, partition_id = self._locate(partition)
         bounds = file.bounds(partition_id)
         chunk = file.first_chunk_from(partition_id, time_ms)
-        if chunk is None:
-            return bounds.end
-        body, min_ms = file.body(chunk)
-        times = unpack(body, min_ms, f"{file.path}: {partition}").times_ms
-        first = chunk & ((1 << OFFSET_BITS) - 1)
-        return max(bounds.start, first + int(np.argmax(times >= time_ms)))
+        while chunk is not None:
+            found = file.body(chunk)
+            if found is None:
+                return self.offset_at(partition, time_ms)
+            times = unpack(*found, f"{file.path}: {partition}").times_ms
+            offsets = (chunk & ((1 << OFFSET_BITS) - 1)) + np.arange(len(times))
+            late_enough = offsets[(times >= time_ms) & (offsets >= bounds.start)]
+            if len(late_enough):
+                return int(late_enough[0])
+            chunk = file.next_chunk_with(partition_id, chunk + 1, time_ms)  # this one is trimmed in part
+        return bounds.end
 
     def reader(self) -> SqliteReader:
         """A new reader without partitions."""
@@ -129,7 +137,8 @@ class SqliteEventLog:
     def trim(self, partition: TopicPartition, before: int) -> None:
         """Forget records below `before`; chunks that lie across it keep their space."""
         file, partition_id = self._locate(partition)
-        file.trim(partition_id, before)
+        while file.trim(partition_id, before):
+            pass
 
     def hold(self, name: str, offsets: Mapping[TopicPartition, int]) -> None:
         """Retention by time does not pass these offsets until the same name holds others."""
@@ -137,10 +146,13 @@ class SqliteEventLog:
         for file in {file for file, _, _ in located}:
             file.hold(name, [(i, offset) for f, i, offset in located if f is file])
 
-    def enforce_retention(self) -> None:
-        """Remove what is older than each topic's retention. Writers do it now and then; no record younger
-        goes."""
+    def enforce_retention(self) -> bool:
+        """Forget what is older than each topic's retention, and nothing younger. Writers do it now and then.
+
+        Gives a bounded amount of space back, so that no append waits long for it; True if more can be.
+        """
         now = self._clock.now_ms()
+        more = False
         with self._lock:
             entries = list(self._refreshed(None).values())
         for info, file, partition_ids in entries:
@@ -148,7 +160,10 @@ class SqliteEventLog:
                 for number, partition_id in enumerate(partition_ids):
                     before = self.offset_at(TopicPartition(info.name, number), now - info.retention_ms)
                     held = file.held_from(partition_id)
-                    file.trim(partition_id, before if held is None else min(before, held))
+                    before = before if held is None else min(before, held)
+                    if file.holds_below(partition_id, before):
+                        more |= file.trim(partition_id, before)
+        return more
 
     def close(self) -> None:
         """Close files and readers. Idempotent."""
@@ -167,7 +182,9 @@ class SqliteEventLog:
             if self._clock.monotonic() < self._retention_due:
                 return
             self._retention_due = self._clock.monotonic() + _RETENTION_EVERY_S
-        self.enforce_retention()
+        if self.enforce_retention():
+            with self._lock:
+                self._retention_due = self._clock.monotonic() + _RETENTION_SOON_S
 
     def _locate(self, partition: TopicPartition) -> tuple[LogFile, int]:
         with self._lock:

@@ -166,20 +166,23 @@ class LogFile:
                 high = middle
             else:
                 low = row[0][0] + 1
+        return self.next_chunk_with(partition_id, low, time_ms)
+
+    def next_chunk_with(self, partition_id: int, chunk: int, time_ms: int) -> int | None:
+        """Rowid of the first chunk from rowid `chunk` on with a record time >= `time_ms`; None if there is
+        none."""
         found = self.ask(
             "SELECT id FROM chunks WHERE id >= ? AND id < ? AND max_ms >= ? ORDER BY id LIMIT 1",
-            low,
-            end,
+            chunk,
+            chunk_id(partition_id + 1, 0),
             time_ms,
         )
         return found[0][0] if found else None
 
-    def body(self, chunk: int) -> tuple[bytes, int]:
-        """A chunk's body and `min_ms`. Raises DataLost if retention removed it meanwhile."""
+    def body(self, chunk: int) -> tuple[bytes, int] | None:
+        """A chunk's body and `min_ms`; None if retention removed it meanwhile."""
         rows = self.ask("SELECT body, min_ms FROM chunks WHERE id = ?", chunk)
-        if not rows:
-            raise DataLost(f"{self.path}: the chunk was removed by retention while it was looked at")
-        return rows[0]
+        return rows[0] if rows else None
 
     def ask(self, sql: str, *arguments: object) -> list[tuple]:  # type: ignore[type-arg]
         """Run one query on the connection kept for questions."""
@@ -274,22 +277,35 @@ class LogFile:
 
     # Retention
 
-    def trim(self, partition_id: int, before: int) -> None:
-        """Raise the start to `before` (at most the end) and delete the chunks that lie wholly below it."""
+    def trim(self, partition_id: int, before: int) -> bool:
+        """Raise the start to `before` (at most the end) and delete chunks that lie wholly below it.
+
+        Deletes a bounded number; True if there may be more to delete. What is not deleted yet is not seen
+        either.
+        """
         first, last = chunk_id(partition_id, 0), chunk_id(partition_id, before)
-        more = True
-        while more:
-            with self._writing, self._transaction("trim") as db:
-                db.execute(
-                    "UPDATE partitions SET start = max(start, min(?, next)) WHERE id = ?",
-                    (before, partition_id),
-                )
-                gone = db.execute(
-                    "DELETE FROM chunks WHERE id IN (SELECT id FROM chunks WHERE id BETWEEN ? AND ? "
-                    "AND id + count <= ? ORDER BY id LIMIT ?)",
-                    (first, last, last, _TRIM_CHUNKS),
-                ).rowcount
-            more = gone == _TRIM_CHUNKS
+        with self._writing, self._transaction("trim") as db:
+            db.execute(
+                "UPDATE partitions SET start = max(start, min(?, next)) WHERE id = ?",
+                (before, partition_id),
+            )
+            gone = db.execute(
+                "DELETE FROM chunks WHERE id IN (SELECT id FROM chunks WHERE id BETWEEN ? AND ? "
+                "AND id + count <= ? ORDER BY id LIMIT ?)",
+                (first, last, last, _TRIM_CHUNKS),
+            ).rowcount
+        return gone == _TRIM_CHUNKS
+
+    def holds_below(self, partition_id: int, offset: int) -> bool:
+        """Whether `trim` to this offset would do anything."""
+        if self.bounds(partition_id).start < offset:
+            return True
+        oldest = self.ask(
+            "SELECT id + count FROM chunks WHERE id >= ? AND id < ? ORDER BY id LIMIT 1",
+            chunk_id(partition_id, 0),
+            chunk_id(partition_id, offset),
+        )
+        return bool(oldest) and oldest[0][0] <= chunk_id(partition_id, offset)
 
     def hold(self, name: str, offsets: Sequence[tuple[int, int]]) -> None:
         """Replace what `name` holds by (partition id, offset) pairs."""
