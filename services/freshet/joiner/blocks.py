@@ -1,28 +1,44 @@
-"""Samples to blocks: where they are cut, and their bytes (schemas/README.md, "Samples: blocks")."""
+"""Samples to blocks: where they are cut (schemas/README.md, "Samples: blocks")."""
 
 from __future__ import annotations
 
-import struct
-import zlib
 from collections.abc import Iterator
 
 import numpy as np
 
+from freshet.features.blocks import MAX_SAMPLES, encode_blocks
 from freshet.joiner.core import Samples
+from freshet.types import BytesColumn
 
-__all__ = ["BLOCK_SAMPLES", "cuts", "encode"]
-
-BLOCK_SAMPLES = 256
-"""A block closes at this many samples; more only where one request alone has more."""
-
-MAGIC = 0xB1
-VERSION = 1
-_HEADER = struct.Struct("<BBHIII")
+__all__ = ["cuts", "encode"]
 
 
-def encode(samples: Samples) -> list[bytes]:
+def encode(samples: Samples) -> BytesColumn:
     """Blocks in order. A block holds one schema id and never splits the samples of a request."""
-    return [_block(samples, start, stop) for start, stop in cuts(samples)]
+    ends = np.array([stop for _, stop in cuts(samples)], np.int64)
+    if not len(ends):
+        return BytesColumn.of([])
+    schemas = samples.schemas[ends - 1]
+    parts = []
+    first = start = 0
+    # A run of blocks of one schema is encoded in one call; schemas change rarely.
+    for last in [*np.flatnonzero(schemas[1:] != schemas[:-1]).tolist(), len(ends) - 1]:
+        stop = int(ends[last])
+        parts.append(
+            encode_blocks(
+                int(schemas[last]),
+                sample_ids=samples.ids[start:stop],
+                event_times_ms=samples.times_ms[start:stop],
+                request_ids=samples.requests[start:stop],
+                values=samples.values[start:stop],
+                weights=samples.weights[start:stop],
+                labels=samples.labels[start:stop],
+                payloads=samples.payloads.slice(start, stop),
+                block_ends=ends[first : last + 1] - start,
+            )
+        )
+        first, start = last + 1, stop
+    return BytesColumn.concat(parts)
 
 
 def cuts(samples: Samples) -> Iterator[tuple[int, int]]:
@@ -36,30 +52,9 @@ def cuts(samples: Samples) -> Iterator[tuple[int, int]]:
     group_ends = np.append(np.union1d(new_schema, new_request), n)
     start = 0
     while start < n:
-        limit = min(
-            start + BLOCK_SAMPLES, int(schema_ends[np.searchsorted(schema_ends, start, side="right")])
-        )
+        limit = min(start + MAX_SAMPLES, int(schema_ends[np.searchsorted(schema_ends, start, side="right")]))
         fits = int(np.searchsorted(group_ends, limit, side="right")) - 1
         first = int(np.searchsorted(group_ends, start, side="right"))
         stop = int(group_ends[max(fits, first)])
         yield start, stop
         start = stop
-
-
-def _block(samples: Samples, start: int, stop: int) -> bytes:
-    n = stop - start
-    payloads = samples.payloads.slice(start, stop)
-    columns = b"".join(
-        (
-            samples.ids[start:stop].astype("<i8").tobytes(),
-            samples.times_ms[start:stop].astype("<i8").tobytes(),
-            samples.requests[start:stop].astype("<u8").tobytes(),
-            samples.values[start:stop].astype("<f4").tobytes(),
-            samples.weights[start:stop].astype("<f4").tobytes(),
-            payloads.ends.astype("<u4").tobytes(),
-            samples.labels[start:stop].tobytes(),
-        )
-    )
-    padding = bytes(-len(columns) % 8)  # the header's 16 bytes are a multiple already
-    body = b"".join((columns, padding, payloads.data.tobytes()))
-    return _HEADER.pack(MAGIC, VERSION, 0, int(samples.schemas[start]), n, zlib.crc32(body)) + body

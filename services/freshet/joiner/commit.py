@@ -32,16 +32,18 @@ class Skips:
     """
 
     records: dict[str, list[int]] = field(default_factory=dict)  # role -> offsets
-    elements: list[tuple[int, int]] = field(default_factory=list)  # served: (offset, number of the element)
+    # role -> (offset, place in the record)
+    elements: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
 
     def add(self, role: str, offsets: I64) -> None:
         """Leave out whole records."""
         if len(offsets):
             self.records.setdefault(role, []).extend(offsets.tolist())
 
-    def add_elements(self, offsets: I64, places: I64) -> None:
-        """Leave out impressions of served events."""
-        self.elements.extend(zip(offsets.tolist(), places.tolist(), strict=True))
+    def add_elements(self, role: str, offsets: I64, places: I64) -> None:
+        """Leave out single impressions or actions; `places` are their numbers within their records."""
+        if len(offsets):
+            self.elements.setdefault(role, []).extend(zip(offsets.tolist(), places.tolist(), strict=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +93,10 @@ class Commit:
                 )
             skips = Skips(
                 {str(role): _unspan(pairs) for role, pairs in record.get("skip", {}).items()},
-                [(int(offset), int(place)) for offset, place in record.get("skip_elements", ())],
+                {
+                    str(role): [(int(offset), int(place)) for offset, place in pairs]
+                    for role, pairs in record.get("skip_elements", {}).items()
+                },
             )
             watermark = record["watermark_ms"]
             return cls(

@@ -54,7 +54,6 @@ class ImpressionColumns:
 
     data: U8
     offsets: I64  # (E,) in the log, rising
-    times_ms: I64  # (E,) event time
     requests: U64  # (E,) 64-bit hash of the request
     schemas: U32  # (E,) schema id
     begins: I64  # (E,) first byte of the Avro binary
@@ -62,6 +61,7 @@ class ImpressionColumns:
     suffix_begins: I64  # (E,)
     ends: I64  # (E,)
     events: U32  # (N,) index of the impression's event, rising
+    times_ms: I64  # (N,) event time
     keys: U64  # (N, 2) 128-bit impression key
     element_begins: I64  # (N,)
     element_ends: I64  # (N,)
@@ -69,30 +69,20 @@ class ImpressionColumns:
     def __len__(self) -> int:
         return len(self.events)
 
-    def of_events(self, chosen: Bool) -> ImpressionColumns:
-        """Only these events, with their impressions. `chosen` is (E,)."""
-        if chosen.all():
-            return self
-        kept = self.of_elements(chosen[self.events])
-        numbers = (np.cumsum(chosen) - 1).astype(np.uint32)
-        columns = {name: getattr(self, name)[chosen] for name in _EVENT_FIELDS}
-        return replace(kept, events=numbers[kept.events], **columns)
-
-    def of_elements(self, chosen: Bool) -> ImpressionColumns:
-        """All events, but only these impressions. `chosen` is (N,)."""
+    def where(self, chosen: Bool) -> ImpressionColumns:
+        """Only these impressions, of the same events. `chosen` is (N,)."""
         if chosen.all():
             return self
         return replace(self, **{name: getattr(self, name)[chosen] for name in _ELEMENT_FIELDS})
 
-    def places(self) -> I64:
-        """(N,) number of each impression within its event."""
-        first = np.searchsorted(self.events, self.events, side="left")
-        return np.arange(len(self.events)) - first
+    @property
+    def places(self) -> tuple[I64, I64]:
+        """(N,) offset of each impression's record, and its number within it."""
+        return _places(self.offsets[self.events])
 
 
 _EVENT_FIELDS = (
     "offsets",
-    "times_ms",
     "requests",
     "schemas",
     "begins",
@@ -100,19 +90,24 @@ _EVENT_FIELDS = (
     "suffix_begins",
     "ends",
 )
-_ELEMENT_FIELDS = ("events", "keys", "element_begins", "element_ends")
+_ELEMENT_FIELDS = ("events", "times_ms", "keys", "element_begins", "element_ends")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ShownColumns:
     """N events that say which impression was seen."""
 
-    offsets: I64  # (N,) rising
+    offsets: I64  # (N,) not falling; one record may hold several
     times_ms: I64  # (N,)
     keys: U64  # (N, 2) impression
 
     def __len__(self) -> int:
         return len(self.offsets)
+
+    @property
+    def places(self) -> tuple[I64, I64]:
+        """(N,) offset of each one's record, and its number within it."""
+        return _places(self.offsets)
 
     def where(self, chosen: Bool) -> ShownColumns:
         """Only these."""
@@ -125,7 +120,7 @@ class ShownColumns:
 class ActionColumns:
     """N actions with the labels whose condition they meet."""
 
-    offsets: I64  # (N,) rising
+    offsets: I64  # (N,) not falling; one record may hold several
     times_ms: I64  # (N,)
     keys: U64  # (N, 2) impression
     ids: U64  # (N, 2) of the event: of its id, or of its bytes
@@ -135,11 +130,20 @@ class ActionColumns:
     def __len__(self) -> int:
         return len(self.offsets)
 
+    @property
+    def places(self) -> tuple[I64, I64]:
+        """(N,) offset of each one's record, and its number within it."""
+        return _places(self.offsets)
+
     def where(self, chosen: Bool) -> ActionColumns:
         """Only these."""
         if chosen.all():
             return self
         return ActionColumns(*(getattr(self, f.name)[chosen] for f in fields(self)))
+
+
+def _places(offsets: I64) -> tuple[I64, I64]:
+    return offsets, np.arange(len(offsets)) - np.searchsorted(offsets, offsets, side="left")
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -8,7 +8,7 @@ from typing import Protocol, TypeVar
 import numpy as np
 
 from freshet.joiner.core import ActionColumns, ImpressionColumns, ShownColumns
-from freshet.types import I64, Bool, Records
+from freshet.types import I64, Records
 
 __all__ = ["EventColumns", "EventDecoder", "Refused", "refuse_bad_times"]
 
@@ -54,16 +54,20 @@ def refuse_bad_times(columns: C, records: Records, max_ahead_ms: int, refused: R
 
     One event dated 2099 would otherwise close every window.
     """
-    rows = np.searchsorted(records.offsets, columns.offsets)
+    if not len(columns):
+        return columns
+    offsets, _ = columns.places
+    rows = np.searchsorted(records.offsets, offsets)
     ahead = columns.times_ms - records.times_ms[rows]
-    for row, ms in zip(rows[ahead > max_ahead_ms], ahead[ahead > max_ahead_ms], strict=True):
+    bad = (ahead > max_ahead_ms) | (columns.times_ms < 0)
+    if not bad.any():
+        return columns
+    for row in np.unique(rows[bad]):
+        worst = int(ahead[rows == row].max())
         refused.rows.append(int(row))
         refused.reasons.append(
-            f"its time is {ms} ms ahead of the log's, more than join.max_ahead_ms = {max_ahead_ms}"
+            f"its time is {worst} ms ahead of the log's, more than join.max_ahead_ms = {max_ahead_ms}"
+            if worst > max_ahead_ms
+            else "its time is before 1970"
         )
-    negative = columns.times_ms < 0
-    refused.add(rows[negative & (ahead <= max_ahead_ms)], "its time is before 1970")
-    good: Bool = ~negative & (ahead <= max_ahead_ms)
-    if isinstance(columns, ImpressionColumns):
-        return columns.of_events(good)
-    return columns.where(good)
+    return columns.where(~np.isin(rows, rows[bad]))

@@ -118,7 +118,7 @@ class Task:
         decided, late = self.joiner.take(), self.joiner.take_late()
         for topic, samples in ((self.topics.samples, decided), (self.topics.late, late)):
             if len(samples):
-                appends.append(Append(topic, self.partition, BytesColumn.of(blocks.encode(samples))))
+                appends.append(Append(topic, self.partition, blocks.encode(samples)))
         commit = self._commit(now_ms)
         appends.append(Append(self.topics.joiner, self.partition, BytesColumn.of([commit.encode()])))
         letters, self._letters, self._skips = self._letters, [], Skips()
@@ -154,12 +154,11 @@ class Task:
         """Repeat one commit: its records from each stream, then its watermark. What it yields was emitted
         then.
         """
-        elements = set(commit.skips.elements)
         for role, pieces in read.items():
             skipped = np.array(sorted(commit.skips.records.get(role, ())), np.int64)
             for records in pieces:
                 columns, _ = self._decode(role, records)
-                columns = _without(columns, skipped, elements)
+                columns = _without(columns, skipped, set(commit.skips.elements.get(role, ())))
                 if len(columns):
                     self._join(columns)
         if commit.watermark_ms is not None:
@@ -215,10 +214,8 @@ class Task:
         chosen = np.isin(outcomes, NOT_IN_A_REPLAY)
         if not chosen.any():
             return
-        if isinstance(columns, ImpressionColumns):
-            self._skips.add_elements(columns.offsets[columns.events[chosen]], columns.places()[chosen])
-        else:
-            self._skips.add(role, columns.offsets[chosen])
+        offsets, places = columns.places
+        self._skips.add_elements(role, offsets[chosen], places[chosen])
 
     def _refuse(self, role: str, records: Records, refused: Refused) -> None:
         self.refused += len(refused)
@@ -257,12 +254,12 @@ class Task:
 def _without(
     columns: ImpressionColumns | ShownColumns | ActionColumns, skipped: I64, elements: set[tuple[int, int]]
 ) -> ImpressionColumns | ShownColumns | ActionColumns:
-    """Leave out the events that a commit names."""
-    if len(skipped):
-        kept = ~np.isin(columns.offsets, skipped)
-        columns = columns.of_events(kept) if isinstance(columns, ImpressionColumns) else columns.where(kept)
-    if elements and isinstance(columns, ImpressionColumns) and len(columns):
-        offsets = columns.offsets[columns.events].tolist()
-        pairs = zip(offsets, columns.places().tolist(), strict=True)
-        columns = columns.of_elements(np.array([pair not in elements for pair in pairs], bool))
-    return columns
+    """Leave out what a commit names: whole records, and (offset, place) of single impressions or actions."""
+    if not len(columns) or not (len(skipped) or elements):
+        return columns
+    offsets, places = columns.places
+    kept = ~np.isin(offsets, skipped)
+    if elements:
+        pairs = zip(offsets.tolist(), places.tolist(), strict=True)
+        kept &= np.array([pair not in elements for pair in pairs], bool)
+    return columns.where(kept)

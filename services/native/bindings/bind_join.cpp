@@ -34,16 +34,16 @@ void same_length(size_t length, std::initializer_list<size_t> others) {
     if (other != length) throw std::invalid_argument("columns must have equal length");
 }
 
-void on_served(Joiner& self, In<uint8_t> data, In<int64_t> offsets, In<int64_t> times, In<uint64_t> requests,
+void on_served(Joiner& self, In<uint8_t> data, In<int64_t> offsets, In<uint64_t> requests,
                In<uint32_t> schemas, In<int64_t> begins, In<int64_t> prefix_ends, In<int64_t> suffix_begins,
-               In<int64_t> ends, In<uint32_t> events, In2<uint64_t> impressions, In<int64_t> element_begins,
+               In<int64_t> ends, In<uint32_t> events, In<int64_t> times, In2<uint64_t> impressions, In<int64_t> element_begins,
                In<int64_t> element_ends, Out<uint8_t> out) {
-  const join::Impressions batch{view(data), view(offsets), view(times), view(begins), view(prefix_ends),
+  const join::Impressions batch{view(data), view(offsets), view(begins), view(prefix_ends),
                                 view(suffix_begins), view(ends), view(requests), view(schemas), view(events),
-                                keys(impressions), view(element_begins), view(element_ends)};
-  same_length(offsets.size(), {times.size(), requests.size(), schemas.size(), begins.size(), prefix_ends.size(),
+                                keys(impressions), view(times), view(element_begins), view(element_ends)};
+  same_length(offsets.size(), {requests.size(), schemas.size(), begins.size(), prefix_ends.size(),
                                suffix_begins.size(), ends.size()});
-  same_length(events.size(), {impressions.shape(0), element_begins.size(), element_ends.size(), out.size()});
+  same_length(events.size(), {times.size(), impressions.shape(0), element_begins.size(), element_ends.size(), out.size()});
   const nb::gil_scoped_release unlocked;
   self.on_served(batch, outcomes(out));
 }
@@ -116,9 +116,9 @@ void bind_join(nb::module_& m) {
            },
            nb::arg("windows_ms"), nb::arg("given"), nb::arg("numeric"), nb::arg("aggregate_labels"),
            nb::arg("aggregate_kinds"), nb::arg("grace_ms"), nb::arg("require_shown"), nb::arg("early"), nb::arg("negatives"))
-      .def("on_served", &on_served, nb::arg("data"), nb::arg("offsets"), nb::arg("times"), nb::arg("requests"),
+      .def("on_served", &on_served, nb::arg("data"), nb::arg("offsets"), nb::arg("requests"),
            nb::arg("schemas"), nb::arg("begins"), nb::arg("prefix_ends"), nb::arg("suffix_begins"), nb::arg("ends"),
-           nb::arg("events"), nb::arg("keys"), nb::arg("element_begins"), nb::arg("element_ends"), nb::arg("outcomes"))
+           nb::arg("events"), nb::arg("times"), nb::arg("keys"), nb::arg("element_begins"), nb::arg("element_ends"), nb::arg("outcomes"))
       .def("on_shown", &on_shown, nb::arg("offsets"), nb::arg("times"), nb::arg("keys"), nb::arg("outcomes"))
       .def("on_actions", &on_actions, nb::arg("offsets"), nb::arg("times"), nb::arg("keys"), nb::arg("ids"),
            nb::arg("masks"), nb::arg("values"), nb::arg("outcomes"))

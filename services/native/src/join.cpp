@@ -76,12 +76,12 @@ void Joiner::check(const Impressions& batch) const {
   const auto size = static_cast<int64_t>(batch.data.size());
   const size_t events = batch.offsets.size();
   for (size_t e = 0; e < events; ++e) {
-    check_time(batch.times[e]);
     if (batch.begins[e] < 0 || batch.prefix_ends[e] < batch.begins[e] || batch.suffix_begins[e] < batch.prefix_ends[e] ||
         batch.ends[e] < batch.suffix_begins[e] || batch.ends[e] > size || batch.ends[e] - batch.begins[e] > 0x7FFF'FFFF)
       throw std::invalid_argument("an event's spans must rise within its data");
   }
   for (size_t i = 0; i < batch.keys.size(); ++i) {
+    check_time(batch.times[i]);
     const size_t e = batch.events[i];
     if (e >= events || (i != 0 && e < batch.events[i - 1])) throw std::invalid_argument("elements must name their events in order");
     if (batch.element_begins[i] < batch.prefix_ends[e] || batch.element_ends[i] < batch.element_begins[i] ||
@@ -105,7 +105,7 @@ void Joiner::on_served(const Impressions& batch, std::span<Outcome> outcomes) {
 // Takes one impression; its event's bytes are stored with the first element that needs them.
 Outcome Joiner::serve_one(const Impressions& batch, size_t i, uint32_t ordinal, uint32_t& blob) {
   const size_t event = batch.events[i];
-  const int64_t time = batch.times[event];
+  const int64_t time = batch.times[i];
   if (late(time)) {
     if (blob == kNone) blob = store(batch, event);
     emit_late(batch, i, ordinal, blob);
@@ -121,8 +121,9 @@ Outcome Joiner::serve_one(const Impressions& batch, size_t i, uint32_t ordinal, 
     entries_[entry].key = batch.keys[i];
     entry_of_.insert(batch.keys[i], entry);
   }
-  if (blob == kNone) {
-    blob = store(batch, event);
+  if (blob == kNone) blob = store(batch, event);
+  if (time > blobs_[blob].retained) {  // elements of an event mostly share its time
+    blobs_[blob].retained = time;
     retained_[kServed].push(batch.offsets[event], time + horizon_);
   }
   serve(entry, batch, i, ordinal, blob);
@@ -139,7 +140,6 @@ uint32_t Joiner::store(const Impressions& batch, size_t event) {
   blob.suffix = static_cast<uint32_t>(batch.suffix_begins[event] - begin);
   blob.schema = batch.schemas[event];
   blob.offset = batch.offsets[event];
-  blob.time = batch.times[event];
   blob.request = batch.requests[event];
   return index;
 }
@@ -154,7 +154,7 @@ void Joiner::serve(uint32_t index, const Impressions& batch, size_t i, uint32_t 
   const size_t event = batch.events[i];
   Entry& entry = entries_[index];
   entry.served = true;
-  entry.time = batch.times[event];
+  entry.time = batch.times[i];
   entry.blob = blob;
   entry.element = ordinal;
   entry.element_begin = static_cast<uint32_t>(batch.element_begins[i] - batch.begins[event]);
@@ -435,7 +435,7 @@ void Joiner::emit(uint32_t index, size_t label, float value, float weight) {
   ++blob.refs;
   decided_bytes_ += blob.prefix + (entry.element_end - entry.element_begin) + (blob.size - blob.suffix);
   decided_.push_back({entry.blob, entry.element, entry.element_begin, entry.element_end,
-                      sample_id(entry.key, static_cast<uint32_t>(label)), value, weight, static_cast<uint8_t>(label)});
+                      sample_id(entry.key, static_cast<uint32_t>(label)), entry.time, value, weight, static_cast<uint8_t>(label)});
   const double* numbers = aggregates_of(index);
   decided_aggregates_.insert(decided_aggregates_.end(), numbers, numbers + aggregates());
 }
@@ -451,7 +451,7 @@ void Joiner::emit_late(const Impressions& batch, size_t i, uint32_t ordinal, uin
     ++count(label, kLateLabel);
     ++blob.refs;
     late_bytes_ += blob.prefix + (end - begin) + (blob.size - blob.suffix);
-    late_.push_back({blob_index, ordinal, begin, end, sample_id(batch.keys[i], static_cast<uint32_t>(label)),
+    late_.push_back({blob_index, ordinal, begin, end, sample_id(batch.keys[i], static_cast<uint32_t>(label)), batch.times[i],
                      std::numeric_limits<float>::quiet_NaN(), 1.0f, static_cast<uint8_t>(label)});
   }
 }
@@ -477,8 +477,8 @@ std::vector<uint32_t> Joiner::order(const std::vector<Emitted>& samples) const {
   first.reserve(samples.size());
   for (const Emitted& sample : samples) {
     const Blob& blob = blobs_[sample.blob];
-    const auto [at, added] = first.try_emplace(blob.request, blob.time);
-    if (!added) at->second = std::min(at->second, blob.time);
+    const auto [at, added] = first.try_emplace(blob.request, sample.time);
+    if (!added) at->second = std::min(at->second, sample.time);
   }
   struct Place {
     int64_t first;
@@ -491,7 +491,7 @@ std::vector<uint32_t> Joiner::order(const std::vector<Emitted>& samples) const {
   places.reserve(samples.size());
   for (size_t i = 0; i < samples.size(); ++i) {
     const Blob& blob = blobs_[samples[i].blob];
-    places.push_back({first[blob.request], blob.request, blob.time, blob.offset, samples[i].element, samples[i].label,
+    places.push_back({first[blob.request], blob.request, samples[i].time, blob.offset, samples[i].element, samples[i].label,
                       static_cast<uint32_t>(i)});
   }
   if (!std::is_sorted(places.begin(), places.end())) std::sort(places.begin(), places.end());
@@ -516,7 +516,7 @@ void Joiner::take(bool late, const Samples& out) {
     to = std::copy(from + sample.element_begin, from + sample.element_end, to);
     to = std::copy(from + blob.suffix, from + blob.size, to);
     out.ids[n] = sample.id;
-    out.times[n] = blob.time;
+    out.times[n] = sample.time;
     out.requests[n] = blob.request;
     out.values[n] = sample.value;
     out.weights[n] = sample.weight;

@@ -111,7 +111,6 @@ def impressions(events: Sequence[Served], offsets: Sequence[int] | None = None) 
     return ImpressionColumns(
         data=np.frombuffer(data, np.uint8),
         offsets=np.arange(len(events), dtype=np.int64) if offsets is None else np.array(offsets, np.int64),
-        times_ms=np.array([e.time for e in events], np.int64),
         requests=np.array([key_of(e.request)[0] for e in events], np.uint64),
         schemas=np.array([e.schema for e in events], np.uint32),
         begins=span[:, 0].copy(),
@@ -119,6 +118,7 @@ def impressions(events: Sequence[Served], offsets: Sequence[int] | None = None) 
         suffix_begins=span[:, 2].copy(),
         ends=span[:, 3].copy(),
         events=np.array(of, np.uint32),
+        times_ms=np.array([events[e].time for e in of], np.int64),
         keys=keys_of(names),
         element_begins=element[:, 0].copy(),
         element_ends=element[:, 1].copy(),

@@ -57,12 +57,12 @@ enum class Outcome : uint8_t {
 // Positions are absolute in `data`: begin <= prefix_end <= element_begin <= element_end <= suffix_begin <= end.
 struct Impressions {
   std::span<const uint8_t> data;
-  std::span<const int64_t> offsets, times, begins, prefix_ends, suffix_begins, ends;  // (E,)
+  std::span<const int64_t> offsets, begins, prefix_ends, suffix_begins, ends;        // (E,)
   std::span<const uint64_t> requests;                                                // (E,)
   std::span<const uint32_t> schemas;                                                 // (E,)
   std::span<const uint32_t> events;                                                  // (N,) index of its event, rising
   std::span<const Key> keys;                                                         // (N,)
-  std::span<const int64_t> element_begins, element_ends;                             // (N,)
+  std::span<const int64_t> times, element_begins, element_ends;                      // (N,)
 };
 
 struct Actions {
@@ -158,7 +158,8 @@ class Joiner {
     uint32_t refs = 0;  // undecided (impression, label) and samples not yet taken
     uint32_t prefix = 0, suffix = 0, size = 0;  // relative to the event's first byte
     uint32_t schema = 0;
-    int64_t offset = 0, time = 0;
+    int64_t offset = 0;
+    int64_t retained = -1;  // latest time for which a restart is told to read the event
     uint64_t request = 0;
   };
   struct Entry {  // an impression, or a placeholder for one that has not come
@@ -182,7 +183,7 @@ class Joiner {
   };
   struct Emitted {
     uint32_t blob, element, element_begin, element_end;
-    int64_t id;
+    int64_t id, time;
     float value, weight;
     uint8_t label;
   };

@@ -1,0 +1,229 @@
+"""Decodes the records of a spec's streams: Confluent-framed Avro of any registered schema, to columns of the
+join.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from freshet.errors import ConfigError
+from freshet.features import EventColumns, EventExtractor, frame_ids, take
+from freshet.joiner.core import ActionColumns, ImpressionColumns, ShownColumns
+from freshet.joiner.decode import Refused
+from freshet.joiner.plan import JoinPlan
+from freshet.spec.avro import Record
+from freshet.spec.expression import Column
+from freshet.spec.model import Spec, Stream
+from freshet.types import F64, I64, U8, U32, Records
+
+__all__ = ["Schemas", "SpecDecoder", "action_fields"]
+
+
+class Schemas(Protocol):
+    """Where schemas are found by id (`freshet.wire.schemas.SchemaRegistry`)."""
+
+    def get(self, schema_id: int) -> Record:
+        """The schema. Raises KeyError if there is none of that id, ConfigError if it cannot be used."""
+
+
+def action_fields(plan: JoinPlan) -> tuple[str, ...]:
+    """Fields of actions that conditions and values of labels read."""
+    fields: dict[str, None] = {}
+    for label in plan.labels:
+        fields |= dict.fromkeys(label.condition.fields())
+        fields |= dict.fromkeys(label.value.fields() if label.value else ())
+    return tuple(fields)
+
+
+class SpecDecoder:
+    """Decodes the three streams of a spec. Used by one thread.
+
+    A record whose schema is unknown or lacks a field that the spec names is refused, as is one that does not
+    decode; extractors are compiled once per schema id.
+    """
+
+    def __init__(self, spec: Spec, plan: JoinPlan, schemas: Schemas) -> None:
+        self._plan, self._schemas = plan, schemas
+        streams = (spec.events.served, spec.events.shown, spec.events.action)
+        for stream in streams:
+            if stream is not None and stream.format != "avro":
+                raise ConfigError(
+                    "the joiner",
+                    f"events.{stream.role}.format",
+                    stream.format,
+                    "avro",
+                    "let JSON events come through the gateway, which writes them as Avro",
+                )
+        self._served, self._shown, self._action = streams
+        self._extractors: dict[tuple[str, int], EventExtractor | str] = {}
+
+    def served(self, records: Records) -> tuple[ImpressionColumns, Refused]:
+        """Served events: impressions with the spans of their bytes."""
+        parts, refused = self._extract(self._served, records, ())
+        made = [_impressions(part, records) for part in parts if len(part.columns)]
+        return _merged(made), refused
+
+    def shown(self, records: Records) -> tuple[ShownColumns, Refused]:
+        """Shown events."""
+        assert self._shown is not None, "the spec has no shown stream"
+        parts, refused = self._extract(self._shown, records, ())
+        rows = np.concatenate([part.rows for part in parts]) if parts else np.empty(0, np.int64)
+        order = np.argsort(rows, kind="stable")
+        times = _joined([part.columns.times_ms for part in parts], order, np.int64)
+        keys = _joined([part.columns.impression for part in parts], order, np.uint64, 2)
+        return ShownColumns(records.offsets[rows[order]], times, keys), refused
+
+    def actions(self, records: Records) -> tuple[ActionColumns, Refused]:
+        """Actions, with the labels whose conditions they meet."""
+        parts, refused = self._extract(self._action, records, action_fields(self._plan))
+        rows = np.concatenate([part.rows for part in parts]) if parts else np.empty(0, np.int64)
+        order = np.argsort(rows, kind="stable")
+        judged = [self._judge(part.columns) for part in parts]
+        return (
+            ActionColumns(
+                offsets=records.offsets[rows[order]],
+                times_ms=_joined([part.columns.times_ms for part in parts], order, np.int64),
+                keys=_joined([part.columns.impression for part in parts], order, np.uint64, 2),
+                ids=_joined([part.columns.event_id for part in parts], order, np.uint64, 2),
+                masks=_joined([masks for masks, _ in judged], order, np.uint32),
+                values=_joined(
+                    [values for _, values in judged], order, np.float64, len(self._plan.aggregates)
+                ),
+            ),
+            refused,
+        )
+
+    def _judge(self, events: EventColumns) -> tuple[U32, F64]:
+        """(N,) labels that each action makes true, and (N, A) what it brings to the aggregates."""
+        n = len(events)
+        columns = {path: Column(c.values, c.null) for path, c in events.columns.items()}
+        masks = np.zeros(n, np.uint32)
+        values = np.full((n, len(self._plan.aggregates)), np.nan)
+        at = 0
+        for index, label in enumerate(self._plan.labels):
+            masks |= label.condition.true(columns, n).astype(np.uint32) << np.uint32(index)
+            for argument in label.value.argument_columns(columns, n) if label.value else ():
+                values[:, at] = argument.filled(np.nan)
+                at += 1
+        return masks, values
+
+    def _extract(
+        self, stream: Stream, records: Records, fields: Sequence[str]
+    ) -> tuple[list[_Part], Refused]:
+        """One part per schema; rows that no schema explains are refused."""
+        refused, parts = Refused(), []
+        ids = frame_ids(records.values)
+        for schema_id in np.unique(ids).tolist():
+            rows = np.flatnonzero(ids == schema_id)
+            extractor = self._extractor(stream, schema_id, fields)
+            if isinstance(extractor, str):
+                refused.add(rows, extractor)
+                continue
+            values = records.values if len(rows) == len(ids) else take(records.values, rows)
+            columns = extractor.extract(values, framed=True)
+            for row, why in zip(rows[columns.bad].tolist(), columns.why, strict=True):
+                refused.rows.append(row)
+                refused.reasons.append(why)
+            parts.append(_Part(schema_id, columns, rows[columns.event_index], values.data))
+        return parts, refused
+
+    def _extractor(self, stream: Stream, schema_id: int, fields: Sequence[str]) -> EventExtractor | str:
+        """The extractor of a schema, or why there is none (which may change: the schema may come later)."""
+        if schema_id < 0:
+            return "expected Confluent-framed Avro (a zero byte, a 4-byte schema id), found something else"
+        known = self._extractors.get((stream.role, schema_id))
+        if known is not None:
+            return known
+        try:
+            made: EventExtractor | str = EventExtractor(stream, self._schemas.get(schema_id), fields)
+        except KeyError:
+            return f"its schema id {schema_id} is not in the topic of schemas"
+        except ConfigError as error:
+            made = str(error)
+        self._extractors[stream.role, schema_id] = made
+        return made
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Part:
+    """Events of one schema among the records read."""
+
+    schema_id: int
+    columns: EventColumns
+    rows: I64  # (M,) index of each one's record
+    data: U8  # what spans count in
+
+
+def _impressions(part: _Part, records: Records) -> tuple[I64, ImpressionColumns]:
+    """Impressions of one schema, and the record of each."""
+    columns, spans = part.columns, part.columns.spans
+    rows, first, events = np.unique(part.rows, return_index=True, return_inverse=True)
+    return part.rows, ImpressionColumns(
+        data=part.data,
+        offsets=records.offsets[rows],
+        requests=columns.request[first],
+        schemas=np.full(len(rows), part.schema_id, np.uint32),
+        begins=spans[first, 0],
+        prefix_ends=spans[first, 1],
+        suffix_begins=spans[first, 4],
+        ends=spans[first, 5],
+        events=events.astype(np.uint32),
+        times_ms=columns.times_ms,
+        keys=columns.impression,
+        element_begins=spans[:, 2],
+        element_ends=spans[:, 3],
+    )
+
+
+EMPTY = ImpressionColumns(
+    data=np.empty(0, np.uint8),
+    requests=np.empty(0, np.uint64),
+    schemas=np.empty(0, np.uint32),
+    events=np.empty(0, np.uint32),
+    keys=np.empty((0, 2), np.uint64),
+    **{name: np.empty(0, np.int64) for name in ("offsets", "begins", "prefix_ends", "suffix_begins", "ends")},
+    **{name: np.empty(0, np.int64) for name in ("times_ms", "element_begins", "element_ends")},
+)
+
+
+def _merged(parts: Sequence[tuple[I64, ImpressionColumns]]) -> ImpressionColumns:
+    """Impressions of several schemas in the order of their records."""
+    if len(parts) == 1:
+        return parts[0][1]
+    if not parts:
+        return EMPTY
+    shifts = np.cumsum([0, *(len(part.data) for _, part in parts[:-1])])
+    numbers = np.cumsum([0, *(len(part.offsets) for _, part in parts[:-1])])
+    made = [part for _, part in parts]
+
+    def of(name: str, shift: I64 | None = None) -> Any:
+        columns = [getattr(part, name) for part in made]
+        if shift is not None:
+            columns = [column + by for column, by in zip(columns, shift, strict=True)]
+        return np.concatenate(columns)
+
+    by_event = np.argsort(of("offsets"), kind="stable")
+    place = np.empty(len(by_event), np.int64)
+    place[by_event] = np.arange(len(by_event))
+    by_element = np.argsort(np.concatenate([rows for rows, _ in parts]), kind="stable")
+    columns = {
+        **{name: of(name)[by_event] for name in ("offsets", "requests", "schemas")},
+        **{name: of(name, shifts)[by_event] for name in ("begins", "prefix_ends", "suffix_begins", "ends")},
+        **{name: of(name)[by_element] for name in ("times_ms", "keys")},
+        **{name: of(name, shifts)[by_element] for name in ("element_begins", "element_ends")},
+    }
+    return ImpressionColumns(
+        data=of("data"), events=place[of("events", numbers)][by_element].astype(np.uint32), **columns
+    )
+
+
+def _joined(parts: Sequence[NDArray[Any]], order: I64, kind: type, width: int = 0) -> Any:
+    """Columns of several schemas in the order of their records."""
+    if not parts:
+        return np.empty((0, width) if width else 0, kind)
+    return np.ascontiguousarray((parts[0] if len(parts) == 1 else np.concatenate(parts))[order])

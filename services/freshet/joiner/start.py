@@ -1,0 +1,83 @@
+"""Puts a joiner together from a spec and a log: what `freshet run joiner` and `freshet replay` call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from threading import Event
+
+from freshet.clock import SYSTEM_CLOCK, Clock
+from freshet.features import hash_text
+from freshet.joiner.events import SpecDecoder
+from freshet.joiner.plan import join_plan
+from freshet.joiner.service import JoinerService, JoinerStatus, Pace
+from freshet.joiner.task import Topics
+from freshet.seams.eventlog import EventLog
+from freshet.seams.eventlog.topics import ensure_topics
+from freshet.spec.model import Spec
+from freshet.wire.schemas import SchemaRegistry
+
+__all__ = ["make", "run"]
+
+
+def make(
+    spec: Spec,
+    log: EventLog,
+    *,
+    partitions: Sequence[int] | None = None,
+    clock: Clock = SYSTEM_CLOCK,
+    pace: Pace | None = None,
+    stop: Event | None = None,
+    on_status: Callable[[JoinerStatus], None] | None = None,
+) -> JoinerService:
+    """A joiner of a spec's partitions (all, if none are named); creates the topics that are missing.
+
+    Raises ConfigError if the spec asks for what the joiner cannot do, Mismatch if a topic has other
+    partitions.
+    """
+    names = ensure_topics(log, spec)
+    plan = join_plan(spec, hash_text)
+    inputs = {"served": names.served, "action": names.action}
+    if names.shown is not None:
+        inputs["shown"] = names.shown
+    known = log.topics()
+    topics = Topics(
+        inputs=inputs,
+        samples=names.samples,
+        late=names.late,
+        joiner=names.joiner,
+        dead_letters=names.dead_letters,
+        log_ids={topic: str(known[topic].log_id) for topic in inputs.values()},
+    )
+    return JoinerService(
+        log=log,
+        model=spec.name,
+        plan=plan,
+        topics=topics,
+        decoder=SpecDecoder(spec, plan, SchemaRegistry(log)),
+        partitions=range(spec.partitions) if partitions is None else partitions,
+        all_partitions=partitions is None,
+        clock=clock,
+        pace=pace or Pace(),
+        stop=stop or Event(),
+        on_status=on_status,
+    )
+
+
+def run(
+    spec: Spec,
+    log: EventLog,
+    *,
+    until_end: bool = False,
+    partitions: Sequence[int] | None = None,
+    clock: Clock = SYSTEM_CLOCK,
+    pace: Pace | None = None,
+    stop: Event | None = None,
+    on_status: Callable[[JoinerStatus], None] | None = None,
+) -> JoinerStatus | None:
+    """Join until `stop` is set; with `until_end`, up to the streams' present ends, then close every window.
+
+    Returns what it did. Raises as `make` and `JoinerService.run` do.
+    """
+    joiner = make(spec, log, partitions=partitions, clock=clock, pace=pace, stop=stop, on_status=on_status)
+    joiner.run(until_end=until_end)
+    return joiner.status

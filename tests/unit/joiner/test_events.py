@@ -1,0 +1,218 @@
+"""Real records of a spec's streams, to columns: several schemas at once, and what is refused."""
+
+from __future__ import annotations
+
+import io
+import json
+from typing import Any
+
+import fastavro
+import numpy as np
+import pytest
+
+from freshet.errors import ConfigError
+from freshet.features import hash_text
+from freshet.joiner.core import Joiner
+from freshet.joiner.events import SpecDecoder
+from freshet.joiner.plan import join_plan
+from freshet.spec.avro import Record, parse_schema
+from freshet.spec.parse import parse_spec
+from freshet.types import BytesColumn, Records
+
+SPEC = """
+name = "shop"
+[events]
+served = { topic = "served", schema = "s.avsc", explode = "items", key = ["r", "items.id"], time = "ts:ms" }
+shown  = { topic = "shown", schema = "v.avsc", key = ["r", "id"], time = "ts:s" }
+action = { topic = "actions", schema = "a.avsc", key = ["r", "id"], time = "ts:ms", id = "e" }
+[join]
+emit = "window"
+grace = "1s"
+[labels]
+click = { on = "action.type == 'click'", window = "2s" }
+[labels.watch]
+on = "action.type == 'play' and action.seconds > 1"
+value = "sum(action.seconds)"
+loss = "huber"
+window = "2s"
+[tables]
+item = { dim = 4 }
+[features]
+item = { field = "items.id", table = "item" }
+[serve]
+score = "click"
+"""
+
+ITEM: dict[str, Any] = {
+    "type": "record",
+    "name": "Item",
+    "fields": [{"name": "id", "type": "long"}, {"name": "p", "type": "double"}],
+}
+SERVED: dict[str, Any] = {
+    "type": "record",
+    "name": "Served",
+    "fields": [
+        {"name": "r", "type": "string"},
+        {"name": "ts", "type": "long"},
+        {"name": "items", "type": {"type": "array", "items": ITEM}},
+        {"name": "after", "type": "string"},
+    ],
+}
+WIDER: dict[str, Any] = {**SERVED, "fields": [{"name": "new", "type": "long"}, *SERVED["fields"]]}
+SHOWN: dict[str, Any] = {
+    "type": "record",
+    "name": "Shown",
+    "fields": [
+        {"name": "r", "type": "string"},
+        {"name": "id", "type": "int"},
+        {"name": "ts", "type": "double"},
+    ],
+}
+ACTION: dict[str, Any] = {
+    "type": "record",
+    "name": "Action",
+    "fields": [
+        {"name": "r", "type": "string"},
+        {"name": "id", "type": "long"},
+        {"name": "e", "type": "string"},
+        {"name": "ts", "type": "long"},
+        {"name": "type", "type": "string"},
+        {"name": "seconds", "type": ["null", "double"]},
+    ],
+}
+LEFT_OUT: dict[str, Any] = {**ACTION, "fields": ACTION["fields"][:-1]}
+
+
+class Fixed:
+    """Schemas by id, as a test gives them."""
+
+    def __init__(self) -> None:
+        self.known = {
+            i: parse_schema(json.dumps(schema))
+            for i, schema in enumerate([SERVED, WIDER, SHOWN, ACTION, LEFT_OUT], start=1)
+        }
+
+    def get(self, schema_id: int) -> Record:
+        return self.known[schema_id]
+
+
+def framed(schema_id: int, schema: Any, **fields: Any) -> bytes:
+    out = io.BytesIO()
+    fastavro.schemaless_writer(out, fastavro.parse_schema(schema), fields)
+    return b"\0" + schema_id.to_bytes(4, "big") + out.getvalue()
+
+
+def records(*values: bytes, start: int = 100, time_ms: int = 10_000) -> Records:
+    n = len(values)
+    offsets = np.arange(start, start + n, dtype=np.int64)
+    return Records(
+        offsets, np.full(n, time_ms, np.int64), BytesColumn.of([b""] * n), BytesColumn.of(values), start + n
+    )
+
+
+def served(r: str, ts: int, *ids: int) -> bytes:
+    return framed(1, SERVED, r=r, ts=ts, items=[{"id": i, "p": i / 2} for i in ids], after="!")
+
+
+def wider(r: str, ts: int, *ids: int) -> bytes:
+    return framed(2, WIDER, new=7, r=r, ts=ts, items=[{"id": i, "p": i / 2} for i in ids], after="?")
+
+
+def action(
+    r: str, id: int, ts: int, type: str = "click", seconds: float | None = None, e: str = "e"
+) -> bytes:
+    return framed(4, ACTION, r=r, id=id, e=f"{e}{r}{id}{ts}", ts=ts, type=type, seconds=seconds)
+
+
+@pytest.fixture
+def decoder() -> SpecDecoder:
+    spec = parse_spec(SPEC)
+    return SpecDecoder(spec, join_plan(spec, hash_text), Fixed())
+
+
+def test_events_of_several_schemas_join_in_the_order_of_their_records(decoder: SpecDecoder) -> None:
+    spec = parse_spec(SPEC)
+    joiner = Joiner(join_plan(spec, hash_text))
+    batch, refused = decoder.served(
+        records(
+            served("a", 1_000, 1, 2), wider("b", 1_000, 1), b"junk", served("c", 1_001), served("d", 1_002, 9)
+        )
+    )
+    assert refused.rows == [2]
+    assert batch.offsets[batch.events].tolist() == [100, 100, 101, 104]
+    assert batch.schemas[batch.events].tolist() == [1, 1, 2, 1]
+    joiner.on_served(batch)
+    deeds, refused = decoder.actions(
+        records(action("b", 1, 1_500), action("a", 2, 1_600, "play", 5.0), action("d", 9, 1_700, "play", 0.5))
+    )
+    assert not len(refused)
+    assert deeds.masks.tolist() == [1, 2, 0]
+    joiner.on_actions(deeds)
+    joiner.advance(10_000)
+
+    samples = joiner.take()
+    got = []
+    for payload, schema, label, value in zip(
+        samples.payloads,
+        samples.schemas.tolist(),
+        samples.labels.tolist(),
+        samples.values.tolist(),
+        strict=True,
+    ):
+        of: dict[str, Any] = SERVED if schema == 1 else WIDER
+        flat = {**of, "fields": [{**f, "type": ITEM} if f["name"] == "items" else f for f in of["fields"]]}
+        sample = fastavro.schemaless_reader(io.BytesIO(payload), fastavro.parse_schema(flat), None)
+        got.append((sample["r"], sample["items"]["id"], sample["after"], label, value))  # type: ignore[index,call-overload]
+    assert sorted(got) == [
+        *(("a", 1, "!", 0, 0.0), ("a", 1, "!", 1, 0.0), ("a", 2, "!", 0, 0.0), ("a", 2, "!", 1, 5.0)),
+        *(("b", 1, "?", 0, 1.0), ("b", 1, "?", 1, 0.0)),
+        *(("d", 9, "!", 0, 0.0), ("d", 9, "!", 1, 0.0)),
+    ]
+
+
+def test_shown_events_find_their_impressions_though_their_types_differ(decoder: SpecDecoder) -> None:
+    batch, _ = decoder.served(records(served("a", 1_000, 1, 2)))
+    seen, refused = decoder.shown(records(framed(3, SHOWN, r="a", id=2, ts=1.5), b"\0\0\0"))
+
+    assert seen.keys.tolist() == batch.keys[1:].tolist()
+    assert seen.times_ms.tolist() == [1_500]
+    assert refused.rows == [1]
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        (b"", "expected Confluent-framed Avro"),
+        (b'{"r": "a"}', "expected Confluent-framed Avro"),
+        (b"\0\0\0\0\x63rest", "schema id 99 is not in the topic"),
+        (framed(4, ACTION, r="a", id=1, e="", ts=1, type="", seconds=None)[:-4], ""),
+        (framed(5, LEFT_OUT, r="a", id=1, e="", ts=1, type=""), "seconds"),
+    ],
+)
+def test_what_cannot_be_read_is_refused_with_a_reason(
+    decoder: SpecDecoder, value: bytes, reason: str
+) -> None:
+    deeds, refused = decoder.actions(records(action("a", 1, 5), value, action("a", 2, 5)))
+
+    assert deeds.offsets.tolist() == [100, 102]
+    assert refused.rows == [1]
+    assert reason in refused.reasons[0]
+
+
+def test_nothing_but_junk_is_no_event(decoder: SpecDecoder) -> None:
+    assert len(decoder.served(records(b"x"))[0]) == 0
+    assert len(decoder.shown(records(b"x"))[0]) == 0
+    assert len(decoder.actions(records(b"x"))[0]) == 0
+
+
+def test_an_unknown_schema_may_become_known(decoder: SpecDecoder) -> None:
+    value = b"\0" + (6).to_bytes(4, "big") + served("a", 1_000, 1)[5:]
+    assert len(decoder.served(records(value))[1]) == 1
+    decoder._schemas.known[6] = decoder._schemas.known[1]  # type: ignore[attr-defined]
+    assert len(decoder.served(records(value))[0]) == 1
+
+
+def test_json_streams_are_refused_at_the_start() -> None:
+    spec = parse_spec(SPEC.replace('topic = "actions",', 'topic = "actions", format = "json",'))
+    with pytest.raises(ConfigError, match=r"events\.action\.format"):
+        SpecDecoder(spec, join_plan(spec, hash_text), Fixed())
