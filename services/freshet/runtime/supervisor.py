@@ -20,7 +20,7 @@ import orjson
 import structlog
 
 from freshet.clock import SYSTEM_CLOCK, Clock
-from freshet.errors import ConfigError
+from freshet.errors import ConfigError, Corrupt
 from freshet.runtime.supervision import Watch
 from freshet.settings import RunFolder
 
@@ -70,6 +70,7 @@ class Supervisor:
                 stop.wait(LOOK_S)
             return self._stop_all(drain_s)
         finally:
+            self._kill_all()  # does something only if an error came in between
             for file in self._logs.values():
                 file.close()
             self._lock.close()
@@ -101,20 +102,25 @@ class Supervisor:
         if name not in self._logs:
             self._logs[name] = self._folder.process_log(name).open("ab")
         environment = {**os.environ, **child.process.environment, "FRESHET_SUPERVISOR_PID": str(os.getpid())}
-        child.popen = subprocess.Popen(
-            child.process.command,
-            stdin=subprocess.DEVNULL,
-            stdout=self._logs[name],
-            stderr=self._logs[name],
-            env=environment,
-            start_new_session=True,  # Ctrl-C goes to the supervisor, which stops its children in order
-        )
-        child.since = time.time()
         child.watch.started(now)
+        try:
+            child.popen = subprocess.Popen(
+                child.process.command,
+                stdin=subprocess.DEVNULL,
+                stdout=self._logs[name],
+                stderr=self._logs[name],
+                env=environment,
+                start_new_session=True,  # Ctrl-C goes to the supervisor, which stops its children
+            )
+        except OSError as error:  # no such program, or no process or memory left: the others go on
+            child.watch.exited(1, now)
+            child.watch.last_exit = f"could not be started: {error}"
+            log.error("service could not be started", name=name, reason=str(error))
+        else:
+            child.since = time.time()
 
     def _stop_all(self, drain_s: float) -> dict[str, str]:
-        """Ask in the order of the data's way, so that each can finish what the one before it sent; then
-        insist."""
+        """Ask all of them, wait until the deadline, then insist."""
         ended: dict[str, str] = {}
         deadline = self._clock.monotonic() + drain_s
         for child in self._children:
@@ -136,6 +142,12 @@ class Supervisor:
         self._write_state()
         return ended
 
+    def _kill_all(self) -> None:
+        for child in self._children:
+            if child.popen is not None:
+                child.popen.kill()
+                child.popen.wait()
+
     def _write_state(self) -> None:
         services = {
             child.process.name: {
@@ -149,19 +161,28 @@ class Supervisor:
         }
         target = self._folder.state / STATE_FILE
         temporary = target.with_suffix(".new")
-        temporary.write_bytes(orjson.dumps({"supervisor": os.getpid(), "services": services}))
-        temporary.replace(target)
+        try:
+            temporary.write_bytes(orjson.dumps({"supervisor": os.getpid(), "services": services}))
+            temporary.replace(target)
+        except OSError as error:  # a full disk stops no service that can do without it
+            log.error("the state of the services could not be written", path=str(target), reason=str(error))
 
 
 def read_state(folder: RunFolder) -> dict[str, dict[str, object]]:
-    """{service: pid, port, since_s, restarts, last_exit} as last written; empty if nothing ever ran here."""
+    """{service: pid, port, since_s, restarts, last_exit} as last written; empty if nothing ever ran here.
+
+    Raises Corrupt, naming the file, if it does not parse.
+    """
+    path = folder.state / STATE_FILE
     try:
-        state: dict[str, dict[str, dict[str, object]]] = orjson.loads(
-            (folder.state / STATE_FILE).read_bytes()
-        )
+        services = orjson.loads(path.read_bytes())["services"]
+        return {str(name): dict(state) for name, state in services.items()}
     except FileNotFoundError:
         return {}
-    return state["services"]
+    except (orjson.JSONDecodeError, KeyError, TypeError, ValueError, AttributeError) as error:
+        raise Corrupt(
+            f"{path}: expected the state of services, found {error}; it is written anew by `freshet up`"
+        ) from error
 
 
 def _take_lock(path: Path) -> IO[str]:

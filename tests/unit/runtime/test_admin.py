@@ -1,5 +1,6 @@
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
 
 import orjson
 import pytest
@@ -11,17 +12,21 @@ from freshet.runtime.lifecycle import Cleanup
 
 
 @pytest.fixture
-def admin():
+def reasons() -> list[str | None]:
+    """Why the service is not ready, in a list so that a test can change it."""
+    return [None]
+
+
+@pytest.fixture
+def admin(reasons: list[str | None]) -> Iterator[Admin]:
     registry = CollectorRegistry()
     Counter("freshet_test_events", "Events.", registry=registry).inc(3)
-    reasons = [None]
     server = Admin("127.0.0.1", 0, registry=registry, ready=lambda: reasons[0], status=lambda: {"samples": 5})
-    server.reasons = reasons
     yield server
     server.close()
 
 
-def get(server, path):
+def get(server: Admin, path: str) -> tuple[int, bytes]:
     try:
         with urllib.request.urlopen(f"http://127.0.0.1:{server.port}{path}", timeout=5) as answer:
             return answer.status, answer.read()
@@ -30,15 +35,15 @@ def get(server, path):
             return error.code, error.read()
 
 
-def test_health_metrics_and_status_are_served(admin):
+def test_health_metrics_and_status_are_served(admin: Admin) -> None:
     assert get(admin, "/health/live")[0] == 200
     assert get(admin, "/health/ready")[0] == 200
     assert b"freshet_test_events_total 3.0" in get(admin, "/metrics")[1]
     assert orjson.loads(get(admin, "/status")[1]) == {"samples": 5}
 
 
-def test_a_service_that_is_not_ready_says_why(admin):
-    admin.reasons[0] = "the claim is not held yet"
+def test_a_service_that_is_not_ready_says_why(admin: Admin, reasons: list[str | None]) -> None:
+    reasons[0] = "the claim is not held yet"
 
     code, body = get(admin, "/health/ready")
 
@@ -46,17 +51,17 @@ def test_a_service_that_is_not_ready_says_why(admin):
     assert orjson.loads(body)["reason"] == "the claim is not held yet"
 
 
-def test_another_page_is_not_there(admin):
+def test_another_page_is_not_there(admin: Admin) -> None:
     assert get(admin, "/etc/passwd")[0] == 404
 
 
-def test_a_port_in_use_names_its_owner(admin):
+def test_a_port_in_use_names_its_owner(admin: Admin) -> None:
     with pytest.raises(ConfigError, match=rf"port {admin.port} is held by process \d+"):
         Admin("127.0.0.1", admin.port, registry=CollectorRegistry(), ready=lambda: None, status=dict)
 
 
-def test_everything_is_closed_in_reverse_order_whatever_fails():
-    closed = []
+def test_everything_is_closed_in_reverse_order_whatever_fails() -> None:
+    closed: list[str] = []
     cleanup = Cleanup()
     cleanup.add("first", lambda: closed.append("first"))
     cleanup.add("bad", lambda: 1 / 0)

@@ -3,11 +3,11 @@ from freshet.runtime.supervision import Policy, Watch
 POLICY = Policy(first_wait_s=1.0, longest_wait_s=4.0, settled_after_s=30.0)
 
 
-def test_a_service_that_was_never_started_is_due_at_once():
+def test_a_service_that_was_never_started_is_due_at_once() -> None:
     assert Watch(POLICY).due(0.0)
 
 
-def test_restarts_wait_twice_as_long_each_time_up_to_a_bound():
+def test_restarts_wait_twice_as_long_each_time_up_to_a_bound() -> None:
     watch = Watch(POLICY)
     waits = []
     for _ in range(4):
@@ -18,7 +18,7 @@ def test_restarts_wait_twice_as_long_each_time_up_to_a_bound():
     assert watch.restarts == 4
 
 
-def test_a_service_that_ran_long_enough_starts_afresh():
+def test_a_service_that_ran_long_enough_starts_afresh() -> None:
     watch = Watch(POLICY)
     watch.started(0.0)
     watch.exited(1, 0.0)
@@ -28,7 +28,7 @@ def test_a_service_that_ran_long_enough_starts_afresh():
     assert watch.last_exit == "signal 9"
 
 
-def test_a_running_service_is_not_due():
+def test_a_running_service_is_not_due() -> None:
     watch = Watch(POLICY)
     watch.started(0.0)
 

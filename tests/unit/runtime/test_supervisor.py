@@ -1,21 +1,27 @@
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
 
 import pytest
 
-from freshet.errors import ConfigError
+from freshet.errors import ConfigError, Corrupt
 from freshet.runtime.supervisor import Process, Supervisor, read_state
 from freshet.settings import RunFolder
+
+T = TypeVar("T")
 
 START = "import signal, time; print('up', flush=True); "
 OBEDIENT = "import signal; signal.signal(signal.SIGTERM, lambda *_: exit(0)); " + START + "time.sleep(60)"
 STUBBORN = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); " + START + "time.sleep(60)"
 
 
-def until(condition, timeout_s=20.0):
+def until(condition: Callable[[], T], timeout_s: float = 20.0) -> T:
     deadline = time.monotonic() + timeout_s
     pause = threading.Event()
     while not (value := condition()):
@@ -25,33 +31,36 @@ def until(condition, timeout_s=20.0):
 
 
 @pytest.fixture
-def folder(tmp_path):
+def folder(tmp_path: Path) -> RunFolder:
     return RunFolder(tmp_path / "run").create()
 
 
 class Running:
-    def __init__(self, folder, code, drain_s=10.0):
-        self.folder, self.stop, self.ended = folder, threading.Event(), {}
+    def __init__(self, folder: RunFolder, code: str, drain_s: float = 10.0) -> None:
+        self.folder, self.stop = folder, threading.Event()
+        self.ended: dict[str, str] = {}
         supervisor = Supervisor(folder, [Process("one", [sys.executable, "-c", code], 7000)])
         self.thread = threading.Thread(
             target=lambda: self.ended.update(supervisor.run(self.stop, drain_s=drain_s))
         )
         self.thread.start()
 
-    def lines(self):
+    def lines(self) -> int:
         path = self.folder.process_log("one")
         return path.read_text().count("up") if path.exists() else 0
 
-    def pid(self):
-        return read_state(self.folder)["one"]["pid"]
+    def pid(self) -> int:
+        pid = read_state(self.folder)["one"]["pid"]
+        assert isinstance(pid, int)
+        return pid
 
-    def end(self):
+    def end(self) -> dict[str, str]:
         self.stop.set()
         self.thread.join()
         return self.ended
 
 
-def test_a_killed_service_is_started_again_and_the_state_says_so(folder):
+def test_a_killed_service_is_started_again_and_the_state_says_so(folder: RunFolder) -> None:
     running = Running(folder, OBEDIENT)
     until(lambda: running.lines() == 1)
     first = running.pid()
@@ -66,14 +75,14 @@ def test_a_killed_service_is_started_again_and_the_state_says_so(folder):
     assert running.end() == {"one": "stopped"}
 
 
-def test_a_service_that_does_not_stop_in_time_is_killed_and_named(folder):
+def test_a_service_that_does_not_stop_in_time_is_killed_and_named(folder: RunFolder) -> None:
     running = Running(folder, STUBBORN, drain_s=0.3)
     until(lambda: running.lines() == 1)
 
     assert running.end() == {"one": "killed: it had not stopped after 0.3 s"}
 
 
-def test_a_second_supervisor_of_the_folder_is_refused_with_the_first_ones_id(folder):
+def test_a_second_supervisor_of_the_folder_is_refused_with_the_first_ones_id(folder: RunFolder) -> None:
     running = Running(folder, OBEDIENT)
     until(lambda: running.lines() == 1)
 
@@ -82,5 +91,60 @@ def test_a_second_supervisor_of_the_folder_is_refused_with_the_first_ones_id(fol
     running.end()
 
 
-def test_a_folder_where_nothing_ran_has_no_state(folder):
+def test_a_folder_where_nothing_ran_has_no_state(folder: RunFolder) -> None:
     assert read_state(folder) == {}
+
+
+def test_a_service_that_cannot_be_started_does_not_keep_the_others(folder: RunFolder) -> None:
+    stop = threading.Event()
+    processes = [
+        Process("missing", ["/no/such/program"], 7001),
+        Process("one", [sys.executable, "-c", OBEDIENT], 7000),
+    ]
+    supervisor = Supervisor(folder, processes)
+    ended: dict[str, str] = {}
+    thread = threading.Thread(target=lambda: ended.update(supervisor.run(stop, drain_s=10.0)))
+    thread.start()
+    log = folder.process_log("one")
+    until(lambda: log.exists() and "up" in log.read_text())
+
+    assert "No such file" in str(read_state(folder)["missing"]["last_exit"])
+    stop.set()
+    thread.join()
+    assert ended["one"] == "stopped"
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"services": 3}', '{"services": {"a": 1}}'])
+def test_a_state_file_that_does_not_parse_is_corrupt_and_named(folder: RunFolder, text: str) -> None:
+    path = folder.state / "services.json"
+    path.write_text(text)
+    with pytest.raises(Corrupt, match=r"services\.json"):
+        read_state(folder)
+
+
+ORPHAN = """
+import os, subprocess, sys
+child = "import os, time; from freshet.runtime.lifecycle import die_with_parent; "
+child += "die_with_parent(int(os.environ['PARENT'])); print(os.getpid(), flush=True); time.sleep(60)"
+subprocess.Popen([sys.executable, "-c", child], env={**os.environ, "PARENT": str(os.getpid())}).wait()
+"""
+
+
+@pytest.mark.skipif(
+    not sys.platform.startswith("linux"), reason="only Linux tells a child that its parent died"
+)
+def test_a_service_does_not_outlive_a_killed_supervisor() -> None:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    with subprocess.Popen([sys.executable, "-c", ORPHAN], stdout=subprocess.PIPE, env=environment) as parent:
+        assert parent.stdout is not None
+        child = int(parent.stdout.readline())
+        parent.kill()
+
+    def gone() -> bool:
+        try:
+            state = Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()[0]
+        except (FileNotFoundError, ProcessLookupError):
+            return True
+        return state == "Z"
+
+    assert until(gone)
