@@ -105,11 +105,18 @@ class Number:
 
     def read(self, value: Any) -> float:
         """The number as a float."""
-        if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
+        if not isinstance(value, int | float) or isinstance(value, bool) or not _is_double(value):
             raise Wrong(self.expected)
         if not self.low <= value <= self.high or (self.open_low and value == self.low):
             raise Wrong(self.expected)
         return float(value)
+
+
+def _is_double(value: float) -> bool:
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # an integer of more than 308 digits
+        return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +195,11 @@ class Text:
 
     def read(self, value: Any) -> str:
         """The text."""
-        if not isinstance(value, str) or len(value) > self.longest or not re.fullmatch(self.pattern, value):
+        if (
+            not isinstance(value, str)
+            or len(value) > self.longest
+            or not re.fullmatch(self.pattern, value, re.ASCII)
+        ):
             raise Wrong(self.expected)
         return value
 

@@ -11,6 +11,7 @@ maker of these.
 # ruff: noqa: RUF009  option() makes dataclass fields; nothing is computed once and shared
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -60,13 +61,17 @@ class TimeText:
 class Constant:
     """The form of a value of the user's own: text or a number."""
 
-    expected = "text or a number"
+    expected = "text, an integer of 64 bits or a finite number"
 
     def read(self, value: Any) -> str | int | float:
         """The value."""
-        if isinstance(value, bool) or not isinstance(value, str | int | float):
-            raise Wrong(self.expected)
-        return value
+        if isinstance(value, str):
+            return value
+        if isinstance(value, int) and not isinstance(value, bool) and -(2**63) <= value < 2**63:
+            return value
+        if isinstance(value, float) and math.isfinite(value):
+            return value
+        raise Wrong(self.expected)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

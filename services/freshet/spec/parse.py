@@ -6,6 +6,7 @@ Single keys are read by their forms (`freshet.spec.model`); what several keys mu
 
 from __future__ import annotations
 
+import math
 import tomllib
 from collections.abc import Mapping
 from dataclasses import replace
@@ -74,7 +75,7 @@ def parse_spec(text: str, *, where: str = "freshet.toml", folder: str = "") -> S
     """
     try:
         values = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except ValueError as error:  # TOMLDecodeError, or a number of too many digits
         raise ConfigError(where, "", f"not TOML: {error}", "a file in TOML, see https://toml.io") from error
     except RecursionError:
         raise ConfigError(where, "", "not TOML: nested too deeply", "a file in TOML") from None
@@ -288,11 +289,15 @@ def _model(section: Section) -> Model:
             "no such key without a class of your own",
             'options are passed to kind = "package.module:Class"',
         )
+    options = section.section("options")
+    for key in options.names():
+        if not _is_plain(options.raw(key)):
+            raise options.error(key, "text, a finite number, true or false, or lists and tables of these")
     model = read_object(
         Model,
         section,
         also=("options",),
-        options=dict(section.section("options")._values) if custom else {},
+        options={key: options.raw(key) for key in options.names()},
     )
     if model.kind != "hedge":
         for key in ("mix", "experts", "crosses", "hedge_discount"):
@@ -319,6 +324,15 @@ def _model(section: Section) -> Model:
             found=list(model.experts),
         )
     return model
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether JSON can say it: what versions carry and the identity is made of."""
+    if isinstance(value, Mapping):
+        return all(_is_plain(v) for v in value.values())
+    if isinstance(value, list):
+        return all(_is_plain(v) for v in value)
+    return isinstance(value, str | int) or (isinstance(value, float) and math.isfinite(value))
 
 
 def _train(section: Section) -> Train:

@@ -56,8 +56,9 @@ def _load(spec: Spec, stream: Stream, where: str) -> Record:
     path = Path(spec.folder) / stream.schema
     try:
         text = path.read_bytes()
-    except OSError as error:
+    except (OSError, ValueError) as error:  # ValueError: a null character in the path
+        reason = getattr(error, "strerror", None) or error
         raise ConfigError(
-            where, key, stream.schema, "a file that can be read", f"{path}: {error.strerror}"
+            where, key, stream.schema, "a file that can be read", f"{path}: {reason}"
         ) from error
     return parse_schema(text, str(path))

@@ -144,6 +144,8 @@ def test_fields_are_told_by_what_they_hold() -> None:
 def test_a_schema_that_is_not_there_is_named() -> None:
     with pytest.raises(ConfigError, match=r"events.served.schema = 'moved.avsc'"):
         load_schemas(feed('schema = "ranked.avsc"', 'schema = "moved.avsc"'))
+    with pytest.raises(ConfigError, match="a file that can be read"):
+        load_schemas(feed('schema = "ranked.avsc"', 'schema = "a\\u0000b"'))
     with pytest.raises(ConfigError, match=r"events.served.schema = None"):
         load_schemas(feed('schema = "ranked.avsc", ', ""))
 

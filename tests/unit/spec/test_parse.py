@@ -250,6 +250,17 @@ def test_a_mistake_is_answered_with_what_is_allowed(text: str, message: str) -> 
             "text or an integer",
         ),
         ("[features]", '[features]\nx = { field = "x" }', "a name"),
+        ("[features]", '[features]\nx = { field = "é", table = "user" }', "the path of a field"),
+        (
+            "[features]",
+            '[features]\nx = { field = "x", table = "user", serve_as = nan }',
+            "text, an integer of 64",
+        ),
+        (
+            "[features]",
+            '[features]\nx = { field = "x", table = "user", serve_as = true }',
+            "text, an integer of 64",
+        ),
         ("[features]", '[features]\nx = { table = "user" }', "the path of a field"),
         ("[features]", '[features]\nx = { field = "x.", table = "user" }', "the path of a field"),
         (
@@ -290,6 +301,9 @@ def test_a_rule_that_is_broken_says_what_was_expected(old: str, new: str, expect
         ("[model]\nexperts = ['wide', 'wide']", "each expert once"),
         ("[model]\nkind = 'linear'\ndeep = [8]", 'no such key beside kind = "linear"'),
         ("[model]\noptions = { a = 1 }", "no such key without a class of your own"),
+        ("[model]\nkind = 'a.b:C'\noptions = { a = [1979-05-27] }", "text, a finite number, true or false"),
+        (f"[model]\ndense_lr = 1{'0' * 400}", "a number above 0, up to 1"),
+        (f"[model]\nseed = 1{'0' * 400}", "an integer from 0 to"),
         ("[model]\ndeep = [256, 0]", "an integer from 1 to 8192"),
         ("[train]\nsegments = ['user', 'user']", "each feature once"),
         ("[train]\nbatch = { wait = 20 }", "a duration from 0ms to 1m"),

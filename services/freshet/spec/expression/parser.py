@@ -109,7 +109,7 @@ class _Parser:
             value = float(token.text)
             if value == float("inf"):
                 raise Ill(token.at, "a number that a double can hold")
-            return Literal(token.at, int(token.text) if token.text.isdigit() and value < 2**53 else value)
+            return Literal(token.at, int(token.text) if token.text.isdigit() and value < 2**63 else value)
         if token.kind == "text":
             return Literal(token.at, unquote(token.text))
         if token.text in ("true", "false"):
