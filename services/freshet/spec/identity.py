@@ -26,7 +26,7 @@ from freshet.options import MISSING, Duration, Kind, duration_text, key_of
 from freshet.spec.fields import field_kinds
 from freshet.spec.model import Optimizer, Spec, TimeField
 from freshet.spec.optimizers import OPTIMIZERS
-from freshet.spec.parse import CROSSES
+from freshet.spec.parse_inputs import CROSSES
 from freshet.spec.schemas import Schemas, streams_of
 
 __all__ = ["DEFAULTS", "Change", "diff", "identity_hash"]

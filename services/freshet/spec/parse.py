@@ -14,33 +14,29 @@ from pathlib import Path
 from typing import Any
 
 from freshet.errors import ConfigError
-from freshet.options import Choice, Number, Section, Wrong, key_of, nearest_hint, options_of, read_object
+from freshet.options import Section, key_of, options_of, read_object
 from freshet.spec.model import (
-    NAME,
     Events,
     Explore,
-    Feature,
     Gate,
     Join,
     Label,
     Model,
-    Optimizer,
     Serve,
     Spec,
     Stream,
-    Table,
     Train,
 )
-from freshet.spec.optimizers import OPTIMIZERS, complete
+from freshet.spec.parse_inputs import (
+    check_name,
+    cross_features,
+    cross_table,
+    read_features,
+    read_tables,
+)
 from freshet.spec.rules import check_rules
 
-__all__ = ["CROSSES", "load_spec", "parse_spec"]
-
-CROSSES = "crosses"
-"""Name of the implicit table that holds the rows of crosses: scalars only, dim 0."""
-
-DEFAULT_ROW_OPTIMIZER = "rowwise_adagrad"
-DEFAULT_SCALAR_OPTIMIZER = "adagrad"
+__all__ = ["load_spec", "parse_spec"]
 
 TOPICS = {"served": "impressions", "shown": "shown", "action": "actions"}
 SECTIONS = ("events", "join", "labels", "tables", "features", "model", "train", "serve")
@@ -89,11 +85,13 @@ def _spec(root: Section, folder: str) -> Spec:
     labels = _labels(root.section("labels", required=True, hint="labels: what the model learns to predict"))
     model_section = root.section("model")
     model = _model(model_section)
-    tables = _tables(root.section("tables"))
-    features = _features(root.section("features", required=True, hint="features: the inputs of the model"))
+    tables = read_tables(root.section("tables"))
+    features = read_features(
+        root.section("features", required=True, hint="features: the inputs of the model")
+    )
     if model.crosses:
-        tables = (*tables, _cross_table(len(tables)))
-        features = (*features, *_cross_features(root, model, features))
+        tables = (*tables, cross_table(len(tables)))
+        features = (*features, *cross_features(root, model, features))
     return read_object(
         Spec,
         root,
@@ -143,142 +141,12 @@ def _labels(section: Section) -> tuple[Label, ...]:
 
 
 def _label(labels: Section, name: str, index: int) -> Label:
-    _check_name(labels, name)
+    check_name(labels, name)
     section = labels.section(name)
     given: dict[str, Any] = {}
     if "value" in section and "loss" not in section:
         given["loss"] = "huber"
     return read_object(Label, section, name=name, index=index, **given)
-
-
-def _tables(section: Section) -> tuple[Table, ...]:
-    if len(section.names()) > 254:
-        raise section.error(
-            "",
-            "at most 254 tables",
-            "features of equal dim and optimiser may share a table",
-            found=len(section.names()),
-        )
-    if CROSSES in section:
-        raise section.error(CROSSES, "another name", "the table of this name is made for model.crosses")
-    return tuple(_table(section, name, i) for i, name in enumerate(section.names()))
-
-
-def _table(tables: Section, name: str, table_id: int) -> Table:
-    _check_name(tables, name)
-    section = tables.section(name)
-    return read_object(
-        Table,
-        section,
-        also=("optimizer", "scalar_optimizer"),
-        name=name,
-        id=table_id,
-        optimizer=_optimizer(section, "optimizer", DEFAULT_ROW_OPTIMIZER),
-        scalar_optimizer=_optimizer(section, "scalar_optimizer", DEFAULT_SCALAR_OPTIMIZER),
-    )
-
-
-def _optimizer(table: Section, key: str, default: str) -> Optimizer:
-    names = Choice(tuple(OPTIMIZERS))
-    if not isinstance(table.raw(key), Mapping):
-        return _default(table.take(key, names, default))
-    section = table.section(key)
-    name = section.take("name", names)
-    rule = OPTIMIZERS[name]
-    section.only(["name", *(p.name for p in rule.parameters)])
-    given = {}
-    for parameter in rule.parameters:
-        value = section.take(parameter.name, Number(), parameter.default)
-        if not parameter.allows(value):
-            raise section.error(parameter.name, parameter.expected, f"{parameter.name}: {parameter.doc}")
-        given[parameter.name] = value
-    return Optimizer(name=name, parameters=complete(name, given))
-
-
-def _default(name: Any) -> Optimizer:
-    return Optimizer(name=name, parameters=complete(name))
-
-
-def _cross_table(table_id: int) -> Table:
-    return Table(
-        name=CROSSES,
-        id=table_id,
-        dim=0,
-        optimizer=_default(DEFAULT_ROW_OPTIMIZER),
-        scalar_optimizer=_default(DEFAULT_SCALAR_OPTIMIZER),
-    )
-
-
-def _features(section: Section) -> tuple[Feature, ...]:
-    if not 1 <= len(section.names()) <= 1_000:
-        raise section.error(
-            "", "1 to 1000 features", 'a feature is a table: user = { field = "user_id", table = "user" }'
-        )
-    return tuple(_feature(section, name, i) for i, name in enumerate(section.names()))
-
-
-KEYS_OF_KIND = {
-    "id": ("field", "table", "serve_as"),
-    "list": ("field", "table", "max", "pool"),
-    "dense": ("field", "dense", "missing", "serve_as"),
-    "time": ("time", "table", "serve_as"),
-    "bucket": ("field", "table", "buckets", "serve_as"),
-}
-"""The keys that each kind of feature takes; a kind is told by `dense`, `time`, `buckets`, `max` or `pool`."""
-
-
-def _feature(features: Section, name: str, index: int) -> Feature:
-    _check_name(features, name)
-    section = features.section(name)
-    section.only(key for keys in KEYS_OF_KIND.values() for key in keys)
-    kind: Any = next((k for k in ("dense", "time") if k in section), None)
-    if kind is None:
-        kind = "bucket" if "buckets" in section else "list" if "max" in section or "pool" in section else "id"
-    for key in section.names():
-        if key not in KEYS_OF_KIND[kind]:
-            raise section.error(
-                key,
-                f"no such key beside {_sign(section, kind)}",
-                f"{_article(kind)} feature takes {', '.join(KEYS_OF_KIND[kind])}",
-            )
-    for key in ("field", "table"):
-        if key in KEYS_OF_KIND[kind] and key not in section:
-            hint = "tables are declared in [tables]" if key == "table" else f"without it {name} has no input"
-            raise section.error(key, "a name" if key == "table" else "the path of a field", hint)
-    given: dict[str, Any] = {"name": name, "index": index, "kind": kind}
-    if kind == "list":
-        given |= {"max": 50} if "max" not in section else {}
-        given |= {"pool": "mean"} if "pool" not in section else {}
-    return read_object(Feature, section, **given)
-
-
-def _sign(section: Section, kind: str) -> str:
-    signs = {"dense": "dense", "time": "time", "bucket": "buckets"}
-    if kind == "list":
-        return "max" if "max" in section else "pool"
-    return signs.get(kind, "field and table")
-
-
-def _article(kind: str) -> str:
-    return f"an {kind}" if kind == "id" else f"a {kind}"
-
-
-def _cross_features(root: Section, model: Model, features: tuple[Feature, ...]) -> list[Feature]:
-    known = [f.name for f in features]
-    crosses = []
-    for i, parts in enumerate(model.crosses):
-        for part in parts:
-            if part not in known:
-                raise root.section("model").error(
-                    f"crosses[{i}]",
-                    f"names of features: {', '.join(known)}",
-                    nearest_hint(part, known),
-                    found=list(parts),
-                )
-        crosses.append(
-            Feature(name="*".join(parts), index=len(features) + i, kind="cross", parts=parts, table=CROSSES)
-        )
-    return crosses
 
 
 def _model(section: Section) -> Model:
@@ -360,10 +228,3 @@ def _serve(section: Section, labels: tuple[Label, ...]) -> Serve:
             "share", "a number above 0 and up to 1", "a policy that explores needs a share of requests"
         )
     return serve
-
-
-def _check_name(section: Section, name: str) -> None:
-    try:
-        NAME.read(name)
-    except Wrong as wrong:
-        raise section.error("", wrong.expected, found=name) from None

@@ -12,7 +12,7 @@ from freshet.spec import expression
 from freshet.spec.identity import EFFECTS
 from freshet.spec.model import Explore, Feature, Gate, Join, Label, Model, Serve, Spec, Stream, Table, Train
 from freshet.spec.optimizers import OPTIMIZERS
-from freshet.spec.parse import DEFAULT_ROW_OPTIMIZER, DEFAULT_SCALAR_OPTIMIZER, KEYS_OF_KIND
+from freshet.spec.parse_inputs import DEFAULT_ROW_OPTIMIZER, DEFAULT_SCALAR_OPTIMIZER, KEYS_OF_KIND
 
 __all__ = ["reference"]
 

@@ -14,7 +14,7 @@ from typing import Any
 from freshet.options import Duration, duration_text, key_of, options_of
 from freshet.spec.model import Feature, Label, Optimizer, Spec, Table, TimeField, Train
 from freshet.spec.optimizers import complete
-from freshet.spec.parse import CROSSES, DEFAULT_ROW_OPTIMIZER, DEFAULT_SCALAR_OPTIMIZER
+from freshet.spec.parse_inputs import CROSSES, DEFAULT_ROW_OPTIMIZER, DEFAULT_SCALAR_OPTIMIZER
 
 __all__ = ["render", "toml_value"]
 

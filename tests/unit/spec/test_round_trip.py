@@ -3,6 +3,7 @@
 import contextlib
 import math
 import tomllib
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -186,6 +187,24 @@ def test_values_are_spelled_as_toml_reads_them(value: Any) -> None:
     if isinstance(value, int) and abs(value) >= 2**63:
         return
     assert tomllib.loads(f"x = {toml_value(value)}")["x"] == value
+
+
+FEED = (Path(__file__).parents[3] / "examples" / "feed" / "freshet.toml").read_text()
+SPLICES = st.sampled_from(
+    ["", "[", "]", "{", "}", '"', "=", ".", "\n", "0", "-1", "9" * 5000, "nan", "true", "'", "#", "é", "a"]
+)
+
+
+@settings(deadline=None, max_examples=300)
+@given(st.lists(st.tuples(st.integers(0, len(FEED)), st.integers(0, 8), SPLICES), min_size=1, max_size=3))
+def test_a_damaged_file_is_either_read_or_refused_with_a_config_error(
+    damage: list[tuple[int, int, str]],
+) -> None:
+    text = FEED
+    for at, length, splice in damage:
+        text = text[:at] + splice + text[at + length :]
+    with contextlib.suppress(ConfigError):
+        parse_spec(text)
 
 
 def test_what_toml_has_not_is_an_error() -> None:

@@ -1,0 +1,119 @@
+"""Nouns of a spec, second part: tables with their optimisers, and features."""
+
+# ruff: noqa: RUF009  option() makes dataclass fields; nothing is computed once and shared
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from freshet.options import Choice, Duration, Integer, ListOf, Number, option
+from freshet.spec.model_forms import DAY, MINUTE, NAME, PATH, Constant
+
+__all__ = ["Feature", "Optimizer", "Table"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Optimizer:
+    """An update rule with its parameters; which it takes is said by its rule in `freshet.spec.optimizers`."""
+
+    name: Literal["sgd", "adagrad", "rowwise_adagrad", "adam", "ftrl"]
+    parameters: Mapping[str, float]  # complete: defaults filled in
+
+    def __hash__(self) -> int:
+        return hash((self.name, tuple(sorted(self.parameters.items()))))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """A family of rows with one dim and optimiser; features may share it."""
+
+    name: str
+    id: int  # given once, by position; lives in the store
+    dim: int = option(
+        "identity",
+        "length of the embedding vectors",
+        Integer(1, 4096),
+        default=16,
+        hint="a table's dim is the length of its embedding vectors; 16 is a good start",
+    )
+    optimizer: Optimizer = option("identity", "of the vectors; a name, or { name, lr, ... }")
+    scalar_optimizer: Optimizer = option("identity", "of the linear scalars; a name, or { name, lr, ... }")
+    init: float = option(
+        "identity",
+        "initial values are uniform in ± this, from (seed, table, key)",
+        Number(0, 10),
+        default=0.01,
+    )
+    precision: Literal["fp32", "bf16"] = option(
+        "identity", "how vectors are held in memory", Choice(("fp32", "bf16")), default="fp32"
+    )
+    ttl_ms: int | None = option(
+        "tunable",
+        "rows not touched for this long of event time are evicted; false: kept",
+        Duration(MINUTE, 3650 * DAY, never=True),
+        key="ttl",
+        default=30 * DAY,
+    )
+    admission: int = option(
+        "tunable", "occurrences before a key gets a row of its own", Integer(1, 255), default=1
+    )
+    max_rows: int | None = option(
+        "tunable",
+        "least recently used rows are evicted above this; without it: unbounded",
+        Integer(1_024, 2**40),
+        default=None,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Feature:
+    """One input of the model. Which fields are set depends on `kind`."""
+
+    name: str
+    index: int  # position in the spec
+    kind: Literal["id", "list", "dense", "time", "bucket", "cross"]
+    field: str | None = option(
+        "identity",
+        "path of the field in the served event (`items.id` for exploded ones)",
+        PATH,
+        default=None,
+    )
+    table: str | None = option("identity", "table of its rows; none for dense", NAME, default=None)
+    max: int | None = option(
+        "identity",
+        "longest list used, the first elements count; 50 for a list without it",
+        Integer(1, 10_000),
+        default=None,
+    )
+    pool: Literal["sum", "mean"] | None = option(
+        "identity",
+        "how a list becomes one vector; mean for a list without it",
+        Choice(("sum", "mean")),
+        default=None,
+    )
+    dense: tuple[Literal["raw", "log1p", "standard"], ...] = option(
+        "identity",
+        "a number, with these transforms in order",
+        ListOf(Choice(("raw", "log1p", "standard")), 1, 2, lone=True),
+        default=(),
+    )
+    missing: Literal["zero", "flag"] = option(
+        "identity",
+        "a missing number is 0, or 0 with a flag column beside it",
+        Choice(("zero", "flag")),
+        default="zero",
+    )
+    buckets: tuple[float, ...] = option(
+        "identity", "rising edges that turn a number into an id", ListOf(Number(), 1, 1_000), default=()
+    )
+    time: Literal["hour", "weekday", "hour_of_week"] | None = option(
+        "identity",
+        "part of the event's time (UTC) used as an id",
+        Choice(("hour", "weekday", "hour_of_week")),
+        default=None,
+    )
+    parts: tuple[str, ...] = option("identity", "names of the features that a cross combines", default=())
+    serve_as: str | int | float | None = option(
+        "identity", "constant taken at serving: trained on, not known then", Constant(), default=None
+    )

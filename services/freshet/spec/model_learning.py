@@ -1,0 +1,189 @@
+"""Nouns of a spec, third part: what is learned, how it is learned, how it is served."""
+
+# ruff: noqa: RUF009  option() makes dataclass fields; nothing is computed once and shared
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from freshet.options import Boolean, Choice, Duration, Integer, ListOf, Number, Text, option
+from freshet.spec.model_forms import DAY, HOUR, MINUTE, NAME, SECOND
+
+__all__ = ["Explore", "Gate", "Model", "Serve", "Train"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Model:
+    """What is learned."""
+
+    kind: str = option(
+        "identity",
+        "the family of models",
+        Text(
+            'one of "hedge", "dlrm", "deepfm", "dcnv2", "linear", or "package.module:Class"',
+            r"hedge|dlrm|deepfm|dcnv2|linear|[A-Za-z_][\w.]*:[A-Za-z_]\w*",
+        ),
+        default="hedge",
+    )
+    mix: Literal["hedge"] = option(
+        "identity",
+        "how experts are mixed: by exponential weights of their discounted losses",
+        Choice(("hedge",)),
+        default="hedge",
+    )
+    experts: tuple[str, ...] = option(
+        "identity",
+        "members of the hedge; without it wide, fm, deep, and cross if there are crosses",
+        ListOf(Choice(("wide", "cross", "fm", "deep")), 1, 4),
+        default=("wide", "fm", "deep"),
+    )
+    crosses: tuple[tuple[str, ...], ...] = option(
+        "identity",
+        "features of the cross expert, two to four a cross",
+        ListOf(ListOf(NAME, 2, 4), 0, 256),
+        default=(),
+    )
+    deep: tuple[int, ...] = option(
+        "identity", "hidden widths of the MLP", ListOf(Integer(1, 8_192), 1, 8), default=(256, 128)
+    )
+    seed: int = option("identity", "of initial rows and weights", Integer(0, 2**63 - 1), default=0)
+    hedge_discount: float = option(
+        "tunable", "of an expert's past loss, per row", Number(0.5, 1, open_low=True), default=0.999
+    )
+    dense_lr: float = option(
+        "tunable", "Adam's step size for dense weights", Number(0, 1, open_low=True), default=1e-3
+    )
+    dense_warmup_steps: int = option(
+        "tunable", "steps over which it rises from 0", Integer(0, 1_000_000), default=100
+    )
+    bias_lr: float = option(
+        "tunable", "Adagrad's step size for the biases", Number(0, 100, open_low=True), default=0.5
+    )
+    options: Mapping[str, Any] = option("identity", "arguments of a custom class", default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Train:
+    """How it is learned."""
+
+    batch_rows: int = option(
+        "tunable", "rows a lane takes at most", Integer(1, 65_536), key="batch.rows", default=256
+    )
+    batch_wait_ms: int = option(
+        "tunable",
+        "how long a lane waits to fill a batch",
+        Duration(0, MINUTE),
+        key="batch.wait",
+        default=20,
+    )
+    batch_behind_rows: int = option(
+        "tunable",
+        "rows a lane takes when it is behind, at least batch.rows, which is the default",
+        Integer(1, 65_536),
+        key="batch.behind",
+        default=256,
+    )
+    staleness_rows: int = option(
+        "tunable",
+        "rows of other batches in flight when a batch is looked up",
+        Integer(0, 1_048_576),
+        default=512,
+    )
+    lanes: int | None = option(
+        "deployment",
+        "threads that train; without it min(cores, 8, 1 + staleness_rows / batch rows)",
+        Integer(1, 64),
+        default=None,
+    )
+    precision: Literal["fp32", "bf16"] = option(
+        "tunable", "of the dense part's matrix products", Choice(("fp32", "bf16")), default="fp32"
+    )
+    version_interval_ms: int = option(
+        "tunable",
+        "how often a dense version is written",
+        Duration(100, DAY),
+        key="version_interval",
+        default=5 * SECOND,
+    )
+    keep_versions: int = option(
+        "tunable",
+        "how many versions are kept beside those that aliases point at",
+        Integer(1, 100_000),
+        default=10,
+    )
+    flush_interval_ms: int = option(
+        "tunable",
+        "how often rows are flushed to the row store",
+        Duration(100, HOUR),
+        key="flush_interval",
+        default=2 * SECOND,
+    )
+    publish_interval_ms: int = option(
+        "tunable",
+        "how often changed rows are published",
+        Duration(1, MINUTE),
+        key="publish_interval",
+        default=50,
+    )
+    segments: tuple[str, ...] = option(
+        "tunable", "features by whose values measures are split", ListOf(NAME, 0, 16), default=()
+    )
+    measure_window_ms: int = option(
+        "tunable",
+        "length of a window of measures, in event time",
+        Duration(SECOND, DAY),
+        key="measure_window",
+        default=MINUTE,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gate:
+    """When a version may serve (PROTOCOL 23)."""
+
+    ne_worse: float = option(
+        "tunable",
+        "largest relative rise of normalised entropy over `stable`",
+        Number(0, 10),
+        default=0.01,
+    )
+    calibration: tuple[float, float] = option(
+        "tunable", "allowed mean prediction / mean label", ListOf(Number(0, 1_000), 2, 2), default=(0.9, 1.1)
+    )
+    samples: int = option(
+        "tunable", "newest samples on which it judges", Integer(1, 10_000_000), default=2_000
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Explore:
+    """How serving explores."""
+
+    policy: Literal["none", "epsilon"] = option(
+        "tunable",
+        "epsilon: that share of requests in random order",
+        Choice(("none", "epsilon")),
+        default="none",
+    )
+    share: float = option("tunable", "share of requests that explore", Number(0, 1), default=0.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Serve:
+    """How it is served."""
+
+    score: str = option(
+        "tunable",
+        "expression over the labels' predictions, which orders candidates; without it the first label",
+        Text("an expression"),
+        default="",
+    )
+    explore: Explore = option("tunable", "exploration", default_factory=Explore)
+    unknown: Literal["zeros"] = option(
+        "identity", "what a row never learned looks like", Choice(("zeros",)), default="zeros"
+    )
+    gate: Gate = option("tunable", "promotion", default_factory=Gate)
+    log_served: bool = option(
+        "deployment", "append what was served to the served topic", Boolean(), default=True
+    )
