@@ -29,7 +29,7 @@ from freshet.testing.contracts.rowstore import (
     rows_of,
     starting,
 )
-from freshet.types import Bucket, BucketMeta, Fence
+from freshet.types import Bucket, Fence
 
 
 @pytest.fixture
@@ -134,26 +134,23 @@ def test_a_flush_of_more_than_a_part_is_cut_and_read_whole(
     store.close()
 
 
-meta = starting()[Bucket(0)]
-
-
 @pytest.mark.parametrize(
     ("stored", "fence", "whole", "expected"),
     [
-        (meta, 7, False, (FlushOutcome.REPLACE, False)),
-        (replace(meta, fence=Fence(7), seq=3), 7, False, (FlushOutcome.DONE, True)),
-        (replace(meta, fence=Fence(7), seq=4), 7, False, (FlushOutcome.DONE, False)),
-        (replace(meta, fence=Fence(7), seq=2), 7, False, (FlushOutcome.REPLACE, False)),
-        (replace(meta, fence=Fence(7), seq=2), 7, True, (FlushOutcome.DONE, True)),
-        (replace(meta, fence=Fence(8), seq=3), 7, True, (FlushOutcome.FENCED, False)),
+        ((-1, 0), 7, False, (FlushOutcome.REPLACE, False)),
+        ((7, 3), 7, False, (FlushOutcome.DONE, True)),
+        ((7, 4), 7, False, (FlushOutcome.DONE, False)),
+        ((7, 2), 7, False, (FlushOutcome.REPLACE, False)),
+        ((7, 2), 7, True, (FlushOutcome.DONE, True)),
+        ((8, 3), 7, True, (FlushOutcome.FENCED, False)),
         (None, 7, False, (FlushOutcome.REPLACE, False)),
         (None, 7, True, (FlushOutcome.DONE, True)),
     ],
 )
 def test_a_flush_is_compared_by_fence_and_seq(
-    stored: BucketMeta | None, fence: int, whole: bool, expected: tuple[FlushOutcome, bool]
+    stored: tuple[int, int] | None, fence: int, whole: bool, expected: tuple[FlushOutcome, bool]
 ) -> None:
-    previous = replace(meta, fence=Fence(7), seq=3)
+    previous = replace(starting()[Bucket(0)], fence=Fence(7), seq=3)
     delta = delta_of(0, previous, next_meta(previous), {}, whole=whole)
     assert decide(stored, delta, Fence(fence)) == expected
 

@@ -22,9 +22,11 @@ from freshet.seams.rowstore.compact import Shape, compact_span, crowded_levels, 
 from freshet.seams.rowstore.segments import Run, find, make_run, merge
 from freshet.seams.rowstore.sqlite_file import (
     FORMAT,
+    Stamp,
     bucket_runs,
     read_identity,
     read_metas,
+    read_stamps,
     sources,
     write_base,
     write_identity,
@@ -92,15 +94,13 @@ class SqliteRowStore:
     def metas(self, buckets: Sequence[Bucket]) -> Mapping[Bucket, BucketMeta]:
         """Meta of each bucket."""
         with self._reading() as db:
-            stored = read_metas(db, self._path)
-        return {bucket: self._of(stored, bucket) for bucket in buckets}
+            return read_metas(db, self._path, buckets)
 
     def claim(self, buckets: Sequence[Bucket], fence: Fence) -> Mapping[Bucket, BucketMeta]:
         """Write a higher fence into each bucket's meta, or none of them, and return the metas as they then
         are."""
         with self._writing("claim buckets") as db:
-            stored = read_metas(db, self._path)
-            claimed = {bucket: self._of(stored, bucket) for bucket in buckets}
+            claimed = read_metas(db, self._path, buckets)
             for bucket, meta in claimed.items():
                 if meta.fence > fence:
                     raise Fenced(
@@ -154,7 +154,7 @@ class SqliteRowStore:
         by_span: dict[int, list[Run]] = {}
         size = 0
         with self._writing("flush") as db:
-            stored = read_metas(db, self._path)
+            stored = read_stamps(db)
             for delta in deltas:
                 outcomes[delta.bucket], write = decide(stored.get(delta.bucket), delta, fence)
                 if not write:
@@ -221,11 +221,6 @@ class SqliteRowStore:
             self._known_shape = Shape(self._path, identity.buckets, spans, dict(identity.record_bytes))
         return self._known_shape
 
-    def _of(self, stored: Mapping[Bucket, BucketMeta], bucket: Bucket) -> BucketMeta:
-        if bucket not in stored:
-            raise KeyError(f"{self._path} has no bucket {bucket}")
-        return stored[bucket]
-
     def _ask(self, question: Callable[[sqlite3.Connection], Answer]) -> Answer:
         with self._reading() as db:
             return question(db)
@@ -257,17 +252,17 @@ class SqliteRowStore:
 _NO_KEYS: U64 = np.empty(0, np.uint64)
 
 
-def decide(stored: BucketMeta | None, delta: BucketDelta, fence: Fence) -> tuple[FlushOutcome, bool]:
+def decide(stored: Stamp | None, delta: BucketDelta, fence: Fence) -> tuple[FlushOutcome, bool]:
     """(outcome, whether to write) of one bucket's flush: compare-and-set on (fence, seq), PROTOCOL 11."""
-    if stored is None:
-        fresh = delta.whole or delta.previous is None
-        return (FlushOutcome.DONE, True) if fresh else (FlushOutcome.REPLACE, False)
-    if stored.fence > fence:
-        return FlushOutcome.FENCED, False
-    if (stored.fence, stored.seq) == (delta.meta.fence, delta.meta.seq):
-        return FlushOutcome.DONE, False
     previous = delta.previous
-    if delta.whole or (previous and (stored.fence, stored.seq) == (previous.fence, previous.seq)):
+    if stored is None:
+        fresh = delta.whole or previous is None
+        return (FlushOutcome.DONE, True) if fresh else (FlushOutcome.REPLACE, False)
+    if stored[0] > fence:
+        return FlushOutcome.FENCED, False
+    if stored == (delta.meta.fence, delta.meta.seq):
+        return FlushOutcome.DONE, False
+    if delta.whole or (previous and stored == (previous.fence, previous.seq)):
         return FlushOutcome.DONE, True
     return FlushOutcome.REPLACE, False
 

@@ -11,6 +11,7 @@ import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import orjson
@@ -26,10 +27,12 @@ __all__ = [
     "FORMAT",
     "PART_BYTES",
     "Source",
+    "Stamp",
     "bucket_runs",
     "insert_segment",
     "read_identity",
     "read_metas",
+    "read_stamps",
     "sources",
     "write_base",
     "write_identity",
@@ -40,6 +43,14 @@ __all__ = [
 PART_BYTES = 32 << 20
 """A base part or segment is cut at about this size: far below SQLite's limit of 1 GB, one read of some 10
 ms."""
+
+Stamp = tuple[int, int]
+"""(fence, seq): what a flush is compared by."""
+
+_META = "SELECT bucket, fence, seq, rows, applied, rows_offset, clock_ms, format FROM metas"
+
+_FEW = 64
+"""Up to this many metas are read one by one, more in one scan."""
 
 _SPARSE = 16
 """Records are read one by one if fewer than one in this many are wanted."""
@@ -211,9 +222,21 @@ def _cut(run: Run) -> Iterator[Run]:
         yield Run(run.bucket, run.table, keys, removed, records)
 
 
-def read_metas(db: sqlite3.Connection, path: Path) -> dict[Bucket, BucketMeta]:
-    """Every bucket's meta."""
-    rows = db.execute("SELECT bucket, fence, seq, rows, applied, rows_offset, clock_ms, format FROM metas")
+def read_stamps(db: sqlite3.Connection) -> dict[int, Stamp]:
+    """{bucket: (fence, seq)} of every bucket."""
+    rows = db.execute("SELECT bucket, fence, seq FROM metas")
+    return {bucket: (fence, seq) for bucket, fence, seq in rows}
+
+
+def read_metas(db: sqlite3.Connection, path: Path, buckets: Sequence[Bucket]) -> dict[Bucket, BucketMeta]:
+    """Meta of each bucket. Raises KeyError for one that is not there."""
+    rows: list[tuple[Any, ...]] = []
+    if len(buckets) <= _FEW:
+        for bucket in buckets:
+            rows += db.execute(f"{_META} WHERE bucket = ?", (bucket,))
+    else:
+        wanted = set(buckets)
+        rows = [row for row in db.execute(_META) if row[0] in wanted]
     found = {}
     for bucket, fence, seq, count, applied, rows_offset, clock_ms, fmt in rows:
         try:
@@ -224,6 +247,9 @@ def read_metas(db: sqlite3.Connection, path: Path) -> dict[Bucket, BucketMeta]:
             ) from error
         meta = BucketMeta(Fence(fence), seq, count, offsets, rows_offset, TimeMs(clock_ms), fmt)
         found[Bucket(bucket)] = meta
+    missing = set(buckets) - set(found)
+    if missing:
+        raise KeyError(f"{path} has no bucket {min(missing)}")
     return found
 
 
