@@ -24,6 +24,8 @@ from freshet.types import I64, U64, Append, BytesColumn
 
 __all__ = ["backtest", "command"]
 
+DAY_MS = 86_400_000
+
 
 @click.command()
 @click.argument("spec_file", type=click.Path(path_type=Path))
@@ -57,6 +59,7 @@ def backtest(
     request: str | None = None,
     lanes: int | None = None,
     keep: str | Path | None = None,
+    window_ms: int = DAY_MS,
     progress: Any = None,
 ) -> Outcome:
     """One progressive pass over files of ready samples, through the same log, trainer and measures as live
@@ -67,10 +70,13 @@ def backtest(
         request:  column whose equal values mark rows that were served together.
         lanes:    1 gives the same result each time; without it, as live.
         keep:     folder for log, rows and versions; without it they are deleted at the end.
+        window_ms: length of a window of measures, in event time.
         progress: called with the share that is trained, from 0 to 1.
 
+    Returns the measures over all samples and of every window; see `freshet.cli.pipeline.Outcome`.
     Raises ConfigError if a column is missing, BadInput if a file cannot be read.
     """
+    spec = replace(spec, train=replace(spec.train, measure_window_ms=window_ms))
     with tempfile.TemporaryDirectory(prefix="freshet-") as temporary:
         folder = Path(keep) if keep is not None else Path(temporary)
         pipeline = Pipeline.of_samples(spec, folder, lanes)

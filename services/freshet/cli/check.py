@@ -22,7 +22,7 @@ __all__ = ["command"]
 @click.option(
     "--against",
     type=click.Path(path_type=Path),
-    help="The spec of a running model: say what the edits to it mean. `freshet up` keeps it in state/spec.toml.",
+    help="Spec of a running model (state/spec.toml of its folder): say what the edits to it mean.",
 )
 @json_option
 def command(spec_file: Path, against: Path | None, as_json: bool) -> None:

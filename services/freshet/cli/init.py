@@ -26,7 +26,8 @@ __all__ = ["command"]
 @click.option("--out", type=click.Path(path_type=Path), default="freshet.toml", show_default=True)
 @click.option("--force", is_flag=True, help="Write over a file that exists.")
 def command(schemas: tuple[Path, ...], name: str | None, out: Path, force: bool) -> None:
-    """Write a spec that fits your schemas, with comments on what it guessed and what else could stand there."""
+    """Write a spec that fits your schemas, with comments on what it guessed and what else could stand
+    there."""
     if out.exists() and not force:
         raise ConfigError(
             "init", "--out", str(out), "a file that does not exist yet", "--force writes over it"

@@ -6,10 +6,12 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+import orjson
 
 from freshet.cli.options import table
 from freshet.cli.training import Stores, Training
@@ -21,6 +23,7 @@ from freshet.seams.open import open_eventlog, open_rowstore, open_versions
 from freshet.settings import RunFolder, load_settings
 from freshet.spec.identity import identity_hash
 from freshet.spec.model import Spec
+from freshet.types import TopicPartition
 from freshet.wire.schemas import SchemaRegistry
 
 __all__ = ["Outcome", "Pipeline", "outcome_text"]
@@ -39,6 +42,7 @@ class Outcome:
         str, Mapping[str, float]
     ]  # label -> measure -> value, every sample before it was trained on
     stages: Mapping[str, float]  # stage -> what it handled a second
+    windows: Sequence[Mapping[str, Any]] = ()  # records of `<model>.measures`, by event time
 
     def as_json(self) -> dict[str, Any]:
         """Figures of the first label at the top, all labels below."""
@@ -114,7 +118,20 @@ class Pipeline:
             lanes=training.lanes,
             measures=training.quality.summary()["training"],
             stages={"train": samples / seconds if seconds else 0.0},
+            windows=self._windows(),
         )
+
+    def _windows(self) -> list[Mapping[str, Any]]:
+        at = TopicPartition(self.topics.measures, 0)
+        bounds = self.log.bounds(at)
+        reader, windows, position = self.log.reader(), list[Mapping[str, Any]](), bounds.start
+        reader.assign({at: position})
+        while position < bounds.end:
+            for _, records in reader.poll(10_000, 1.0):
+                windows += [orjson.loads(value) for value in records.values]
+                position = records.next_offset
+        reader.close()
+        return windows
 
     def close(self) -> None:
         """Close everything."""

@@ -27,6 +27,9 @@ __all__ = ["Progress", "Trainer"]
 
 log = structlog.get_logger("freshet.trainer")
 
+WINDOWS_EVERY_S = 1.0
+"""How often complete windows of measures are written: a console looks about as often."""
+
 
 @dataclass(slots=True)
 class Progress:
@@ -62,6 +65,7 @@ class Trainer:
         self._spec, self._model, self._ledger, self._quality = spec, model, ledger, quality
         self._versioner, self._writer, self._topic, self._clock = versioner, writer, measures_topic, clock
         self._due = clock.monotonic() + spec.train.version_interval_ms / 1000
+        self._windows_due = clock.monotonic()
         self._snapshots: queue.Queue[Snapshot | None] = queue.Queue(maxsize=1)
         self._last_step = step
         self._failed: FreshetError | None = None
@@ -78,6 +82,7 @@ class Trainer:
         keeper.start()
         try:
             self._lanes.run()
+            self._tell_windows()
         finally:
             self._snapshots.put(self.snapshot() if self.progress.steps > self._last_step else None)
             self._snapshots.put(None)
@@ -111,17 +116,20 @@ class Trainer:
     def stepped(self, step: int, rows: int) -> None:
         """Between two steps: publish windows that are complete, and copy a snapshot when one is due."""
         self.progress.steps = step
-        self._tell_windows()
+        now = self._clock.monotonic()
+        if now >= self._windows_due:
+            self._windows_due = now + WINDOWS_EVERY_S
+            self._tell_windows()
         if self._failed is not None:
             self.stop.set()
-        if step == self._last_step or self._clock.monotonic() < self._due:
+        if step == self._last_step or now < self._due:
             return
         try:
             self._snapshots.put_nowait(self.snapshot())
         except queue.Full:
             return  # the last one is still being written
         self._last_step = step
-        self._due = self._clock.monotonic() + self._spec.train.version_interval_ms / 1000
+        self._due = now + self._spec.train.version_interval_ms / 1000
 
     def _tell_windows(self) -> None:
         windows = self._quality.finished_windows()
