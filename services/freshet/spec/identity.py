@@ -65,8 +65,9 @@ class _Entry:
 def identity_hash(spec: Spec, schemas: Schemas | None = None) -> str:
     """The hash that stores, versions and seats are tied to: 64 hexadecimal digits.
 
-    With `schemas` it covers the kinds of the fields that the spec uses; services always give them, so that
-    a user id that turns from a number into text is noticed before it gets other rows.
+    With `schemas` it also covers the kinds of the fields that the spec uses, so that a user id that turns
+    from a number into text is noticed before it gets other rows. One model is always hashed one way: with
+    schemas, or, like a backtest of files that have none, without.
     """
     entries = {k: e.value for k, e in _entries(spec).items() if e.kind == "identity" and not e.default}
     if schemas is not None:

@@ -252,6 +252,32 @@ def test_and_binds_tighter_than_or_and_not_looser_than_a_comparison() -> None:
     assert compile_condition("7 % action.n == 1").true(columns).tolist() == [True]
 
 
+def test_lists_hold_constants_of_one_kind() -> None:
+    columns = {"n": Column(np.array([-1.0, 2.5, 7.0]))}
+
+    assert compile_condition("action.n in [-1, 2.5]").true(columns).tolist() == [True, True, False]
+    for text, expected in (
+        ("action.n in [1, 'x']", "numbers only, or text only, in a list"),
+        ("action.n in [action.n]", "a number or 'text'"),
+        ("action.n in [true]", "a number or 'text'"),
+        ("action.n in []", "a value"),
+        ("action.n in [1", '"]"'),
+        ("action.n not 3", '"in"'),
+    ):
+        with pytest.raises(ConfigError) as caught:
+            compile_condition(text)
+        assert caught.value.expected == expected
+
+
+def test_the_largest_of_several_numbers() -> None:
+    found = compile_score("max(a, b, 0.5) - min(a, b, 0.5)").evaluate(
+        {"a": Column(np.array([0.1, 0.9])), "b": Column(np.array([0.2, 0.3]))}
+    )
+
+    assert found.values == pytest.approx([0.4, 0.6])
+    assert len(found) == 2
+
+
 def test_large_integers_are_compared_exactly() -> None:
     columns = {"id": Column(np.array([2**62, 2**62 + 1], np.int64))}
 

@@ -331,6 +331,70 @@ def test_vectors_that_are_multiplied_must_be_of_one_length() -> None:
         "  the expert fm multiplies vectors of different features with each other"
     )
     assert parse_spec(text + '[model]\nexperts = ["wide", "deep"]').table("item").dim == 8
+    assert parse_spec(text + '[model]\nkind = "dcnv2"').table("item").dim == 8
+    assert "dlrm multiplies vectors" in refusal(text + '[model]\nkind = "dlrm"')
+
+
+EXPLODED = WHOLE.replace(
+    '"i.avsc", key = ["request_id", "item"]', '"i.avsc", explode = "items", key = ["request_id", "items.id"]'
+)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "key", "expected"),
+    [
+        (
+            'key = ["request_id", "items.id"]',
+            'key = ["items.id", "request_id"]',
+            "events.served.key",
+            "a field of the whole event first: the request's id",
+        ),
+        ('"ts:ms"', '"items.ts:ms"', "events.served.time", "a field of the whole event"),
+        ('field = "user_id"', 'field = "items"', "features.user.field", "a field of one element, items.…"),
+    ],
+)
+def test_what_belongs_to_the_event_is_kept_apart_from_the_exploded_array(
+    old: str, new: str, key: str, expected: str
+) -> None:
+    parse_spec(EXPLODED)
+    with pytest.raises(ConfigError) as caught:
+        parse_spec(EXPLODED.replace(old, new, 1))
+
+    assert (caught.value.key, caught.value.expected) == (key, expected)
+
+
+def test_a_cross_is_of_features_with_one_id() -> None:
+    text = (
+        WHOLE + 'recent = { field = "r", table = "user", max = 9 }\n[model]\ncrosses = [["user", "recent"]]'
+    )
+
+    assert refusal(text).endswith("expected features with one id a sample\n  recent is a list feature")
+
+
+def test_a_label_may_depend_on_one_that_has_its_own_mistake() -> None:
+    labels = """
+[labels]
+buy = { on = "action.type == 'buy'", given = "click" }
+click = { on = "action.type == 'click'", given = "none" }
+"""
+    assert refusal(HEAD + labels + TABLES + FEATURES).startswith("freshet.toml: labels.click.given = 'none'")
+
+
+@pytest.mark.parametrize(
+    ("section", "what"), [("labels", "1 to 32 labels"), ("features", "1 to 1000 features")]
+)
+def test_a_model_needs_labels_and_features(section: str, what: str) -> None:
+    whole = {"labels": LABELS, "features": FEATURES} | {section: f"[{section}]\n"}
+
+    assert f"expected {what}" in refusal(HEAD + whole["labels"] + TABLES + whole["features"])
+
+
+def test_there_are_as_many_tables_as_a_byte_can_number() -> None:
+    many = "".join(f"t{i} = {{}}\n" for i in range(254))
+
+    assert "freshet.toml: tables = 255\n  expected at most 254 tables" in refusal(
+        WHOLE.replace("[features]", many + "[features]")
+    )
 
 
 def test_crosses_bring_their_table_their_features_and_their_expert() -> None:
