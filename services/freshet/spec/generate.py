@@ -8,9 +8,11 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from freshet.options import Section
 from freshet.spec.avro import Enum, Primitive, Record, Union
 from freshet.spec.expression import RESERVED
 from freshet.spec.guess import IDENTIFIER, ITEM, USER, Guess, Leaf, guess, leaves, sample_of
+from freshet.spec.model import MODEL_NAME
 from freshet.spec.render import toml_value
 
 __all__ = ["generate_spec"]
@@ -73,8 +75,10 @@ def generate_spec(schemas: Sequence[tuple[str, Record]], name: str | None = None
         name:    of the model; made of the served events' name without it.
 
     Raises:
-        ConfigError: what is needed cannot be found in the schemas.
+        ConfigError: what is needed cannot be found in the schemas, or the name cannot be a model's.
     """
+    if name is not None:
+        Section("freshet init", "", {"name": name}).take("name", MODEL_NAME)
     found = guess(schemas)
     features = list(_features(found))
     lines = [

@@ -19,6 +19,7 @@ from freshet.spec.model_inputs import Feature, Optimizer, Table
 from freshet.spec.model_learning import Explore, Gate, Model, Serve, Train
 
 __all__ = [
+    "MODEL_NAME",
     "Events",
     "Explore",
     "Feature",
@@ -37,6 +38,11 @@ __all__ = [
 ]
 
 
+MODEL_NAME = Text(
+    "a name of a-z, 0-9, - and _, starting with a letter, at most 64 long", r"[a-z][a-z0-9_-]{0,63}"
+)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spec:
     """A whole spec. `labels`, `tables` and `features` are in file order; their indexes and ids are
@@ -46,9 +52,7 @@ class Spec:
     name: str = option(
         "identity",
         "names the model's topics and store",
-        Text(
-            "a name of a-z, 0-9, - and _, starting with a letter, at most 64 long", r"[a-z][a-z0-9_-]{0,63}"
-        ),
+        MODEL_NAME,
     )
     events: Events
     join: Join

@@ -119,6 +119,14 @@ def test_what_cannot_be_found_is_named() -> None:
         generate_spec([("a.avsc", action)])
 
 
+def test_a_name_that_is_given_must_be_a_models() -> None:
+    schemas = example("online-retail", "impressions.avsc", "actions.avsc")
+
+    assert parse_spec(generate_spec(schemas, "shop-2")).name == "shop-2"
+    with pytest.raises(ConfigError, match="freshet init: name = 'My Shop'"):
+        generate_spec(schemas, "My Shop")
+
+
 def test_names_are_compared_as_words() -> None:
     assert words_of("user.lastItems") == ("user", "last", "item")
     assert words_of("reqId") == words_of("request_id") == ("request", "id")
