@@ -16,7 +16,6 @@ from typing import Any, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from freshet.errors import ConfigError
 from freshet.model.inputs import GroupInputs, Labels, ModelInputs
 from freshet.spec.model import Spec
 from freshet.types import F32, F64
@@ -119,10 +118,12 @@ def build_model(spec: Spec, *, training: bool, precision: Precision | None = Non
     """
     precision = precision or spec.train.precision
     if spec.model.kind in ("hedge", "linear"):
-        from freshet.model.hedge import HedgeDense  # noqa: PLC0415 - the native core is loaded when a model is
+        from freshet.model.hedge import HedgeDense  # noqa: PLC0415 - loads the native core
 
         return HedgeDense(spec, training=training, precision=precision)
-    raise ConfigError("spec", "model.kind", spec.model.kind, "hedge or linear")
+    from freshet.model.alone import build_alone  # noqa: PLC0415 - imports torch
+
+    return build_alone(spec, training=training, precision=precision)
 
 
 def ones_mixture(labels: int) -> F32:

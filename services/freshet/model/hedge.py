@@ -16,7 +16,7 @@ from freshet import _native
 from freshet.errors import Mismatch
 from freshet.model import Lane, ModelInputs, Precision, State, StepResult
 from freshet.model.initial import he_uniform
-from freshet.model.plan import LOSSES, expert_plan, input_plan, padded
+from freshet.model.plan import LOSSES, expert_plan, groups_of, input_plan, padded
 from freshet.spec.model import Spec
 from freshet.types import F32, F64, I64
 
@@ -221,11 +221,6 @@ class HedgeLane:
         if len(held) < rows:
             held = self._held[group] = np.empty((rows + rows // 4, held.shape[1]), np.float32)
         return held[:rows]
-
-
-def groups_of(inputs: ModelInputs) -> list[tuple[Any, ...]]:
-    """Groups as the native core takes them."""
-    return [(g.rows, g.positions, g.feature_starts, list(g.list_ends)) for g in inputs.groups]
 
 
 def _score(model: HedgeDense, lane: _native.HedgeLane, inputs: ModelInputs) -> F32:

@@ -6,15 +6,17 @@ Letters: L labels, D dense columns, S float slots of a row.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from freshet.errors import ConfigError
+from freshet.model.inputs import ModelInputs
 from freshet.spec.layout import Group, layout_of
 from freshet.spec.model import Spec
 from freshet.types import I64
 
-__all__ = ["PAD", "InputPlan", "expert_plan", "input_plan", "padded"]
+__all__ = ["PAD", "InputPlan", "expert_plan", "groups_of", "input_plan", "padded"]
 
 PAD = 16
 """Widths are padded to this many floats: one AVX-512 register."""
@@ -131,3 +133,8 @@ def expert_plan(spec: Spec, scalars: dict[str, int]) -> tuple[tuple[str, ...], l
             )
         experts.append((scalars[source], fm, mlp))
     return tuple(spec.model.experts), experts
+
+
+def groups_of(inputs: ModelInputs) -> list[tuple[Any, ...]]:
+    """Groups as the native core takes them."""
+    return [(g.rows, g.positions, g.feature_starts, list(g.list_ends)) for g in inputs.groups]

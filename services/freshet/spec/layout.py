@@ -100,7 +100,8 @@ def _scalar_names(spec: Spec) -> tuple[str, ...]:
         experts = spec.model.experts
         shared = ("linear",) if "fm" in experts or "deep" in experts else ()
         return tuple(e for e in ("wide", "cross") if e in experts) + shared
-    return ("linear",) if spec.model.kind in ("linear", "deepfm") else ()
+    own_class = ":" in spec.model.kind  # it is given the linear terms, to use or not
+    return ("linear",) if own_class or spec.model.kind in ("linear", "deepfm") else ()
 
 
 def _cautious(optimizer: Optimizer) -> Optimizer:

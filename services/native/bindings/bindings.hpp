@@ -26,6 +26,7 @@ void bind_plan(nb::module_& m);
 void bind_store(nb::module_& m);
 void bind_join(nb::module_& m);
 void bind_model(nb::module_& m);
+void bind_gather(nb::module_& m);
 void bind_blocks(nb::module_& m);
 void bind_features(nb::module_& m);
 

@@ -9,6 +9,7 @@ NB_MODULE(_native, m) {
   freshet::bind_store(m);
   freshet::bind_join(m);
   freshet::bind_model(m);
+  freshet::bind_gather(m);
   freshet::bind_blocks(m);
   freshet::bind_features(m);
 }

@@ -1,0 +1,50 @@
+"""Models that are one network: `dlrm`, `deepfm`, `dcnv2`, or a class of the user's."""
+
+from __future__ import annotations
+
+from functools import partial
+from importlib import import_module
+
+from freshet.errors import ConfigError
+from freshet.model import Precision
+from freshet.model.custom import Model
+from freshet.model.torched import TorchDense
+from freshet.model.towers import DLRM, DCNv2, DeepFM
+from freshet.spec.model import Spec
+
+__all__ = ["build_alone"]
+
+KINDS: dict[str, type[Model]] = {"dlrm": DLRM, "deepfm": DeepFM, "dcnv2": DCNv2}
+
+
+def build_alone(spec: Spec, *, training: bool, precision: Precision) -> TorchDense:
+    """Build the network that `spec.model.kind` names. Raises ConfigError if there is none, or it cannot be
+    built."""
+    kind = spec.model.kind
+    if kind in KINDS:
+        return TorchDense(spec, KINDS[kind], training=training, precision=precision)
+    build = partial(_class_of(kind), **dict(spec.model.options))
+    try:
+        return TorchDense(spec, build, training=training, precision=precision)
+    except TypeError as error:
+        raise ConfigError(
+            "spec",
+            "model.options",
+            dict(spec.model.options),
+            f"arguments that {kind} takes after its shape",
+            str(error),
+        ) from error
+
+
+def _class_of(kind: str) -> type[Model]:
+    module, _, name = kind.partition(":")
+    expected = "hedge, linear, dlrm, deepfm, dcnv2, or package.module:Class"
+    if not name:
+        raise ConfigError("spec", "model.kind", kind, expected)
+    try:
+        found = getattr(import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError("spec", "model.kind", kind, "a class that can be imported", str(error)) from error
+    if not (isinstance(found, type) and issubclass(found, Model)):
+        raise ConfigError("spec", "model.kind", kind, "a subclass of freshet.Model")
+    return found
