@@ -1,0 +1,99 @@
+"""What joiner and trainer tell Prometheus: descriptors, and readings of their figures."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from freshet.runtime.metrics import Metric, Reading
+
+__all__ = ["JOINER_METRICS", "TRAINER_METRICS", "joiner_readings", "trainer_readings"]
+
+JOINER_METRICS = (
+    Metric("freshet_joiner_events", "counter", "events", "Events read by this process."),
+    Metric("freshet_joiner_samples", "counter", "samples", "Samples written by this process."),
+    Metric("freshet_joiner_commits", "counter", "commits", "Atomic appends of samples with positions."),
+    Metric("freshet_joiner_lag_records", "gauge", "records", "Input records not read yet.", ("partition",)),
+    Metric(
+        "freshet_joiner_watermark_ms",
+        "gauge",
+        "milliseconds since 1970",
+        "Event time up to which windows are closed.",
+        ("partition",),
+    ),
+    Metric(
+        "freshet_joiner_impressions",
+        "gauge",
+        "impressions",
+        "What became of impressions since the model began, for each label.",
+        ("label", "outcome"),
+    ),
+)
+
+TRAINER_METRICS = (
+    Metric("freshet_trainer_samples", "counter", "samples", "Samples trained on by this process."),
+    Metric("freshet_trainer_steps", "gauge", "steps", "Dense steps since the model began."),
+    Metric(
+        "freshet_trainer_lag_blocks", "gauge", "blocks", "Blocks of samples that no batch has covered yet."
+    ),
+    Metric("freshet_trainer_event_time_ms", "gauge", "milliseconds since 1970", "Newest event learned from."),
+    Metric("freshet_trainer_version", "gauge", "number", "Newest version written by this process."),
+    Metric(
+        "freshet_trainer_quality",
+        "gauge",
+        "figure",
+        "Measures since the model began.",
+        ("of", "label", "measure"),
+    ),
+    Metric("freshet_shard_rows", "gauge", "rows", "Rows resident, by table.", ("table",)),
+    Metric("freshet_shard_memory_bytes", "gauge", "bytes", "Memory of rows and indexes."),
+    Metric("freshet_shard_pushes", "counter", "pushes", "Pushes applied or skipped."),
+    Metric("freshet_shard_refused", "counter", "pushes", "Pushes that did not continue what was applied."),
+    Metric("freshet_shard_published_rows", "counter", "rows", "Changed rows published to serving."),
+    Metric("freshet_shard_flushed_rows", "counter", "rows", "Changed rows written to the row store."),
+    Metric("freshet_shard_flushes", "counter", "flushes", "Rounds of flushing all buckets."),
+)
+
+
+def joiner_readings(status: Any) -> Mapping[str, Reading]:
+    """Readings of a `JoinerStatus`."""
+    return {
+        "freshet_joiner_events": status.events,
+        "freshet_joiner_samples": status.samples,
+        "freshet_joiner_commits": status.commits,
+        "freshet_joiner_lag_records": {(str(p),): float(n) for p, n in status.lag.items()},
+        "freshet_joiner_watermark_ms": {
+            (str(p),): float(w) for p, w in status.watermark_ms.items() if w is not None
+        },
+        "freshet_joiner_impressions": {
+            (label, outcome): float(n)
+            for label, counts in status.ledger.labels.items()
+            for outcome, n in counts.items()
+        },
+    }
+
+
+def trainer_readings(status: Mapping[str, Any]) -> Mapping[str, Reading]:
+    """Readings of `Training.status()`."""
+    shard = status["shard"]
+    return {
+        "freshet_trainer_samples": status["samples"],
+        "freshet_trainer_steps": status["steps"],
+        "freshet_trainer_lag_blocks": status["lag_blocks"],
+        "freshet_trainer_event_time_ms": status["event_time_ms"],
+        "freshet_trainer_version": status["version"],
+        "freshet_trainer_quality": {
+            (of, label, measure): float(value)
+            for of, labels in status["measures"].items()
+            for label, values in labels.items()
+            for measure, value in values.items()
+            if value is not None
+        },
+        "freshet_shard_rows": {(str(table),): float(n) for table, n in status["rows"].items()},
+        "freshet_shard_memory_bytes": status["bytes"],
+        "freshet_shard_pushes": shard["pushes"],
+        "freshet_shard_refused": shard["refused"],
+        "freshet_shard_published_rows": shard["published_rows"],
+        "freshet_shard_flushed_rows": shard["flushed_rows"],
+        "freshet_shard_flushes": shard["flushes"],
+    }

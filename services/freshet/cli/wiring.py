@@ -1,0 +1,149 @@
+"""The composition root: which adapters and parts a service is made of. The only importer of services.
+
+Each runner blocks until `stop` is set, then drains. Services are imported by their runner, so that one
+process loads what it needs and no more.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from prometheus_client import CollectorRegistry
+
+from freshet.cli.figures import JOINER_METRICS, TRAINER_METRICS, joiner_readings, trainer_readings
+from freshet.runtime.admin import Admin
+from freshet.runtime.lifecycle import Cleanup
+from freshet.runtime.metrics import register
+from freshet.seams.open import open_eventlog, open_rowstore, open_versions
+from freshet.settings import Settings
+from freshet.spec.identity import identity_hash
+from freshet.spec.model import Spec
+from freshet.spec.schemas import load_schemas
+
+__all__ = ["RUNNERS"]
+
+Runner = Callable[[Spec, Settings, threading.Event], None]
+
+
+def run_gateway(spec: Spec, settings: Settings, stop: threading.Event) -> None:
+    """Events in over HTTP."""
+    from freshet.gateway.service import codecs_of, run  # noqa: PLC0415
+
+    log = open_eventlog(settings.common.log_url)
+    try:
+        schemas = load_schemas(spec)
+        roles = {s: schemas.of(s) for s in ("served", "shown", "action") if _has(spec, s)}
+        run(spec, log, codecs_of(spec, roles, log), settings.gateway, settings.common, stop=stop)
+    finally:
+        log.close()
+
+
+def run_joiner(spec: Spec, settings: Settings, stop: threading.Event) -> None:
+    """Events to samples."""
+    from freshet.joiner.service import JoinerStatus, Pace  # noqa: PLC0415
+    from freshet.joiner.start import make  # noqa: PLC0415
+
+    cleanup = Cleanup()
+    log = open_eventlog(settings.common.log_url)
+    cleanup.add("log", log.close)
+    latest: list[JoinerStatus] = []
+
+    def note(status: JoinerStatus) -> None:
+        latest[:] = [status]
+
+    registry = CollectorRegistry()
+    register(registry, JOINER_METRICS, lambda: joiner_readings(latest[0]) if latest else {})
+    admin = Admin(
+        settings.common.bind_address,
+        settings.joiner.admin_port,
+        registry=registry,
+        ready=lambda: None if latest else "the state is being rebuilt from the log",
+        status=lambda: _joiner_status(latest),
+    )
+    cleanup.add("admin", admin.close)
+    pace = Pace(
+        flush_interval_ms=settings.joiner.commit_interval_ms, poll_records=settings.joiner.read_records
+    )
+    try:
+        make(spec, log, pace=pace, stop=stop, on_status=note).run()
+    finally:
+        cleanup.run()
+
+
+def run_trainer(spec: Spec, settings: Settings, stop: threading.Event) -> None:
+    """Samples to rows and versions: embedder, shard and trainer in one process."""
+    from freshet.cli.training import Stores, Training  # noqa: PLC0415
+
+    cleanup = Cleanup()
+    training: list[Training] = []
+    registry = CollectorRegistry()
+    register(registry, TRAINER_METRICS, lambda: trainer_readings(training[0].status()) if training else {})
+    admin = Admin(
+        settings.common.bind_address,
+        settings.trainer.admin_port,
+        registry=registry,
+        ready=lambda: training[0].ready() if training else "claiming buckets and loading rows",
+        status=lambda: training[0].status() if training else {},
+    )
+    cleanup.add("admin", admin.close)
+    log = open_eventlog(settings.common.log_url)
+    cleanup.add("log", log.close)
+    rows = open_rowstore(settings.common.rows_url)
+    cleanup.add("rows", rows.close)
+    versions = open_versions(settings.common.versions_url)
+    cleanup.add("versions", versions.close)
+    try:
+        spec_hash = identity_hash(spec, load_schemas(spec))
+        training.append(Training(spec, Stores(log, rows, versions), spec_hash=spec_hash))
+        watcher = threading.Thread(target=lambda: (stop.wait(), training[0].stop()), daemon=True)
+        watcher.start()
+        training[0].run()
+    finally:
+        cleanup.run()
+
+
+def run_inference(spec: Spec, settings: Settings, stop: threading.Event) -> None:
+    """Rank requests."""
+    from freshet.inference.service import Parts, run  # noqa: PLC0415
+
+    cleanup = Cleanup()
+    log = open_eventlog(settings.common.log_url)
+    cleanup.add("log", log.close)
+    rows = open_rowstore(settings.common.rows_url)
+    cleanup.add("rows", rows.close)
+    versions = open_versions(settings.common.versions_url)
+    cleanup.add("versions", versions.close)
+    schemas = load_schemas(spec)
+    parts = Parts(spec, identity_hash(spec, schemas), schemas.served, log, rows, versions)
+    try:
+        run(parts, settings.inference, settings.common, stop=stop)
+    finally:
+        cleanup.run()
+
+
+RUNNERS: Mapping[str, Runner] = {
+    "gateway": run_gateway,
+    "joiner": run_joiner,
+    "trainer": run_trainer,
+    "inference": run_inference,
+}
+
+
+def _has(spec: Spec, role: str) -> bool:
+    return role != "shown" or spec.events.shown is not None
+
+
+def _joiner_status(latest: list[Any]) -> dict[str, Any]:
+    if not latest:
+        return {}
+    status = latest[0]
+    return {
+        "events": status.events,
+        "samples": status.samples,
+        "commits": status.commits,
+        "watermark_ms": dict(status.watermark_ms),
+        "lag": dict(status.lag),
+        "ledger": status.ledger.to_json(),
+    }
