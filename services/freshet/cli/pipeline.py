@@ -42,6 +42,7 @@ class Outcome:
         str, Mapping[str, float]
     ]  # label -> measure -> value, every sample before it was trained on
     stages: Mapping[str, float]  # stage -> what it handled a second
+    ledger: Mapping[str, Any] | None = None  # of the joiner: what became of every impression
     windows: Sequence[Mapping[str, Any]] = ()  # records of `<model>.measures`, by event time
 
     def as_json(self) -> dict[str, Any]:
@@ -57,6 +58,7 @@ class Outcome:
             "lanes": self.lanes,
             "labels": {name: dict(values) for name, values in self.measures.items()},
             "stages": dict(self.stages),
+            **({"ledger": dict(self.ledger)} if self.ledger is not None else {}),
         }
 
 

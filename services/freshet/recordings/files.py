@@ -16,7 +16,7 @@ from freshet.features.columns import FileColumn
 from freshet.spec.model import Spec
 from freshet.types import F32, I64, U64, Bool, BytesColumn
 
-__all__ = ["SampleRows", "needed_columns", "read_samples"]
+__all__ = ["SampleRows", "batches", "needed_columns", "read_samples"]
 
 CHUNK_ROWS = 65_536
 UNIT_MS = {"s": 1000.0, "ms": 1.0, "us": 0.001}
@@ -58,7 +58,7 @@ def read_samples(spec: Spec, paths: Sequence[Path], request: str | None = None) 
     """
     row = 0
     for path in paths:
-        for batch in _batches(path):
+        for batch in batches(path):
             missing = [
                 c
                 for c in [*needed_columns(spec), *([request] if request else [])]
