@@ -78,7 +78,8 @@ def read_samples(spec: Spec, paths: Sequence[Path], request: str | None = None) 
             yield made
 
 
-def _batches(path: Path) -> Iterator[Any]:
+def batches(path: Path) -> Iterator[Any]:
+    """Record batches of a csv, csv.gz or parquet file. Raises BadInput if it cannot be read."""
     import pyarrow as pa  # noqa: PLC0415 - slow to import, and only needed here
     import pyarrow.csv  # noqa: PLC0415
     import pyarrow.parquet  # noqa: PLC0415
