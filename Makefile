@@ -31,7 +31,7 @@ setup: $(BIN)/python ## Install freshet with gateway, inference and client (no t
 	$(BIN)/pip install -q ".[gateway,inference,client,replay]"
 
 demo: setup ## Install, start a whole loop on generated events, print `freshet status`; Ctrl-C ends it.
-	$(BIN)/python examples/feed/demo.py $(DEMO)
+	$(BIN)/python examples/quickstart/demo.py $(DEMO)
 
 $(VENV)/.test-installed: pyproject.toml | $(BIN)/python
 	@echo "Installing what the tests need. torch is the large part: about 0.9 GB to download and 5 GB on disk from the default index"

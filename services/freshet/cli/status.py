@@ -18,7 +18,7 @@ from freshet.runtime.supervisor import read_state
 from freshet.seams.open import open_versions
 from freshet.settings import RunFolder
 
-__all__ = ["collect", "command"]
+__all__ = ["as_text", "collect", "command"]
 
 
 @click.command()
@@ -27,7 +27,7 @@ __all__ = ["collect", "command"]
 def command(folder: Path, as_json: bool) -> None:
     """Say what runs in a run folder, what it has done, and how fresh the served model is."""
     status = collect(folder)
-    emit(status, as_json=as_json, text=_text(status))
+    emit(status, as_json=as_json, text=as_text(status))
 
 
 def collect(folder: Path) -> dict[str, Any]:
@@ -111,7 +111,8 @@ def _memory_mb(pid: int) -> float | None:
     return None
 
 
-def _text(status: Mapping[str, Any]) -> str:
+def as_text(status: Mapping[str, Any]) -> str:
+    """The status as the terminal shows it."""
     services = status["services"]
     if not services:
         return f"nothing has run in {status['folder']} yet; `freshet up SPEC` starts it"
