@@ -12,6 +12,7 @@ random orders among the requests (exploration) and the best possible one.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import random
 import time
 from collections import deque
@@ -55,10 +56,8 @@ def main() -> None:
         print(
             f"ready: gateway :{system.ports['gateway']}, inference :{system.ports['inference']}", flush=True
         )
-        try:
+        with contextlib.suppress(KeyboardInterrupt):
             play(system, World(), options.seconds, options.rate)
-        except KeyboardInterrupt:
-            pass
         print(as_text(system.status()), flush=True)
 
 
