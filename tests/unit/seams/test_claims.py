@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -170,6 +171,45 @@ def test_kinds_and_keys_of_later_versions_are_ignored() -> None:
 # The shell
 
 
+class Unreachable:
+    """A log whose readers fail while `away` is set."""
+
+    def __init__(self, log: SqliteEventLog) -> None:
+        self._log, self.away = log, threading.Event()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._log, name)
+
+    def reader(self) -> Any:
+        reader, away = self._log.reader(), self.away
+
+        class Wrapped:
+            assign, close = reader.assign, reader.close
+
+            def poll(self, max_records: int, wait_s: float) -> Any:
+                if away.is_set():
+                    raise Unavailable("the disk is away")
+                return reader.poll(max_records, wait_s)
+
+        return Wrapped()
+
+
+def test_a_log_that_comes_back_finds_the_owners_it_had(log: SqliteEventLog) -> None:
+    unreachable = Unreachable(log)
+    claims = Claims(unreachable, "control", lease_s=0.8, heartbeat_s=0.05)
+    held = claims.acquire("seat", "a", soon())
+    unreachable.away.set()
+    end = time.monotonic() + 1.6  # two leases
+    wait_for(lambda: time.monotonic() > end)
+    unreachable.away.clear()
+    other = Claims(log, "control", lease_s=0.8, heartbeat_s=0.05)
+    with pytest.raises(Unavailable, match="held by a"):
+        other.acquire("seat", "b", time.monotonic() + 1.6)
+    held.check()
+    for each in (claims, other):
+        each.close()
+
+
 @pytest.fixture
 def log(tmp_path: Path) -> Iterator[SqliteEventLog]:
     log = SqliteEventLog(tmp_path)
@@ -183,7 +223,7 @@ def start(log: SqliteEventLog) -> Iterator[Callable[..., Claims]]:
     """Start claims as another process would; short leases, so that a test waits for one in real time."""
     started: list[Claims] = []
 
-    def make(clock: SettableClock | None = None, lease_s: float = 0.3) -> Claims:
+    def make(clock: SettableClock | None = None, lease_s: float = 0.8) -> Claims:
         more = {} if clock is None else {"clock": clock}
         started.append(Claims(log, "control", **more, lease_s=lease_s, heartbeat_s=0.05))
         return started[-1]
@@ -219,7 +259,7 @@ def test_a_living_owner_is_not_replaced(start: Callable[..., Claims]) -> None:
     first, second = start(), start()
     held = first.acquire("seat", "a", soon())
     with pytest.raises(Unavailable, match=r"held by a \(fence 0\)"):
-        second.acquire("seat", "b", time.monotonic() + 1.0)
+        second.acquire("seat", "b", time.monotonic() + 1.6)
     held.check()
 
 
@@ -300,5 +340,6 @@ def test_a_corrupt_record_stops_the_claims_and_is_told_to_their_holders(
         return False
 
     wait_for(stopped)
+    assert held.lost.wait(20.0), "no heartbeats are sent any more, so it is lost"
     with pytest.raises(Corrupt, match=r"control\[0\] at offset"):
         claims.acquire("other", "a", soon())

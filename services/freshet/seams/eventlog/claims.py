@@ -35,6 +35,10 @@ HEARTBEAT_S = 0.5
 _POLL_S = 0.05
 """Longest wait in one poll: a heartbeat is late by no more than this."""
 
+_GAP_S = 0.2
+"""Between two readings at most this counts as silence: who slept in between cannot know whether the log was
+there. A busy machine that polls later than this only makes leases longer."""
+
 _STATE_EVERY = 100_000
 """Records after which a summary is written and the rest trimmed; about 14 hours of one owner, 0.2 s to
 read."""
@@ -50,11 +54,13 @@ class Held:
         self._on_lost: list[Callable[[], None]] = []
 
     def check(self) -> None:
-        """Raise Fenced if somebody else has claimed it meanwhile; cheap, as it only looks at what was
-        read."""
+        """Raise Fenced if somebody else has claimed it meanwhile; cheap, as it only looks at what was read.
+
+        Raises what stopped the claims' thread, if that is why it is lost.
+        """
+        self._claims.check()
         if self.lost.is_set():
             raise Fenced(f"{self.what} was claimed from {self.owner} (fence {self.fence}) by another owner")
-        self._claims.check()
 
     def on_lost(self, call: Callable[[], None]) -> None:
         """Call this once, on the claims' thread, when the claim is lost; at once if it is already."""
@@ -86,7 +92,7 @@ class Claims:
     ) -> None:
         self._eventlog, self._partition, self._clock = log, TopicPartition(topic, 0), clock
         self._heartbeat_s = heartbeat_s
-        self._book = ClaimBook(lease_s, longest_gap_s=heartbeat_s)
+        self._book = ClaimBook(lease_s, longest_gap_s=min(heartbeat_s, _GAP_S))
         self._writer, self._reader = log.writer(), log.reader()
         self._held: dict[Fence, Held] = {}
         self._changed = threading.Condition()  # guards the book, what is held, and the fields below
@@ -186,10 +192,14 @@ class Claims:
                     self._changed.wait(_POLL_S)
                 _log.warning("the control topic cannot be reached", error=str(error))
             except FreshetError as error:
+                _log.error("claims stopped", error=str(error))
                 with self._changed:
                     self._error = error
+                    lost = list(self._held.values())
+                    self._held.clear()
                     self._changed.notify_all()
-                _log.error("claims stopped", error=str(error))
+                for held in lost:  # nobody sends their heartbeats any more, nor would see who takes over
+                    held._lose()
                 return
 
     def _step(self, reader: Reader) -> None:

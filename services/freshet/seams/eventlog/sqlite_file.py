@@ -308,10 +308,14 @@ class LogFile:
         return bool(oldest) and oldest[0][0] <= chunk_id(partition_id, offset)
 
     def hold(self, name: str, offsets: Sequence[tuple[int, int]]) -> None:
-        """Replace what `name` holds by (partition id, offset) pairs."""
+        """Replace what `name` holds by (partition id, offset) pairs; free if it holds just that."""
+        wanted = sorted(offsets)
+        held = self.ask("SELECT partition, offset FROM holds WHERE name = ? ORDER BY partition", name)
+        if held == wanted:
+            return
         with self._writing, self._transaction("hold offsets") as db:
             db.execute("DELETE FROM holds WHERE name = ?", (name,))
-            db.executemany("INSERT INTO holds VALUES (?, ?, ?)", ((name, p, o) for p, o in offsets))
+            db.executemany("INSERT INTO holds VALUES (?, ?, ?)", ((name, p, o) for p, o in wanted))
 
     def held_from(self, partition_id: int) -> int | None:
         """Smallest offset that somebody holds."""
