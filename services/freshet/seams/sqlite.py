@@ -64,11 +64,22 @@ def open_file(path: Path, fmt: FileFormat) -> None:
                 connection.executescript(fmt.schema)
                 connection.execute(f"PRAGMA application_id={fmt.application_id}")
                 connection.execute(f"PRAGMA user_version={fmt.version}")
-            with contextlib.suppress(FileExistsError):  # another process was first: its file is as good
-                os.link(made, path)
+            _put_in_place(made, path)
             _sync_folder(path.parent)
         finally:
-            made.unlink(missing_ok=True)
+            for left in (made, made.with_name(f"{made.name}-wal"), made.with_name(f"{made.name}-shm")):
+                left.unlink(missing_ok=True)
+
+
+def _put_in_place(made: Path, path: Path) -> None:
+    """Give the file its name, unless another process was first: its file is as good."""
+    try:
+        os.link(made, path)
+    except FileExistsError:
+        pass
+    except OSError:  # no hard links here (some mounted folders): then there is a moment to lose a race in
+        if not path.exists():
+            made.rename(path)
 
 
 def connect(path: Path, fmt: FileFormat) -> sqlite3.Connection:

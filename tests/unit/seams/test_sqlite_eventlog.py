@@ -381,6 +381,18 @@ def test_a_path_that_is_a_file_is_unavailable(tmp_path: Path) -> None:
         SqliteEventLog(tmp_path / "log")
 
 
+def test_a_folder_without_hard_links_will_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(made: Path, path: Path) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", refuse)
+    log = SqliteEventLog(tmp_path)
+    log.create_topic("t", partitions=1)
+    assert log.writer().append([append_to(T0, [b"x"])]) == [0]
+    log.close()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["catalog.sqlite", "t.topics.sqlite"]
+
+
 def test_two_lives_of_a_log_have_two_ids(tmp_path: Path) -> None:
     ids = set()
     for name in "ab":

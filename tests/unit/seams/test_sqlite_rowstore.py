@@ -7,6 +7,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -235,8 +236,46 @@ def test_a_full_disk_is_unavailable_and_the_same_flush_succeeds_later(tmp_path: 
     store.close()
 
 
+@pytest.mark.usefixtures("eager_compaction")
+def test_a_reader_beside_flushes_and_compactions_sees_each_bucket_as_of_one_flush(tmp_path: Path) -> None:
+    path = tmp_path / "rows.sqlite"
+    store, reader = SqliteRowStore(path), SqliteRowStore(path)
+    store.create(identity(), starting())
+    metas = dict(store.claim([Bucket(0), Bucket(1)], Fence(1)))
+    stop = threading.Event()
+    seen: set[int] = set()
+    errors: list[BaseException] = []
+
+    def read() -> None:
+        try:
+            while not stop.is_set():
+                rows = rows_of(reader, 0)
+                assert len(set(rows.values())) <= 1, "rows of two flushes"
+                assert len(rows) in {0, 300}
+                seen.update(rows.values())
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    for i in range(60):
+        deltas = []
+        for bucket, old in metas.items():
+            metas[bucket] = next_meta(old)
+            rows = {0: dict.fromkeys(range(300), i)}
+            deltas.append(delta_of(bucket, old, metas[bucket], rows, whole=i % 9 == 8))
+        store.flush(deltas, fence=Fence(1))
+    stop.set()
+    thread.join()
+    reader.close()
+    store.close()
+    assert errors == []
+    assert len(seen) > 1
+
+
 def flush_for_ever(path: str) -> None:
     """The child of the crash test: every row of a bucket is filled with the flush's seq."""
+    compact._SMALLEST_BYTES, compact.FAN_IN = 100, 3  # so that kills hit merges and compactions too
     store = SqliteRowStore(Path(path))
     store.create(identity(), starting())
     fence = Fence(store.metas([Bucket(0)])[Bucket(0)].fence + 1)

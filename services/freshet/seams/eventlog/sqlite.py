@@ -12,6 +12,7 @@ import threading
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from weakref import WeakSet
 
 import numpy as np
 import structlog
@@ -63,7 +64,7 @@ class SqliteEventLog:
         self._lock = threading.RLock()  # guards the three below
         self._topics: dict[str, tuple[TopicInfo, LogFile, tuple[int, ...]]] = {}
         self._files: dict[str, LogFile] = {}
-        self._readers: list[SqliteReader] = []
+        self._readers: WeakSet[SqliteReader] = WeakSet()
         self._retention_due = clock.monotonic() + _RETENTION_EVERY_S
         self._closed = False
         open_file(self._catalog_path, _CATALOG)
@@ -125,7 +126,7 @@ class SqliteEventLog:
         with self._lock:
             self._check_open()
             reader = SqliteReader(self._locate)
-            self._readers.append(reader)
+            self._readers.add(reader)
         return reader
 
     def writer(self, name: str | None = None) -> SqliteWriter:
@@ -171,7 +172,7 @@ class SqliteEventLog:
             if self._closed:
                 return
             self._closed = True
-            for reader in self._readers:
+            for reader in list(self._readers):
                 reader.close()
             for file in self._files.values():
                 file.close()
