@@ -297,6 +297,39 @@ def test_of_many_that_claim_at_once_one_wins(start: Callable[..., Claims]) -> No
     assert sum(isinstance(result, Unavailable) for result in results) == 3
 
 
+def test_who_is_told_late_of_a_loss_is_told_at_once(start: Callable[..., Claims]) -> None:
+    stopped = SettableClock()
+    held = start(stopped).acquire("seat", "a", stopped.monotonic() + 1.0)
+    start().acquire("seat", "b", soon())
+    assert held.lost.wait(20.0)
+    told: list[str] = []
+    held.on_lost(lambda: told.append("lost"))
+    assert told == ["lost"]
+
+
+def test_closing_releases_so_that_the_next_owner_need_not_wait(start: Callable[..., Claims]) -> None:
+    first = start(lease_s=1000.0)
+    first.acquire("seat", "a", soon())
+    first.close()
+    assert start(lease_s=1000.0).acquire("seat", "b", soon()).owner == "b"
+    with pytest.raises(Unavailable, match="closed"):
+        first.acquire("seat", "a", soon())
+
+
+def test_closing_on_a_sick_log_leaves_the_claim_to_its_lease(
+    log: SqliteEventLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    claims = Claims(log, "control")
+    held = claims.acquire("seat", "a", soon())
+
+    def fail(record: bytes) -> int:
+        raise Unavailable("the disk is full")
+
+    monkeypatch.setattr(claims, "_append", fail)
+    claims.close()
+    assert log.bounds(CONTROL).end > held.fence
+
+
 def test_a_latecomer_reads_who_owns_what(start: Callable[..., Claims]) -> None:
     first = start()
     first.acquire("a", "one", soon())

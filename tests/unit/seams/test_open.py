@@ -7,6 +7,7 @@ from freshet.errors import ConfigError
 from freshet.seams import open as opening
 from freshet.seams.eventlog.sqlite import SqliteEventLog
 from freshet.seams.open import open_eventlog, open_rowstore, open_versions
+from freshet.seams.sqlite import folder_of
 from freshet.seams.versions.folder import FolderVersionStore
 
 
@@ -35,3 +36,11 @@ def test_an_unknown_scheme_is_refused_with_the_known_ones() -> None:
 def test_a_url_without_scheme_or_path_is_refused(url: str) -> None:
     with pytest.raises(ConfigError):
         open_eventlog(url)
+
+
+@pytest.mark.parametrize(
+    ("url", "path"),
+    [("sqlite:/a/b", "/a/b"), ("sqlite:///a/b", "/a/b"), ("sqlite:a/b", "a/b"), ("file:./x", "x")],
+)
+def test_a_url_names_a_path(url: str, path: str) -> None:
+    assert folder_of(url) == Path(path)

@@ -227,5 +227,5 @@ def _lost(partition: TopicPartition, offset: int, start: int, end: int) -> DataL
     return DataLost(
         f"{partition}: offset {offset} is no longer in the log, which starts at {start}: "
         "retention has removed it\n"
-        "  `freshet recover --skip-lost` raises the offsets and records what was lost"
+        "  what reads from there must be told to skip it, or start anew; a longer retention prevents it"
     )
