@@ -11,6 +11,13 @@ namespace {
 constexpr double load = 0.8;  // of an index; measured: above it probes of a second chunk become common
 constexpr u32 occupied(const Chunk& chunk) { return (1u << chunk.count) - 1; }
 
+// A number from 0 to 1, the same on every run.
+double dice(u64 bucket, u64 turn) {
+  u64 x = (bucket << 32) + turn + 1;
+  for (const int shift : {33, 29, 32}) x = (x ^ (x >> shift)) * 0xbf58476d1ce4e5b9ull;
+  return static_cast<double>(x >> 11) * 0x1p-53;
+}
+
 u32 capacity(u32 chunk_count) { return static_cast<u32>(chunk_count * static_cast<double>(Chunk::rows) * load); }
 
 }  // namespace
@@ -72,8 +79,7 @@ void Group::resize(Bin& bin, u32 chunk_count) {
 u32 Group::insert(Bin& bin, u32 bucket, u64 key, u8 table) {
   if (bin.rows >= bin.limit) {
     // Growth by 1.4 to 2.0, differently for each bucket and time: buckets fill alike, and must not all grow in one batch.
-    const u64 dice = hash(hash(bucket + 1) + bin.generation++);
-    const double factor = 1.4 + 0.6 * static_cast<double>(dice >> 11) * 0x1p-53;
+    const double factor = 1.4 + 0.6 * dice(bucket, bin.generation++);
     const u32 count = bin.chunk_count.load(std::memory_order_relaxed);
     resize(bin, std::max(count + 1, static_cast<u32>(std::ceil(count * factor))));
   }
@@ -154,7 +160,7 @@ void Group::shrink(Bin& bin, u32 bucket) {
     return;
   }
   if (bin.rows * 4 > bin.limit) return;
-  const double spread = 1.25 + 0.5 * static_cast<double>(hash(bucket + 1) >> 11) * 0x1p-53;
+  const double spread = 1.25 + 0.5 * dice(bucket, bin.generation++);
   const u32 count = static_cast<u32>(std::ceil(bin.rows * spread / (Chunk::rows * load)));
   resize(bin, std::max(count, 1u));
   for (auto& list : bin.dirty) list.shrink_to_fit();

@@ -1,0 +1,135 @@
+#include "freshet/store.hpp"
+
+#include <gtest/gtest.h>
+
+#include <thread>
+
+#include "table_support.hpp"
+
+namespace freshet {
+namespace {
+
+using namespace testing;
+
+TEST(Store, AppliesSkipsAndRefuses) {
+  Store store(spec_of({counting_slot()}));
+  const Batch batch(numbered(1, 100));
+  const std::vector<float> ones(200, 1.0f);
+
+  EXPECT_EQ(push(store, batch, 0, 0, ones), Pushed::applied);
+  EXPECT_EQ(push(store, batch, 0, 0, ones), Pushed::skipped);
+  EXPECT_EQ(push(store, batch, 0, 2, ones), Pushed::refused);
+  for (const float x : look_up(store, batch)) EXPECT_EQ(x, -1.0f);
+  EXPECT_THROW(push(store, batch, 2, 0, ones), std::invalid_argument);
+  EXPECT_THROW(push(store, batch, 0, -1, ones), std::invalid_argument);
+}
+
+TEST(Store, NeverReadsPastABatchThatLies) {
+  Store store(spec_of({counting_slot()}));
+  Batch batch(numbered(1, 50));
+  std::vector<float> out(100);
+  std::vector<u32> starts(17, 0);
+  starts[16] = 50;
+  Keys keys = batch.keys();
+  keys.bucket_starts = starts.data();
+  EXPECT_THROW(store.lookup(0, keys, out.data(), true, nullptr), std::invalid_argument);
+  starts[3] = 60;
+  EXPECT_THROW(store.lookup(0, keys, out.data(), true, nullptr), std::invalid_argument);
+  EXPECT_THROW(store.lookup(1, batch.keys(), out.data(), true, nullptr), std::invalid_argument);
+}
+
+// Every rule, and bytes on both sides of a flush.
+TEST(Store, AStoreRestoredFromItsFlushesGoesOnAlike) {
+  for (const bool half : {false, true}) {
+    Store first(spec_of(mixed_slots(), 16, 2, half)), second(spec_of(mixed_slots(), 16, 2, half));
+    const Batch batch(numbered(1, 400));
+    std::vector<float> gradients(batch.plan.unique() * first.layout(0).width());
+    for (size_t i = 0; i < gradients.size(); i++) gradients[i] = 0.01f * static_cast<float>(i % 100) - 0.4f;
+    for (i64 at = 0; at < 3; at++) push(first, batch, 1, at, gradients, 5000);
+
+    const FlushBatch flushed = first.collect_flush(all_buckets(first), false);
+    const PackedColumns& rows = flushed.groups[0];
+    second.import_rows(0, rows.keys.data(), rows.records.data(), rows.keys.size(), first.layout(0).packed_bytes());
+    for (size_t i = 0; i < flushed.buckets.size(); i++)
+      second.set_applied(flushed.buckets[i], flushed.applied.data() + i * 2, flushed.clock_ms[i]);
+
+    for (Store* store : {&first, &second}) EXPECT_EQ(push(*store, batch, 1, 3, gradients), Pushed::applied);
+    EXPECT_EQ(look_up(first, batch), look_up(second, batch));
+  }
+}
+
+TEST(Store, EvictsByAgeAndKeepsWhatIsDirty) {
+  StoreSpec spec = spec_of({counting_slot()}, 2, 1);
+  spec.tables = {{0, 60'000, 0, 1}};
+  Store store(spec);
+  push(store, Batch(numbered(1, 500), 2), 0, 0, std::vector<float>(1000, 1.0f), 1'000'000);
+  store.collect_flush(all_buckets(store), false);
+  push(store, Batch(numbered(400, 600), 2), 0, 1, std::vector<float>(400, 1.0f), 1'000'000);
+
+  const Evicted done = store.evict(1'060'000, 1 << 30);
+
+  EXPECT_EQ(done.evicted, 399);
+  EXPECT_EQ(store.rows(0), 200);
+  EXPECT_EQ(store.collect_flush(all_buckets(store), false).removed.size(), 399u);
+  EXPECT_EQ(store.collect_publish(1 << 30).tables[0].keys.size(), 200u);
+}
+
+TEST(Store, ThreadsMayDoEverythingAtOnce) {
+  StoreSpec spec = spec_of({counting_slot()}, 16, 3);
+  spec.tables = {{0, 3'600'000, 2'000, 1}};
+  Store store(spec);
+  constexpr i64 pushes = 200;
+  std::atomic<int> running{2};
+  const auto lane = [&](i64 partition) {
+    for (i64 at = 0; at < pushes; at++) {
+      const u64 first = 1 + static_cast<u64>(at % 50) * 20;
+      const Batch batch(numbered(first, first + 200));
+      std::vector<float> out(400);
+      store.lookup(0, batch.keys(), out.data(), true, nullptr);
+      ASSERT_EQ(push(store, batch, partition, at, std::vector<float>(400, 1.0f), at), Pushed::applied);
+    }
+    running--;
+  };
+  std::thread one(lane, 0), two(lane, 2);
+  i64 flushed = 0;
+  while (running) {
+    const FlushBatch batch = store.collect_flush(all_buckets(store), false);
+    flushed += static_cast<i64>(batch.groups[0].keys.size());
+    store.collect_publish(300);
+    store.evict(1'000, 100);
+    store.applied();
+    store.bytes();
+    const Batch reading(numbered(1, 1200));
+    look_up(store, reading);
+  }
+  one.join();
+  two.join();
+  float sum = 0;
+  for (const float x : look_up(store, Batch(numbered(1, 1200)))) sum += x;
+  EXPECT_EQ(sum, -2.0f * 2 * pushes * 200);
+  EXPECT_GT(flushed, 0);
+}
+
+TEST(Store, ServingTablesAreReadWhileTheyGrowAndShrink) {
+  StoreSpec spec = spec_of(mixed_slots());
+  spec.serving = true;
+  Store store(spec);
+  std::atomic<bool> done{false};
+  std::thread writer([&] {
+    const std::vector<float> values(500 * store.layout(0).width(), 3.0f);
+    for (u64 turn = 0; turn < 40; turn++) {
+      const std::vector<u64> keys = numbered(1 + turn * 100, 501 + turn * 100);
+      store.import_values(0, keys.data(), values.data(), keys.size(), turn % 2, 0);
+      store.remove(0, keys.data(), 100);
+    }
+    done = true;
+  });
+  const Batch batch(numbered(1, 4000));
+  while (!done)
+    for (const float x : look_up(store, batch)) ASSERT_TRUE(x == 0.0f || x == 3.0f);
+  writer.join();
+  EXPECT_EQ(store.rows(0), 400);
+}
+
+}  // namespace
+}  // namespace freshet

@@ -1,0 +1,184 @@
+#include "freshet/table.hpp"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <map>
+#include <random>
+
+#include "table_support.hpp"
+
+namespace freshet {
+namespace {
+
+using testing::counting_slot;
+using testing::key_of;
+using testing::mixed_slots;
+
+TEST(Arena, GivesBackPagesAndUsesThemAgain) {
+  Arena arena(6144);
+  const u64 first = arena.take(3);
+  std::memset(arena.base() + first * 6144, 7, 3 * 6144);
+  EXPECT_EQ(arena.bytes_in_use(), 3u * 6144);
+
+  arena.give_back(first, 3);
+
+  EXPECT_EQ(arena.bytes_in_use(), 0u);
+  EXPECT_EQ(arena.take(2), first);
+  EXPECT_EQ(arena.take(1), first + 2);
+  EXPECT_EQ(arena.take(1000), first + 3);
+}
+
+TEST(Arena, PiecesInUseNeverOverlap) {
+  Arena arena(64);
+  std::mt19937 random(3);
+  std::map<u64, u64> used;
+  for (int turn = 0; turn < 20000; turn++) {
+    if (used.empty() || random() % 3) {
+      const u64 n = 1 + random() % 40;
+      const u64 first = arena.take(n);
+      const auto next = used.lower_bound(first);
+      ASSERT_TRUE(next == used.end() || first + n <= next->first);
+      ASSERT_TRUE(next == used.begin() || std::prev(next)->first + std::prev(next)->second <= first);
+      used[first] = n;
+      std::memset(arena.base() + first * 64, 1, n * 64);
+    } else {
+      const auto gone = std::next(used.begin(), random() % used.size());
+      arena.give_back(gone->first, gone->second);
+      used.erase(gone);
+    }
+  }
+}
+
+TEST(Group, HoldsWhatADictionaryHolds) {
+  Group group({counting_slot()}, false, false, {0, 1}, 2);
+  Bin& bin = group.bin(0);
+  std::map<std::pair<u64, u8>, u32> rows;  // -> touched, as a value of the row
+  std::mt19937_64 random(5);
+  for (u32 turn = 1; turn < 60000; turn++) {
+    const u64 key = key_of(1 + random() % 3000);
+    const u8 table = random() & 1;
+    const u32 slot = group.find(bin, key, table);
+    ASSERT_EQ(slot != Group::none, rows.count({key, table}) > 0);
+    if (slot == Group::none) {
+      const u32 fresh = group.insert(bin, 0, key, table);
+      group.header(fresh).touched = turn;
+      rows[{key, table}] = turn;
+    } else {
+      ASSERT_EQ(group.header(slot).touched, (rows[{key, table}]));
+      // Runs of removals, so that blocks and chunks are emptied too.
+      if ((turn / 5000) % 2) {
+        group.erase(bin, slot);
+        rows.erase({key, table});
+      }
+    }
+    if (turn % 5000 == 0) group.shrink(bin, 0);
+    ASSERT_EQ(bin.rows, rows.size());
+  }
+  for (const auto& [row, touched] : rows) {
+    const u32 slot = group.find(bin, row.first, row.second);
+    ASSERT_NE(slot, Group::none);
+    EXPECT_EQ(group.header(slot).touched, touched);
+  }
+  group.clear(bin);
+  EXPECT_EQ(group.bytes(), 0u);
+}
+
+TEST(Group, KeysThatShareTagAndHomeAreStillExact) {
+  Group group({counting_slot()}, false, false, {0}, 2);
+  Bin& bin = group.bin(0);
+  for (u64 n = 1; n < 4000; n++) group.insert(bin, 0, n << 32, 0);
+  for (u64 n = 1; n < 4000; n++) {
+    EXPECT_NE(group.find(bin, n << 32, 0), Group::none);
+    EXPECT_EQ(group.find(bin, (n << 32) | 1, 0), Group::none);
+    EXPECT_EQ(group.find(bin, n << 32, 1), Group::none);
+  }
+}
+
+TEST(Group, BucketsDoNotAllGrowAtOnce) {
+  constexpr u32 buckets = 256;
+  Group group({counting_slot()}, false, false, {0}, buckets);
+  u32 worst = 0;
+  for (u64 row = 1; row < 2000; row++) {
+    u32 grown = 0;
+    for (u32 b = 0; b < buckets; b++) {
+      const u32 before = group.bin(b).chunk_count;
+      group.insert(group.bin(b), b, key_of(row * buckets + b), 0);
+      grown += before != group.bin(b).chunk_count;
+    }
+    if (row > 300) worst = std::max(worst, grown);  // small indexes grow at few sizes, and fast
+  }
+  EXPECT_LT(worst, buckets / 8);
+}
+
+TEST(RowLayout, AVectorStartsACacheLineWhereThatIsCheap) {
+  const std::map<std::string, double> adagrad{{"lr", 0.1}, {"initial_accumulator", 0.0}, {"eps", 1e-8}};
+  const RowLayout hedge({{0, 1, 0.0f, "adagrad", adagrad}, {1, 1, 0.0f, "adagrad", adagrad}, {2, 16, 0.01f, "rowwise_adagrad", adagrad}},
+                        false, false);
+  EXPECT_EQ(hedge.record_bytes(), 128u);
+  EXPECT_EQ(hedge.slots().back().value_at, 64u);
+  EXPECT_EQ(hedge.packed_bytes(), 8u + 4 * (18 + 3));
+  const RowLayout small({counting_slot(4)}, false, false);
+  EXPECT_EQ(small.record_bytes(), 32u);
+}
+
+TEST(RowLayout, PackedRowsOfEveryRuleComeBackAsTheyWere) {
+  for (const bool half : {false, true}) {
+    const RowLayout layout(mixed_slots(), half, false);
+    std::vector<u8> record(layout.record_bytes()), copy(layout.record_bytes()), packed(layout.packed_bytes());
+    const Header header{key_of(1), 1u | meta::dirty_flush, 77};
+    std::memcpy(record.data(), &header, sizeof header);
+    layout.create(record.data(), header.key, 1, 5);
+    std::vector<float> gradient(layout.width(), 0.25f);
+    for (int i = 0; i < 5; i++) ASSERT_TRUE(layout.step(record.data(), gradient.data()));
+
+    layout.pack(record.data(), packed.data());
+    ASSERT_EQ(layout.packed_fault(packed.data(), 1), nullptr);
+    EXPECT_NE(layout.packed_fault(packed.data(), 0), nullptr);
+    layout.unpack(copy.data(), packed.data());
+
+    std::vector<float> a(layout.width()), b(layout.width());
+    layout.load(record.data(), a.data());
+    layout.load(copy.data(), b.data());
+    EXPECT_EQ(a, b);
+    std::vector<u8> again(layout.packed_bytes());
+    layout.pack(copy.data(), again.data());
+    EXPECT_EQ(packed, again);
+  }
+}
+
+TEST(RowLayout, AGradientThatIsNotFiniteChangesNothing) {
+  const RowLayout layout(mixed_slots(), false, false);
+  std::vector<u8> record(layout.record_bytes());
+  layout.create(record.data(), 1, 0, 5);
+  const std::vector<u8> before = record;
+  for (u32 at = 0; at < layout.width(); at++) {
+    std::vector<float> gradient(layout.width(), 1.0f);
+    gradient[at] = at % 2 ? std::nanf("") : INFINITY;
+    EXPECT_FALSE(layout.step(record.data(), gradient.data()));
+    EXPECT_EQ(record, before);
+  }
+}
+
+TEST(RowLayout, UnknownAndMissingParametersAreNamed) {
+  EXPECT_THROW(RowLayout({{0, 1, 0.0f, "adagrad", {{"lr", 1.0}}}}, false, false), std::invalid_argument);
+  EXPECT_THROW(RowLayout({{0, 1, 0.0f, "sgd", {{"lr", 1.0}, {"eps", 1.0}}}}, false, false), std::invalid_argument);
+  EXPECT_THROW(RowLayout({{0, 1, 0.0f, "momentum", {}}}, false, false), std::invalid_argument);
+  EXPECT_THROW(RowLayout({{1, 1, 0.0f, "sgd", {{"lr", 1.0}}}}, false, false), std::invalid_argument);
+  EXPECT_THROW(RowLayout({}, false, false), std::invalid_argument);
+}
+
+TEST(Simd, SquaredSumFollowsItsTree) {
+  for (u32 n = 0; n < 70; n++) {
+    std::vector<float> x(n);
+    for (u32 i = 0; i < n; i++) x[i] = 0.1f * static_cast<float>(i) - 1.3f;
+    float lane[16] = {};
+    for (u32 i = 0; i < n; i++) lane[i % 16] += x[i] * x[i];
+    for (u32 half = 8; half; half /= 2)
+      for (u32 j = 0; j < half; j++) lane[j] += lane[j + half];
+    EXPECT_EQ(squared_sum(x.data(), n), lane[0]) << n;
+  }
+}
+
+}  // namespace
+}  // namespace freshet
