@@ -14,10 +14,9 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   size -= 2;
   Store store(testing::spec_of(testing::mixed_slots(), 4, 1, half));
   const size_t packed = store.layout(0).packed_bytes();
-  const size_t n = size / (packed + 8);
-  std::vector<u64> keys(n);
-  if (n) std::memcpy(keys.data(), data, 8 * n);
-  const u8* records = data + 8 * n;
+  const size_t n = size / packed;
+  const std::vector<u64> keys = testing::numbered(1, n + 1);
+  const u8* records = data;
   try {
     store.import_rows(table, keys.data(), records, n, packed + (claimed > 250 ? claimed - 250 : 0));
   } catch (const std::invalid_argument&) {
