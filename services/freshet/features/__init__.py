@@ -9,19 +9,29 @@ native walker.
 from freshet.features.blocks import BlockColumns, encode_block, encode_blocks, read_blocks
 from freshet.features.decoded import ABSENT_KEY, Decoded, GroupKeys
 from freshet.features.decoder import SampleDecoder
+from freshet.features.encoder import Column, ColumnEncoder, EncodedRows
 from freshet.features.events import EventColumn, EventColumns, EventExtractor
 from freshet.features.frames import add_frames, frame_ids, strip_frames, take
 from freshet.features.hashing import cross_seed, hash_text, key_of, keys_of, partition_of, table_salt
+from freshet.features.transcode import JsonTranscoder, RefusedEvent, Transcoded
+from freshet.features.validate import AvroValidator
 
 __all__ = [
     "ABSENT_KEY",
+    "AvroValidator",
     "BlockColumns",
+    "Column",
+    "ColumnEncoder",
     "Decoded",
+    "EncodedRows",
     "EventColumn",
     "EventColumns",
     "EventExtractor",
     "GroupKeys",
+    "JsonTranscoder",
+    "RefusedEvent",
     "SampleDecoder",
+    "Transcoded",
     "add_frames",
     "cross_seed",
     "encode_block",

@@ -13,15 +13,14 @@ from typing import Any, Literal
 
 import numpy as np
 
-from freshet import _native
 from freshet.errors import BadInput
+from freshet.features.encoder import Column, ColumnEncoder
 from freshet.spec.avro import Array, AvroField, Primitive, Record, Type, Union
 from freshet.types import F64, I64, U8, Bool, BytesColumn
 
 __all__ = ["FileColumn", "encode_columns", "schema_of_columns"]
 
 ColumnType = Literal["integer", "real", "truth", "text"]
-_NUMBER_OF: Mapping[str, int] = {"integer": 0, "real": 1, "truth": 3, "text": 4}
 _AVRO: Mapping[str, Any] = {"integer": "long", "real": "double", "truth": "boolean", "text": "string"}
 
 
@@ -49,10 +48,22 @@ def schema_of_columns(columns: Mapping[str, FileColumn], name: str) -> Record:
 def encode_columns(columns: Mapping[str, FileColumn], schema: Record, rows: int) -> BytesColumn:
     """(N,) Avro records of `schema_of_columns(columns)`, without framing.
 
-    Raises ValueError if a column's lengths do not agree.
+    Raises ValueError if columns' lengths do not agree, BadInput for text that is not UTF-8.
     """
-    leaves = [_leaf(columns[path], type_) for path, type_ in _leaves(schema, "")]
-    return BytesColumn(*_native.encode_columns(rows, leaves))
+    made: dict[str, Column] = {}
+    for path, column in columns.items():
+        nulls = None if column.valid is None else ~np.asarray(column.valid, np.bool_)
+        given = (column.text, column.integers, column.reals, column.truths)
+        values = next(v for v in given if v is not None)
+        if column.list_ends is None:
+            made[path] = Column(values, nulls)
+        else:
+            made[path] = Column(None, nulls, column.list_ends)
+            made[f"{path}[]"] = Column(values)
+    encoded = ColumnEncoder(schema, list(made)).encode(made, rows)
+    if encoded.bad:
+        raise BadInput(f"row {encoded.bad[0]}")
+    return encoded.records
 
 
 def _record(columns: Mapping[str, FileColumn], name: str, prefix: str) -> Record:
@@ -79,25 +90,3 @@ def _type(column: FileColumn) -> Type:
     if column.list_ends is not None:
         bare = Array(bare)
     return bare if column.valid is None else Union((Primitive("null"), bare))
-
-
-def _leaves(record: Record, prefix: str) -> list[tuple[str, Type]]:
-    leaves: list[tuple[str, Type]] = []
-    for field in record.fields:
-        path = prefix + field.name
-        leaves += _leaves(field.type, f"{path}.") if isinstance(field.type, Record) else [(path, field.type)]
-    return leaves
-
-
-def _leaf(column: FileColumn, type_: Type) -> tuple[Any, ...]:
-    valid = None if column.valid is None else np.ascontiguousarray(column.valid).view(np.uint8)
-    return (
-        _NUMBER_OF[column.type],
-        0 if isinstance(type_, Union) else -1,
-        valid,
-        column.list_ends,
-        column.integers,
-        column.reals,
-        column.text.data if column.text is not None else column.truths,
-        column.text.ends if column.text is not None else None,
-    )

@@ -200,9 +200,9 @@ class _Compiler:
 
     def emit(self, type_: Type, trie: _Trie, path: str) -> int:
         """Append the subtree of a type; returns its node's index."""
-        null_branch, inner = _nullable(type_)
+        null_branch, inner = nullable(type_)
         index = len(self.nodes)
-        node = [OPS[_op(inner)], null_branch, 0, 0, 0, 0, 0]
+        node = [OPS[op_of(inner)], null_branch, 0, 0, 0, 0, 0]
         self.nodes.append(node)
         self.places.append((path, spell(type_)))
         match inner:
@@ -210,7 +210,7 @@ class _Compiler:
                 self.record(fields, trie, path)
             case Array(items):
                 node[2] = int(path == self.explode and path != "")
-                node[6] = _least_bytes(items)
+                node[6] = least_bytes(items)
                 self.emit(items, trie, path)
             case Map(values):
                 node[6] = self.map(values, trie, path)
@@ -224,7 +224,7 @@ class _Compiler:
                     node[6] = len(inner.symbols)
                 node[4] = len(self.sinks)
                 for want in trie.here:
-                    if _op(inner) in want.takes:
+                    if op_of(inner) in want.takes:
                         self.sink(want, inner)
                 node[5] = len(self.sinks)
         node[3] = len(self.nodes)
@@ -271,7 +271,7 @@ def refuse(failures: I64, programs: Sequence[Compiled]) -> None:
         raise BadInput("; ".join(explain_all(failures[:5], programs)))
 
 
-def _nullable(type_: Type) -> tuple[int, Type]:
+def nullable(type_: Type) -> tuple[int, Type]:
     """(1: null comes first, 2: it comes second, 0: no union of null and one type; the type within)."""
     if isinstance(type_, Union) and len(type_.branches) == 2 and type_.nullable:
         first, second = type_.branches
@@ -279,11 +279,11 @@ def _nullable(type_: Type) -> tuple[int, Type]:
     return 0, type_
 
 
-def _op(type_: Type) -> str:
+def op_of(type_: Type) -> str:
     return type_.name if isinstance(type_, Primitive) else type(type_).__name__.lower()
 
 
-def _least_bytes(type_: Type) -> int:
+def least_bytes(type_: Type) -> int:
     """Fewest bytes that a value of this type takes."""
     match type_:
         case Primitive(name):
@@ -291,6 +291,6 @@ def _least_bytes(type_: Type) -> int:
         case Fixed(_, size):
             return size
         case Record(_, fields):
-            return sum(_least_bytes(f.type) for f in fields)
+            return sum(least_bytes(f.type) for f in fields)
         case _:
             return 1

@@ -21,12 +21,12 @@ template <typename T>
 using Out2 = nb::ndarray<T, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 
 void bind_build(nb::module_& m);
-void bind_columns(nb::module_& m);
 void bind_plan(nb::module_& m);
 void bind_store(nb::module_& m);
 void bind_join(nb::module_& m);
 void bind_model(nb::module_& m);
 void bind_gather(nb::module_& m);
+void bind_avro(nb::module_& m);
 void bind_blocks(nb::module_& m);
 void bind_features(nb::module_& m);
 

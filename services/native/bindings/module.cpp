@@ -4,12 +4,12 @@
 NB_MODULE(_native, m) {
   m.doc() = "The hot path of freshet: whole batches in, whole batches out, the GIL released.";
   freshet::bind_build(m);
-  freshet::bind_columns(m);
   freshet::bind_plan(m);
   freshet::bind_store(m);
   freshet::bind_join(m);
   freshet::bind_model(m);
   freshet::bind_gather(m);
+  freshet::bind_avro(m);
   freshet::bind_blocks(m);
   freshet::bind_features(m);
 }

@@ -67,12 +67,12 @@ def test_lists_read_back_with_their_nulls(values):
 
 
 def test_a_column_cannot_be_a_value_and_a_record():
-    with pytest.raises(BadInput, match="'user' and 'user.id'"):
+    with pytest.raises(BadInput, match=r"'user' and 'user\.id'"):
         schema_of_columns({"user.id": integers([1]), "user": integers([1])}, "sample")
 
 
 def test_columns_of_different_lengths_are_refused():
     columns = {"a": integers([1, 2]), "b": integers([1])}
 
-    with pytest.raises(ValueError, match="column 1: as many"):
+    with pytest.raises(ValueError, match="equal lengths"):
         encode_columns(columns, schema_of_columns(columns, "sample"), 2)

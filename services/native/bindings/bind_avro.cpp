@@ -1,0 +1,100 @@
+// Ways into Avro: JSON, columns; and the check of Avro that others wrote.
+#include <nanobind/stl/vector.h>
+
+#include "arrays.hpp"
+#include "freshet/avro_columns.hpp"
+#include "freshet/avro_validate.hpp"
+#include "freshet/json_avro.hpp"
+
+namespace freshet {
+namespace {
+
+nb::str text(const std::string& s) {
+  PyObject* made = PyUnicode_DecodeUTF8(s.data(), static_cast<Py_ssize_t>(s.size()), "replace");
+  if (!made) throw nb::python_error();
+  return nb::steal<nb::str>(made);
+}
+
+nb::tuple transcoded(Transcoded&& made) {
+  nb::list bad;
+  for (const auto& b : made.bad) {
+    bad.append(nb::make_tuple(b.index, static_cast<int>(b.why), b.node, b.position, text(b.path), text(b.found), b.expected));
+  }
+  return nb::make_tuple(to_numpy(std::move(made.records)), to_numpy(std::move(made.events)), bad, made.total);
+}
+
+JsonOptions options(bool ignore_unknown, const nb::bytes& prefix) {
+  return {ignore_unknown, {static_cast<const std::uint8_t*>(prefix.data()), prefix.size()}};
+}
+
+nb::tuple each(const WriterSchema& schema, const In<std::uint8_t>& data, const In<std::int64_t>& ends,
+               bool ignore_unknown, const nb::bytes& prefix) {
+  Transcoded made;
+  const auto how = options(ignore_unknown, prefix);
+  {
+    nb::gil_scoped_release release;
+    made = transcode_each(schema, view(data), view(ends), how);
+  }
+  return transcoded(std::move(made));
+}
+
+nb::tuple body(const WriterSchema& schema, const nb::bytes& data, bool ignore_unknown, const nb::bytes& prefix) {
+  Transcoded made;
+  const auto how = options(ignore_unknown, prefix);
+  const std::span<const std::uint8_t> bytes{static_cast<const std::uint8_t*>(data.data()), data.size()};
+  {
+    nb::gil_scoped_release release;
+    made = transcode_body(schema, bytes, how);
+  }
+  return transcoded(std::move(made));
+}
+
+// A column is (kind, values or data, ends, nulls); arrays that a kind does not need are empty.
+nb::tuple columns(const WriterSchema& schema, const nb::list& sources, const In<std::int32_t>& source_of, std::size_t rows) {
+  std::vector<SourceColumn> made_sources;
+  for (const nb::handle source : sources) {
+    const auto c = nb::cast<nb::tuple>(source);
+    SourceColumn column{static_cast<SourceColumn::Kind>(nb::cast<int>(c[0])), {}, {}, {}, {}, {}};
+    if (column.kind == SourceColumn::Kind::kInts) column.ints = view(nb::cast<In<std::int64_t>>(c[1]));
+    if (column.kind == SourceColumn::Kind::kDoubles) column.doubles = view(nb::cast<In<double>>(c[1]));
+    if (column.kind == SourceColumn::Kind::kBytes) column.data = view(nb::cast<In<std::uint8_t>>(c[1]));
+    column.ends = view(nb::cast<In<std::int64_t>>(c[2]));
+    column.nulls = view(nb::cast<In<std::uint8_t>>(c[3]));
+    made_sources.push_back(column);
+  }
+  EncodedColumns made;
+  {
+    nb::gil_scoped_release release;
+    made = encode_columns(schema, made_sources, view(source_of), rows);
+  }
+  std::vector<std::int64_t> bad;
+  for (const auto& b : made.bad) bad.insert(bad.end(), {b.row, static_cast<std::int64_t>(b.why), b.node});
+  return nb::make_tuple(to_numpy(std::move(made.records)), to_numpy(std::move(made.rows)), to_matrix(std::move(bad), 3));
+}
+
+nb::object validate(const Program& program, const In<std::uint8_t>& data, const In<std::int64_t>& ends, bool framed) {
+  std::vector<std::pair<std::int64_t, Failure>> bad;
+  {
+    nb::gil_scoped_release release;
+    bad = validate_avro(program, view(data), view(ends), framed);
+  }
+  std::vector<std::int64_t> rows;
+  for (const auto& [index, f] : bad) rows.insert(rows.end(), {index, 0, static_cast<std::int64_t>(f.why), f.node, f.offset});
+  return to_matrix(std::move(rows), 5);
+}
+
+}  // namespace
+
+void bind_avro(nb::module_& m) {
+  nb::class_<WriterSchema>(m, "WriterSchema")
+      .def("__init__", [](WriterSchema* self, const In2<std::int64_t>& nodes, const In<std::uint64_t>& words,
+                          const In<std::uint8_t>& data, const In<std::int64_t>& ends) {
+        new (self) WriterSchema(Program(flat(nodes), {}, view(words), view(data), view(ends)));
+      });
+  m.def("transcode_each", &each);
+  m.def("transcode_body", &body);
+  m.def("encode_columns", &columns);
+  m.def("validate_avro", &validate);
+}
+
+}  // namespace freshet

@@ -1,0 +1,57 @@
+// JSON events to Avro records, strictly by the schema, with errors that name the field.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "freshet/avro_write.hpp"
+#include "freshet/bytes_column.hpp"
+
+namespace freshet {
+
+// Why an event was refused. The numbers are those of freshet.features.transcode.
+enum class JsonWhy : std::uint8_t {
+  kNone,
+  kSyntax,     // no JSON; `expected` says what should stand there
+  kType,       // a value of another type than the schema's
+  kRange,      // a number that does not fit
+  kSymbol,     // no symbol of the enum
+  kSize,       // another length than the fixed's
+  kMissing,    // a field that is not there, without default
+  kUnknown,    // a field that the schema does not have
+  kDuplicate,  // a field twice
+  kMore,       // something after the event
+};
+
+struct JsonFailure {
+  std::int64_t index = 0;  // of the event
+  JsonWhy why = JsonWhy::kNone;
+  std::uint32_t node = 0;     // of the schema
+  std::size_t position = 0;   // in the event's text or the body
+  std::string path;           // "items[3].id"
+  std::string found;          // as it stands in the JSON, cut
+  const char* expected = "";  // for kSyntax
+};
+
+struct Transcoded {
+  BytesColumn records;               // Avro of the good events
+  std::vector<std::int64_t> events;  // index of each among all events
+  std::vector<JsonFailure> bad;
+  std::int64_t total = 0;  // events seen
+};
+
+struct JsonOptions {
+  bool ignore_unknown = false;           // fields that the schema does not have
+  std::span<const std::uint8_t> prefix;  // put before each record: a Confluent frame, or nothing
+};
+
+// Each value of the column is one event.
+Transcoded transcode_each(const WriterSchema& schema, std::span<const std::uint8_t> data,
+                          std::span<const std::int64_t> ends, const JsonOptions& options);
+
+// A body: one event, an array of events, or events one after the other (a line each).
+Transcoded transcode_body(const WriterSchema& schema, std::span<const std::uint8_t> body, const JsonOptions& options);
+
+}  // namespace freshet

@@ -1,0 +1,57 @@
+// A strict JSON parser (RFC 8259) into a flat tape of nodes: no recursion, bounded depth, valid UTF-8 only.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace freshet {
+
+enum class JsonKind : std::uint8_t { kNull, kFalse, kTrue, kNumber, kString, kArray, kObject };
+
+// A value; children follow it in order (an object's as key, value, key, value).
+struct JsonNode {
+  JsonKind kind;
+  bool escaped;         // a string with backslashes
+  std::uint32_t start;  // first byte of its text; a string's is without the quotes
+  std::uint32_t size;   // of its text; 0 for arrays and objects
+  std::uint32_t next;   // the node after its subtree
+  std::uint32_t count;  // items of an array, members of an object
+};
+
+struct JsonError {
+  std::size_t position = 0;
+  const char* expected = nullptr;  // null: no error
+};
+
+class JsonParser {
+ public:
+  static constexpr std::size_t kMaxDepth = 64;
+
+  // Parse the value that starts at `position` (after white space) and set `position` to the byte after it.
+  // Text of 4 GiB and more is refused. The tape is valid until the next call.
+  JsonError parse(std::span<const std::uint8_t> text, std::size_t& position);
+
+  const std::vector<JsonNode>& nodes() const { return nodes_; }
+  std::string_view text(const JsonNode& node) const {
+    return {reinterpret_cast<const char*>(text_.data()) + node.start, node.size};
+  }
+  // Append a string's value, escapes resolved, as UTF-8.
+  void unescape(const JsonNode& node, std::vector<std::uint8_t>& out) const;
+
+  static std::size_t skip_space(std::span<const std::uint8_t> text, std::size_t i);
+
+ private:
+  JsonError scalar(std::size_t& i);
+  JsonError string(std::size_t& i);
+  JsonError number(std::size_t& i);
+  void close(std::uint32_t container);
+
+  std::span<const std::uint8_t> text_;
+  std::vector<JsonNode> nodes_;
+  std::vector<std::uint32_t> open_;  // arrays and objects around the present place
+};
+
+}  // namespace freshet

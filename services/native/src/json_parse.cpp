@@ -1,0 +1,234 @@
+#include "freshet/json_parse.hpp"
+
+#include <cstring>
+
+#include "freshet/avro_utf8.hpp"
+
+namespace freshet {
+namespace {
+
+bool is_digit(std::uint8_t c) { return c >= '0' && c <= '9'; }
+
+int hex_digit(std::uint8_t c) {
+  if (is_digit(c)) return c - '0';
+  const std::uint8_t lower = c | 0x20;
+  return lower >= 'a' && lower <= 'f' ? lower - 'a' + 10 : -1;
+}
+
+// The four digits of a \u escape; -1 if they are none.
+int unit_at(std::span<const std::uint8_t> text, std::size_t i) {
+  if (text.size() - i < 4) return -1;
+  int unit = 0;
+  for (std::size_t k = 0; k < 4; ++k) {
+    const int digit = hex_digit(text[i + k]);
+    if (digit < 0) return -1;
+    unit = unit * 16 + digit;
+  }
+  return unit;
+}
+
+void append_utf8(std::uint32_t c, std::vector<std::uint8_t>& out) {
+  const auto tail = [&](int shift) { out.push_back(static_cast<std::uint8_t>(0x80 | ((c >> shift) & 0x3F))); };
+  if (c < 0x80) {
+    out.push_back(static_cast<std::uint8_t>(c));
+  } else if (c < 0x800) {
+    out.push_back(static_cast<std::uint8_t>(0xC0 | (c >> 6)));
+    tail(0);
+  } else if (c < 0x10000) {
+    out.push_back(static_cast<std::uint8_t>(0xE0 | (c >> 12)));
+    tail(6);
+    tail(0);
+  } else {
+    out.push_back(static_cast<std::uint8_t>(0xF0 | (c >> 18)));
+    tail(12);
+    tail(6);
+    tail(0);
+  }
+}
+
+}  // namespace
+
+std::size_t JsonParser::skip_space(std::span<const std::uint8_t> text, std::size_t i) {
+  while (i < text.size() && (text[i] == ' ' || text[i] == '\n' || text[i] == '\r' || text[i] == '\t')) ++i;
+  return i;
+}
+
+JsonError JsonParser::parse(std::span<const std::uint8_t> text, std::size_t& i) {
+  text_ = text;
+  nodes_.clear();
+  open_.clear();
+  if (text.size() >= UINT32_MAX) return {i, "JSON of less than 4 GiB"};
+  i = skip_space(text, i);
+  bool want_value = true;  // else a comma or the end of the container
+  for (;;) {
+    if (i >= text.size()) return {i, want_value ? "a value" : "a comma or the end of the array or object"};
+    const std::uint8_t c = text[i];
+    const bool in_object = !open_.empty() && nodes_[open_.back()].kind == JsonKind::kObject;
+    const char closing = in_object ? '}' : ']';
+    if (!want_value) {
+      if (c == ',') {
+        i = skip_space(text, i + 1);
+        want_value = true;
+        if (in_object && (i >= text.size() || text[i] != '"')) return {i, "a name in double quotes"};
+        if (!in_object && i < text.size() && text[i] == ']') return {i, "a value, as a comma came before"};
+      } else if (c == static_cast<std::uint8_t>(closing)) {
+        close(open_.back());
+        open_.pop_back();
+        ++i;
+      } else {
+        return {i, in_object ? "a comma or }" : "a comma or ]"};
+      }
+    } else {
+      if (!open_.empty() && c == static_cast<std::uint8_t>(closing) && nodes_[open_.back()].count == 0) {
+        want_value = false;  // an empty container: closed above
+        continue;
+      }
+      if (!open_.empty()) ++nodes_[open_.back()].count;
+      if (in_object) {
+        if (c != '"') return {i, "a name in double quotes, or }"};
+        if (auto e = string(i); e.expected) return e;
+        i = skip_space(text, i);
+        if (i >= text.size() || text[i] != ':') return {i, "a colon"};
+        i = skip_space(text, i + 1);
+        if (i >= text.size()) return {i, "a value"};
+      }
+      if (text[i] == '{' || text[i] == '[') {
+        if (open_.size() >= kMaxDepth) return {i, "at most 64 arrays and objects inside each other"};
+        open_.push_back(static_cast<std::uint32_t>(nodes_.size()));
+        nodes_.push_back({text[i] == '{' ? JsonKind::kObject : JsonKind::kArray, false, static_cast<std::uint32_t>(i), 0, 0, 0});
+        i = skip_space(text, i + 1);
+        continue;
+      }
+      if (auto e = scalar(i); e.expected) return e;
+      want_value = false;
+    }
+    if (open_.empty() && !want_value) return {};
+    i = skip_space(text, i);
+  }
+}
+
+void JsonParser::close(std::uint32_t container) { nodes_[container].next = static_cast<std::uint32_t>(nodes_.size()); }
+
+JsonError JsonParser::scalar(std::size_t& i) {
+  const auto rest = std::string_view(reinterpret_cast<const char*>(text_.data()) + i, text_.size() - i);
+  const auto word = [&](std::string_view w, JsonKind kind) -> JsonError {
+    if (!rest.starts_with(w)) return {i, "a value"};
+    nodes_.push_back({kind, false, static_cast<std::uint32_t>(i), static_cast<std::uint32_t>(w.size()),
+                      static_cast<std::uint32_t>(nodes_.size() + 1), 0});
+    i += w.size();
+    return {};
+  };
+  switch (text_[i]) {
+    case '"':
+      return string(i);
+    case 'n':
+      return word("null", JsonKind::kNull);
+    case 't':
+      return word("true", JsonKind::kTrue);
+    case 'f':
+      return word("false", JsonKind::kFalse);
+    default:
+      return number(i);
+  }
+}
+
+JsonError JsonParser::string(std::size_t& i) {
+  const std::size_t start = ++i;
+  bool escaped = false;
+  for (;;) {
+    if (i >= text_.size()) return {i, "a closing double quote"};
+    const std::uint8_t c = text_[i];
+    if (c == '"') break;
+    if (c < 0x20) return {i, "no control characters in a string (write \\n for a new line)"};
+    if (c != '\\') {
+      ++i;
+      continue;
+    }
+    escaped = true;
+    if (++i >= text_.size()) return {i, "a closing double quote"};
+    if (text_[i] != 'u') {
+      if (!std::memchr("\"\\/bfnrt", text_[i], 8)) return {i, "one of \" \\ / b f n r t u after a backslash"};
+      ++i;
+      continue;
+    }
+    const int unit = unit_at(text_, i + 1);
+    if (unit < 0) return {i, "four hexadecimal digits after \\u"};
+    i += 5;
+    if (unit >= 0xD800 && unit < 0xE000) {  // half of a surrogate pair: the other half must follow
+      const bool pair = unit < 0xDC00 && text_.size() - i >= 6 && text_[i] == '\\' && text_[i + 1] == 'u';
+      const int low = pair ? unit_at(text_, i + 2) : -1;
+      if (low < 0xDC00 || low > 0xDFFF) return {i, "a whole surrogate pair"};
+      i += 6;
+    }
+  }
+  const std::size_t size = i - start;
+  const std::size_t valid = utf8_prefix(text_.data() + start, size);
+  if (valid != size) return {start + valid, "UTF-8"};
+  ++i;
+  nodes_.push_back({JsonKind::kString, escaped, static_cast<std::uint32_t>(start), static_cast<std::uint32_t>(size),
+                    static_cast<std::uint32_t>(nodes_.size() + 1), 0});
+  return {};
+}
+
+JsonError JsonParser::number(std::size_t& i) {
+  const std::size_t start = i;
+  const auto at = [&](std::size_t k) { return k < text_.size() ? text_[k] : std::uint8_t{0}; };
+  const auto digits = [&] {
+    const std::size_t from = i;
+    while (is_digit(at(i))) ++i;
+    return i > from;
+  };
+  if (at(i) == '-') ++i;
+  if (at(i) == '0') {
+    ++i;
+    if (is_digit(at(i))) return {start, "a number without leading zeros"};
+  } else if (!digits()) {
+    return {start, "a value"};
+  }
+  if (at(i) == '.') {
+    ++i;
+    if (!digits()) return {i, "a digit after the decimal point"};
+  }
+  if (at(i) == 'e' || at(i) == 'E') {
+    ++i;
+    if (at(i) == '+' || at(i) == '-') ++i;
+    if (!digits()) return {i, "a digit in the exponent"};
+  }
+  nodes_.push_back({JsonKind::kNumber, false, static_cast<std::uint32_t>(start), static_cast<std::uint32_t>(i - start),
+                    static_cast<std::uint32_t>(nodes_.size() + 1), 0});
+  return {};
+}
+
+void JsonParser::unescape(const JsonNode& node, std::vector<std::uint8_t>& out) const {
+  const std::uint8_t* p = text_.data() + node.start;
+  const std::uint8_t* const end = p + node.size;
+  if (!node.escaped) {
+    out.insert(out.end(), p, end);
+    return;
+  }
+  constexpr std::string_view kNames = "\"\\/bfnrt", kMeant = "\"\\/\b\f\n\r\t";
+  while (p < end) {
+    if (*p != '\\') {
+      out.push_back(*p++);
+      continue;
+    }
+    ++p;
+    if (*p != 'u') {
+      out.push_back(static_cast<std::uint8_t>(kMeant[kNames.find(static_cast<char>(*p++))]));
+      continue;
+    }
+    const auto unit = [&] {
+      const int u = unit_at({p + 1, static_cast<std::size_t>(end - p - 1)}, 0);
+      p += 5;
+      return static_cast<std::uint32_t>(u);
+    };
+    std::uint32_t c = unit();
+    if (c >= 0xD800 && c < 0xDC00) {
+      ++p;  // the backslash of the other half, which string() has seen
+      c = 0x10000 + ((c - 0xD800) << 10) + (unit() - 0xDC00);
+    }
+    append_utf8(c, out);
+  }
+}
+
+}  // namespace freshet
