@@ -27,8 +27,8 @@ VERSION = 1
 class Skips:
     """Events of one commit that a replay must leave out, though it reads them.
 
-    Refused ones (what is refused now may be understood by a later release), repeats dated later than their
-    first (which may be gone by then), and actions after every window of an impression that may be gone.
+    Refused ones (what is refused now may be understood by a later release), and repeats dated later than
+    their first (which may be gone by then).
     """
 
     records: dict[str, list[int]] = field(default_factory=dict)  # role -> offsets

@@ -37,10 +37,8 @@ class Outcome(enum.IntEnum):
     NO_LABEL = 8
 
 
-NOT_IN_A_REPLAY = (Outcome.GHOST, Outcome.BEYOND)
-"""Outcomes that rest on an event which may be gone from the log's replayed part: the commit names such
-events.
-"""
+NOT_IN_A_REPLAY = (Outcome.GHOST,)
+"""Outcomes that rest on an event which a replay may not find any more: the commit names such events."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -237,7 +235,7 @@ class Joiner:
         return outcomes
 
     def advance(self, watermark_ms: int) -> None:
-        """Decide what is due at this watermark. One that is not above the last is ignored."""
+        """Decide what is due at this watermark; it never goes back."""
         self._state.advance(watermark_ms)
 
     def due(self, watermark_ms: int) -> bool:

@@ -73,14 +73,11 @@ class Watermark:
         clock, since = self._clocks[topic], self._idle_from[topic]
         if clock is None:
             return
-        gained = self._downtime_ms[topic]
-        if since is not None:
-            gained += int((monotonic_s - since) * 1000)
+        idle_ms = 0 if since is None else int((monotonic_s - since) * 1000)
+        self._clocks[topic] = clock + idle_ms + self._downtime_ms[topic]
         self._downtime_ms[topic] = 0
-        self._clocks[topic] = clock + gained
-        # Whole milliseconds are credited; what is left of one is not lost.
-        credited = int((monotonic_s - since) * 1000) / 1000 if since is not None else 0.0
-        self._idle_from[topic] = since + credited if since is not None else monotonic_s
+        # Whole milliseconds were credited; what is left of one is not lost.
+        self._idle_from[topic] = monotonic_s if since is None else since + idle_ms / 1000
         self._move()
 
     def close(self, horizon_ms: int) -> None:

@@ -65,6 +65,8 @@ Joiner::Joiner(Plan plan) : plan_(std::move(plan)), labels_(plan_.labels.size())
                    [&](uint32_t a, uint32_t b) { return depth_of(a) < depth_of(b); });
   // Ids outlive every decision by a grace more, as an action may be dated a grace before its impression.
   horizon_ = longest_window_ + 2 * plan_.grace_ms;
+  // An impression outlives every action in its windows: a replay that reads the action finds the impression too.
+  remembered_ = horizon_ + longest_window_;
   deadlines_.resize(labels_);
   counters_.resize(labels_ * kLabelCounterCount + kEventCounterCount);
   pending_.resize(labels_);
@@ -124,7 +126,7 @@ Outcome Joiner::serve_one(const Impressions& batch, size_t i, uint32_t ordinal, 
   if (blob == kNone) blob = store(batch, event);
   if (time > blobs_[blob].retained) {  // elements of an event mostly share its time
     blobs_[blob].retained = time;
-    retained_[kServed].push(batch.offsets[event], time + horizon_);
+    retained_[kServed].push(batch.offsets[event], time + remembered_);
   }
   serve(entry, batch, i, ordinal, blob);
   return Outcome::kNew;
@@ -165,7 +167,7 @@ void Joiner::serve(uint32_t index, const Impressions& batch, size_t i, uint32_t 
     ++pending_[label];
     deadlines_[label].push(entry.time + wait_[label], index);
   }
-  entry_expiry_.push(entry.time + horizon_, index);
+  entry_expiry_.push(entry.time + remembered_, index);
   double* numbers = aggregates_of(index);
   for (size_t a = 0; a < aggregates(); ++a)
     numbers[a] = plan_.aggregates[a].kind <= Aggregate::kCount ? 0.0 : std::numeric_limits<double>::quiet_NaN();
@@ -175,12 +177,14 @@ void Joiner::serve(uint32_t index, const Impressions& batch, size_t i, uint32_t 
 
 // Applies what came before the impression, in the order in which it came.
 void Joiner::serve_waiting(uint32_t index) {
-  while (entries_[index].first_waiting != kNone) {
-    const uint32_t at = entries_[index].first_waiting;
+  for (uint32_t at = entries_[index].first_waiting; at != kNone;) {
     Waiting& waiting = waiting_[at];
-    unlink(at);
+    const uint32_t now = at;
+    at = waiting.next;
     const Outcome outcome =
-        waiting.shown ? show(index, waiting.time) : match(index, waiting.time, waiting.mask, waiting_values(at));
+        waiting.shown ? show(index, waiting.time) : match(index, waiting.time, waiting.mask, waiting_values(now));
+    if (outcome == Outcome::kBeyond) continue;
+    unlink(now);
     if (waiting.orphan) continue;  // counted as such already
     if (waiting.shown) count_shown(outcome);
     else count_action(outcome);
@@ -207,7 +211,8 @@ Outcome Joiner::show_one(const Shown& batch, size_t i) {
     return Outcome::kWaiting;
   }
   const Outcome outcome = show(entry, time);
-  count_shown(outcome);
+  if (outcome == Outcome::kBeyond) wait(batch.keys[i], entry, time, 0, nullptr, true);
+  else count_shown(outcome);
   emit_early(entry);
   return outcome;
 }
@@ -266,7 +271,8 @@ Outcome Joiner::act(const Actions& batch, size_t i) {
     return Outcome::kWaiting;
   }
   const Outcome outcome = match(entry, time, mask, values);
-  count_action(outcome);
+  if (outcome == Outcome::kBeyond) wait(batch.keys[i], entry, time, mask, values, false);
+  else count_action(outcome);
   emit_early(entry);
   return outcome;
 }
@@ -364,13 +370,13 @@ void Joiner::unlink(uint32_t at) {
 // ---- decisions
 
 void Joiner::advance(int64_t watermark) {
-  if (watermark <= watermark_) return;
-  watermark_ = watermark;
+  // Even if it stands still: what came since the last call may be due already.
+  watermark = watermark_ = std::max(watermark_, watermark);
   for (const uint32_t label : decide_order_)
     deadlines_[label].pop(watermark, [this, label](uint32_t entry) { decide(entry, label); });
   orphan_at_.pop(watermark, [this](uint32_t at) {
     Waiting& waiting = waiting_[at];
-    if (waiting.done || waiting.orphan) return;
+    if (waiting.done) return;
     waiting.orphan = true;
     ++count(waiting.shown ? kShownOrphan : kOrphan);
   });
@@ -378,7 +384,7 @@ void Joiner::advance(int64_t watermark) {
     const uint32_t entry = waiting_[at].entry;
     if (!waiting_[at].done) {
       unlink(at);
-      if (entries_[entry].first_waiting == kNone) forget(entry);
+      if (entries_[entry].first_waiting == kNone && !entries_[entry].served) forget(entry);
     }
     waiting_.give_back(at);
   });
@@ -395,7 +401,16 @@ bool Joiner::due(int64_t watermark) const {
 
 void Joiner::restart_at(int64_t watermark) { watermark_ = watermark; }
 
+// An id is forgotten, unless something waits for another impression of it.
 void Joiner::forget(uint32_t entry) {
+  const Entry old = entries_[entry];
+  if (old.first_waiting != kNone) {
+    Entry& left = entries_[entry] = Entry{};
+    left.key = old.key;
+    left.first_waiting = old.first_waiting;
+    left.last_waiting = old.last_waiting;
+    return;
+  }
   entry_of_.erase(entries_[entry].key);
   entries_.give_back(entry);
 }

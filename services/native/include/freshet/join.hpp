@@ -49,7 +49,7 @@ enum class Outcome : uint8_t {
   kWaiting,  // no impression yet
   kAgain,    // an action that changes nothing: its labels are true already
   kOutside,  // before its impression by more than the grace
-  kBeyond,   // after every window of its impression; a replay must be told to skip it, as the impression may be gone
+  kBeyond,   // after every window of its impression: it waits, as if there were none (a replay may not find that one)
   kNoLabel,  // an action that matches no label
 };
 
@@ -124,7 +124,7 @@ class Joiner {
   void on_shown(const Shown& batch, std::span<Outcome> outcomes);
   void on_actions(const Actions& batch, std::span<Outcome> outcomes);
 
-  void advance(int64_t watermark);       // decides what is due; never goes back
+  void advance(int64_t watermark);       // decides what is due; W never goes back
   bool due(int64_t watermark) const;     // would `advance` decide anything
   int64_t watermark() const { return watermark_; }
   void restart_at(int64_t watermark);    // before any event: W as it stood where a replay begins
@@ -171,7 +171,7 @@ class Joiner {
     uint32_t matched = 0, decided = 0;
     bool served = false, shown = false;
   };
-  struct Waiting {  // an action or a shown event whose impression has not come
+  struct Waiting {  // an action or a shown event without an impression in whose windows it falls
     int64_t time = 0;
     uint32_t entry = kNone, next = kNone, previous = kNone;
     uint32_t mask = 0;
@@ -219,6 +219,7 @@ class Joiner {
   Plan plan_;
   size_t labels_;
   int64_t horizon_ = 0, longest_window_ = 0;
+  int64_t remembered_ = 0;  // how long an impression's id is known: longer than that of any action in its windows
   std::vector<int64_t> wait_;         // per label: time from impression to decision
   std::vector<uint32_t> decide_order_;  // a label after the one it is given
   int64_t watermark_;
