@@ -393,6 +393,22 @@ def test_a_folder_without_hard_links_will_do(tmp_path: Path, monkeypatch: pytest
     assert sorted(path.name for path in tmp_path.iterdir()) == ["catalog.sqlite", "t.topics.sqlite"]
 
 
+def test_a_copy_made_while_the_log_is_in_use_is_a_log(log: SqliteEventLog, tmp_path: Path) -> None:
+    log.writer().append([append_to(T0, [b"a", b"b"])])
+    for name in ("catalog.sqlite", "t.topics.sqlite"):
+        (tmp_path / "copy").mkdir(exist_ok=True)
+        db = sqlite3.connect(tmp_path / name)
+        db.execute("VACUUM INTO ?", (str(tmp_path / "copy" / name),))
+        db.close()
+    copy = SqliteEventLog(tmp_path / "copy")
+    assert copy.topics() == log.topics()
+    reader = copy.reader()
+    reader.assign({T0: 0})
+    assert read_all(reader, 2) == {T0: [(0, b"a"), (1, b"b")]}
+    assert copy._locate(T0)[0].ask("PRAGMA journal_mode") == [("wal",)]
+    copy.close()
+
+
 def test_two_lives_of_a_log_have_two_ids(tmp_path: Path) -> None:
     ids = set()
     for name in "ab":
