@@ -158,7 +158,7 @@ class HedgeModel:
         *,
         input: _InputPlan,
         losses: Sequence[int],
-        experts: Sequence[tuple[int, bool, bool]],
+        experts: Sequence[tuple[int, bool, bool, float]],
         hidden: Sequence[int],
         discount: float,
         dense_rate: float,

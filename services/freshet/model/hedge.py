@@ -33,8 +33,8 @@ class HedgeDense:
         self.plan = input_plan(spec)
         self.experts, experts = expert_plan(spec, self.plan.scalars)
         self.training = training
-        self._hidden = tuple(spec.model.deep) if any(mlp for _, _, mlp in experts) else ()
-        self._has_mlp = any(mlp for _, _, mlp in experts)
+        self._hidden = tuple(spec.model.deep) if any(mlp for _, _, mlp, _ in experts) else ()
+        self._has_mlp = any(mlp for _, _, mlp, _ in experts)
         self.native = _native.HedgeModel(
             input=self.plan.native,
             losses=[LOSSES[label.loss] for label in spec.labels],

@@ -21,6 +21,9 @@ __all__ = ["PAD", "InputPlan", "expert_plan", "groups_of", "input_plan", "padded
 PAD = 16
 """Widths are padded to this many floats: one AVX-512 register."""
 
+Expert = tuple[int, bool, bool, float]
+"""First scalar, whether FM adds to it, whether the MLP does, and the share of its gradient that rows take."""
+
 LOSSES = {"logloss": 0, "huber": 1, "mse": 2}
 
 GroupTuple = tuple[int, int, int, int, int, int, int, list[tuple[int, bool]]]
@@ -112,10 +115,10 @@ def _scalar_run(group: Group, scalars: dict[str, int], labels: int) -> tuple[int
     return first, row, len(held) * labels
 
 
-def expert_plan(spec: Spec, scalars: dict[str, int]) -> tuple[tuple[str, ...], list[tuple[int, bool, bool]]]:
+def expert_plan(spec: Spec, scalars: dict[str, int]) -> tuple[tuple[str, ...], list[Expert]]:
     """Names of the experts and for each (first scalar, whether FM adds to it, whether the MLP does)."""
     if spec.model.kind == "linear":
-        return ("linear",), [(scalars["linear"], False, False)]
+        return ("linear",), [(scalars["linear"], False, False, 1.0)]
     sources = {
         "wide": ("wide", False, False),
         "cross": ("cross", False, False),
@@ -131,7 +134,8 @@ def expert_plan(spec: Spec, scalars: dict[str, int]) -> tuple[tuple[str, ...], l
             raise ConfigError(
                 "spec", "model.experts", name, "a table whose rows this expert can read", "add an id feature"
             )
-        experts.append((scalars[source], fm, mlp))
+        sharing = sum(sources[other][0] == source for other in spec.model.experts if other in sources)
+        experts.append((scalars[source], fm, mlp, 1.0 / sharing))
     return tuple(spec.model.experts), experts
 
 

@@ -74,13 +74,13 @@ void bind_model(nb::module_& m) {
       .def(
           "__init__",
           [](HedgeModel* self, const InputTuple& input, const std::vector<int>& losses,
-             const std::vector<std::tuple<int, bool, bool>>& experts, const std::vector<int>& hidden, double discount, double dense_rate,
+             const std::vector<std::tuple<int, bool, bool, float>>& experts, const std::vector<int>& hidden, double discount, double dense_rate,
              std::int64_t warmup_steps, double bias_rate, bool training, bool bf16, const std::optional<std::string>& kernels) {
             HedgePlan plan;
             plan.input = input_plan(input);
             for (const int loss : losses) plan.losses.push_back(static_cast<Loss>(loss));
-            for (const auto& [scalar, fm, mlp] : experts) {
-              plan.experts.push_back({scalar, fm, mlp});
+            for (const auto& [scalar, fm, mlp, share] : experts) {
+              plan.experts.push_back({scalar, fm, mlp, share});
               plan.fm |= fm;
               plan.mlp |= mlp;
             }

@@ -158,6 +158,7 @@ void HedgeLane::losses(const BatchView& batch, std::int64_t first, int n, HedgeS
       into.loss(l)[k] += teaches_[l] ? static_cast<double>(loss) * weight : 0.0;
       into.gradient(l)[k] += g;
       const ExpertPlan& e = plan.experts[k];
+      g *= e.share;
       d_scalars_.data()[i * S + e.scalar + l] += g;
       if (e.fm) c += g;
       if (e.mlp) d_logits_.data()[i * L + l] += g;

@@ -178,13 +178,16 @@ class Oracle:
         losses = torch.where(torch.tensor(kinds == "mse")[:, None], mse, losses)
         losses = losses * torch.tensor(labels.weight * teaches[labels.index])[:, None]
         wanted = [*rows, bias, *self.weights.values()]
-        grads = torch.autograd.grad(losses.sum(), wanted, allow_unused=True)
+        # Rows that several experts share learn from the mean of their losses, each bias from its own.
+        sharing = sum(name in ("fm", "deep") for name in self.experts)
+        share = torch.tensor([1 / sharing if n in ("fm", "deep") else 1.0 for n in self.experts], dtype=F64)
+        grads = torch.autograd.grad((losses * share).sum(), wanted, allow_unused=True)
         grads = tuple(torch.zeros_like(w) if g is None else g for w, g in zip(wanted, grads, strict=True))
         per_label = np.stack([losses.detach().numpy()[labels.index == head].sum(0) for head in range(self.L)])
         return {
             "predictions": predictions,
             "gradients": [g.numpy() for g in grads[: len(rows)]],
-            "bias": grads[len(rows)].numpy(),
+            "bias": (grads[len(rows)] / share).numpy(),
             "weights": dict(zip(self.weights, grads[len(rows) + 1 :], strict=True)),
             "losses": per_label,
             "seen": seen,

@@ -18,6 +18,9 @@ struct ExpertPlan {
   int scalar = 0;    // first of its L scalars in the canonical run
   bool fm = false;   // adds FM's output
   bool mlp = false;  // adds the MLP's output of the label
+  // What of its gradient goes on to rows and MLP: 1 / (experts that read the same scalars and vectors). Rows that two
+  // experts share learn from the mean of their losses, as fast as one expert's own rows would.
+  float share = 1.0f;
 };
 
 struct HedgePlan {
