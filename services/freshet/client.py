@@ -89,9 +89,13 @@ class RetryPolicy:
         if attempt + 1 >= self.attempts:
             return None
         pause: float = min(self.first_pause_s * 2.0**attempt, self.longest_pause_s) * (0.5 + 0.5 * chance)
-        if retry_after is not None and retry_after.strip().isdigit():
-            pause = max(pause, min(float(retry_after), 60.0))
-        return pause
+        return max(pause, min(_seconds(retry_after), 60.0))
+
+
+def _seconds(retry_after: str | None) -> float:
+    """Seconds of a Retry-After header; 0 if there is none, or it is a date."""
+    text = (retry_after or "").strip()
+    return float(text) if text.isascii() and text.isdigit() else 0.0
 
 
 class _Talk:
@@ -156,7 +160,7 @@ class _Talk:
             return body
         message = f"{answer.request.url}: {answer.status_code}: {_message(body)}"
         if answer.status_code == 429:
-            raise Overloaded(message, retry_after_s=float(answer.headers.get("retry-after", 1)))
+            raise Overloaded(message, retry_after_s=_seconds(answer.headers.get("retry-after")))
         if answer.status_code >= 500:
             raise Unavailable(message)
         raise BadInput(message)

@@ -1,29 +1,163 @@
-"""Events of one stream between what clients send and what the log holds: checked, encoded, framed."""
+"""Events of one stream between what clients send and what the log holds: checked, encoded, framed.
+
+JSON is encoded by the stream's schema, Avro is passed on byte for byte; both are then read as the joiner
+will read them, so that what is acknowledged can be joined.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
-from freshet.gateway.core import Candidate, Envelope, Refusal
+import numpy as np
 
-__all__ = ["Checked", "StreamCodec"]
+from freshet.errors import BadInput, ConfigError, TooLarge
+from freshet.features import EventExtractor, JsonTranscoder, frame_ids
+from freshet.gateway.core import Refusal, refusal_of, split_json
+from freshet.spec.avro import Record
+from freshet.spec.model import Stream
+from freshet.types import BytesColumn
+from freshet.wire.schemas import SchemaRegistry
+
+__all__ = ["Accepted", "Checked", "StreamCodec"]
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """An event as the log takes it."""
+
+    index: int  # within the request
+    key: bytes  # request id as text: the record's key
+    time_ms: int  # its newest impression's; 0 if it holds none
+    record: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """What became of a request's events: records as the log takes them, and refusals."""
+    """What became of a request's events."""
 
-    good: Sequence[tuple[int, Envelope, bytes]]  # (index in the request, envelope, record)
+    good: Sequence[Accepted]
     bad: Sequence[Refusal]
 
 
-class StreamCodec(Protocol):
-    """Checks events against the user's schema."""
+class StreamCodec:
+    """Checks events of one stream against the user's schema. Used by one thread."""
 
-    def from_json(self, candidates: Sequence[Candidate]) -> Checked:
-        """Encode objects; what does not fit the schema is refused by field."""
+    def __init__(
+        self,
+        stream: Stream,
+        schema: Record,
+        registry: SchemaRegistry,
+        fits: Callable[[Record], None] = lambda schema: None,
+    ) -> None:
+        """Register the stream's schema.
+
+        Args:
+            schema: of the stream's events, as the spec names it: JSON is encoded by it.
+            fits: raises ConfigError for a writer's schema that the spec does not fit.
+
+        Raises ConfigError if the schema lacks the envelope's fields, or the spec does not fit it.
+        """
+        self._stream, self._registry, self._fits = stream, registry, fits
+        fits(schema)
+        self._extractors: dict[int, EventExtractor | ConfigError] = {}
+        self.schema_id = registry.register(schema)
+        self._transcoder = JsonTranscoder(schema, schema_id=self.schema_id)
+        self._extractors[self.schema_id] = EventExtractor(stream, schema)
+
+    def from_json(self, body: bytes, *, lines: bool, max_events: int) -> Checked:
+        """Encode an object, an array of objects, or an object a line; what does not fit the schema is
+        refused.
+
+        Raises BadInput if no single event can be told apart from another or there are none, TooLarge for
+        too many.
+        """
+        made = self._transcoder.body(body)
+        if made.total > max_events:
+            raise TooLarge(f"expected at most {max_events} events in a request, found {made.total}")
+        if not made.total:
+            raise BadInput(f"expected from 1 to {max_events} events in a request, found 0")
+        if not made.bad and self._stream.format == "avro":
+            return self._read(self.schema_id, made.events.tolist(), list(made.records))
+        return self._one_by_one(body, lines=lines, max_events=max_events)
+
+    def _one_by_one(self, body: bytes, *, lines: bool, max_events: int) -> Checked:
+        """As `from_json`, with the text of each event at hand: for dead letters, and for topics in JSON."""
+        candidates, bad = split_json(body, lines=lines, max_events=max_events)
+        made = self._transcoder.column(BytesColumn.of([c.raw for c in candidates]))
+        for refused in made.bad:
+            c = candidates[refused.index]
+            bad.append(Refusal(c.index, refused.path, refused.expected, refused.found, c.raw))
+        kept = [candidates[i] for i in made.events.tolist()]
+        checked = self._read(self.schema_id, [c.index for c in kept], list(made.records))
+        if self._stream.format == "json":
+            texts = {c.index: c.raw for c in kept}
+            good = [replace(a, record=texts[a.index]) for a in checked.good]
+            return Checked(good, [*bad, *checked.bad])
+        return Checked(checked.good, [*bad, *checked.bad])
 
     def from_avro(self, records: Sequence[bytes]) -> Checked:
         """Check framed records; the good ones are passed on byte for byte."""
+        if self._stream.format == "json":
+            expected = f"JSON, the format of topic {self._stream.topic}"
+            return Checked([], [Refusal(i, "", expected, "Avro", r) for i, r in enumerate(records)])
+        ids = frame_ids(BytesColumn.of(records)).tolist()
+        good: list[Accepted] = []
+        bad: list[Refusal] = []
+        for schema_id in dict.fromkeys(ids):
+            indexes = [i for i, one in enumerate(ids) if one == schema_id]
+            chosen = [records[i] for i in indexes]
+            problem = self._problem(schema_id)
+            if problem is not None:
+                bad += [
+                    Refusal(i, "", problem[0], problem[1], r) for i, r in zip(indexes, chosen, strict=True)
+                ]
+                continue
+            checked = self._read(schema_id, indexes, chosen)
+            good += checked.good
+            bad += checked.bad
+        return Checked(sorted(good, key=lambda a: a.index), bad)
+
+    def _problem(self, schema_id: int) -> tuple[str, str] | None:
+        """(expected, found) if records of this schema id cannot be taken."""
+        if schema_id < 0:
+            return "a Confluent frame: a zero byte and a 4-byte schema id", "other bytes"
+        if schema_id not in self._extractors:
+            try:
+                schema = self._registry.get(schema_id)
+            except KeyError:  # it may yet be registered: not remembered
+                return f"a schema id of the topic `schemas`, such as {self.schema_id}", str(schema_id)
+            except ConfigError as error:
+                self._extractors[schema_id] = error
+            else:
+                self._extractors[schema_id] = self._compiled(schema)
+        found = self._extractors[schema_id]
+        if isinstance(found, ConfigError):
+            return "a schema that the spec fits", f"schema {schema_id}: {found}"
+        return None
+
+    def _compiled(self, schema: Record) -> EventExtractor | ConfigError:
+        try:
+            self._fits(schema)
+            return EventExtractor(self._stream, schema)
+        except ConfigError as error:
+            return error
+
+    def _read(self, schema_id: int, indexes: Sequence[int], records: Sequence[bytes]) -> Checked:
+        """Framed records as the joiner will see them."""
+        if not records:
+            return Checked([], [])
+        extractor = self._extractors[schema_id]
+        assert isinstance(extractor, EventExtractor), "checked by the caller"
+        found = extractor.extract(BytesColumn.of(records), framed=True)
+        times = np.zeros(len(records), np.int64)
+        np.maximum.at(times, found.event_index, found.times_ms)
+        good = [
+            Accepted(indexes[at], key, int(times[at]), records[at])
+            for at, key in zip(found.events.tolist(), found.request_keys, strict=True)
+        ]
+        bad = [
+            refusal_of(indexes[at], why, records[at])
+            for at, why in zip(found.bad.tolist(), found.why, strict=True)
+        ]
+        return Checked(good, bad)

@@ -49,7 +49,9 @@ class Committer:
         self._waiting: list[_Waiting] = []
         self._wake = asyncio.Event()
         self._closing = False
+        self.appending = False  # whether an append is under way
         self._failed_at: float | None = None
+        self._done = self._failed = 0
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="commit")
         self._task: asyncio.Task[None] | None = None
         queued = Gauge("freshet_gateway_queue_events", "Events that wait for the log.", registry=registry)
@@ -92,6 +94,15 @@ class Committer:
         now = asyncio.get_running_loop().time()
         return self._failed_at is None or now - self._failed_at > HEALTHY_AGAIN_S
 
+    def figures(self) -> dict[str, int]:
+        """What waits, and what was done since the start."""
+        return {
+            "events_appended": self._done,
+            "events_waiting": self._account.events,
+            "bytes_waiting": self._account.bytes,
+            "appends_failed": self._failed,
+        }
+
     async def close(self, drain_s: float) -> int:
         """Append what waits, for at most `drain_s`; returns how many events were cut off (told 503)."""
         self._closing = True
@@ -130,6 +141,7 @@ class Committer:
     async def _commit(self, batch: list[_Waiting]) -> None:
         loop = asyncio.get_running_loop()
         started = loop.time()
+        self.appending = True
         try:
             offsets = await loop.run_in_executor(
                 self._thread, self._append, [e for w in batch for e in w.entries]
@@ -140,11 +152,15 @@ class Committer:
         except Exception as error:
             self._failed_at = loop.time()
             self._failures.inc()
+            self._failed += 1
             self._fail(batch, error)
             return
+        finally:
+            self.appending = False
         self._failed_at = None
         self._seconds.observe(loop.time() - started)
         self._appended.inc(len(offsets))
+        self._done += len(offsets)
         at = 0
         for waiting in batch:
             if not waiting.done.done():

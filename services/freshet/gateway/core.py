@@ -8,36 +8,32 @@ dead letters with the reason.
 from __future__ import annotations
 
 import base64
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Any
 
 import orjson
 
 from freshet.errors import BadInput, TooLarge
-from freshet.spec.model import Stream, TimeField
 from freshet.types import Append, BytesColumn
 
 __all__ = [
     "Candidate",
     "Entry",
-    "Envelope",
     "Limits",
     "QueueAccount",
     "Refusal",
     "answer",
     "dead_letter",
-    "envelope_of",
     "group_entries",
     "offsets_of",
+    "refusal_of",
     "split_avro_batch",
     "split_json",
-    "time_ms_of",
     "too_far_ahead",
 ]
 
-_UNIT_MS = {"s": 1_000, "ms": 1}
 _SHOWN_CHARS = 120
 
 
@@ -62,15 +58,6 @@ class Candidate:
 
     index: int
     raw: bytes
-    value: Mapping[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Envelope:
-    """What we need of an event, wherever it stands in the user's fields."""
-
-    key: bytes  # request id as UTF-8 text: the record's key
-    time_ms: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +147,7 @@ def _split_values(
 
 def _sort(index: int, raw: bytes, value: Any, good: list[Candidate], bad: list[Refusal]) -> None:
     if isinstance(value, dict):
-        good.append(Candidate(index, raw, value))
+        good.append(Candidate(index, raw))
     else:
         bad.append(Refusal(index, "", "a JSON object", _show(value), raw))
 
@@ -198,62 +185,21 @@ def split_avro_batch(body: bytes, max_events: int) -> list[bytes]:
     return records
 
 
-def envelope_of(candidate: Candidate, stream: Stream) -> Envelope | Refusal:
-    """The event's request id and time, by the spec's mapping."""
-    path = stream.key[0]
-    found = _field(candidate.value, path)
-    if isinstance(found, bool) or not isinstance(found, (str, int)):
-        return Refusal(
-            candidate.index, path, "the request id, a string or an integer", _show(found), candidate.raw
-        )
-    time_ms = time_ms_of(_field(candidate.value, stream.time.path), stream.time)
-    if time_ms is None:
-        found = _field(candidate.value, stream.time.path)
-        return Refusal(
-            candidate.index, stream.time.path, _EXPECTED[stream.time.unit], _show(found), candidate.raw
-        )
-    return Envelope(str(found).encode(), time_ms)
-
-
-_EXPECTED = {
-    "s": "the event's time, seconds since 1970 as a number",
-    "ms": "the event's time, milliseconds since 1970 as a number",
-    "us": "the event's time, microseconds since 1970 as a number",
-    "iso": "the event's time, ISO 8601 like 2025-01-31T12:00:00Z",
-}
-
-
-def time_ms_of(value: Any, field: TimeField) -> int | None:
-    """Milliseconds since 1970 of a time as the spec says it is written; None if it is not written so."""
-    if field.unit == "iso":
-        if not isinstance(value, str):
-            return None
-        try:
-            moment = datetime.fromisoformat(value)
-        except ValueError:
-            return None
-        moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
-        return (moment - _EPOCH) // _MS
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) < 2**63:
-        return None
-    return int(value) // 1_000 if field.unit == "us" else int(value * _UNIT_MS[field.unit])
-
-
-_EPOCH = datetime.fromtimestamp(0, UTC)
-_MS = datetime.fromtimestamp(0.001, UTC) - _EPOCH
-
-
-def too_far_ahead(envelope: Envelope, now_ms: int, max_ahead_ms: int) -> bool:
+def too_far_ahead(time_ms: int, now_ms: int, max_ahead_ms: int) -> bool:
     """Whether an event is dated further ahead than the joiner can bear (PROTOCOL 19)."""
-    return envelope.time_ms > now_ms + max_ahead_ms
+    return time_ms > now_ms + max_ahead_ms
 
 
-def _field(value: Any, path: str) -> Any:
-    for part in path.split("."):
-        if not isinstance(value, Mapping):
-            return None
-        value = value.get(part)
-    return value
+def refusal_of(index: int, why: str, raw: bytes) -> Refusal:
+    """A refusal from the native core's words, `record 3: user.id (long): what is wrong, at byte 12`."""
+    match = _WHY.fullmatch(why)
+    if match is None:
+        return Refusal(index, "", "an event that fits the schema", why, raw)
+    path, type_, found = match.groups()
+    return Refusal(index, path or "", type_ or "an event that fits the schema", found, raw)
+
+
+_WHY = re.compile(r"record \d+: (?:(\S+) \((.*?)\): )?(.*)", re.DOTALL)
 
 
 def _show(value: Any) -> str:

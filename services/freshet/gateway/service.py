@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 
 import structlog
 from prometheus_client import CollectorRegistry, Counter
 
 from freshet.clock import SYSTEM_CLOCK, Clock
-from freshet.errors import BadInput, FreshetError
-from freshet.gateway.codec import Checked, StreamCodec
+from freshet.errors import BadInput, ConfigError, FreshetError
+from freshet.features import SampleDecoder, partition_of
+from freshet.gateway.codec import Accepted, Checked, StreamCodec
 from freshet.gateway.commit import Committer
 from freshet.gateway.core import (
     Entry,
@@ -21,7 +21,6 @@ from freshet.gateway.core import (
     answer,
     dead_letter,
     split_avro_batch,
-    split_json,
     too_far_ahead,
 )
 from freshet.runtime.http import App, Handler, HttpError, Request, Response, json_response
@@ -29,13 +28,14 @@ from freshet.runtime.server import bind, run_server, serve
 from freshet.seams.eventlog import EventLog
 from freshet.settings import Common
 from freshet.settings import Gateway as Settings
+from freshet.spec.avro import Record, sample_schema
+from freshet.spec.layout import layout_of
 from freshet.spec.model import Spec, Stream
 from freshet.spec.topics import topics_of
-from freshet.types import TopicPartition
-from freshet.wire.partition import partition_of
-from freshet.wire.schemas import frame
+from freshet.types import BytesColumn, TopicPartition
+from freshet.wire.schemas import SchemaRegistry, frame
 
-__all__ = ["AVRO", "AVRO_BATCH", "AVRO_RAW", "Gateway", "run"]
+__all__ = ["AVRO", "AVRO_BATCH", "AVRO_RAW", "Gateway", "codecs_of", "run"]
 
 logger = structlog.get_logger(__name__)
 
@@ -45,6 +45,8 @@ AVRO_BATCH = "application/vnd.freshet.avro-batch"
 """Confluent-framed records, each after its length (u32, big-endian)."""
 AVRO_RAW = "avro/binary"
 """One record without a frame; its schema id stands in the header `freshet-schema-id`."""
+CUT_S = 1.0
+"""After the drain, how long the append under way may still take; those who waited for it were told 503."""
 JSON = ("application/json", "")
 JSON_LINES = ("application/x-ndjson", "application/jsonl")
 
@@ -98,6 +100,7 @@ class Gateway:
                 self.app.route("POST", f"/v1/{path}", self._taker(stream))
         self.app.route("GET", "/health/live", self._live)
         self.app.route("GET", "/health/ready", self._ready)
+        self.app.route("GET", "/status", self._status)
 
     def close(self) -> None:
         """Free the writer."""
@@ -113,13 +116,17 @@ class Gateway:
         checked = self._check(stream, request)
         now_ms = self._clock.now_ms()
         refused = list(checked.bad)
-        entries: list[Entry] = []
-        for index, envelope, record in checked.good:
-            if too_far_ahead(envelope, now_ms, self._spec.join.max_ahead_ms):
-                refused.append(self._ahead(stream, index, envelope.time_ms, now_ms, record))
-                continue
-            partition = partition_of(envelope.key, self._spec.partitions)
-            entries.append(Entry(stream.topic, partition, envelope.key, record))
+        taken: list[Accepted] = []
+        for event in checked.good:
+            if too_far_ahead(event.time_ms, now_ms, self._spec.join.max_ahead_ms):
+                refused.append(self._ahead(stream, event, now_ms))
+            else:
+                taken.append(event)
+        places = partition_of(BytesColumn.of(event.key for event in taken), self._spec.partitions)
+        entries = [
+            Entry(stream.topic, partition, event.key, event.record)
+            for partition, event in zip(places.tolist(), taken, strict=True)
+        ]
         accepted = len(entries)
         letters = [
             Entry(self._topics.refused, 0, b"", dead_letter(r, topic=stream.topic, now_ms=now_ms))
@@ -144,9 +151,7 @@ class Gateway:
                 found=request.headers[b"content-encoding"].decode("latin-1"),
             )  # fmt: skip
         if kind in JSON or kind in JSON_LINES:
-            good, bad = split_json(request.body, lines=kind in JSON_LINES, max_events=limit)
-            checked = codec.from_json(good)
-            return replace(checked, bad=[*bad, *checked.bad])
+            return codec.from_json(request.body, lines=kind in JSON_LINES, max_events=limit)
         if kind == AVRO:
             return codec.from_avro([request.body])
         if kind == AVRO_BATCH:
@@ -163,19 +168,22 @@ class Gateway:
             expected=[JSON[0], *JSON_LINES, AVRO, AVRO_BATCH, AVRO_RAW], found=kind,
         )  # fmt: skip
 
-    def _ahead(self, stream: Stream, index: int, time_ms: int, now_ms: int, record: bytes) -> Refusal:
-        ahead_s = (time_ms - now_ms) / 1e3
+    def _ahead(self, stream: Stream, event: Accepted, now_ms: int) -> Refusal:
+        ahead_s = (event.time_ms - now_ms) / 1e3
         limit_s = self._spec.join.max_ahead_ms / 1e3
         return Refusal(
-            index,
+            event.index,
             stream.time.path,
             f"a time at most {limit_s:g} s ahead of now (unit {stream.time.unit})",
             f"{ahead_s:g} s ahead",
-            record,
+            event.record,
         )
 
     async def _live(self, _request: Request) -> Response:
         return json_response(200, {"status": "live"})
+
+    async def _status(self, _request: Request) -> Response:
+        return json_response(200, self.committer.figures())
 
     async def _ready(self, _request: Request) -> Response:
         probe = TopicPartition(self._topics.served, 0)
@@ -186,6 +194,37 @@ class Gateway:
         if not self.committer.healthy:
             return json_response(503, {"status": "unready", "reason": "the last append to the log failed"})
         return json_response(200, {"status": "ready"})
+
+
+def codecs_of(spec: Spec, schemas: Mapping[str, Record], log: EventLog) -> dict[str, StreamCodec]:
+    """A codec for each stream of the spec.
+
+    Args:
+        schemas: by role (`served`, `shown`, `action`), the Avro schema that the spec names for the stream.
+
+    Raises ConfigError if a schema is missing, or the spec does not fit one.
+    """
+    registry = SchemaRegistry(log)
+    layout = layout_of(spec)
+
+    def fits(schema: Record) -> None:
+        sample = sample_schema(schema, spec.events.served.explode)
+        SampleDecoder(spec, layout, lambda _: sample).program(0)
+
+    codecs: dict[str, StreamCodec] = {}
+    for stream in (spec.events.served, spec.events.shown, spec.events.action):
+        if stream is None:
+            continue
+        if stream.role not in schemas:
+            raise ConfigError(
+                f"events.{stream.role}", "schema", stream.schema, "the path of the events' Avro schema",
+                "the gateway checks events against it before it acknowledges them",
+            )  # fmt: skip
+        served = stream.role == "served"
+        codecs[stream.role] = StreamCodec(
+            stream, schemas[stream.role], registry, fits if served else lambda schema: None
+        )
+    return codecs
 
 
 def run(
@@ -219,7 +258,7 @@ def run(
             started=lambda: ready(f"http://{host}:{port}"),
             drain_s=common.drain_ms / 1e3,
         )
-        cut = await gateway.committer.close(common.drain_ms / 1e3)
+        cut = await gateway.committer.close(CUT_S)
         logger.info("gateway stopped", events_cut_off=cut)
 
     try:

@@ -30,6 +30,7 @@ __all__ = [
     "order",
     "parse_rank",
     "set_path",
+    "time_ms_of",
     "time_value",
 ]
 
@@ -136,6 +137,26 @@ def time_value(now_ms: int, field: TimeField) -> int | float | str:
             return now_ms * 1_000
         case "ms":
             return now_ms
+
+
+def time_ms_of(value: Any, field: TimeField) -> int | None:
+    """Milliseconds since 1970 of a time as the spec says it is written; None if it is not written so."""
+    if field.unit == "iso":
+        if not isinstance(value, str):
+            return None
+        try:
+            moment = datetime.fromisoformat(value)
+        except ValueError:
+            return None
+        moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+        return (moment - _EPOCH) // _MS
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) < 2**63:
+        return None
+    return int(value) // 1_000 if field.unit == "us" else int(value * (1_000 if field.unit == "s" else 1))
+
+
+_EPOCH = datetime.fromtimestamp(0, UTC)
+_MS = datetime.fromtimestamp(0.001, UTC) - _EPOCH
 
 
 @dataclass(frozen=True, slots=True, eq=False)

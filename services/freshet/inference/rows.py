@@ -30,17 +30,14 @@ RETRY_S = 0.5
 class RowSink(Protocol):
     """A table of rows for serving: values only, no optimiser state. Reads may go on while it is written."""
 
-    def import_packed(self, rows: PackedRows) -> None:
+    def import_rows(self, rows: PackedRows) -> None:
         """Take rows as the row store keeps them."""
 
-    def import_values(self, table: int, keys: U64, values: F32) -> None:
+    def import_values(self, table: int, keys: U64, values: F32) -> object:
         """Set rows whole: (N,) keys, (N, S) values."""
 
-    def remove(self, table: int, keys: U64) -> None:
+    def remove(self, table: int, keys: U64) -> object:
         """Forget rows; unknown keys are no error."""
-
-    def __len__(self) -> int:
-        """Rows held."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +122,7 @@ class RowFollower:
                 table.clock_ms = max(table.clock_ms, meta.clock_ms)
             for bucket in group:
                 for rows in self._store.scan(bucket):
-                    table.sink.import_packed(rows)
+                    table.sink.import_rows(rows)
 
     def _read(self, reader: Reader, table: _Table, ends: Mapping[int, int], stop: threading.Event) -> None:
         """Apply deltas as they come; the table serves from the moment it has reached `ends`."""
@@ -133,7 +130,7 @@ class RowFollower:
         while not stop.is_set():
             if not caught_up and all(table.next[p] >= end for p, end in ends.items()):
                 caught_up = True
-                log.info("rows are served", rows=len(table.sink))
+                log.info("rows are served", next=dict(table.next))
             if caught_up:
                 self.state = RowsState(table.sink, table.clock_ms, dict(table.next), table.corrupt, "")
             for partition, records in reader.poll(POLL_RECORDS, self._wait_s):
@@ -155,17 +152,19 @@ class _Table:
         """Take deltas in the log's order; one that cannot be read is counted and left out."""
         for offset, record in zip(records.offsets.tolist(), records.values, strict=True):
             try:
-                delta = decode_rows(record)
+                self._take(offset, record)
             except Corrupt as error:
                 log.error("row delta left out", offset=offset, error=str(error))
                 self.corrupt += 1
-                continue
-            wanted = self.view.wanted(offset, delta.fence, delta.keys)
-            if wanted.all():
-                self.sink.import_values(delta.table, delta.keys, delta.values)
-            elif wanted.any():
-                self.sink.import_values(delta.table, delta.keys[wanted], delta.values[wanted])
-            gone = self.view.wanted(offset, delta.fence, delta.removed)
-            if gone.any():
-                self.sink.remove(delta.table, delta.removed[gone])
-            self.clock_ms = max(self.clock_ms, delta.event_time_ms)
+
+    def _take(self, offset: int, record: bytes) -> None:
+        delta = decode_rows(record)
+        wanted = self.view.wanted(offset, delta.fence, delta.keys)
+        if wanted.all():
+            self.sink.import_values(delta.table, delta.keys, delta.values)
+        elif wanted.any():
+            self.sink.import_values(delta.table, delta.keys[wanted], delta.values[wanted])
+        gone = self.view.wanted(offset, delta.fence, delta.removed)
+        if gone.any():
+            self.sink.remove(delta.table, delta.removed[gone])
+        self.clock_ms = max(self.clock_ms, delta.event_time_ms)

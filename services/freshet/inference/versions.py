@@ -4,7 +4,7 @@ moment."""
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -67,10 +67,13 @@ class VersionFollower:
         model: str,
         spec_hash: str,
         poll_s: float,
+        prefixes: Sequence[str] = (),
     ) -> None:
-        """`load` makes a scorer of a version's tensors; whatever it raises keeps that version out."""
+        """`prefixes`: of the tensors that serving needs; the others are not looked at. `load` makes a
+        scorer of a version's tensors; whatever it raises keeps that version out.
+        """
         self._store, self._load, self._poll_s = store, load, poll_s
-        self._model, self._spec_hash = model, spec_hash
+        self._model, self._spec_hash, self._prefixes = model, spec_hash, prefixes
         self._left_alone: dict[int, float] = {}  # number -> seconds until it is tried again
         self.state = VersionsState()
         self._swaps = Counter(
@@ -126,7 +129,7 @@ class VersionFollower:
         return 0 if self._store.manifest(0).verdict == "promoted" else None
 
     def _loaded(self, number: int) -> ServingVersion:
-        version = self._store.get(number)
+        version = self._store.get(number, self._prefixes)
         manifest = version.manifest
         if manifest.model != self._model or manifest.spec_hash != self._spec_hash:
             raise Mismatch(

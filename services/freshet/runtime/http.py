@@ -165,6 +165,8 @@ class App:
                 arguments,
             )
             response = await handler(request)
+        except asyncio.CancelledError:  # the server's drain is over; what was begun is not known to be done
+            response = error_response(Unavailable("the server is stopping; send it again"))
         except _ClientGoneError:
             self._requests.labels(route, "gone").inc()
             return

@@ -24,6 +24,7 @@ FIRST_BYTE_TIMEOUT_S = 10.0
 
 def bind(host: str, port: int) -> socket.socket:
     """A listening address; port 0 takes a free one. Raises ConfigError if the port cannot be had."""
+    sock: socket.socket | None = None
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         sock = socket.socket(family, socket.SOCK_STREAM)
@@ -31,6 +32,8 @@ def bind(host: str, port: int) -> socket.socket:
         sock.bind((host, port))
         sock.listen(BACKLOG)
     except OSError as error:
+        if sock is not None:
+            sock.close()
         raise ConfigError(
             "listen", "port", f"{host}:{port}", f"a free port ({error.strerror})", "choose another port"
         ) from None
@@ -85,6 +88,7 @@ async def serve(
         interface="asgi3",
         log_config=None,
         access_log=False,
+        proxy_headers=False,
         server_header=False,
         date_header=False,
         backlog=BACKLOG,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-from datetime import UTC, datetime
 from typing import Any
 
 import orjson
@@ -13,35 +12,23 @@ from hypothesis import strategies as st
 
 from freshet.errors import BadInput, TooLarge
 from freshet.gateway.core import (
-    Candidate,
     Entry,
-    Envelope,
     Limits,
     QueueAccount,
     Refusal,
     answer,
     dead_letter,
-    envelope_of,
     group_entries,
     offsets_of,
+    refusal_of,
     split_avro_batch,
     split_json,
-    time_ms_of,
     too_far_ahead,
-)
-from freshet.spec.model import Stream, TimeField
-
-CLICKS = Stream(
-    role="action", topic="clicks", key=("user.request", "item"), time=TimeField(path="at.ms", unit="ms")
 )
 
 
 def values(body: bytes, *, lines: bool = False) -> list[Any]:
-    return [c.value for c in split_json(body, lines=lines, max_events=10)[0]]
-
-
-def envelope(event: dict[str, Any]) -> Envelope | Refusal:
-    return envelope_of(Candidate(0, orjson.dumps(event), event), CLICKS)
+    return [orjson.loads(c.raw) for c in split_json(body, lines=lines, max_events=10)[0]]
 
 
 def batch(*records: bytes) -> bytes:
@@ -147,86 +134,25 @@ def test_more_records_than_allowed_are_refused() -> None:
         split_avro_batch(batch(b"a", b"b"), 1)
 
 
-def test_the_envelope_is_read_where_the_spec_says() -> None:
-    assert envelope({"user": {"request": "r1"}, "at": {"ms": 5}}) == Envelope(b"r1", 5)
+def test_a_reason_of_the_native_core_is_told_field_type_and_fault() -> None:
+    refusal = refusal_of(
+        3, "record 0: user.id (null or long): a number of more than 10 bytes, at byte 7", b"x"
+    )
+
+    assert (refusal.index, refusal.path, refusal.expected) == (3, "user.id", "null or long")
+    assert refusal.found == "a number of more than 10 bytes, at byte 7"
 
 
-def test_a_number_is_a_request_id_in_decimal() -> None:
-    assert envelope({"user": {"request": -12}, "at": {"ms": 5}}) == Envelope(b"-12", 5)
-
-
-@pytest.mark.parametrize("request_id", [None, True, 1.5, [], {}])
-def test_other_request_ids_are_refused(request_id: Any) -> None:
-    refusal = envelope({"user": {"request": request_id}, "at": {"ms": 5}})
-
-    assert isinstance(refusal, Refusal)
-    assert refusal.path == "user.request"
-
-
-def test_a_path_into_what_is_no_object_is_a_missing_field() -> None:
-    refusal = envelope({"user": "me", "at": {"ms": 5}})
-
-    assert isinstance(refusal, Refusal)
-    assert (refusal.path, refusal.found) == ("user.request", "null")
-
-
-def test_a_missing_time_is_refused_and_its_field_named() -> None:
-    refusal = envelope({"user": {"request": "r"}, "at": {}})
-
-    assert isinstance(refusal, Refusal)
-    assert (refusal.path, refusal.found) == ("at.ms", "null")
-    assert "milliseconds" in refusal.expected
-
-
-def test_a_long_value_is_shown_cut() -> None:
-    refusal = envelope({"user": {"request": ["x" * 500]}, "at": {"ms": 5}})
-
-    assert isinstance(refusal, Refusal)
-    assert len(refusal.found) < 130
-    assert refusal.found.endswith("…")
-
-
-@pytest.mark.parametrize(
-    ("value", "unit", "expected"),
-    [
-        (1.5, "s", 1_500),
-        (7, "ms", 7),
-        (7.9, "ms", 7),
-        (7_999, "us", 7),
-        ("1970-01-01T00:00:01Z", "iso", 1_000),
-        ("1970-01-01T01:00:01.500+01:00", "iso", 1_500),
-        ("1970-01-01T00:00:01", "iso", 1_000),
-        ("yesterday", "iso", None),
-        (7, "iso", None),
-        ("7", "ms", None),
-        (True, "ms", None),
-        (None, "s", None),
-        (1e300, "ms", None),
-        (float("nan"), "ms", None),
-        (float("inf"), "us", None),
-    ],
-)
-def test_times_are_read_in_their_unit(value: Any, unit: Any, expected: int | None) -> None:
-    assert time_ms_of(value, TimeField(path="t", unit=unit)) == expected
-
-
-@given(st.datetimes(min_value=datetime(1900, 1, 1), timezones=st.just(UTC)))
-def test_iso_times_are_exact_to_the_millisecond(moment: datetime) -> None:
-    found = time_ms_of(moment.isoformat(), TimeField(path="t", unit="iso"))
-
-    assert found == int(moment.replace(microsecond=0).timestamp()) * 1_000 + moment.microsecond // 1_000
-
-
-@given(st.one_of(st.integers(), st.floats(), st.text(max_size=30)), st.sampled_from(["s", "ms", "us", "iso"]))
-def test_no_value_of_a_time_is_an_accident(value: Any, unit: Any) -> None:
-    found = time_ms_of(value, TimeField(path="t", unit=unit))
-
-    assert found is None or isinstance(found, int)
+def test_a_reason_without_a_field_is_told_as_it_is() -> None:
+    assert (
+        refusal_of(0, "record 0: no Confluent frame, at byte 0", b"").found == "no Confluent frame, at byte 0"
+    )
+    assert refusal_of(0, "odd", b"").found == "odd"
 
 
 def test_an_event_is_too_far_ahead_only_beyond_the_limit() -> None:
-    assert not too_far_ahead(Envelope(b"", 1_060), now_ms=1_000, max_ahead_ms=60)
-    assert too_far_ahead(Envelope(b"", 1_061), now_ms=1_000, max_ahead_ms=60)
+    assert not too_far_ahead(1_060, now_ms=1_000, max_ahead_ms=60)
+    assert too_far_ahead(1_061, now_ms=1_000, max_ahead_ms=60)
 
 
 def test_the_queue_takes_no_more_than_its_limits() -> None:

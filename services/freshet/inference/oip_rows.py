@@ -1,0 +1,200 @@
+"""What the Open Inference Protocol calls inputs and outputs, from the spec; tensors as rows of JSON.
+
+An input for each field that features read, under its path; a list feature has two dimensions and, beside it,
+an optional input `<field>.length`. A missing input is null in every row. Outputs are `score` and one for
+each label. B rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from freshet.errors import BadInput
+from freshet.inference.fields import feature_paths
+from freshet.inference.oip import Tensor
+from freshet.spec.avro import Array, Primitive, Record, Type, Union, field_at
+from freshet.spec.model import Spec
+
+__all__ = ["LENGTH", "SCORE", "Input", "inputs_of", "metadata", "model_config", "rows_of"]
+
+LENGTH = ".length"
+SCORE = "score"
+DEFAULT_MAX = 50
+"""Elements of a list that count, where the spec sets no `max`."""
+
+_DATATYPES = {"int": "INT64", "long": "INT64", "float": "FP32", "double": "FP64", "boolean": "BOOL"}
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """One input tensor."""
+
+    name: str  # path of the field in a sample
+    datatype: str
+    max: int | None  # longest list; None: one value a row
+    through: tuple[bool, ...]  # for each part of the path: whether an array of records stands there
+    latin: bool  # the field holds bytes, which JSON spells as text of code points below 256
+
+
+def inputs_of(spec: Spec, sample: Record) -> tuple[Input, ...]:
+    """Inputs of a model, in the order of its features; the event's time last, if a feature reads it."""
+    lists = {f.field: f.max or DEFAULT_MAX for f in spec.features if f.kind == "list"}
+    paths = feature_paths(spec)
+    time = spec.events.served.time.path
+    if any(f.kind == "time" for f in spec.features) and time not in paths:
+        paths.append(time)
+    return tuple(_input(sample, path, lists.get(path)) for path in paths)
+
+
+def _input(sample: Record, path: str, longest: int | None) -> Input:
+    leaf = field_at(sample, path).type
+    while isinstance(leaf, Array):
+        leaf = _bare(leaf.items)
+    kind = leaf.name if isinstance(leaf, Primitive) else type(leaf).__name__.lower()
+    parts = path.split(".")
+    through = tuple(
+        isinstance(_bare(field_at(sample, ".".join(parts[: i + 1])).type), Array) and i + 1 < len(parts)
+        for i in range(len(parts))
+    )
+    return Input(path, _DATATYPES.get(kind, "BYTES"), longest, through, kind in ("bytes", "fixed"))
+
+
+def _bare(type_: Type) -> Type:
+    others = type_.others if isinstance(type_, Union) else (type_,)
+    return others[0] if len(others) == 1 else type_
+
+
+def metadata(name: str, version: str, inputs: tuple[Input, ...], labels: tuple[str, ...]) -> dict[str, Any]:
+    """The model's metadata, as the protocol says it."""
+    tensors: list[dict[str, Any]] = []
+    for one in inputs:
+        shape = [-1] if one.max is None else [-1, one.max]
+        tensors.append({"name": one.name, "datatype": one.datatype, "shape": shape})
+        if one.max is not None:
+            tensors.append({"name": one.name + LENGTH, "datatype": "INT32", "shape": [-1]})
+    return {
+        "name": name,
+        "versions": [version],
+        "platform": "freshet",
+        "inputs": tensors,
+        "outputs": [{"name": o, "datatype": "FP32", "shape": [-1]} for o in (SCORE, *labels)],
+    }
+
+
+def model_config(described: Mapping[str, Any]) -> dict[str, Any]:
+    """The same as Triton's model configuration."""
+
+    def tensors(key: str) -> list[dict[str, Any]]:
+        return [
+            {
+                "name": t["name"],
+                "data_type": "TYPE_" + t["datatype"].replace("BYTES", "STRING"),
+                "dims": t["shape"],
+            }
+            for t in described[key]
+        ]
+
+    return {
+        "name": described["name"],
+        "platform": described["platform"],
+        "backend": "freshet",
+        "max_batch_size": 0,
+        "input": tensors("inputs"),
+        "output": tensors("outputs"),
+    }
+
+
+def rows_of(tensors: Mapping[str, Tensor], inputs: tuple[Input, ...], max_rows: int) -> list[dict[str, Any]]:
+    """(B,) rows, each an object as JSON would spell a sample.
+
+    Raises:
+        BadInput: an unknown input, another datatype or shape than the metadata says, or unequal numbers of
+        rows.
+    """
+    known = {one.name: one for one in inputs}
+    allowed = [*known, *(n + LENGTH for n, one in known.items() if one.max is not None)]
+    unknown = [name for name in tensors if name not in allowed]
+    if unknown:
+        raise BadInput(f"input {unknown[0]!r}: expected one of {', '.join(allowed)}")
+    sizes = {name: len(tensor.values) for name, tensor in tensors.items()}
+    if not sizes or len(set(sizes.values())) > 1:
+        raise BadInput(f"expected inputs of one number of rows, found {sizes or 'no inputs'}")
+    count = next(iter(sizes.values()))
+    if not 1 <= count <= max_rows:
+        raise BadInput(f"expected 1 to {max_rows} rows, found {count}")
+    rows: list[dict[str, Any]] = [{} for _ in range(count)]
+    for name, one in known.items():
+        if name in tensors:
+            lengths = _lengths(tensors, one, count)
+            _fill(rows, one, _values(one, tensors[name]), lengths)
+        elif name + LENGTH in tensors:
+            raise BadInput(f"input {name + LENGTH!r} says how long {name!r} is, which is missing")
+    return rows
+
+
+def _values(one: Input, tensor: Tensor) -> list[Any]:
+    values = tensor.values
+    if values.ndim != (1 if one.max is None else 2):
+        wanted = "[-1]" if one.max is None else f"[-1, {one.max}]"
+        raise BadInput(f"input {one.name!r}: expected shape {wanted}, found {list(values.shape)}")
+    kinds = {"INT64": "iu", "FP32": "iuf", "FP64": "iuf", "BOOL": "b", "BYTES": "O"}[one.datatype]
+    if values.dtype.kind not in kinds:
+        raise BadInput(f"input {one.name!r}: expected {one.datatype}, found {tensor.datatype}")
+    if values.dtype.kind == "f":
+        finite = values.astype(object)
+        finite[~np.isfinite(values)] = None
+        return list(finite.tolist())
+    if values.dtype.kind == "u" and values.dtype.itemsize == 8 and (values > np.uint64(2**63 - 1)).any():
+        raise BadInput(f"input {one.name!r}: expected INT64, found a value beyond its range")
+    plain = list(values.tolist())
+    return plain if one.datatype != "BYTES" else _texts(one, plain)
+
+
+def _texts(one: Input, values: list[Any]) -> list[Any]:
+    try:
+        return [
+            _texts(one, v) if isinstance(v, list) else v.decode("latin-1" if one.latin else "utf-8")
+            for v in values
+        ]
+    except UnicodeDecodeError as error:
+        raise BadInput(f"input {one.name!r}: expected UTF-8, found {error.object[:40]!r}") from None
+
+
+def _lengths(tensors: Mapping[str, Tensor], one: Input, count: int) -> list[int] | None:
+    tensor = tensors.get(one.name + LENGTH)
+    if one.max is None or tensor is None:
+        return None
+    width = tensors[one.name].values.shape[-1]
+    lengths = tensor.values
+    if (
+        lengths.shape != (count,)
+        or lengths.dtype.kind not in "iu"
+        or not ((lengths >= 0) & (lengths <= width)).all()
+    ):
+        raise BadInput(
+            f"input {tensor.name!r}: expected {count} integers from 0 to {width}, the list's width"
+        )
+    return [int(n) for n in lengths]
+
+
+def _fill(rows: list[dict[str, Any]], one: Input, values: list[Any], lengths: list[int] | None) -> None:
+    parts = one.name.split(".")
+    for i, row in enumerate(rows):
+        value = values[i] if lengths is None else values[i][: lengths[i]]
+        _put(row, parts, one.through, value)
+
+
+def _put(node: dict[str, Any], parts: list[str], through: tuple[bool, ...], value: Any) -> None:
+    head, rest = parts[0], parts[1:]
+    if not rest:
+        node[head] = value
+    elif through[0]:  # an array of records: one record for each element
+        elements = node.setdefault(head, [{} for _ in value])
+        for element, v in zip(elements, value, strict=False):
+            _put(element, rest, through[1:], v)
+    else:
+        _put(node.setdefault(head, {}), rest, through[1:], value)

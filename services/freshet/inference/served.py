@@ -1,0 +1,201 @@
+"""Logging what was served: the impressions that training will see, with the score and predictions of the
+moment.
+
+Off the request's path: a bounded queue, one thread, appends of many requests together. What does not fit the
+queue or the schema is counted and reported, and never costs a client its answer.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+import structlog
+from prometheus_client import CollectorRegistry, Counter, Gauge
+
+from freshet.errors import Unavailable
+from freshet.features import JsonTranscoder, partition_of
+from freshet.inference.core import Order, get_path, merged
+from freshet.seams.eventlog import Writer
+from freshet.spec.avro import SERVED_FIELD
+from freshet.spec.model import Spec
+from freshet.types import F32, Append, BytesColumn
+
+__all__ = ["Served", "ServedLogger", "served_events"]
+
+log = structlog.get_logger(__name__)
+
+APPEND_EVENTS = 5_000
+RETRY_S = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """One answered request, as it goes to the log."""
+
+    events: Sequence[Mapping[str, Any]]  # one, or one for each item if the spec explodes no array
+
+
+def served_events(
+    spec: Spec,
+    context: Mapping[str, Any],
+    candidates: Sequence[Mapping[str, Any]],
+    order: Order,
+    scores: F32,
+    predictions: F32,
+    version: int,
+) -> list[dict[str, Any]]:
+    """What was served: the answered candidates in their order, each with `freshet_served`.
+
+    A field that is taken as a constant at serving (`serve_as`, an integer) and was not sent is the item's
+    place in the answer, from 0: it was not known then, and is now.
+    """
+    explode = spec.events.served.explode
+    prefix = f"{explode}." if explode else ""
+    places = [
+        f.field[len(prefix) :]
+        for f in spec.features
+        if isinstance(f.serve_as, int) and f.field is not None and f.field.startswith(prefix)
+    ]
+    items: list[dict[str, Any]] = []
+    for place, (c, propensity) in enumerate(
+        zip(order.indices.tolist(), order.propensity.tolist(), strict=True)
+    ):
+        known: dict[str, Any] = {}
+        for path in places:
+            known = merged(known, _at(path, place))
+        item = merged(known, candidates[c])
+        item[SERVED_FIELD] = {
+            "version": version,
+            "score": float(scores[c]),
+            "predictions": predictions[c].tolist(),
+            "propensity": propensity,
+            "explored": order.explored,
+        }
+        items.append(item)
+    if explode is None:
+        return [merged(context, item) for item in items]
+    return [merged(context, _at(explode, items))]
+
+
+def _at(path: str, value: Any) -> dict[str, Any]:
+    for part in reversed(path.split(".")):
+        value = {part: value}
+    return dict(value)
+
+
+class ServedLogger:
+    """A queue of served requests and the thread that appends them."""
+
+    def __init__(
+        self,
+        spec: Spec,
+        writer: Writer,
+        transcoder: JsonTranscoder,
+        registry: CollectorRegistry,
+        *,
+        queue_events: int,
+    ) -> None:
+        """`transcoder`: into framed records of the served schema with `freshet_served`."""
+        self._stream, self._partitions = spec.events.served, spec.partitions
+        self._writer, self._transcoder = writer, transcoder
+        self._queue: queue.Queue[Served] = queue.Queue(queue_events)
+        self._logged = Counter(
+            "freshet_inference_served_logged", "Served events appended.", registry=registry
+        )
+        self._dropped = Counter(
+            "freshet_inference_served_dropped",
+            "Served events not logged, by why.",
+            ["why"],
+            registry=registry,
+        )
+        waiting = Gauge("freshet_inference_served_queue", "Requests waiting to be logged.", registry=registry)
+        waiting.set_function(self._queue.qsize)
+        self.reason = ""  # why the last event was not logged
+
+    def offer(self, served: Served) -> bool:
+        """Take a request to be logged; False, and counted, if too many wait."""
+        try:
+            self._queue.put_nowait(served)
+        except queue.Full:
+            self._drop("queue", len(served.events), "too many served events wait for the log")
+            return False
+        return True
+
+    def run(self, stop: threading.Event, drain_s: float) -> None:
+        """Append until told to stop; then what waits, for at most `drain_s`."""
+        deadline: float | None = None
+
+        def late() -> bool:
+            nonlocal deadline
+            if stop.is_set() and deadline is None:
+                deadline = time.monotonic() + drain_s
+            return deadline is not None and time.monotonic() > deadline
+
+        while not stop.is_set():
+            self._append(self._take(0.1), late)
+        while not late() and not self._queue.empty():
+            self._append(self._take(0.0), late)
+        cut = self._queue.qsize()
+        if cut:
+            self._drop("stopped", cut, "the server stopped before they were appended")
+
+    def _take(self, wait_s: float) -> list[Served]:
+        taken: list[Served] = []
+        events = 0
+        try:
+            taken.append(self._queue.get(timeout=wait_s) if wait_s else self._queue.get_nowait())
+            while events < APPEND_EVENTS:
+                events += len(taken[-1].events)
+                taken.append(self._queue.get_nowait())
+        except queue.Empty:
+            pass
+        return taken
+
+    def _append(self, taken: list[Served], late: Callable[[], bool]) -> None:
+        if not taken:
+            return
+        events = [event for served in taken for event in served.events]
+        keys = [str(get_path(event, self._stream.key[0])).encode() for event in events]
+        texts = [orjson.dumps(event) for event in events]
+        values = self._values(keys, texts)
+        by_partition: dict[int, tuple[list[bytes], list[bytes]]] = {}
+        places = partition_of(BytesColumn.of(key for key, _ in values), self._partitions)
+        for place, (key, value) in zip(places.tolist(), values, strict=True):
+            group = by_partition.setdefault(place, ([], []))
+            group[0].append(value)
+            group[1].append(key)
+        appends = [
+            Append(self._stream.topic, p, BytesColumn.of(v), BytesColumn.of(k))
+            for p, (v, k) in by_partition.items()
+        ]
+        while appends:
+            try:
+                self._writer.append(appends)
+                self._logged.inc(len(values))
+                return
+            except Unavailable as error:  # the joiner drops what was written twice: an impression counts once
+                if late():
+                    self._drop("log", len(values), str(error))
+                    return
+                time.sleep(RETRY_S)
+
+    def _values(self, keys: list[bytes], texts: list[bytes]) -> list[tuple[bytes, bytes]]:
+        made = self._transcoder.column(BytesColumn.of(texts))
+        if made.bad:
+            self._drop("schema", len(made.bad), str(made.bad[0]))
+        good = made.events.tolist()
+        if self._stream.format == "json":
+            return [(keys[i], texts[i]) for i in good]
+        return [(keys[i], record) for i, record in zip(good, made.records, strict=True)]
+
+    def _drop(self, why: str, count: int, reason: str) -> None:
+        if reason != self.reason:
+            log.warning("served events are not logged", why=why, reason=reason)
+        self.reason = reason
+        self._dropped.labels(why).inc(count)

@@ -1,0 +1,82 @@
+"""The table of rows that serves: values only. What the row store keeps beside them stays outside."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from freshet.errors import Corrupt
+from freshet.spec.layout import Layout
+from freshet.tables import Store
+from freshet.types import F32, U8, U32, U64, PackedRows, bucket_of
+
+__all__ = ["ServingTable"]
+
+
+class ServingTable:
+    """Rows for lookups. Lookups may run while rows are written; writes come from one thread."""
+
+    def __init__(self, layout: Layout, *, buckets: int, partitions: int, seed: int) -> None:
+        def store(*, serving: bool) -> Store:
+            return Store(
+                layout, buckets=buckets, partitions=partitions, seed=seed, serving=serving, publish=False
+            )
+
+        self._layout, self._buckets = layout, buckets
+        self._rows = store(serving=True)
+        self._unpacker = store(serving=False)  # empty but while packed rows pass through it
+        self._group_of = {table: group.index for group in layout.groups for table in group.tables}
+
+    def lookup(
+        self,
+        group: int,
+        keys: U64,
+        tables: U8,
+        bucket_starts: U32,
+        out: F32,
+        *,
+        create: bool = False,
+        found: U8 | None = None,
+    ) -> None:
+        """Write rows into `out` (U, S), zeros where there is none, and which were found: `Store.lookup`."""
+        self._rows.lookup(group, keys, tables, bucket_starts, out, create=create, found=found)
+
+    def import_rows(self, rows: PackedRows) -> None:
+        """Take rows of one bucket as the row store keeps them.
+
+        Raises Corrupt if they are not what the spec says, or not of one bucket.
+        """
+        if not len(rows.keys):
+            return
+        bucket = int(bucket_of(rows.keys[:1], self._buckets)[0])
+        group = self._group_of.get(rows.table)
+        if group is None or (bucket_of(rows.keys, self._buckets) != bucket).any():
+            raise Corrupt(f"rows of table {rows.table}: expected a table of the spec and keys of one bucket")
+        count = len(rows.keys)
+        starts = np.zeros(self._buckets + 1, np.uint32)
+        starts[bucket + 1 :] = count
+        values = np.empty((count, self._layout.groups[group].width), np.float32)
+        self._unpacker.import_rows(rows)
+        tables = np.full(count, rows.table, np.uint8)
+        self._unpacker.lookup(group, np.ascontiguousarray(rows.keys), tables, starts, values, create=False)
+        self._unpacker.drop_bucket(bucket)
+        self._unpacker.set_applied(bucket, {}, 0)  # held again, and empty
+        self._rows.import_values(rows.table, rows.keys, values)
+
+    def import_values(self, table: int, keys: U64, values: F32) -> None:
+        """Set rows whole: (N,) keys, (N, S) values. Raises Corrupt for an unknown table or another width."""
+        group = self._group_of.get(table)
+        if group is None or values.shape[1] != self._layout.groups[group].width:
+            raise Corrupt(
+                f"a delta of table {table} with {values.shape[1]} floats a row does not fit the spec"
+            )
+        self._rows.import_values(table, keys, values)
+
+    def remove(self, table: int, keys: U64) -> None:
+        """Forget rows; unknown keys are no error."""
+        if table not in self._group_of:
+            raise Corrupt(f"removals of table {table}, which the spec does not have")
+        self._rows.remove(table, keys)
+
+    def rows(self) -> dict[int, int]:
+        """{table id: rows held}."""
+        return dict(self._rows.memory().rows)

@@ -1,0 +1,68 @@
+"""What tests of HTTP services share: a server on a thread, conditions with deadlines, the feed example."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from freshet.settings import Settings, load_settings
+from freshet.spec.avro import Record, parse_schema
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+FEED = EXAMPLES / "feed"
+
+
+def schema(name: str) -> Record:
+    """A schema of the feed example."""
+    return parse_schema((FEED / f"{name}.avsc").read_text(), name)
+
+
+def settings(**variables: str) -> Settings:
+    """Settings with a free port for every service."""
+    ports = {f"FRESHET_{s}_PORT": "0" for s in ("GATEWAY", "INFERENCE")}
+    return load_settings({**ports, **{f"FRESHET_{k.upper()}": v for k, v in variables.items()}})
+
+
+@contextmanager
+def running(
+    run: Callable[[threading.Event, Callable[[str], None]], None],
+) -> Iterator[tuple[str, threading.Event]]:
+    """Run a service on a thread; yields its address and its stop event."""
+    stop, up = threading.Event(), threading.Event()
+    urls: list[str] = []
+    errors: list[BaseException] = []
+
+    def ready(url: str) -> None:
+        urls.append(url)
+        up.set()
+
+    def target() -> None:
+        try:
+            run(stop, ready)
+        except BaseException as error:
+            errors.append(error)
+        finally:
+            up.set()
+
+    thread = threading.Thread(target=target, name="service")
+    thread.start()
+    try:
+        assert up.wait(20), "the service did not start"
+        assert urls, errors
+        yield urls[0], stop
+    finally:
+        stop.set()
+        thread.join(20)
+    assert not thread.is_alive(), "the service did not stop"
+    assert not errors, errors
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 10) -> None:
+    """Wait until the condition holds."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"waited {seconds} s"
+        time.sleep(0.005)

@@ -1,0 +1,543 @@
+"""The inference server over real sockets, on a real log, row store and version store."""
+
+from __future__ import annotations
+
+import io
+import random
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import fastavro
+import httpx
+import numpy as np
+import orjson
+import pytest
+import tritonclient.http as triton
+from hypothesis import HealthCheck, given
+from hypothesis import settings as quick
+from hypothesis import strategies as st
+from tritonclient.utils import InferenceServerException
+
+from freshet.client import Ack, Client
+from freshet.errors import BadInput
+from freshet.features import EventExtractor
+from freshet.inference.service import run
+from freshet.spec.avro import parse_schema, served_schema, to_json
+from freshet.spec.model import Explore, Spec
+from freshet.spec.parse import load_spec, parse_spec
+from freshet.testing.clock import SettableClock
+from freshet.types import Append, BytesColumn, TopicPartition
+from freshet.wire.schemas import SchemaRegistry, framed_id
+from tests.integration.serving import FEED, running, schema, settings, wait_for
+from tests.integration.world import World
+
+NOW = 1_700_000_000_000
+SPEC = load_spec(FEED / "freshet.toml")
+RANKED = schema("ranked")
+
+CONTEXT = {
+    "ts": NOW,
+    "user": {"id": 5, "country": "DE", "last_items": [1, 2]},
+    "device": "phone",
+    "experiment": {},
+}
+CANDIDATES = [{"id": i, "age_s": float(i), "ctr_1h": 0.1 * i} for i in range(10)]
+
+
+def greedy(spec: Spec, share: float = 0.0) -> Spec:
+    explore = Explore(policy="epsilon", share=share) if share else Explore()
+    return replace(spec, serve=replace(spec.serve, explore=explore))
+
+
+def whole(candidates: list[dict[str, Any]], request: int = 1) -> dict[str, Any]:
+    """The event that a rank request stands for, complete."""
+    return {**CONTEXT, "request_id": request, "items": [{"pos": 0, "ctr_1h": None, **c} for c in candidates]}
+
+
+@dataclass
+class Running:
+    url: str
+    world: World
+    clock: SettableClock
+
+    def rank(self, **changes: Any) -> httpx.Response:
+        body = {"context": CONTEXT, "candidates": CANDIDATES, **changes}
+        return httpx.post(f"{self.url}/v1/rank", content=orjson.dumps(body), timeout=15)
+
+    def get(self, path: str) -> httpx.Response:
+        return httpx.get(self.url + path, timeout=15)
+
+    def logged(self, topic: str = "feed.ranked") -> list[bytes]:
+        values = []
+        for p in range(self.world.log.topics()[topic].partitions):
+            reader = self.world.log.reader()
+            reader.assign({TopicPartition(topic, p): 0})
+            values += [v for _, records in reader.poll(100_000, 0) for v in records.values]
+            reader.close()
+        return values
+
+
+@contextmanager
+def serving(world: World, **variables: str) -> Iterator[Running]:
+    clock = SettableClock(NOW)
+    made = settings(inference_version_poll="10ms", inference_follow_wait="5ms", **variables)
+
+    def target(stop: threading.Event, ready: Callable[[str], None]) -> None:
+        run(
+            world.parts,
+            made.inference,
+            made.common,
+            stop=stop,
+            clock=clock,
+            rng=random.Random(3),
+            ready=ready,
+        )
+
+    with running(target) as (url, _):
+        yield Running(url, world, clock)
+
+
+def trained(folder: Path, spec: Spec) -> World:
+    world = World(folder, spec, RANKED)
+    world.create()
+    for seed in range(3):
+        world.learn(whole(CANDIDATES[:8]), seed, clock_ms=NOW - 5_000)
+    world.publish()
+    world.flush()
+    world.put_version(0, event_time_ms=NOW - 9_000)
+    world.promote(0)
+    return world
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """One that only answers; tests that change what is served make their own."""
+    world = trained(tmp_path_factory.mktemp("serving"), greedy(SPEC))
+    with serving(world) as running_:
+        wait_for(lambda: running_.get("/health/ready").status_code == 200)
+        yield running_
+    world.close()
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    world = trained(tmp_path, greedy(SPEC))
+    yield world
+    world.close()
+
+
+def test_scores_equal_those_of_the_trainers_scorer_in_serving_mode(server: Running) -> None:
+    answer = server.rank().json()
+
+    expected = server.world.scores(whole(CANDIDATES), 0)
+    labels = [label.name for label in SPEC.labels]
+    for item in answer["items"]:
+        found = [item["predictions"][label] for label in labels]
+        np.testing.assert_allclose(found, expected[item["index"]], rtol=1e-6)
+    click, watch, buy = expected.T
+    np.testing.assert_allclose(
+        [i["score"] for i in answer["items"]],
+        (click * (1 + 0.1 * watch) + 20 * click * buy)[[i["index"] for i in answer["items"]]],
+        rtol=1e-5,
+    )
+
+
+def test_items_come_best_first_and_no_more_than_wanted(server: Running) -> None:
+    answer = server.rank(k=3).json()
+    scores = [item["score"] for item in server.rank().json()["items"]]
+
+    assert [item["score"] for item in answer["items"]] == scores[:3]
+    assert scores == sorted(scores, reverse=True)
+    assert len(scores) == 10
+
+
+def test_an_answer_says_version_freshness_and_what_is_unknown(server: Running) -> None:
+    answer = server.rank().json()
+
+    assert answer["version"] == 0
+    assert answer["freshness_ms"] == 5_000
+    assert answer["unknown_rows"]["item"] == 2  # candidates 8 and 9 were never learned
+    assert "user" not in answer["unknown_rows"]
+    assert not answer["explored"]
+
+
+def test_an_unknown_user_is_counted_once_for_each_candidate(server: Running) -> None:
+    context = {**CONTEXT, "user": {"id": 999, "country": None}}
+
+    assert server.rank(context=context).json()["unknown_rows"]["user"] == 10
+
+
+def test_a_field_that_is_missing_is_null_and_makes_no_row(server: Running) -> None:
+    answer = server.rank(context={}, candidates=[{"id": 1}])
+
+    assert answer.status_code == 200
+    assert answer.json()["unknown_rows"].get("user") is None
+
+
+def test_a_request_id_is_kept_or_made(server: Running) -> None:
+    assert server.rank(request_id=77).json()["request_id"] == 77
+    made = [server.rank().json()["request_id"] for _ in range(5)]
+    assert len(set(made)) == 5
+    assert all(0 <= m < 2**53 for m in made)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"context": {"user": {"id": "five"}}}, "user.id"),
+        ({"candidates": [{"id": 1}, {"id": 2, "age_s": "old"}]}, "age_s"),
+        ({"candidates": [{"age_s": 1.0}]}, "key"),
+        ({"candidates": []}, "candidates"),
+        ({"context": {"request_id": 1}, "request_id": 2}, "request_id"),
+    ],
+)
+def test_a_bad_request_names_the_field(server: Running, change: dict[str, Any], message: str) -> None:
+    answer = server.rank(**change)
+
+    assert answer.status_code == 400
+    assert message in answer.json()["error"]["message"]
+
+
+def test_too_many_candidates_are_413(server: Running) -> None:
+    assert server.rank(candidates=[{"id": 1}] * 10_001).status_code == 413
+
+
+def test_the_client_ranks(server: Running) -> None:
+    with Client(inference=server.url) as client:
+        ranking = client.rank(CONTEXT, CANDIDATES, k=2, request_id=5)
+        assert len(ranking.items) == 2
+        assert ranking.items[0].predictions.keys() == {"click", "watch", "buy"}
+        with pytest.raises(BadInput, match="candidates"):
+            client.rank({}, [])
+
+
+def test_what_was_served_is_logged_under_the_extended_schema(world: World) -> None:
+    with serving(world) as server:
+        wait_for(lambda: server.get("/health/ready").status_code == 200)
+        answer = server.rank(k=4, request_id=12).json()
+        wait_for(lambda: len(server.logged()) == 1)
+        [record] = server.logged()
+
+    extended = served_schema(RANKED, "items")
+    assert SchemaRegistry(world.log).get(framed_id(record)) == extended
+    parsed = fastavro.parse_schema(to_json(extended))
+    event: Any = fastavro.schemaless_reader(io.BytesIO(record[5:]), parsed, None)
+    assert (event["request_id"], event["user"]["id"]) == (12, 5)
+    assert [item["id"] for item in event["items"]] == [CANDIDATES[i["index"]]["id"] for i in answer["items"]]
+    assert [item["pos"] for item in event["items"]] == [0, 1, 2, 3]
+    for logged, item in zip(event["items"], answer["items"], strict=True):
+        served = logged["freshet_served"]
+        assert served["version"] == 0
+        assert served["propensity"] == 1.0
+        assert served["score"] == pytest.approx(item["score"])
+        assert served["predictions"] == pytest.approx(list(item["predictions"].values()))
+    columns = EventExtractor(SPEC.events.served, extended).extract(BytesColumn.of([record]), framed=True)
+    assert len(columns) == 4
+
+
+def test_a_request_that_does_not_fit_the_users_schema_is_answered_and_its_loss_told(world: World) -> None:
+    with serving(world) as server:
+        wait_for(lambda: server.get("/health/ready").status_code == 200)
+        assert server.rank(context={"user": {"id": 5}}).status_code == 200  # no device, which events need
+        wait_for(lambda: "device" in server.get("/health/ready").json()["served_log"])
+        assert 'freshet_inference_served_dropped_total{why="schema"} 1.0' in server.get("/metrics").text
+        assert server.logged() == []
+
+
+def test_before_rows_and_version_are_there_the_answer_is_503_with_the_reason(tmp_path: Path) -> None:
+    world = World(tmp_path, greedy(SPEC), RANKED)
+    with serving(world) as server:
+        wait_for(lambda: "start its trainer" in server.get("/health/ready").text)
+        assert server.get("/health/ready").status_code == 503
+        assert server.get("/health/live").status_code == 200
+        assert server.rank().status_code == 503
+        world.create()
+        wait_for(lambda: "no version has been promoted" in server.rank().text)
+        world.put_version(0)
+        world.promote(0)
+        wait_for(lambda: server.rank().status_code == 200)
+    world.close()
+
+
+def test_rows_and_versions_change_what_is_served(world: World) -> None:
+    with serving(world) as server:
+        wait_for(lambda: server.get("/health/ready").status_code == 200)
+        before = server.rank().json()["items"]
+        world.learn(whole(CANDIDATES), 99, clock_ms=NOW - 1_000)
+        world.publish()
+        wait_for(lambda: server.rank().json()["freshness_ms"] == 1_000)
+        after = server.rank().json()
+        assert after["items"] != before
+        assert "item" not in after["unknown_rows"]
+
+        world.put_version(1)
+        world.promote(1)
+        wait_for(lambda: server.rank().json()["version"] == 1)
+        np.testing.assert_allclose(
+            sorted(i["predictions"]["click"] for i in server.rank().json()["items"]),
+            sorted(world.scores(whole(CANDIDATES), 1)[:, 0]),
+            rtol=1e-6,
+        )
+
+
+def test_a_corrupt_version_is_kept_out_and_health_says_why(world: World) -> None:
+    with serving(world) as server:
+        wait_for(lambda: server.get("/health/ready").status_code == 200)
+        world.put_version(1, noise=float("nan"))
+        world.promote(1)
+        wait_for(lambda: "version 1 kept out" in server.get("/health/ready").json()["versions"])
+        assert server.get("/health/ready").status_code == 200
+        assert server.rank().json()["version"] == 0
+        assert "freshet_inference_versions_refused_total 1.0" in server.get("/metrics").text
+
+
+def test_swaps_under_load_cost_no_request_an_error(world: World) -> None:
+    for number in range(1, 11):
+        world.put_version(number)
+    with serving(world) as server:
+        wait_for(lambda: server.get("/health/ready").status_code == 200)
+        statuses: list[int] = []
+        versions: list[int] = []
+        over = threading.Event()
+
+        def load() -> None:
+            with httpx.Client(timeout=15) as client:
+                while not over.is_set():
+                    body = orjson.dumps({"context": CONTEXT, "candidates": CANDIDATES})
+                    answer = client.post(f"{server.url}/v1/rank", content=body)
+                    statuses.append(answer.status_code)
+                    versions.append(answer.json().get("version"))
+
+        threads = [threading.Thread(target=load) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for number in range(1, 11):
+            world.promote(number)
+            wait_for(partial(lambda wanted: versions[-1:] == [wanted], number))
+        over.set()
+        for thread in threads:
+            thread.join(10)
+
+    assert set(statuses) == {200}
+    assert set(versions) == set(range(11)) - ({0} if 0 not in versions else set())
+
+
+def test_exploration_is_in_the_answer_and_in_the_log(tmp_path: Path) -> None:
+    world = trained(tmp_path, greedy(SPEC, share=0.5))
+    with serving(world) as server:
+        wait_for(lambda: server.get("/health/ready").status_code == 200)
+        answers = [server.rank().json() for _ in range(40)]
+        wait_for(lambda: len(server.logged()) == 40)
+    assert 5 < sum(a["explored"] for a in answers) < 35
+    for answer in answers:
+        assert {round(i["propensity"], 3) for i in answer["items"]} <= {0.55, 0.05}
+        if not answer["explored"]:
+            assert {round(i["propensity"], 3) for i in answer["items"]} == {0.55}
+    world.close()
+
+
+# --- the Open Inference Protocol, by its own client
+
+
+@pytest.fixture
+def client(server: Running) -> Iterator[triton.InferenceServerClient]:
+    client = triton.InferenceServerClient(server.url.removeprefix("http://"))
+    yield client
+    client.close()
+
+
+def tensors(*, binary: bool) -> list[triton.InferInput]:
+    columns: dict[str, Any] = {
+        "user.id": np.full(10, 5, np.int64),
+        "user.country": np.array([b"DE"] * 10, object),
+        "user.last_items": np.tile(np.array([1, 2, 0], np.int64), (10, 1)),
+        "user.last_items.length": np.full(10, 2, np.int32),
+        "items.id": np.arange(10, dtype=np.int64),
+        "items.age_s": np.arange(10, dtype=np.float32),
+        "items.ctr_1h": (0.1 * np.arange(10)).astype(np.float32),
+        "ts": np.full(10, NOW, np.int64),
+    }
+    made = []
+    for name, values in columns.items():
+        tensor = triton.InferInput(name, values.shape, triton.np_to_triton_dtype(values.dtype))
+        tensor.set_data_from_numpy(values, binary_data=binary)
+        made.append(tensor)
+    return made
+
+
+def test_tritonclient_finds_server_and_model(client: triton.InferenceServerClient) -> None:
+    assert client.is_server_live()
+    assert client.is_server_ready()
+    assert client.is_model_ready("feed")
+    assert client.is_model_ready("feed", "0")
+    assert client.get_server_metadata()["name"] == "freshet"
+    described = client.get_model_metadata("feed")
+    assert (described["name"], described["versions"]) == ("feed", ["0"])
+    assert {"name": "items.id", "datatype": "INT64", "shape": [-1]} in described["inputs"]
+    assert [o["name"] for o in described["outputs"]] == ["score", "click", "watch", "buy"]
+    assert client.get_model_config("feed")["name"] == "feed"
+
+
+@pytest.mark.parametrize("binary_in", [True, False])
+@pytest.mark.parametrize("binary_out", [True, False, None])
+def test_tritonclient_infers_what_rank_predicts(
+    client: triton.InferenceServerClient, server: Running, binary_in: bool, binary_out: bool | None
+) -> None:
+    outputs = None
+    if binary_out is not None:
+        outputs = [triton.InferRequestedOutput(n, binary_data=binary_out) for n in ("score", "click")]
+
+    result = client.infer("feed", tensors(binary=binary_in), outputs=outputs, request_id="a")
+
+    ranked = {item["index"]: item for item in server.rank().json()["items"]}
+    scores = [ranked[i]["score"] for i in range(10)]
+    clicks = [ranked[i]["predictions"]["click"] for i in range(10)]
+    np.testing.assert_allclose(result.as_numpy("score"), scores, rtol=1e-6)
+    np.testing.assert_allclose(result.as_numpy("click"), clicks, rtol=1e-6)
+    assert result.get_response()["id"] == "a"
+    assert result.get_response()["model_version"] == "0"
+
+
+def test_a_missing_input_is_null(client: triton.InferenceServerClient) -> None:
+    only = [t for t in tensors(binary=True) if t.name() == "items.id"]
+
+    assert np.isfinite(client.infer("feed", only).as_numpy("score")).all()
+
+
+def test_errors_are_told_to_tritonclient(client: triton.InferenceServerClient) -> None:
+    assert not client.is_model_ready("other")
+    with pytest.raises(InferenceServerException, match="no such model"):
+        client.infer("other", tensors(binary=True))
+    with pytest.raises(InferenceServerException, match="only the version that `stable` names"):
+        client.infer("feed", tensors(binary=True), model_version="9")
+    with pytest.raises(InferenceServerException, match="expected one of score"):
+        client.infer("feed", tensors(binary=True), outputs=[triton.InferRequestedOutput("x")])
+
+
+@pytest.mark.parametrize("name", ["..%2f..%2fetc%2fpasswd", "%2e%2e", "feed%00", "feed%2f0"])
+def test_names_are_compared_never_used_as_paths(server: Running, name: str) -> None:
+    answer = server.get(f"/v2/models/{name}/ready")
+
+    assert answer.status_code in (400, 404)
+
+
+@given(
+    st.binary(max_size=200),
+    st.sampled_from(["/v1/rank", "/v2/models/feed/infer"]),
+    st.none() | st.integers(0, 250),
+)
+@quick(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=80, deadline=None)
+def test_random_bytes_are_never_a_server_error(
+    server: Running, body: bytes, path: str, header: int | None
+) -> None:
+    headers = {} if header is None else {"inference-header-content-length": str(header)}
+    assert httpx.post(server.url + path, content=body, headers=headers).status_code < 500
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats() | st.text(max_size=9),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=9), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@given(
+    st.dictionaries(st.sampled_from(["request_id", "ts", "user", "items"]), json_values),
+    st.lists(st.dictionaries(st.sampled_from(["id", "age_s", "pos"]), json_values), min_size=1, max_size=3),
+)
+@quick(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=80, deadline=None)
+def test_any_values_are_ranked_or_refused(server: Running, context: Any, candidates: Any) -> None:
+    assert server.rank(context=context, candidates=candidates).status_code in (200, 400)
+
+
+# --- progress
+
+
+def test_progress_tells_what_an_event_waits_for(world: World) -> None:
+    topics = world.topics
+    with serving(world) as server:
+        wait_for(lambda: server.get("/health/ready").status_code == 200)
+
+        def ask() -> tuple[bool, str]:
+            body = server.get("/v1/progress?topic=app.actions&partition=0&offset=5").json()
+            return body["served"], body["waits_for"]
+
+        assert ask() == (False, "joiner")
+        commit = orjson.dumps({"v": 1, "kind": "commit", "next": {"served": 0, "shown": 0, "action": 6}})
+        end = world.offset
+        samples = [Append(topics.samples, 0, BytesColumn.of([b"block"])) for _ in range(end + 1)]
+        world.writer.append(samples)
+        world.writer.append([Append(topics.joiner, 0, BytesColumn.of([commit]))])
+        assert ask() == (False, "trainer")
+
+        world.learn(whole(CANDIDATES), 5)
+        world.publish()
+        world.flush()
+        wait_for(lambda: ask() == (True, ""))
+        with Client(inference=server.url) as client:
+            assert client.wait_until_served(Ack("app.actions", 0, 5), timeout_s=5)
+            with pytest.raises(BadInput, match="expected a topic of"):
+                client.wait_until_served(Ack("nobody", 0, 5))
+
+
+# --- a spec without an exploded array
+
+ADS = """
+name = "ads"
+partitions = 2
+[events]
+served = { topic = "ads.served", key = ["auction", "ad"], time = "at:s" }
+action = { topic = "ads.actions", key = ["auction", "ad"], time = "at:s" }
+[labels]
+click = { on = "action.kind == 'click'" }
+[tables]
+ad = { dim = 4 }
+[features]
+ad = { field = "ad", table = "ad" }
+slot = { field = "page.slot", table = "ad" }
+bid = { field = "bid", dense = "log1p" }
+"""
+AUCTION = parse_schema(
+    {
+        "type": "record",
+        "name": "Auction",
+        "fields": [
+            {"name": "auction", "type": "string"},
+            {"name": "ad", "type": "string"},
+            {"name": "at", "type": "long"},
+            {
+                "name": "page",
+                "type": {"type": "record", "name": "Page", "fields": [{"name": "slot", "type": "int"}]},
+            },
+            {"name": "bid", "type": "double"},
+        ],
+    }
+)
+
+
+def test_without_an_exploded_array_each_candidate_is_an_event_of_its_own(tmp_path: Path) -> None:
+    world = World(tmp_path, parse_spec(ADS), AUCTION)
+    world.create()
+    world.learn({"auction": "x", "ad": "a", "at": NOW // 1000, "page": {"slot": 1}, "bid": 2.0}, 1)
+    world.publish()
+    world.put_version(0)
+    world.promote(0)
+    with serving(world) as server:
+        wait_for(lambda: server.get("/health/ready").status_code == 200)
+        answer = server.rank(
+            context={"page": {"slot": 1}}, candidates=[{"ad": "a", "bid": 2.0}, {"ad": "b", "bid": 1.0}]
+        ).json()
+        wait_for(lambda: len(server.logged("ads.served")) == 2)
+        records = server.logged("ads.served")
+    assert answer["unknown_rows"] == {"ad": 1}
+    parsed = fastavro.parse_schema(to_json(served_schema(AUCTION, None)))
+    events: list[Any] = [fastavro.schemaless_reader(io.BytesIO(r[5:]), parsed, None) for r in records]
+    assert {e["auction"] for e in events} == {answer["request_id"]}
+    assert {e["ad"] for e in events} == {"a", "b"}
+    assert {e["at"] for e in events} == {NOW // 1000}
+    world.close()

@@ -1,0 +1,219 @@
+"""The client against a server that answers as told: retries, receipts, errors."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry
+
+from freshet.client import Ack, AsyncClient, Client, EventsRefused, Receipt, RetryPolicy
+from freshet.errors import BadInput, Overloaded, Unavailable
+from freshet.runtime.http import App, Request, Response, json_response
+from freshet.runtime.server import bind, run_server, serve
+
+QUICK = RetryPolicy(attempts=3, first_pause_s=0.001, longest_pause_s=0.01)
+ACKED = json_response(202, {"accepted": 1, "acks": [{"topic": "actions", "partition": 1, "offset": 7}]})
+BUSY = json_response(
+    429, {"error": {"code": "overloaded", "message": "queue full"}}, ((b"retry-after", b"0"),)
+)
+AWAY = json_response(503, {"error": {"code": "unavailable", "message": "log away"}})
+
+
+@dataclass
+class Scripted:
+    """Answers what stands in `answers`, the last one again and again; keeps what it was asked."""
+
+    url: str = ""
+    answers: list[Response] = field(default_factory=list)
+    asked: list[tuple[str, Any]] = field(default_factory=list)
+
+    async def __call__(self, request: Request) -> Response:
+        body = orjson.loads(request.body) if request.body else request.query
+        self.asked.append((request.path, body))
+        return self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[Scripted]:
+    script = Scripted()
+    stop, ready = threading.Event(), threading.Event()
+    sock = bind("127.0.0.1", 0)
+    app = App(CollectorRegistry(), max_body_bytes=10_000, body_timeout_s=1)
+    for path in ("/v1/impressions", "/v1/shown", "/v1/actions", "/v1/rank"):
+        app.route("POST", path, script)
+    app.route("GET", "/v1/progress", script)
+
+    async def main() -> None:
+        await serve(app, sock, stop, started=ready.set, drain_s=5)
+
+    thread = threading.Thread(target=run_server, args=(main,))
+    thread.start()
+    assert ready.wait(10)
+    script.url = f"http://127.0.0.1:{sock.getsockname()[1]}"
+    yield script
+    stop.set()
+    thread.join(10)
+    sock.close()
+
+
+@pytest.fixture
+def script(running: Scripted) -> Scripted:
+    running.asked.clear()
+    return running
+
+
+@pytest.fixture
+def client(script: Scripted) -> Iterator[Client]:
+    with Client(script.url, script.url, retries=QUICK) as client:
+        yield client
+
+
+def test_events_go_to_their_path_and_come_back_as_a_receipt(script: Scripted, client: Client) -> None:
+    script.answers = [ACKED]
+
+    assert client.actions({"id": 1}) == Receipt((Ack("actions", 1, 7),))
+    client.impressions([{"id": 2}, {"id": 3}])
+    client.shown({"id": 4})
+
+    assert script.asked == [
+        ("/v1/actions", {"id": 1}),
+        ("/v1/impressions", [{"id": 2}, {"id": 3}]),
+        ("/v1/shown", {"id": 4}),
+    ]
+
+
+def test_what_fails_for_the_moment_is_sent_again(script: Scripted, client: Client) -> None:
+    script.answers = [BUSY, AWAY, ACKED]
+
+    assert len(client.actions({"id": 1}).acks) == 1
+    assert len(script.asked) == 3
+
+
+def test_after_the_last_attempt_the_error_is_raised(script: Scripted, client: Client) -> None:
+    script.answers = [BUSY]
+    with pytest.raises(Overloaded, match="queue full"):
+        client.actions({"id": 1})
+    assert len(script.asked) == 3
+
+    script.answers = [AWAY]
+    with pytest.raises(Unavailable, match="log away"):
+        client.actions({"id": 1})
+
+
+def test_a_server_that_is_not_there_is_unavailable() -> None:
+    with (
+        Client("http://127.0.0.1:1", retries=QUICK) as client,
+        pytest.raises(Unavailable, match="3 attempts"),
+    ):
+        client.actions({"id": 1})
+
+
+def test_refused_events_are_raised_with_the_receipt_of_the_others(script: Scripted, client: Client) -> None:
+    refused = {"index": 1, "path": "user.id", "expected": "long", "found": '"x"'}
+    body = {"accepted": 1, "acks": [{"topic": "a", "partition": 0, "offset": 3}], "refused": [refused]}
+    script.answers = [json_response(422, body)]
+
+    with pytest.raises(EventsRefused, match=r"event 1: user\.id: expected long") as caught:
+        client.actions([{"id": 1}, {"id": 2}])
+
+    assert caught.value.receipt.acks == (Ack("a", 0, 3),)
+    assert len(script.asked) == 1
+
+
+@pytest.mark.parametrize(
+    "answer", [json_response(400, {"error": {"message": "no"}}), Response(400, b"no json")]
+)
+def test_a_bad_request_is_bad_input_and_not_repeated(
+    script: Scripted, client: Client, answer: Response
+) -> None:
+    script.answers = [answer]
+
+    with pytest.raises(BadInput, match="400"):
+        client.actions({"id": 1})
+    assert len(script.asked) == 1
+
+
+def test_a_ranking_is_read(script: Scripted, client: Client) -> None:
+    item = {"index": 1, "score": 0.5, "predictions": {"buy": 0.5}, "propensity": 1.0}
+    script.answers = [
+        json_response(
+            200,
+            {
+                "request_id": 9,
+                "items": [item],
+                "version": 4,
+                "freshness_ms": 80,
+                "unknown_rows": {"user": 1},
+                "explored": False,
+            },
+        )
+    ]
+
+    ranking = client.rank({"user": 1}, [{"id": 1}, {"id": 2}], k=1, request_id="r")
+
+    assert (ranking.request_id, ranking.version, ranking.items[0].index) == ("9", 4, 1)
+    assert script.asked == [
+        (
+            "/v1/rank",
+            {"context": {"user": 1}, "candidates": [{"id": 1}, {"id": 2}], "k": 1, "request_id": "r"},
+        )
+    ]
+
+
+def test_waiting_asks_until_the_event_is_served(script: Scripted, client: Client) -> None:
+    script.answers = [json_response(200, {"served": s}) for s in (False, False, True)]
+
+    assert client.wait_until_served(Ack("actions", 1, 7), timeout_s=5)
+    assert script.asked[0] == ("/v1/progress", "topic=actions&partition=1&offset=7")
+
+
+def test_waiting_gives_up_in_time(script: Scripted, client: Client) -> None:
+    script.answers = [json_response(200, {"served": False})]
+
+    assert not client.wait_until_served(Receipt((Ack("actions", 1, 7),)), timeout_s=0.1)
+
+
+def test_the_async_client_does_the_same(script: Scripted) -> None:
+    async def main() -> None:
+        async with AsyncClient(script.url, script.url, retries=QUICK) as client:
+            script.answers = [BUSY, ACKED]
+            receipt = await client.actions({"id": 1})
+            assert receipt.acks == (Ack("actions", 1, 7),)
+            await client.impressions({"id": 1})
+            await client.shown({"id": 1})
+            script.answers = [json_response(200, {"served": s}) for s in (False, True)]
+            assert await client.wait_until_served(receipt, timeout_s=5)
+            script.answers = [json_response(200, {"served": False})]
+            assert not await client.wait_until_served(receipt.acks[0], timeout_s=0.1)
+            script.answers = [AWAY]
+            with pytest.raises(Unavailable):
+                await client.rank({}, [{}])
+        async with AsyncClient("http://127.0.0.1:1", retries=QUICK) as nobody:
+            with pytest.raises(Unavailable, match="3 attempts"):
+                await nobody.actions({"id": 1})
+
+    asyncio.run(main())
+
+
+@given(st.integers(0, 20), st.none() | st.text(max_size=5) | st.integers(0, 999).map(str), st.floats(0, 1))
+def test_pauses_grow_are_bounded_and_honour_the_server(
+    attempt: int, after: str | None, chance: float
+) -> None:
+    policy = RetryPolicy(attempts=10)
+    pause = policy.pause_s(attempt, after, chance)
+
+    if attempt + 1 >= 10:
+        assert pause is None
+    else:
+        assert pause is not None
+        assert pause <= 60
+        if after is not None and after.isascii() and after.isdigit():
+            assert pause >= min(float(after), 60)

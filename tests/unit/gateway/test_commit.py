@@ -1,0 +1,194 @@
+"""Group commit: what is acknowledged is in the log, what is not is told, and queues are bounded."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Coroutine, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from freshet.errors import Overloaded, Unavailable
+from freshet.gateway.commit import Committer
+from freshet.gateway.core import Entry, Limits
+from freshet.seams.eventlog import EventLog, Writer
+from freshet.seams.eventlog.sqlite import open_url
+from freshet.types import Append, TopicPartition
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Iterator[EventLog]:
+    log = open_url(f"sqlite:{tmp_path}/log")
+    log.create_topic("clicks", partitions=2)
+    yield log
+    log.close()
+
+
+class Held:
+    """A writer that waits at the gate before each append, and can fail."""
+
+    def __init__(self, writer: Writer) -> None:
+        self.writer = writer
+        self.gate = threading.Event()
+        self.appends = 0
+        self.error: Exception | None = None
+
+    def append(self, appends: Sequence[Append]) -> Sequence[int]:
+        assert self.gate.wait(10)
+        self.appends += 1
+        if self.error is not None:
+            raise self.error
+        return self.writer.append(appends)
+
+    def close(self) -> None:
+        self.writer.close()
+
+
+def committer(writer: Writer, *, events: int = 100, size: int = 10_000, batch: int = 100) -> Committer:
+    made = Committer(writer, Limits(events, size), CollectorRegistry(), wait_s=0.0, batch_events=batch)
+    made.start()
+    return made
+
+
+def entry(value: bytes, partition: int = 0) -> Entry:
+    return Entry("clicks", partition, b"k", value)
+
+
+def run(main: Coroutine[Any, Any, None]) -> None:
+    async def bounded() -> None:
+        async with asyncio.timeout(20):
+            await main
+
+    asyncio.run(bounded())
+
+
+def values(log: EventLog, partition: int = 0) -> list[bytes]:
+    reader = log.reader()
+    reader.assign({TopicPartition("clicks", partition): 0})
+    found = [v for _, records in reader.poll(1_000, 0) for v in records.values]
+    reader.close()
+    return found
+
+
+def test_an_acknowledged_event_is_in_the_log_at_its_offset(log: EventLog) -> None:
+    async def main() -> None:
+        commit = committer(log.writer())
+        assert await commit.append([entry(b"a"), entry(b"b", 1), entry(b"c")]) == [0, 0, 1]
+        assert await commit.append([entry(b"d")]) == [2]
+        assert await commit.close(5) == 0
+
+    run(main())
+    assert values(log) == [b"a", b"c", b"d"]
+    assert values(log, 1) == [b"b"]
+
+
+def test_requests_that_wait_together_share_one_append(log: EventLog) -> None:
+    writer = Held(log.writer())
+
+    async def main() -> None:
+        commit = committer(writer)
+        first = asyncio.ensure_future(commit.append([entry(b"0")]))
+        await asyncio.sleep(0)
+        others = [asyncio.ensure_future(commit.append([entry(b"%d" % i)])) for i in range(1, 9)]
+        await asyncio.sleep(0)
+        writer.gate.set()
+        await first
+        assert [offset for [offset] in await asyncio.gather(*others)] == list(range(1, 9))
+        await commit.close(5)
+
+    run(main())
+    assert writer.appends <= 2
+
+
+def test_an_append_holds_no_more_events_than_allowed(log: EventLog) -> None:
+    writer = Held(log.writer())
+
+    async def main() -> None:
+        commit = committer(writer, batch=2)
+        tasks = [asyncio.ensure_future(commit.append([entry(b"x"), entry(b"y")])) for _ in range(3)]
+        await asyncio.sleep(0)
+        writer.gate.set()
+        await asyncio.gather(*tasks)
+        await commit.close(5)
+
+    run(main())
+    assert writer.appends == 3
+
+
+@pytest.mark.parametrize(("events", "size"), [(2, 10_000), (100, 5)])
+def test_a_full_queue_refuses_at_once_and_takes_again_later(log: EventLog, events: int, size: int) -> None:
+    writer = Held(log.writer())
+
+    async def main() -> None:
+        commit = committer(writer, events=events, size=size)
+        waiting = asyncio.ensure_future(commit.append([entry(b"a"), entry(b"b")]))
+        await asyncio.sleep(0)
+        with pytest.raises(Overloaded, match="wait for the log"):
+            await commit.append([entry(b"c")])
+        writer.gate.set()
+        await waiting
+        await commit.append([entry(b"c")])
+        await commit.close(5)
+
+    run(main())
+    assert values(log) == [b"a", b"b", b"c"]
+
+
+def test_a_failed_append_is_told_to_all_who_waited_and_the_next_one_works(log: EventLog) -> None:
+    writer = Held(log.writer())
+    writer.gate.set()
+
+    async def main() -> None:
+        commit = committer(writer)
+        writer.error = Unavailable("disk full")
+        with pytest.raises(Unavailable, match="disk full"):
+            await commit.append([entry(b"a")])
+        health = [commit.healthy]
+        writer.error = None
+        assert await commit.append([entry(b"b")]) == [0]
+        health.append(commit.healthy)
+        assert health == [False, True]
+        await commit.close(5)
+
+    run(main())
+    assert values(log) == [b"b"]
+
+
+def test_closing_writes_what_waits_and_takes_no_more(log: EventLog) -> None:
+    writer = Held(log.writer())
+
+    async def main() -> None:
+        commit = committer(writer)
+        waiting = asyncio.ensure_future(commit.append([entry(b"a")]))
+        await asyncio.sleep(0)
+        closing = asyncio.ensure_future(commit.close(5))
+        await asyncio.sleep(0)
+        with pytest.raises(Unavailable, match="stopping"):
+            await commit.append([entry(b"b")])
+        writer.gate.set()
+        assert await closing == 0
+        assert await waiting == [0]
+
+    run(main())
+    assert values(log) == [b"a"]
+
+
+def test_what_a_stop_cuts_off_is_told_that_it_is_not_written(log: EventLog) -> None:
+    writer = Held(log.writer())
+
+    async def main() -> None:
+        commit = committer(writer, batch=1)
+        under_way = asyncio.ensure_future(commit.append([entry(b"a")]))
+        waiting = asyncio.ensure_future(commit.append([entry(b"b")]))
+        while not commit.appending:
+            await asyncio.sleep(0)
+        assert await commit.close(0.01) == 1
+        for task in (under_way, waiting):
+            with pytest.raises(Unavailable, match="send it again"):
+                await task
+
+    run(main())
+    writer.gate.set()

@@ -1,0 +1,308 @@
+"""Following rows: bootstrap from the row store, deltas from the log, fences, and outages."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from freshet.errors import Unavailable
+from freshet.inference.rows import RowFollower
+from freshet.inference.table import ServingTable
+from freshet.seams.eventlog import EventLog
+from freshet.seams.eventlog.sqlite import open_url as open_log
+from freshet.seams.rowstore import RowStore, StoreIdentity
+from freshet.seams.rowstore.sqlite import open_url as open_store
+from freshet.spec.layout import Layout
+from freshet.spec.topics import ROWS_PARTITIONS
+from freshet.types import (
+    F32,
+    Append,
+    Bucket,
+    BucketDelta,
+    BucketMeta,
+    BytesColumn,
+    Fence,
+    TimeMs,
+    TopicPartition,
+    bucket_of,
+)
+from freshet.wire.rows import RowDelta, encode_rows
+from tests.unit.tables.building import batch_of, counting_group, keys_of, push, store_of
+
+BUCKETS = 16
+TOPIC = "shop.rows"
+
+
+class Shard:
+    """What a shard does to the log and the row store, step by step."""
+
+    def __init__(self, log: EventLog, store: RowStore) -> None:
+        self.log, self.store = log, store
+        self.table = store_of(counting_group(), buckets=BUCKETS)
+        self.fence = Fence(5)
+        self.offset = 0
+        log.create_topic(TOPIC, partitions=ROWS_PARTITIONS)
+        self.writer = log.writer()
+        meta = BucketMeta(Fence(-1), 0, 0, {0: 0, 1: 0}, 0, TimeMs(0))
+        identity = StoreIdentity("shop", "hash", BUCKETS, {"t": 0}, {0: self.table.record_bytes(0)}, "log")
+        store.create(identity, {Bucket(b): meta for b in range(BUCKETS)})
+        self.metas = dict(store.claim([Bucket(b) for b in range(BUCKETS)], self.fence))
+
+    def train(self, numbers: list[int], amount: float, *, clock_ms: int = 0) -> None:
+        ranges = [(0, self.offset, self.offset + 1)]
+        self.offset += 1
+        push(self.table, ranges, keys_of(*numbers), np.full((len(numbers), 2), -amount), clock_ms=clock_ms)
+
+    def publish(self, *, fence: int | None = None) -> None:
+        published = self.table.collect_publish(1_000_000)
+        for part in published.tables:
+            self.send(
+                RowDelta(
+                    part.table,
+                    Fence(self.fence if fence is None else fence),
+                    published.clock_ms,
+                    part.keys,
+                    part.values,
+                    part.removed,
+                )
+            )
+
+    def send(self, delta: RowDelta) -> None:
+        places = bucket_of(np.concatenate([delta.keys, delta.removed]), BUCKETS) * ROWS_PARTITIONS // BUCKETS
+        at = places[: len(delta.keys)]
+        gone = places[len(delta.keys) :]
+        for p in np.unique(places).tolist():
+            piece = replace(
+                delta,
+                keys=delta.keys[at == p],
+                values=delta.values[at == p],
+                removed=delta.removed[gone == p],
+            )
+            self.raw(p, encode_rows(piece))
+
+    def raw(self, partition: int, record: bytes) -> None:
+        self.writer.append([Append(TOPIC, partition, BytesColumn.of([record]))])
+
+    def flush(self) -> None:
+        ends = [self.log.bounds(TopicPartition(TOPIC, p)).end for p in range(ROWS_PARTITIONS)]
+        deltas = []
+        for changes in self.table.collect_flush():
+            previous = self.metas[changes.bucket]
+            meta = BucketMeta(
+                self.fence,
+                previous.seq + 1,
+                changes.stored,
+                changes.applied,
+                ends[changes.bucket * ROWS_PARTITIONS // BUCKETS],
+                changes.clock_ms,
+            )
+            self.metas[changes.bucket] = meta
+            deltas.append(BucketDelta(changes.bucket, previous, meta, changes.rows, changes.removed))
+        self.store.flush(deltas, fence=self.fence)
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Iterator[EventLog]:
+    log = open_log(f"sqlite:{tmp_path}/log")
+    yield log
+    log.close()
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[RowStore]:
+    store = open_store(f"sqlite:{tmp_path}/rows")
+    yield store
+    store.close()
+
+
+@pytest.fixture
+def shard(log: EventLog, store: RowStore) -> Shard:
+    return Shard(log, store)
+
+
+def serving_table() -> ServingTable:
+    return ServingTable(Layout((counting_group(),), ()), buckets=BUCKETS, partitions=2, seed=7)
+
+
+@pytest.fixture
+def follow(log: EventLog, store: RowStore) -> Iterator[Callable[[], RowFollower]]:
+    stop = threading.Event()
+    threads: list[threading.Thread] = []
+
+    def start() -> RowFollower:
+        follower = RowFollower(log, store, TOPIC, serving_table, spec_hash="hash", wait_s=0.01)
+        threads.append(threading.Thread(target=follower.run, args=(stop,)))
+        threads[-1].start()
+        return follower
+
+    yield start
+    stop.set()
+    for thread in threads:
+        thread.join(10)
+        assert not thread.is_alive()
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline, "waited 10 s"
+        time.sleep(0.002)
+
+
+def served(follower: RowFollower, *numbers: int) -> F32:
+    sink = follower.state.sink
+    assert isinstance(sink, ServingTable)
+    batch = batch_of(keys_of(*numbers), buckets=BUCKETS)
+    out = np.empty((len(numbers), 2), np.float32)
+    sink.lookup(0, batch.keys, batch.tables, batch.bucket_starts, out)
+    in_order = np.empty(len(numbers), np.float32)
+    in_order[batch.order] = out[:, 0]
+    return in_order
+
+
+def test_a_reader_that_starts_late_has_every_row_of_the_store(
+    shard: Shard, follow: Callable[[], RowFollower]
+) -> None:
+    shard.train([1, 2, 3], 1.0, clock_ms=70)
+    shard.publish()
+    shard.flush()
+
+    follower = follow()
+    wait_for(lambda: follower.state.sink is not None)
+
+    assert served(follower, 1, 2, 3, 4).tolist() == [1, 1, 1, 0]
+    assert follower.state.event_time_ms == 70
+    assert follower.state.reason == ""
+
+
+def test_rows_published_and_not_yet_flushed_are_served(
+    shard: Shard, follow: Callable[[], RowFollower]
+) -> None:
+    shard.train([1], 1.0)
+    shard.publish()
+
+    follower = follow()
+    wait_for(lambda: follower.state.sink is not None)
+
+    assert served(follower, 1).tolist() == [1]
+
+
+def test_rows_change_as_deltas_come(shard: Shard, follow: Callable[[], RowFollower]) -> None:
+    follower = follow()
+    wait_for(lambda: follower.state.sink is not None)
+    for n in range(1, 6):
+        shard.train([7, 8], 1.0, clock_ms=100 + n)
+        shard.publish()
+
+    wait_for(lambda: served(follower, 7, 8).tolist() == [5, 5])
+    assert follower.state.event_time_ms == 105
+
+
+def test_an_evicted_row_is_served_no_longer(shard: Shard, follow: Callable[[], RowFollower]) -> None:
+    shard.train([1, 2], 1.0)
+    shard.publish()
+    follower = follow()
+    wait_for(lambda: follower.state.sink is not None)
+
+    shard.table.remove(0, keys_of(1))
+    shard.publish()
+
+    wait_for(lambda: served(follower, 1).tolist() == [0])
+    assert served(follower, 2).tolist() == [1]
+
+
+def test_a_delta_of_a_lower_fence_changes_nothing(shard: Shard, follow: Callable[[], RowFollower]) -> None:
+    shard.train([1], 1.0)
+    shard.publish()
+    shard.flush()
+    follower = follow()
+    wait_for(lambda: follower.state.sink is not None)
+
+    stale = RowDelta(
+        0, Fence(4), TimeMs(1), keys_of(1), np.full((1, 2), 99, np.float32), np.empty(0, np.uint64)
+    )
+    shard.send(stale)
+    shard.train([2], 1.0, clock_ms=500)
+    shard.publish()
+
+    wait_for(lambda: follower.state.event_time_ms == 500)
+    partition = int(bucket_of(keys_of(1), BUCKETS)[0]) * ROWS_PARTITIONS // BUCKETS
+    end = shard.log.bounds(TopicPartition(TOPIC, partition)).end
+    wait_for(lambda: follower.state.next[partition] == end)
+    assert served(follower, 1).tolist() == [1]
+
+
+def test_a_corrupt_delta_is_left_out_and_counted(shard: Shard, follow: Callable[[], RowFollower]) -> None:
+    follower = follow()
+    wait_for(lambda: follower.state.sink is not None)
+    shard.raw(0, b"\xb2\x01 garbage")
+    shard.train([1], 1.0, clock_ms=9)
+    shard.publish()
+
+    wait_for(lambda: follower.state.corrupt == 1)
+    wait_for(lambda: follower.state.event_time_ms == 9)
+
+
+def test_before_the_model_is_created_nothing_is_served_and_the_reason_told(
+    log: EventLog, store: RowStore, follow: Callable[[], RowFollower]
+) -> None:
+    follower = follow()
+    wait_for(lambda: "start its trainer" in follower.state.reason)
+    assert follower.state.sink is None
+
+    shard = Shard(log, store)
+    shard.train([1], 1.0)
+    shard.publish()
+    wait_for(lambda: follower.state.sink is not None)
+
+
+def test_a_store_of_another_spec_is_not_served(shard: Shard, log: EventLog, store: RowStore) -> None:
+    follower = RowFollower(log, store, TOPIC, serving_table, spec_hash="other", wait_s=0.01)
+    stop = threading.Event()
+    thread = threading.Thread(target=follower.run, args=(stop,))
+    thread.start()
+    try:
+        wait_for(lambda: "start it with the spec of the store" in follower.state.reason)
+        assert follower.state.sink is None
+    finally:
+        stop.set()
+        thread.join(10)
+
+
+def test_while_the_log_is_away_what_was_served_stays_served_and_then_catches_up(
+    shard: Shard, log: EventLog, store: RowStore
+) -> None:
+    away = threading.Event()
+
+    class Flaky:
+        """The store, away while the event is set."""
+
+        def identity(self) -> StoreIdentity | None:
+            if away.is_set():
+                raise Unavailable("disk away")
+            return store.identity()
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(store, name)
+
+    shard.train([1], 1.0)
+    shard.publish()
+    follower = RowFollower(log, Flaky(), TOPIC, serving_table, spec_hash="hash", wait_s=0.01)  # type: ignore[arg-type]
+    stop = threading.Event()
+    away.set()
+    thread = threading.Thread(target=follower.run, args=(stop,))
+    thread.start()
+    try:
+        wait_for(lambda: "disk away" in follower.state.reason)
+        away.clear()
+        wait_for(lambda: follower.state.sink is not None)
+        assert served(follower, 1).tolist() == [1]
+    finally:
+        stop.set()
+        thread.join(10)

@@ -1,0 +1,210 @@
+"""The HTTP face of services, over real sockets: errors in words, bounded bodies, drains."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import httpx
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry
+
+from freshet.errors import BadInput, ConfigError, Overloaded, TooLarge, Unavailable
+from freshet.runtime.http import App, HttpError, Request, Response, json_response
+from freshet.runtime.server import bind, run_server, serve
+
+LIMIT = 1_000
+
+
+@dataclass
+class Running:
+    url: str
+    stop: threading.Event
+    port: int
+
+    def get(self, path: str) -> httpx.Response:
+        return httpx.get(self.url + path)
+
+
+async def echo(request: Request) -> Response:
+    return json_response(200, {"bytes": len(request.body), "type": request.content_type})
+
+
+async def named(request: Request) -> Response:
+    return json_response(200, list(request.arguments))
+
+
+def raising(error: Exception) -> Callable[[Request], object]:
+    async def handler(request: Request) -> Response:
+        raise error
+
+    return handler
+
+
+ERRORS = {
+    "bad": (BadInput("x: expected a, found b"), 400),
+    "large": (TooLarge("too many"), 413),
+    "full": (Overloaded("queue full", 2.0), 429),
+    "away": (Unavailable("log away"), 503),
+    "bug": (KeyError("secret"), 500),
+    "told": (HttpError(418, "teapot", "short", expected="tea", found="coffee", hint="boil"), 418),
+}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Running]:
+    stop, ready = threading.Event(), threading.Event()
+    sock = bind("127.0.0.1", 0)
+
+    app = App(CollectorRegistry(), max_body_bytes=LIMIT, body_timeout_s=0.3)
+    app.route("POST", "/echo", echo)
+    app.route("GET", "/things/*", named)
+    app.route("GET", "/things/*/parts/*", named)
+    for name, (error, _) in ERRORS.items():
+        app.route("GET", f"/errors/{name}", raising(error))  # type: ignore[arg-type]
+
+    async def main() -> None:
+        await serve(app, sock, stop, started=ready.set, drain_s=5)
+
+    thread = threading.Thread(target=run_server, args=(main,))
+    thread.start()
+    assert ready.wait(10)
+    port = sock.getsockname()[1]
+    yield Running(f"http://127.0.0.1:{port}", stop, port)
+    stop.set()
+    thread.join(10)
+    assert not thread.is_alive()
+    sock.close()
+
+
+def test_a_body_reaches_its_handler(server: Running) -> None:
+    answer = httpx.post(
+        server.url + "/echo", content=b"x" * LIMIT, headers={"content-type": "Text/Plain; q=1"}
+    )
+
+    assert answer.json() == {"bytes": LIMIT, "type": "text/plain"}
+
+
+@pytest.mark.parametrize("name", list(ERRORS))
+def test_every_error_is_json_with_a_code_and_a_message(server: Running, name: str) -> None:
+    answer = server.get(f"/errors/{name}")
+
+    assert answer.status_code == ERRORS[name][1]
+    assert answer.json()["error"].keys() == {"code", "message", "expected", "found", "hint"}
+
+
+def test_an_unforeseen_error_tells_no_details(server: Running) -> None:
+    assert "secret" not in server.get("/errors/bug").text
+
+
+def test_when_to_come_back_is_said(server: Running) -> None:
+    assert server.get("/errors/full").headers["retry-after"] == "2"
+    assert server.get("/errors/away").headers["retry-after"] == "1"
+
+
+def test_an_unknown_path_says_which_there_are(server: Running) -> None:
+    answer = server.get("/nowhere")
+
+    assert answer.status_code == 404
+    assert "/echo" in answer.json()["error"]["expected"]
+
+
+def test_a_wrong_method_says_which_is_right(server: Running) -> None:
+    answer = server.get("/echo")
+
+    assert answer.status_code == 405
+    assert answer.headers["allow"] == "POST"
+
+
+def test_parts_of_a_path_are_handed_over_decoded_and_never_split_again(server: Running) -> None:
+    assert server.get("/things/a%20b").json() == ["a b"]
+    assert server.get("/things/..%2f..%2fetc").json() == ["../../etc"]
+    assert server.get("/things/x/parts/y").json() == ["x", "y"]
+    assert server.get("/things/x/y").status_code == 404
+
+
+def test_a_body_beyond_the_limit_is_refused_by_its_declared_length(server: Running) -> None:
+    answer = httpx.post(server.url + "/echo", content=b"x" * (LIMIT + 1))
+
+    assert answer.status_code == 413
+    assert answer.json()["error"]["expected"] == f"at most {LIMIT} bytes"
+
+
+def test_a_body_without_a_declared_length_is_cut_off_at_the_limit(server: Running) -> None:
+    answer = httpx.post(server.url + "/echo", content=iter([b"x" * 600, b"x" * 600]))
+
+    assert answer.status_code == 413
+
+
+def test_a_client_that_stops_sending_gets_408(server: Running) -> None:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=5) as client:
+        client.sendall(b"POST /echo HTTP/1.1\r\nhost: x\r\ncontent-length: 10\r\n\r\nabc")
+        assert client.recv(1000).startswith(b"HTTP/1.1 408")
+
+
+def test_a_client_that_goes_away_harms_nobody(server: Running) -> None:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=5) as client:
+        client.sendall(b"POST /echo HTTP/1.1\r\nhost: x\r\ncontent-length: 10\r\n\r\nabc")
+
+    assert server.get("/things/x").status_code == 200
+
+
+def test_requests_are_counted_by_route_not_by_path(server: Running) -> None:
+    server.get("/things/some-name")
+    text = server.get("/metrics").text
+
+    assert 'freshet_http_requests_total{route="/things/*",status="200"}' in text
+    assert "some-name" not in text
+
+
+@given(st.binary(max_size=200))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60, deadline=None)
+def test_random_bytes_on_the_wire_never_stop_the_server(server: Running, data: bytes) -> None:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=5) as client:
+        client.sendall(data + b"\r\n\r\n")
+        client.shutdown(socket.SHUT_WR)
+        first = client.recv(100)
+    assert not first.startswith(b"HTTP/1.1 5")
+
+
+def test_a_port_in_use_is_a_config_error(server: Running) -> None:
+    with pytest.raises(ConfigError, match="a free port"):
+        bind("127.0.0.1", server.port)
+
+
+def test_a_request_begun_before_the_stop_is_answered() -> None:
+    stop, ready, begun, gate = (threading.Event() for _ in range(4))
+    sock = bind("127.0.0.1", 0)
+
+    async def slow(request: Request) -> Response:
+        begun.set()
+        await asyncio.get_running_loop().run_in_executor(None, gate.wait, 10)
+        return json_response(200, "late")
+
+    app = App(CollectorRegistry(), max_body_bytes=LIMIT, body_timeout_s=1)
+    app.route("GET", "/slow", slow)
+
+    async def main() -> None:
+        await serve(app, sock, stop, started=ready.set, drain_s=5)
+
+    thread = threading.Thread(target=run_server, args=(main,))
+    thread.start()
+    assert ready.wait(10)
+    url = f"http://127.0.0.1:{sock.getsockname()[1]}/slow"
+    answers: list[httpx.Response] = []
+    client = threading.Thread(target=lambda: answers.append(httpx.get(url, timeout=10)))
+    client.start()
+    assert begun.wait(10)
+    stop.set()
+    gate.set()
+    client.join(10)
+    thread.join(10)
+
+    assert [a.json() for a in answers] == ["late"]
+    assert not thread.is_alive()
+    sock.close()
