@@ -101,6 +101,7 @@ class Member(Process):
         self.world = world
         self.rules = world.rules
         self.view = ControlView(world.rules)
+        self.blind_until = 0  # its reads of `control` fail until then; all else goes on
         self._wanted = wanted
         self._tried: dict[str, int] = {}
         self.spawn(self._beat())
@@ -148,6 +149,8 @@ class Member(Process):
         while True:
             try:
                 yield self.sim.hop()
+                if self.sim.now < self.blind_until:
+                    raise Unavailable
                 records = self.world.control[0].records[view.position :]
             except Unavailable:
                 view.failed(self.sim.now)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from .control import LEASE
+from .control import LEASE, Member
 from .embedder import Embedder
 from .joiner import Joiner
 from .shard import Shard
@@ -60,11 +60,18 @@ class Faults:
             if isinstance(process, Shard) and process.alive and bucket in process.buckets:
                 process.spawn(process.migrate(bucket))
 
-    def reclaim(self, bucket: int) -> None:
+    def blind(self, slot: str, ticks: int) -> None:
+        """A process cannot read `control`, and goes on with what it knows."""
+        process = self._world.slots[slot]
+        assert isinstance(process, Member)
+        process.blind_until = self._world.sim.now + ticks
+
+    def reclaim(self, bucket: int, ticks: int) -> None:
         """The owner claims its bucket again, as an operator may make it do: its memory of it is gone."""
         for process in self._world.slots.values():
             if isinstance(process, Shard) and process.alive and bucket in process.buckets:
                 process.spawn(process.ask_for(f"bucket/{bucket}"))
+                process.blind_until = self._world.sim.now + ticks
 
     def release_partition(self, partition: int) -> None:
         """The partition's owner hands it over."""
@@ -103,7 +110,7 @@ class Faults:
         wakes = self._world.sim.now + asleep
         self.pause(slot, asleep)
         if blind:
-            self._world.sim.after(asleep - 1, lambda: self.outage(rng.randrange(8, 90)))
+            self._world.sim.after(asleep - 1, lambda: self.blind(slot, rng.randrange(8, 90)))
 
         def strike(bucket: int, winner: str) -> None:
             left = max(3, wakes - self._world.sim.now + rng.randrange(-8, 8))
@@ -153,7 +160,9 @@ def plan(world: World, until: int) -> list[tuple[int, Strike]]:
             (4, f"stop replication of node {node}", lambda: faults.fail_over(node, short)),
             (1, f"control is away for {long}", lambda: faults.outage(long)),
             (2, f"migrate bucket {bucket}", lambda: faults.migrate(bucket)),
-            (2, f"reclaim bucket {bucket}", lambda: faults.reclaim(bucket)),
+            (2, "kill joiner0", lambda: faults.kill("joiner0", short)),
+            (4, f"reclaim bucket {bucket}", lambda: faults.reclaim(bucket, short % 20)),
+            (2, f"blind {member} for {long}", lambda: faults.blind(member, long)),
             (2, f"release partition {partition}", lambda: faults.release_partition(partition)),
             (
                 3,
@@ -172,6 +181,8 @@ def plan(world: World, until: int) -> list[tuple[int, Strike]]:
         _, name, what = rng.choices(choices, [weight for weight, _, _ in choices])[0]
         return name, what
 
-    return sorted(
-        ((rng.randrange(20, until), draw()) for _ in range(rng.randrange(4, 16))), key=lambda item: item[0]
-    )
+    def moment() -> int:
+        # Many in the last stretch: what goes wrong behind the last sample is not put right by the next one.
+        return rng.randrange(until - 120, until) if rng.random() < 0.3 else rng.randrange(20, until)
+
+    return sorted(((moment(), draw()) for _ in range(rng.randrange(4, 18))), key=lambda item: item[0])

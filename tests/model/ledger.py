@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from .world import World
 
 
-class Broken(Exception):  # noqa: N818 (a verdict, not an error of the code)
+class Broken(Exception):
     """The promise was broken: how, and what differed."""
 
     def __init__(self, kind: str, detail: str) -> None:

@@ -13,7 +13,7 @@ from .simulation import Unavailable
 R = TypeVar("R")
 
 
-class Fenced(Exception):  # noqa: N818 (the protocol's word)
+class Fenced(Exception):
     """Another instance with the same transactional id has started: this one must stop."""
 
 

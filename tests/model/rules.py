@@ -88,6 +88,8 @@ class Rules:
     """17: off, a reader's scan may go on at another node, or at the same one after a failover."""
     reader_drops_lower_fence: bool = True
     """17: off, a reader takes every delta in log order."""
+    reader_starts_at_writer: bool = True
+    """17 (found here): off, a reader starts with the fence of the last claim instead of the last flush."""
     read_through_if_absent: bool = True
     """17: off, the answer of a read-through overwrites what the reader has."""
     flush_publishes_first: bool = True

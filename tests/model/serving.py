@@ -22,10 +22,14 @@ class Served:
         self.fence = -1
         self.position: int | None = None  # in `rows`; None until the scan is done
 
-    def scanned(self, meta: Meta, rows: dict[int, Row]) -> None:
-        """Start to follow from where the `meta` says that was read before the rows."""
+    def scanned(self, meta: Meta, rows: dict[int, Row], *, of_writer: bool) -> None:
+        """Start to follow from where the `meta` says that was read before the rows.
+
+        The fence to start with is that of the last flush (found by this model): a claim that a failover loses
+        would make the reader drop what the owner before goes on to write.
+        """
         self.rows.update(rows)
-        self.fence = max(self.fence, meta.fence)
+        self.fence = meta.writer if of_writer else meta.fence
         self.position = meta.follow
 
     def take(self, delta: Delta, *, drop_lower: bool) -> None:
@@ -61,7 +65,8 @@ class Reader(Process):
         served = self.served[bucket]
         while served.position is None:
             try:
-                served.scanned(*(yield from self._bootstrap(bucket)))
+                meta, rows = yield from self._bootstrap(bucket)
+                served.scanned(meta, rows, of_writer=self.rules.reader_starts_at_writer)
             except Unavailable:
                 yield 1
         topic = self.world.rows[self.world.rows_partition(bucket)]

@@ -17,7 +17,7 @@ Steps = Generator[int, None, T]
 HOP = 3  # ticks: the longest ordinary way of a message
 
 
-class Unavailable(Exception):  # noqa: N818 (the protocol's word)
+class Unavailable(Exception):
     """The other side did not answer: the request was not carried out, or not known to be."""
 
 

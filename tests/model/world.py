@@ -19,7 +19,7 @@ from .simulation import Process, Simulation
 from .store import Store
 from .trainer import Trainer, Versions
 
-TRAFFIC = 700  # ticks in which clients send events
+TRAFFIC = 740  # ticks in which clients send events
 FAULTS = 800  # ticks in which things break; then the run is drained
 DRAIN = 3000  # ticks until all must be done: many times what a sound run needs
 GRACE = 120  # ticks after which readers must have caught up with a store that is complete
@@ -132,7 +132,7 @@ class World:
                 self._send(Event(Kind.ACTION, impression, action))
                 clicked = action <= served + WINDOW
             expected.append(sample_id(impression, clicked=clicked))
-        for time in [*range(0, TRAFFIC + WINDOW * 2, 20), TRAFFIC + HORIZON]:
+        for time in [*range(0, TRAFFIC + WINDOW * 2, 30), TRAFFIC + HORIZON]:
             for partition in range(4):
                 self.sim.after(time, partial(self._append, partition, Event(Kind.TICK, partition, time)))
         return expected
