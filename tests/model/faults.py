@@ -70,7 +70,7 @@ class Faults:
         """The owner claims its bucket again, as an operator may make it do: its memory of it is gone."""
         for process in self._world.slots.values():
             if isinstance(process, Shard) and process.alive and bucket in process.buckets:
-                process.spawn(process.ask_for(f"bucket/{bucket}"))
+                process.spawn(process.reclaim(bucket))
                 process.blind_until = self._world.sim.now + ticks
 
     def release_partition(self, partition: int) -> None:
@@ -185,4 +185,4 @@ def plan(world: World, until: int) -> list[tuple[int, Strike]]:
         # Many in the last stretch: what goes wrong behind the last sample is not put right by the next one.
         return rng.randrange(until - 120, until) if rng.random() < 0.3 else rng.randrange(20, until)
 
-    return sorted(((moment(), draw()) for _ in range(rng.randrange(4, 18))), key=lambda item: item[0])
+    return sorted(((moment(), draw()) for _ in range(rng.randrange(5, 20))), key=lambda item: item[0])

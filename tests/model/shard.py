@@ -344,6 +344,11 @@ class Shard(Member):
         else:
             bucket.retrying = Cut(cut.bucket, stored, cut.meta, cut.rows, whole=False)
 
+    def reclaim(self, number: int) -> Steps[None]:
+        """Claim a bucket that this process has, and load it anew."""
+        if self.view.owner(f"bucket/{number}").owner == self.name:
+            yield from self.claim(f"bucket/{number}")
+
     def migrate(self, number: int) -> Steps[None]:
         """Hand a bucket over: flush it, drop it, release it; somebody else claims it (rule 10)."""
         bucket = self.buckets.get(number)

@@ -20,8 +20,9 @@ from .store import Store
 from .trainer import Trainer, Versions
 
 TRAFFIC = 740  # ticks in which clients send events
-FAULTS = 800  # ticks in which things break; then the run is drained
+FAULTS = 1000  # ticks in which things break, the quiet end of the log included; then the run is drained
 DRAIN = 3000  # ticks until all must be done: many times what a sound run needs
+AFTERMATH = 300  # ticks after which everybody who slept is awake and every failover begun is over
 GRACE = 120  # ticks after which readers must have caught up with a store that is complete
 IMPRESSIONS = 90
 
@@ -186,8 +187,8 @@ class World:
         self.sim.run(FAULTS)
         self.sim.note("the faults are over")
         self.disorder = self.sim.lost_answers = 0.0
-        last = TRAFFIC + HORIZON + 2 * WINDOW
-        self.sim.run(last)
+        self.ambushes.clear()
+        self.sim.run(FAULTS + AFTERMATH)
         while missing := self._missing():
             if self.sim.now > FAULTS + DRAIN:
                 raise Broken("stall", missing)
