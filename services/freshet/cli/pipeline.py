@@ -23,6 +23,7 @@ from freshet.seams.open import open_eventlog, open_rowstore, open_versions
 from freshet.settings import RunFolder, load_settings
 from freshet.spec.identity import identity_hash
 from freshet.spec.model import Spec
+from freshet.spec.schemas import Schemas
 from freshet.types import TopicPartition
 from freshet.wire.schemas import SchemaRegistry
 
@@ -65,7 +66,17 @@ class Outcome:
 class Pipeline:
     """Log, stores and topics of a model in one folder, and the trainer on them. Close it."""
 
-    def __init__(self, spec: Spec, folder: Path, lanes: int | None, clock: Clock = SYSTEM_CLOCK) -> None:
+    def __init__(
+        self,
+        spec: Spec,
+        folder: Path,
+        lanes: int | None,
+        schemas: Schemas | None = None,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        """`schemas` as live services give them; without them (ready samples) stores are tied to the spec
+        alone."""
+        self.spec_hash = identity_hash(spec, schemas)
         self.spec, self.lanes, self.clock = spec, lanes, clock
         self._cleanup = Cleanup()
         settings = load_settings({}, run_folder=folder).common
@@ -94,7 +105,7 @@ class Pipeline:
     def train(self, progress: Callable[[float], None]) -> Outcome:
         """Train on everything the log holds."""
         training = Training(
-            self.spec, self.stores, spec_hash=identity_hash(self.spec), clock=self.clock, lanes=self.lanes
+            self.spec, self.stores, spec_hash=self.spec_hash, clock=self.clock, lanes=self.lanes
         )
         behind = max(1, sum(training.stream.lag().values()))
         done = threading.Event()

@@ -19,7 +19,7 @@ from freshet.errors import BadInput, ConfigError
 from freshet.features import EventExtractor, JsonTranscoder, partition_of, take
 from freshet.recordings.sources import ONLINE_RETAIL, Piece, Role, events_of_files, online_retail
 from freshet.spec import Spec, load_spec
-from freshet.spec.schemas import load_schemas
+from freshet.spec.schemas import Schemas, load_schemas
 from freshet.types import Append
 
 __all__ = ["command", "replay"]
@@ -144,9 +144,10 @@ def replay(
 
     spec = replace(spec, train=replace(spec.train, measure_window_ms=window_ms))
     with tempfile.TemporaryDirectory(prefix="freshet-") as temporary:
-        pipeline = Pipeline(spec, Path(keep) if keep is not None else Path(temporary), lanes)
+        schemas = load_schemas(spec)
+        pipeline = Pipeline(spec, Path(keep) if keep is not None else Path(temporary), lanes, schemas)
         try:
-            ingest = _Ingest(pipeline)
+            ingest = _Ingest(pipeline, schemas)
             began = time.perf_counter()
             for piece in paced(pieces, speed):
                 ingest.append(piece)
@@ -187,16 +188,16 @@ class _Ingest:
     whole pieces."""
 
     pipeline: Pipeline
+    schemas: Schemas
     events: int = 0
     seconds: float = 0.0  # spent here, without the source
     _streams: Mapping[Role, tuple[str, JsonTranscoder, EventExtractor]] = field(init=False)
 
     def __post_init__(self) -> None:
         spec = self.pipeline.spec
-        schemas = load_schemas(spec)
         self._streams = {}
         for stream in _streams(spec):
-            schema = schemas.of(stream.role)
+            schema = self.schemas.of(stream.role)
             schema_id = self.pipeline.registry.register(schema)
             transcoder = JsonTranscoder(schema, schema_id=schema_id)
             self._streams[stream.role] = (stream.topic, transcoder, EventExtractor(stream, schema))
