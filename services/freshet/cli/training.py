@@ -178,8 +178,11 @@ class Training:
         """Train on all that the log holds now, then stop."""
         watcher = threading.Thread(target=self._stop_at_the_end, name="end", daemon=True)
         watcher.start()
-        self.run()
-        watcher.join()
+        try:
+            self.run()
+        finally:
+            self.trainer.stop.set()
+            watcher.join()
 
     def stop(self) -> None:
         """Have `run` return after the batches in hand."""

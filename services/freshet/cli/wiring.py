@@ -97,8 +97,12 @@ def run_trainer(spec: Spec, settings: Settings, stop: threading.Event) -> None:
     try:
         spec_hash = identity_hash(spec, load_schemas(spec))
         training.append(Training(spec, Stores(log, rows, versions), spec_hash=spec_hash))
-        watcher = threading.Thread(target=lambda: (stop.wait(), training[0].stop()), daemon=True)
-        watcher.start()
+
+        def stop_when_told() -> None:
+            stop.wait()
+            training[0].stop()
+
+        threading.Thread(target=stop_when_told, name="stop", daemon=True).start()
         training[0].run()
     finally:
         cleanup.run()

@@ -16,7 +16,7 @@ from freshet.features import EventColumns, EventExtractor, frame_ids, take
 from freshet.joiner.core import ActionColumns, ImpressionColumns, ShownColumns
 from freshet.joiner.decode import Refused
 from freshet.joiner.plan import JoinPlan
-from freshet.spec.avro import Record
+from freshet.spec.avro import Record, sample_schema
 from freshet.spec.expression import Column
 from freshet.spec.model import Spec, Stream
 from freshet.types import F64, I64, U8, U32, Records
@@ -29,6 +29,9 @@ class Schemas(Protocol):
 
     def get(self, schema_id: int) -> Record:
         """The schema. Raises KeyError if there is none of that id, ConfigError if it cannot be used."""
+
+    def register(self, schema: Record) -> int:
+        """Id of a schema, which is added if it is not there yet."""
 
 
 def action_fields(plan: JoinPlan) -> tuple[str, ...]:
@@ -61,11 +64,16 @@ class SpecDecoder:
                 )
         self._served, self._shown, self._action = streams
         self._extractors: dict[tuple[str, int], EventExtractor | str] = {}
+        self._sample_schemas: dict[int, int] = {}
 
     def served(self, records: Records) -> tuple[ImpressionColumns, Refused]:
         """Served events: impressions with the spans of their bytes."""
         parts, refused = self._extract(self._served, records, ())
-        made = [_impressions(part, records) for part in parts if len(part.columns)]
+        made = [
+            _impressions(part, records, self._sample_schema(part.schema_id))
+            for part in parts
+            if len(part.columns)
+        ]
         return _merged(made), refused
 
     def shown(self, records: Records) -> tuple[ShownColumns, Refused]:
@@ -97,6 +105,13 @@ class SpecDecoder:
             ),
             refused,
         )
+
+    def _sample_schema(self, schema_id: int) -> int:
+        """Id of the schema of the samples that are spliced from events of this schema."""
+        if schema_id not in self._sample_schemas:
+            derived = sample_schema(self._schemas.get(schema_id), self._served.explode)
+            self._sample_schemas[schema_id] = self._schemas.register(derived)
+        return self._sample_schemas[schema_id]
 
     def _judge(self, events: EventColumns) -> tuple[U32, F64]:
         """(N,) labels that each action makes true, and (N, A) what it brings to the aggregates."""
@@ -159,7 +174,7 @@ class _Part:
     data: U8  # what spans count in
 
 
-def _impressions(part: _Part, records: Records) -> tuple[I64, ImpressionColumns]:
+def _impressions(part: _Part, records: Records, sample_schema_id: int) -> tuple[I64, ImpressionColumns]:
     """Impressions of one schema, and the record of each."""
     columns, spans = part.columns, part.columns.spans
     rows, first, events = np.unique(part.rows, return_index=True, return_inverse=True)
@@ -167,7 +182,7 @@ def _impressions(part: _Part, records: Records) -> tuple[I64, ImpressionColumns]
         data=part.data,
         offsets=records.offsets[rows],
         requests=columns.request[first],
-        schemas=np.full(len(rows), part.schema_id, np.uint32),
+        schemas=np.full(len(rows), sample_schema_id, np.uint32),
         begins=spans[first, 0],
         prefix_ends=spans[first, 1],
         suffix_begins=spans[first, 4],
