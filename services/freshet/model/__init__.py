@@ -113,7 +113,8 @@ class DenseModel(Protocol):
 def build_model(spec: Spec, *, training: bool, precision: Precision | None = None) -> DenseModel:
     """The dense part that `spec.model.kind` names, in its initial state. `precision` defaults to the spec's.
 
-    Native kinds (`hedge`, `linear`) import no torch; the others do, here.
+    Native kinds (`hedge`, `linear`) and classes that make their own dense model import no torch; the others
+    do, here.
     Raises ConfigError for a kind that does not exist.
     """
     precision = precision or spec.train.precision
@@ -121,6 +122,13 @@ def build_model(spec: Spec, *, training: bool, precision: Precision | None = Non
         from freshet.model.hedge import HedgeDense  # noqa: PLC0415 - loads the native core
 
         return HedgeDense(spec, training=training, precision=precision)
+    if ":" in spec.model.kind:
+        from freshet.model.own import DENSE_MODEL_HOOK, class_of  # noqa: PLC0415 - a module of the user's
+
+        build = getattr(class_of(spec.model.kind), DENSE_MODEL_HOOK, None)
+        if build is not None:
+            own: DenseModel = build(spec, training=training, precision=precision)
+            return own
     from freshet.model.alone import build_alone  # noqa: PLC0415 - imports torch
 
     return build_alone(spec, training=training, precision=precision)

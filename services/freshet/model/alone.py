@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from functools import partial
-from importlib import import_module
 
 from freshet.errors import ConfigError
 from freshet.model import Precision
 from freshet.model.custom import Model
+from freshet.model.own import DENSE_MODEL_HOOK, class_of
 from freshet.model.torched import TorchDense
 from freshet.model.towers import DLRM, DCNv2, DeepFM
 from freshet.spec.model import Spec
@@ -23,7 +23,7 @@ def build_alone(spec: Spec, *, training: bool, precision: Precision) -> TorchDen
     kind = spec.model.kind
     if kind in KINDS:
         return TorchDense(spec, KINDS[kind], training=training, precision=precision)
-    build = partial(_class_of(kind), **dict(spec.model.options))
+    build = partial(_network_class(kind), **dict(spec.model.options))
     try:
         return TorchDense(spec, build, training=training, precision=precision)
     except TypeError as error:
@@ -36,15 +36,9 @@ def build_alone(spec: Spec, *, training: bool, precision: Precision) -> TorchDen
         ) from error
 
 
-def _class_of(kind: str) -> type[Model]:
-    module, _, name = kind.partition(":")
-    expected = "hedge, linear, dlrm, deepfm, dcnv2, or package.module:Class"
-    if not name:
+def _network_class(kind: str) -> type[Model]:
+    found = class_of(kind)
+    if not issubclass(found, Model):
+        expected = f"a subclass of freshet.Model, or a class with a classmethod {DENSE_MODEL_HOOK}"
         raise ConfigError("spec", "model.kind", kind, expected)
-    try:
-        found = getattr(import_module(module), name)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError("spec", "model.kind", kind, "a class that can be imported", str(error)) from error
-    if not (isinstance(found, type) and issubclass(found, Model)):
-        raise ConfigError("spec", "model.kind", kind, "a subclass of freshet.Model")
     return found
