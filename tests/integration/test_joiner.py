@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import base64
 import random
 from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
+import orjson
 import pytest
 
-from freshet.errors import Unavailable
+from freshet.errors import Corrupt, DataLost, Fenced, Unavailable
 from freshet.joiner.commit import Commit
 from freshet.joiner.ledger import Ledger
 from freshet.joiner.plan import JoinPlan
-from freshet.joiner.service import JoinerService, Pace
-from tests.unit.joiner.support import Event, label, plan_of
+from freshet.joiner.service import JoinerService, JoinerStatus, Pace
+from freshet.types import Append, BytesColumn, TopicPartition
+from tests.unit.joiner.support import Action, Event, JsonDecoder, Served, label, plan_of
 from tests.unit.joiner.world import LostAnswer, World, random_events
 
 PLANS = {
@@ -116,3 +121,172 @@ def test_killed_at_any_moment_it_emits_what_an_unkilled_one_does(
     ) == len(found)
     calm.close()
     stormy.close()
+
+
+CALM = Pace(flush_interval_ms=0, commit_interval_ms=0, look_interval_ms=0, keep_interval_ms=10**9)
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    world = World(tmp_path / "log", plan_of(label("click", 300), grace_ms=100), partitions=1)
+    yield world
+    world.close()
+
+
+def test_what_cannot_be_read_goes_to_dead_letters_with_its_commit_and_only_once(world: World) -> None:
+    world.send([Served("r1", ("a",), 1_000), b"junk"])
+    joiner = world.joiner(CALM)
+    joiner.open()
+    joiner.step()
+    joiner.close()  # killed
+    joiner = world.joiner(CALM)
+    joiner.open()
+    joiner.step()
+
+    [(_, value)] = world.values("m.dead-letters")
+    letter = orjson.loads(value)
+    assert (letter["topic"], letter["partition"], letter["offset"]) == ("served", 0, 1)
+    assert base64.b64decode(letter["bytes"]) == b"junk"
+    assert letter["reason"] == "expected JSON"
+    assert last_ledger(world).refused == 1
+    joiner.close()
+
+
+def test_one_event_dated_years_ahead_closes_nothing(world: World) -> None:
+    world.send([Served("r1", ("a",), 1_000)])
+    world.send([Served("r2", ("a",), 10**13), Action("r1/a", 10**13)], time_ms=1_010)
+    world.send([Action("r1/a", 1_100)])
+    world.joiner().run(until_end=True)
+
+    assert [s.value for s in world.samples()] == [1.0]
+    letters = [orjson.loads(value)["reason"] for _, value in world.values("m.dead-letters")]
+    assert len(letters) == 2
+    assert all("ahead of the log's" in reason for reason in letters)
+
+
+def test_when_nothing_comes_windows_close_as_time_passes(world: World) -> None:
+    world.send([Served("r1", ("a",), 1_000)])
+    joiner = world.joiner(CALM)
+    joiner.open()
+    joiner.step()
+    world.clock.seconds += 0.399
+    joiner.step()
+    assert world.samples() == []
+    world.clock.seconds += 0.001
+    joiner.step()
+
+    assert [s.value for s in world.samples()] == [0.0]
+    joiner.close()
+
+
+def test_events_that_come_after_a_pause_are_read_before_time_counts(world: World) -> None:
+    world.send([Served("r1", ("a",), 1_000)])
+    joiner = world.joiner(CALM)
+    joiner.open()
+    joiner.step()
+    world.clock.seconds += 60.0  # the process was paused
+    world.send([Action("r1/a", 1_100)])
+    joiner.step()
+
+    assert [s.value for s in world.samples()] == [1.0]
+    joiner.close()
+
+
+def test_a_joiner_with_nothing_to_say_commits_nothing(world: World) -> None:
+    world.send([Served("r1", ("a",), 1_000), Action("r1/a", 1_100)])
+    joiner = world.joiner(CALM)
+    joiner.open()
+    for _ in range(5):
+        joiner.step()
+    n = len(world.values("m.joiner"))
+    for _ in range(20):
+        world.clock.seconds += 0.01
+        joiner.step()
+
+    assert len(world.values("m.joiner")) == n
+    joiner.close()
+
+
+def test_a_second_joiner_fences_the_first(world: World) -> None:
+    first, second = world.joiner(CALM), world.joiner(CALM)
+    first.open()
+    second.open()
+    world.send([Served("r1", ("a",), 1_000), Action("r1/a", 1_100)])
+    second.step()
+    with pytest.raises(Fenced):
+        first.step()
+
+    assert len(world.samples()) == 1
+    first.close()
+    second.close()
+
+
+def test_a_joiner_does_not_go_on_from_another_log(world: World) -> None:
+    world.send([Served("r1", ("a",), 1_000)])
+    world.joiner().run(until_end=True)
+    stranger = world.joiner()
+    stranger.topics = replace(stranger.topics, log_ids={**stranger.topics.log_ids, "served": "another"})
+
+    with pytest.raises(DataLost, match="made anew"):
+        stranger.open()
+    stranger.close()
+
+
+def test_a_restart_needs_neither_events_nor_commits_before_what_it_keeps(world: World) -> None:
+    events: list[Event] = [Served(f"r{n}", ("a",), 1_000 + 20 * n) for n in range(200)]
+    events += [Action(f"r{n}/a", 1_010 + 20 * n) for n in range(0, 200, 3)]
+    events.sort(key=lambda e: e.time)
+    pace = replace(CALM, keep_interval_ms=0)
+    joiner = world.joiner(pace)
+    joiner.open()
+    for n in range(0, len(events) - 20, 10):
+        world.send(events[n : n + 10])
+        joiner.step()
+        joiner.step()
+    last = commits(world)[-1]
+    joiner.close()
+    for role, topic in world.inputs.items():
+        world.log.trim(TopicPartition(topic, 0), last.low[role])
+    assert min(last.low.values()) > 50
+    assert world.log.bounds(TopicPartition("m.joiner", 0)).start > 0
+    world.send(events[len(events) - 20 :])
+    world.joiner().run(until_end=True)
+
+    assert len({s.id for s in world.samples()}) == len(world.samples()) == 200
+    assert sum(s.value for s in world.samples()) == 67
+
+
+def test_a_joiner_stops_when_told_and_has_committed_what_it_read(world: World) -> None:
+    joiner = world.joiner(replace(CALM, commit_interval_ms=10**9))
+    world.send([Served("r1", ("a",), 1_000)])
+    seen: list[int] = []
+
+    def stop(status: JoinerStatus) -> None:
+        seen.append(status.events)
+        if status.events:
+            joiner.stop.set()
+
+    joiner.on_status = stop
+    joiner.pace = replace(joiner.pace, status_interval_ms=0)
+    joiner.run()
+
+    assert seen[-1] == 1
+    assert commits(world)[-1].next == {"served": 1, "action": 0}
+
+
+def test_a_commit_that_the_replay_contradicts_is_corrupt(world: World) -> None:
+    world.send([Served("r1", ("a",), 1_000)])
+    joiner = world.joiner(CALM)
+    joiner.open()
+    joiner.step()
+    joiner.close()
+    wrong = world.joiner(CALM)
+    wrong.plan = plan_of(label("click", 1), grace_ms=0)
+    wrong.decoder = JsonDecoder(wrong.plan)
+    [commit] = commits(world)
+    forged = replace(commit, watermark_ms=2_000)
+    world.log.writer().append([Append("m.joiner", 0, BytesColumn.of([forged.encode()]))])
+
+    with pytest.raises(Corrupt, match="pending"):
+        wrong.open()
+    wrong.close()
