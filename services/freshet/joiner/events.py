@@ -1,10 +1,8 @@
-"""Decodes the records of a spec's streams: Confluent-framed Avro of any registered schema, to columns of the
-join.
-"""
+"""Decodes the records of a spec's streams, Confluent-framed Avro or JSON, to columns of the join."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -13,6 +11,7 @@ from numpy.typing import NDArray
 
 from freshet.errors import ConfigError
 from freshet.features import EventColumns, EventExtractor, frame_ids, take
+from freshet.features.transcode import JsonTranscoder
 from freshet.joiner.core import ActionColumns, ImpressionColumns, ShownColumns
 from freshet.joiner.decode import Refused
 from freshet.joiner.plan import JoinPlan
@@ -50,25 +49,37 @@ class SpecDecoder:
     decode; extractors are compiled once per schema id.
     """
 
-    def __init__(self, spec: Spec, plan: JoinPlan, schemas: Schemas) -> None:
+    def __init__(
+        self,
+        spec: Spec,
+        plan: JoinPlan,
+        schemas: Schemas,
+        json_schemas: Mapping[str, Record] | None = None,
+    ) -> None:
+        """Compile.
+
+        Args:
+            schemas: of Avro records, by the id in their frame.
+            json_schemas: role -> schema of every stream of JSON, whose records have no frame.
+
+        Raises ConfigError if the schema of a stream of JSON does not fit the spec.
+        """
         self._plan, self._schemas = plan, schemas
-        streams = (spec.events.served, spec.events.shown, spec.events.action)
-        for stream in streams:
-            if stream is not None and stream.format != "avro":
-                raise ConfigError(
-                    "the joiner",
-                    f"events.{stream.role}.format",
-                    stream.format,
-                    "avro",
-                    "let JSON events come through the gateway, which writes them as Avro",
-                )
-        self._served, self._shown, self._action = streams
+        events = spec.events
+        self._served, self._shown, self._action = events.served, events.shown, events.action
         self._extractors: dict[tuple[str, int], EventExtractor | str] = {}
         self._sample_schemas: dict[int, int] = {}
+        self._json: dict[str, tuple[int, JsonTranscoder, EventExtractor]] = {}
+        for stream in (events.served, events.shown, events.action):
+            if stream is not None and stream.format == "json":
+                schema = (json_schemas or {})[stream.role]
+                transcoder = JsonTranscoder(schema, ignore_unknown=True)
+                extractor = EventExtractor(stream, schema, self._fields(stream))
+                self._json[stream.role] = (schemas.register(schema), transcoder, extractor)
 
     def served(self, records: Records) -> tuple[ImpressionColumns, Refused]:
         """Served events: impressions with the spans of their bytes."""
-        parts, refused = self._extract(self._served, records, ())
+        parts, refused = self._extract(self._served, records)
         made = [
             _impressions(part, records, self._sample_schema(part.schema_id))
             for part in parts
@@ -79,7 +90,7 @@ class SpecDecoder:
     def shown(self, records: Records) -> tuple[ShownColumns, Refused]:
         """Shown events."""
         assert self._shown is not None, "the spec has no shown stream"
-        parts, refused = self._extract(self._shown, records, ())
+        parts, refused = self._extract(self._shown, records)
         rows = np.concatenate([part.rows for part in parts]) if parts else np.empty(0, np.int64)
         order = np.argsort(rows, kind="stable")
         times = _joined([part.columns.times_ms for part in parts], order, np.int64)
@@ -88,7 +99,7 @@ class SpecDecoder:
 
     def actions(self, records: Records) -> tuple[ActionColumns, Refused]:
         """Actions, with the labels whose conditions they meet."""
-        parts, refused = self._extract(self._action, records, action_fields(self._plan))
+        parts, refused = self._extract(self._action, records)
         rows = np.concatenate([part.rows for part in parts]) if parts else np.empty(0, np.int64)
         order = np.argsort(rows, kind="stable")
         judged = [self._judge(part.columns) for part in parts]
@@ -127,15 +138,35 @@ class SpecDecoder:
                 at += 1
         return masks, values
 
-    def _extract(
-        self, stream: Stream, records: Records, fields: Sequence[str]
-    ) -> tuple[list[_Part], Refused]:
-        """One part per schema; rows that no schema explains are refused."""
+    def _fields(self, stream: Stream) -> Sequence[str]:
+        return action_fields(self._plan) if stream.role == "action" else ()
+
+    def _extract(self, stream: Stream, records: Records) -> tuple[list[_Part], Refused]:
+        """One part per schema; rows that cannot be read are refused."""
+        return (
+            self._from_json(stream, records)
+            if stream.role in self._json
+            else self._from_avro(stream, records)
+        )
+
+    def _from_json(self, stream: Stream, records: Records) -> tuple[list[_Part], Refused]:
+        schema_id, transcoder, extractor = self._json[stream.role]
+        refused, made = Refused(), transcoder.column(records.values)
+        for bad in made.bad:
+            refused.rows.append(bad.index)
+            refused.reasons.append(f"{bad.path or 'the event'}: expected {bad.expected}, found {bad.found}")
+        columns = extractor.extract(made.records, framed=False)
+        for at, why in zip(columns.bad.tolist(), columns.why, strict=True):
+            refused.rows.append(int(made.events[at]))
+            refused.reasons.append(why)
+        return [_Part(schema_id, columns, made.events[columns.event_index], made.records.data)], refused
+
+    def _from_avro(self, stream: Stream, records: Records) -> tuple[list[_Part], Refused]:
         refused, parts = Refused(), []
         ids = frame_ids(records.values)
         for schema_id in np.unique(ids).tolist():
             rows = np.flatnonzero(ids == schema_id)
-            extractor = self._extractor(stream, schema_id, fields)
+            extractor = self._extractor(stream, schema_id)
             if isinstance(extractor, str):
                 refused.add(rows, extractor)
                 continue
@@ -147,7 +178,7 @@ class SpecDecoder:
             parts.append(_Part(schema_id, columns, rows[columns.event_index], values.data))
         return parts, refused
 
-    def _extractor(self, stream: Stream, schema_id: int, fields: Sequence[str]) -> EventExtractor | str:
+    def _extractor(self, stream: Stream, schema_id: int) -> EventExtractor | str:
         """The extractor of a schema, or why there is none (which may change: the schema may come later)."""
         if schema_id < 0:
             return "expected Confluent-framed Avro (a zero byte, a 4-byte schema id), found something else"
@@ -155,7 +186,9 @@ class SpecDecoder:
         if known is not None:
             return known
         try:
-            made: EventExtractor | str = EventExtractor(stream, self._schemas.get(schema_id), fields)
+            made: EventExtractor | str = EventExtractor(
+                stream, self._schemas.get(schema_id), self._fields(stream)
+            )
         except KeyError:
             return f"its schema id {schema_id} is not in the topic of schemas"
         except ConfigError as error:

@@ -13,7 +13,9 @@ from freshet.joiner.service import JoinerService, JoinerStatus, Pace
 from freshet.joiner.task import Topics
 from freshet.seams.eventlog import EventLog
 from freshet.seams.eventlog.topics import ensure_topics
+from freshet.spec.avro import Record
 from freshet.spec.model import Spec
+from freshet.spec.schemas import load_schemas, streams_of
 from freshet.wire.schemas import SchemaRegistry
 
 __all__ = ["make", "run"]
@@ -53,7 +55,7 @@ def make(
         model=spec.name,
         plan=plan,
         topics=topics,
-        decoder=SpecDecoder(spec, plan, SchemaRegistry(log)),
+        decoder=SpecDecoder(spec, plan, SchemaRegistry(log), _json_schemas(spec)),
         partitions=range(spec.partitions) if partitions is None else partitions,
         all_partitions=partitions is None,
         clock=clock,
@@ -61,6 +63,13 @@ def make(
         stop=stop or Event(),
         on_status=on_status,
     )
+
+
+def _json_schemas(spec: Spec) -> dict[str, Record]:
+    """Schemas of the streams of JSON, from their files."""
+    roles = [stream.role for stream in streams_of(spec) if stream.format == "json"]
+    schemas = load_schemas(spec) if roles else None
+    return {role: schemas.of(role) for role in roles} if schemas else {}
 
 
 def run(

@@ -10,7 +10,6 @@ import fastavro
 import numpy as np
 import pytest
 
-from freshet.errors import ConfigError
 from freshet.features import hash_text
 from freshet.joiner.core import Joiner
 from freshet.joiner.events import SpecDecoder
@@ -218,7 +217,34 @@ def test_an_unknown_schema_may_become_known(decoder: SpecDecoder) -> None:
     assert len(decoder.served(records(value))[0]) == 1
 
 
-def test_json_streams_are_refused_at_the_start() -> None:
-    spec = parse_spec(SPEC.replace('topic = "actions",', 'topic = "actions", format = "json",'))
-    with pytest.raises(ConfigError, match=r"events\.action\.format"):
-        SpecDecoder(spec, join_plan(spec, hash_text), Fixed())
+def test_streams_of_json_join_with_those_of_avro() -> None:
+    text = SPEC.replace('topic = "actions",', 'topic = "actions", format = "json",')
+    spec = parse_spec(text.replace('topic = "served",', 'topic = "served", format = "json",'))
+    schemas = {"served": parse_schema(json.dumps(SERVED)), "action": parse_schema(json.dumps(ACTION))}
+    decoder = SpecDecoder(spec, join_plan(spec, hash_text), Fixed(), schemas)
+    event = {"r": "a", "ts": 1_000, "items": [{"id": 1, "p": 0.5}, {"id": 2, "p": 1}], "after": "!", "new": 1}
+    click = {"r": "a", "id": 2, "e": "x", "ts": 1_100, "type": "click"}
+    batch, refused = decoder.served(records(b"{", json.dumps(event).encode(), b'{"r": 5}'))
+    deeds, wrong = decoder.actions(
+        records(json.dumps(click).encode(), json.dumps({**click, "ts": "no"}).encode())
+    )
+    seen, _ = decoder.shown(records(framed(3, SHOWN, r="a", id=2, ts=1.5)))
+
+    assert sorted(refused.rows) == [0, 2]
+    assert wrong.rows == [1]
+    assert "ts: expected a long" in wrong.reasons[0]
+    assert batch.offsets[batch.events].tolist() == [101, 101]
+    assert deeds.keys.tolist() == seen.keys.tolist() == batch.keys[1:].tolist()
+    assert deeds.masks.tolist() == [1]
+    joiner = Joiner(join_plan(spec, hash_text))
+    joiner.on_served(batch)
+    joiner.advance(10_000)
+    samples = joiner.take()
+    assert len(set(samples.schemas.tolist())) == 1
+    flat = fastavro.parse_schema(
+        {**SERVED, "fields": [{**f, "type": ITEM} if f["name"] == "items" else f for f in SERVED["fields"]]}
+    )
+    assert [fastavro.schemaless_reader(io.BytesIO(p), flat, None)["items"] for p in samples.payloads] == [  # type: ignore[index,call-overload]
+        *[event["items"][0]] * 2,  # type: ignore[index]
+        *[event["items"][1]] * 2,  # type: ignore[index]
+    ]

@@ -1,0 +1,93 @@
+"""A joiner put together from a spec: the feed example, served as Avro, shown and acted on as JSON."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import fastavro
+import numpy as np
+import orjson
+
+from freshet.features import read_blocks
+from freshet.joiner.start import run
+from freshet.seams.eventlog import EventLog
+from freshet.seams.eventlog.sqlite import SqliteEventLog
+from freshet.spec.parse import load_spec
+from freshet.spec.topics import topics_of
+from freshet.types import Append, BytesColumn, TopicPartition
+from freshet.wire.schemas import SchemaRegistry, frame
+
+FEED = Path(__file__).parents[2] / "examples" / "feed"
+
+SCHEMA = {
+    "type": "record",
+    "name": "Ranked",
+    "fields": [
+        {"name": "request_id", "type": "long"},
+        {"name": "ts", "type": "long"},
+        {
+            "name": "items",
+            "type": {
+                "type": "array",
+                "items": {"type": "record", "name": "Item", "fields": [{"name": "id", "type": "long"}]},
+            },
+        },
+    ],
+}
+
+
+def served(log: EventLog, request: int, ts: int, *items: int) -> bytes:
+    out = io.BytesIO()
+    event: dict[str, Any] = {"request_id": request, "ts": ts, "items": [{"id": i} for i in items]}
+    fastavro.schemaless_writer(out, fastavro.parse_schema(SCHEMA), event)
+    return frame(SchemaRegistry(log).register(json.dumps(SCHEMA)), out.getvalue())
+
+
+def test_a_spec_with_avro_and_json_streams_is_joined_to_its_end(tmp_path: Path) -> None:
+    spec = load_spec(FEED / "freshet.toml")
+    topics = topics_of(spec)
+    log = SqliteEventLog(tmp_path)
+    for plan in topics.plans:
+        log.create_topic(
+            plan.name, partitions=plan.partitions, retention_ms=plan.retention_ms, group=plan.group
+        )
+    at = "1970-01-01T00:00:{:02d}Z"
+    seen = {"reqId": 4, "item": {"id": 1}, "at": at.format(11)}
+    click = {"eventId": "e", "reqId": 4, "item": {"id": 1}, "at": at.format(12), "type": "click"}
+    assert topics.shown is not None
+    for topic, values in (
+        (topics.served, [served(log, 4, 10_000, 1, 2), b"junk"]),
+        (topics.shown, [orjson.dumps(seen)]),
+        (topics.action, [orjson.dumps(click), b"{"]),
+    ):
+        times = np.full(len(values), 10_000)
+        log.writer().append([Append(topic, 3, BytesColumn.of(values), times_ms=times)])
+
+    status = run(spec, log, until_end=True)
+
+    assert status is not None
+    labels = status.ledger.labels
+    assert labels["click"]["trained_positive"] == 1
+    assert labels["watch"]["trained_negative"] == 1
+    assert labels["buy"]["trained_negative"] == 1
+    assert {name: counts["not_shown"] for name, counts in labels.items()} == {
+        "click": 1,
+        "watch": 1,
+        "buy": 1,
+    }
+    assert status.ledger.refused == 2
+    assert status.samples == 3
+    reader = log.reader()
+    reader.assign({TopicPartition(topics.samples, 3): 0})
+    [(_, records)] = reader.poll(100, 5.0)
+    block = read_blocks(records.values)
+    assert sorted(zip(block.labels.tolist(), block.values.tolist(), strict=True)) == [
+        (0, 1.0),
+        (1, 0.0),
+        (2, 0.0),
+    ]
+    reader.close()
+    log.close()
