@@ -74,10 +74,6 @@ class World:
         self.store: RowStore = open_store(f"sqlite:{folder}/rows")
         self.versions: VersionStore = open_versions(f"file:{folder}/versions")
         self.topics = topics_of(self.spec)
-        for plan in self.topics.plans:
-            self.log.create_topic(
-                plan.name, partitions=plan.partitions, retention_ms=plan.retention_ms, group=plan.group
-            )
         self.rows = Store.of(self.spec, self.layout)
         self.model = build_model(self.spec, training=True)
         self.decoder = SampleDecoder(
@@ -100,6 +96,10 @@ class World:
 
     def create(self) -> None:
         """The model comes into being, with no rows."""
+        for plan in self.topics.plans:
+            self.log.create_topic(
+                plan.name, partitions=plan.partitions, retention_ms=plan.retention_ms, group=plan.group
+            )
         ids = {t.name: t.id for t in self.spec.tables}
         sizes = {t.id: self.rows.record_bytes(t.id) for t in self.spec.tables}
         partitions = dict.fromkeys(range(self.spec.partitions), 0)

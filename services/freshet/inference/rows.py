@@ -11,7 +11,7 @@ from typing import Protocol
 import structlog
 
 from freshet.errors import Corrupt, DataLost, FreshetError, Mismatch, Unavailable
-from freshet.inference.core import BucketView
+from freshet.inference.core import BucketView, explain
 from freshet.seams.eventlog import EventLog, Reader
 from freshet.seams.rowstore import RowStore
 from freshet.spec.topics import ROWS_PARTITIONS
@@ -81,6 +81,10 @@ class RowFollower:
             except FreshetError as error:
                 log.error("rows cannot be served", error=str(error))
                 self._say(str(error))
+                stop.wait(RETRY_S)
+            except Exception as error:  # a fault of ours: what is served must not stand still unnoticed
+                log.error("following rows failed, starting over", exc_info=error)
+                self._say(f"following rows failed: {explain(error)}")
                 stop.wait(RETRY_S)
 
     def _say(self, reason: str) -> None:

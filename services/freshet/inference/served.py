@@ -20,7 +20,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from freshet.errors import Unavailable
 from freshet.features import JsonTranscoder, partition_of
-from freshet.inference.core import Order, get_path, merged
+from freshet.inference.core import Order, explain, get_path, merged
 from freshet.seams.eventlog import Writer
 from freshet.spec.avro import SERVED_FIELD
 from freshet.spec.model import Spec
@@ -32,6 +32,8 @@ log = structlog.get_logger(__name__)
 
 APPEND_EVENTS = 5_000
 RETRY_S = 0.2
+GATHER_S = 0.02
+"""How long the first event waits for others: an append of many costs little more than one of one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,18 +140,19 @@ class ServedLogger:
             return deadline is not None and time.monotonic() > deadline
 
         while not stop.is_set():
-            self._append(self._take(0.1), late)
+            self._append(self._take(0.1, gather=lambda: stop.wait(GATHER_S)), late)
         while not late() and not self._queue.empty():
-            self._append(self._take(0.0), late)
+            self._append(self._take(0.0, gather=lambda: None), late)
         cut = self._queue.qsize()
         if cut:
             self._drop("stopped", cut, "the server stopped before they were appended")
 
-    def _take(self, wait_s: float) -> list[Served]:
+    def _take(self, wait_s: float, gather: Callable[[], object]) -> list[Served]:
         taken: list[Served] = []
         events = 0
         try:
             taken.append(self._queue.get(timeout=wait_s) if wait_s else self._queue.get_nowait())
+            gather()
             while events < APPEND_EVENTS:
                 events += len(taken[-1].events)
                 taken.append(self._queue.get_nowait())
@@ -158,8 +161,14 @@ class ServedLogger:
         return taken
 
     def _append(self, taken: list[Served], late: Callable[[], bool]) -> None:
-        if not taken:
-            return
+        try:
+            if taken:
+                self._write(taken, late)
+        except Exception as error:  # a fault of ours: the thread must live on
+            log.error("served events are lost", exc_info=error)
+            self._drop("error", sum(len(served.events) for served in taken), explain(error))
+
+    def _write(self, taken: list[Served], late: Callable[[], bool]) -> None:
         events = [event for served in taken for event in served.events]
         keys = [str(get_path(event, self._stream.key[0])).encode() for event in events]
         texts = [orjson.dumps(event) for event in events]
@@ -179,7 +188,9 @@ class ServedLogger:
                 self._writer.append(appends)
                 self._logged.inc(len(values))
                 return
-            except Unavailable as error:  # the joiner drops what was written twice: an impression counts once
+            except (
+                Unavailable
+            ) as error:  # tried again: the joiner drops what was written twice: an impression counts once
                 if late():
                     self._drop("log", len(values), str(error))
                     return

@@ -90,6 +90,10 @@ class Inference:
         self._rng = rng or random.Random()
         self._pipeline = Pipeline(spec, parts.served)
         topics = topics_of(spec)
+        for plan in topics.plans:  # whoever of the services starts first
+            parts.log.create_topic(
+                plan.name, partitions=plan.partitions, retention_ms=plan.retention_ms, group=plan.group
+            )
         registry = CollectorRegistry()
         layout = layout_of(spec)
 

@@ -13,7 +13,7 @@ import structlog
 from numpy.typing import NDArray
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
-from freshet.errors import Corrupt, FreshetError, Mismatch
+from freshet.errors import Corrupt, Mismatch
 from freshet.inference.core import explain, not_finite
 from freshet.model.inputs import ModelInputs
 from freshet.seams.versions import Manifest, VersionStore
@@ -98,7 +98,7 @@ class VersionFollower:
         fails."""
         try:
             wanted = self._wanted()
-        except FreshetError as error:
+        except Exception as error:  # a store that misbehaves must not end the following
             self.state = replace(self.state, reason=f"the version store cannot be read: {explain(error)}")
             return
         serving = self.state.serving

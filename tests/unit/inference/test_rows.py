@@ -275,6 +275,31 @@ def test_a_store_of_another_spec_is_not_served(shard: Shard, log: EventLog, stor
         thread.join(10)
 
 
+def test_an_unforeseen_error_is_told_and_following_goes_on(
+    shard: Shard, log: EventLog, store: RowStore
+) -> None:
+    tables: list[ServingTable] = []
+
+    def make() -> ServingTable:
+        if not tables:
+            tables.append(serving_table())
+            raise RuntimeError("odd")
+        return serving_table()
+
+    shard.train([1], 1.0)
+    shard.publish()
+    follower = RowFollower(log, store, TOPIC, make, spec_hash="hash", wait_s=0.01)
+    stop = threading.Event()
+    thread = threading.Thread(target=follower.run, args=(stop,))
+    thread.start()
+    try:
+        wait_for(lambda: "RuntimeError: odd" in follower.state.reason)
+        wait_for(lambda: follower.state.sink is not None)
+    finally:
+        stop.set()
+        thread.join(10)
+
+
 def test_while_the_log_is_away_what_was_served_stays_served_and_then_catches_up(
     shard: Shard, log: EventLog, store: RowStore
 ) -> None:

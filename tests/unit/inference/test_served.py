@@ -1,0 +1,196 @@
+"""The log of what was served: bounded, patient with the log, and never silent about what it lost."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+import pytest
+from prometheus_client import CollectorRegistry
+
+from freshet.errors import Corrupt, Unavailable
+from freshet.features import JsonTranscoder
+from freshet.inference.served import Served, ServedLogger
+from freshet.inference.table import ServingTable
+from freshet.seams.eventlog import EventLog
+from freshet.seams.eventlog.sqlite import open_url
+from freshet.spec.avro import parse_schema
+from freshet.spec.layout import Layout
+from freshet.spec.parse import parse_spec
+from freshet.types import Append, PackedRows, TopicPartition
+from tests.unit.inference.test_rows import wait_for
+from tests.unit.tables.building import counting_group, keys_of
+
+SPEC = parse_spec("""
+name = "shop"
+partitions = 2
+[events]
+served = { key = ["request", "item"], time = "at:ms" }
+action = { key = ["request", "item"], time = "at:ms" }
+[labels]
+buy = { on = "action.kind == 'buy'" }
+[tables]
+item = { dim = 4 }
+[features]
+item = { field = "item", table = "item" }
+""")
+SCHEMA = parse_schema(
+    {
+        "type": "record",
+        "name": "S",
+        "fields": [{"name": n, "type": "long"} for n in ("request", "item", "at")],
+    }
+)
+
+
+class Flaky:
+    """A writer that raises what stands in `errors`, one an append, then writes."""
+
+    def __init__(self, log: EventLog, *errors: Exception) -> None:
+        self.inner, self.errors = log.writer(), list(errors)
+
+    def append(self, appends: Sequence[Append]) -> Sequence[int]:
+        if self.errors:
+            raise self.errors.pop(0)
+        return self.inner.append(appends)
+
+    def close(self) -> None:
+        self.inner.close()
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Iterator[EventLog]:
+    log = open_url(f"sqlite:{tmp_path}/log")
+    log.create_topic("impressions", partitions=2)
+    yield log
+    log.close()
+
+
+def served(request: int, **changes: Any) -> Served:
+    return Served([{"request": request, "item": 1, "at": 5, **changes}])
+
+
+def logger_of(log: EventLog, *errors: Exception, queue_events: int = 100, form: Any = "avro") -> ServedLogger:
+    spec = replace(SPEC, events=replace(SPEC.events, served=replace(SPEC.events.served, format=form)))
+    return ServedLogger(
+        spec,
+        Flaky(log, *errors),
+        JsonTranscoder(SCHEMA, schema_id=1),
+        CollectorRegistry(),
+        queue_events=queue_events,
+    )
+
+
+def values(log: EventLog) -> list[bytes]:
+    found = []
+    for p in range(2):
+        reader = log.reader()
+        reader.assign({TopicPartition("impressions", p): 0})
+        found += [v for _, records in reader.poll(1_000, 0) for v in records.values]
+        reader.close()
+    return found
+
+
+def run_until(logger: ServedLogger, done: Callable[[], bool], drain_s: float = 5.0) -> None:
+    stop = threading.Event()
+    thread = threading.Thread(target=logger.run, args=(stop, drain_s))
+    thread.start()
+    try:
+        wait_for(done)
+    finally:
+        stop.set()
+        thread.join(10)
+    assert not thread.is_alive()
+
+
+def test_a_full_queue_drops_and_says_so(log: EventLog) -> None:
+    logger = logger_of(log, queue_events=1)
+
+    assert logger.offer(served(1))
+    assert not logger.offer(served(2))
+    assert "too many" in logger.reason
+
+
+def test_while_the_log_is_away_events_wait_and_are_written_once_it_is_back(log: EventLog) -> None:
+    logger = logger_of(log, Unavailable("away"), Unavailable("away"))
+    logger.offer(served(1))
+
+    run_until(logger, lambda: len(values(log)) == 1)
+
+
+def test_what_waits_at_a_stop_is_still_written(log: EventLog) -> None:
+    logger = logger_of(log)
+    for request in range(20):
+        logger.offer(served(request))
+    stop = threading.Event()
+    stop.set()
+
+    logger.run(stop, 5.0)
+
+    assert len(values(log)) == 20
+
+
+def test_a_stop_does_not_wait_for_a_log_that_stays_away(log: EventLog) -> None:
+    logger = logger_of(log, *[Unavailable("gone")] * 1_000)
+    logger.offer(served(1))
+    stop = threading.Event()
+    stop.set()
+
+    logger.run(stop, 0.1)
+
+    assert logger.reason == "gone"
+
+
+def test_an_event_that_does_not_fit_is_dropped_with_the_reason_and_the_others_are_written(
+    log: EventLog,
+) -> None:
+    logger = logger_of(log)
+    logger.offer(served(1, item="x"))
+    logger.offer(served(2))
+
+    run_until(logger, lambda: len(values(log)) == 1)
+    assert "item" in logger.reason
+
+
+def test_an_unforeseen_error_is_told_and_the_next_events_are_written(log: EventLog) -> None:
+    logger = logger_of(log, RuntimeError("odd"))
+    logger.offer(served(1))
+
+    def told() -> bool:
+        return "RuntimeError: odd" in logger.reason
+
+    def written() -> bool:
+        if told() and not values(log):
+            logger.offer(served(2))
+        return bool(values(log))
+
+    run_until(logger, written)
+
+
+def test_a_topic_in_json_gets_json(log: EventLog) -> None:
+    logger = logger_of(log, form="json")
+    logger.offer(served(1))
+
+    run_until(logger, lambda: len(values(log)) == 1)
+    assert orjson.loads(values(log)[0]) == {"request": 1, "item": 1, "at": 5}
+
+
+def test_rows_that_do_not_fit_the_spec_are_corrupt() -> None:
+
+    table = ServingTable(Layout((counting_group(),), ()), buckets=16, partitions=2, seed=7)
+    keys = keys_of(1, 2)
+    with pytest.raises(Corrupt, match="table 9"):
+        table.import_rows(PackedRows(9, keys, np.zeros((2, 8), np.uint8)))
+    with pytest.raises(Corrupt, match="keys of one bucket"):
+        table.import_rows(PackedRows(0, keys_of(1, 2, 3, 4), np.zeros((4, 8), np.uint8)))
+    with pytest.raises(Corrupt, match="3 floats"):
+        table.import_values(0, keys, np.zeros((2, 3), np.float32))
+    with pytest.raises(Corrupt, match="table 9"):
+        table.remove(9, keys)
+    table.import_rows(PackedRows(0, keys[:0], np.zeros((0, 8), np.uint8)))
+    assert table.rows() == {0: 0}
