@@ -35,8 +35,8 @@ class World:
     rng: random.Random = field(default_factory=lambda: random.Random(7))
 
     def __post_init__(self) -> None:
-        self.likes = {f"reader-{n}": set(self.rng.sample(TOPICS, 2)) for n in range(200)}
-        self.articles = [(f"article-{n}", self.rng.choice(TOPICS)) for n in range(500)]
+        self.likes = {f"reader-{n}": set(self.rng.sample(TOPICS, 2)) for n in range(20)}
+        self.articles = [(f"article-{n}", self.rng.choice(TOPICS)) for n in range(100)]
 
     def probability(self, reader: str, topic: str) -> float:
         """How likely this reader clicks on a headline of this topic."""
@@ -80,12 +80,12 @@ def play(system: Local, world: World, seconds: float, rate: float) -> None:
 
 
 def serve_one(system: Local, world: World, clicks: dict[str, deque[float]]) -> None:
-    """One request: rank ten headlines, look at the first, click or not."""
+    """One request: of ten headlines show the best one; the reader clicks or not."""
     rng = world.rng
     reader = rng.choice(list(world.likes))
     offered = rng.sample(world.articles, CANDIDATES)
     candidates = [{"article": a, "topic": t, "age_s": rng.random() * 86_400} for a, t in offered]
-    ranking = system.client.rank({"reader": reader}, candidates)
+    ranking = system.client.rank({"reader": reader}, candidates, k=1)
     first = ranking.items[0].index
     article, topic = offered[first]
     clicked = rng.random() < world.probability(reader, topic)
