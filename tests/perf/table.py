@@ -1,7 +1,7 @@
 """Speed of the parameter table: plan, lookup, row-wise Adagrad; `python -m tests.perf.table [resident rows]`.
 
 Rows are those of the default model: two scalars and a vector of 16, 128 bytes. Keys of a batch are unique and
-drawn uniformly over the resident rows, which is the worst case for the caches. Prints medians of repeated runs.
+drawn uniformly over the resident rows, the worst case for the caches. Prints medians of repeated runs.
 """
 
 from __future__ import annotations

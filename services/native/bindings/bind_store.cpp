@@ -19,14 +19,15 @@ using GroupTuple = std::tuple<std::vector<u8>, std::vector<SlotTuple>, bool>;
 using TableTuple = std::tuple<u8, i64, i64, u32>;
 using PushTuple = std::tuple<u32, In<u64>, In<u8>, In<u32>, In2<float>>;
 
-template <typename T>
-nb::object array(std::vector<T>&& values, std::initializer_list<size_t> shape) {
-  auto* owner = new std::vector<T>(std::move(values));
-  nb::capsule capsule(owner, [](void* p) noexcept { delete static_cast<std::vector<T>*>(p); });
+// A numpy array of a vector's or column's memory, which it takes over.
+template <template <typename...> typename Columns, typename T>
+nb::object array(Columns<T>&& values, std::initializer_list<size_t> shape) {
+  auto* owner = new Columns<T>(std::move(values));
+  nb::capsule capsule(owner, [](void* p) noexcept { delete static_cast<Columns<T>*>(p); });
   return nb::cast(nb::ndarray<nb::numpy, T, nb::c_contig>(owner->data(), shape.size(), shape.begin(), capsule));
 }
-template <typename T>
-nb::object array(std::vector<T>&& values) {
+template <template <typename...> typename Columns, typename T>
+nb::object array(Columns<T>&& values) {
   const size_t n = values.size();
   return array(std::move(values), {n});
 }

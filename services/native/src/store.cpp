@@ -205,7 +205,6 @@ Pushed Store::push(const i64* ranges, size_t n, i64 clock_ms, const std::vector<
 
   std::vector<std::unique_lock<std::mutex>> partition_locks;
   for (const u32 p : partitions) partition_locks.emplace_back(partition_locks_[p]);
-  const std::shared_lock structure(structure_);
 
   enum : u8 { not_held, apply, skip };
   std::vector<u8> decision(spec_.buckets, not_held);
@@ -245,9 +244,16 @@ Pushed Store::push(const i64* ranges, size_t n, i64 clock_ms, const std::vector<
   return Pushed::applied;
 }
 
+// While the result lives no push is under way: each holds at least one partition.
+std::vector<std::unique_lock<std::mutex>> Store::no_pushes() {
+  std::vector<std::unique_lock<std::mutex>> all;
+  for (u32 p = 0; p < spec_.partitions; p++) all.emplace_back(partition_locks_[p]);
+  return all;
+}
+
 void Store::set_applied(u32 bucket, const i64* offsets, i64 clock_ms) {
   check_bucket(bucket);
-  const std::unique_lock structure(structure_);
+  const auto pushes = no_pushes();
   BucketState& state = states_[bucket];
   const std::lock_guard lock(state.lock);
   for (u32 p = 0; p < spec_.partitions; p++) applied_[static_cast<size_t>(p) * spec_.buckets + bucket] = offsets[p];
@@ -285,7 +291,7 @@ std::vector<std::set<i64>> Store::applied() const {
 
 void Store::drop_bucket(u32 bucket) {
   check_bucket(bucket);
-  const std::unique_lock structure(structure_);
+  const auto pushes = no_pushes();
   BucketState& state = states_[bucket];
   const std::lock_guard lock(state.lock);
   for (const auto& group : groups_) {

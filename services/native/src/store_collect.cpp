@@ -5,21 +5,38 @@
 
 namespace freshet {
 
+namespace {
+
+constexpr size_t ahead = 8;  // rows prefetched before they are copied
+
+// Order slots by table, those of one table as they were.
+void sort_by_table(const Group& group, std::vector<u32>& slots) {
+  if (group.tables.size() == 1) return;
+  std::array<u32, 257> next{};
+  for (const u32 slot : slots) next[(group.header(slot).meta & meta::table_mask) + 1]++;
+  for (size_t table = 1; table < next.size(); table++) next[table] += next[table - 1];
+  std::vector<u32> sorted(slots.size());
+  for (const u32 slot : slots) sorted[next[group.header(slot).meta & meta::table_mask]++] = slot;
+  slots.swap(sorted);
+}
+
+}  // namespace
+
 // Append packed rows of one bucket, table after table.
-void Store::take_run(Group& group, u32 bucket, const std::vector<u32>& slots, PackedColumns& out) {
+void Store::take_run(Group& group, u32 bucket, std::vector<u32>& slots, PackedColumns& out) {
+  sort_by_table(group, slots);
   const u32 packed = group.layout.packed_bytes();
-  for (const u8 table : group.tables) {
-    const size_t start = out.keys.size();
-    for (size_t i = 0; i < slots.size(); i++) {
-      if (i + 8 < slots.size()) prefetch_read(group.record(slots[i + 8]));
-      const Header& row = group.header(slots[i]);
-      if ((row.meta & meta::table_mask) != table) continue;
-      out.keys.push_back(row.key);
-      out.records.resize(out.records.size() + packed);
-      group.layout.pack(group.record(slots[i]), out.records.data() + out.records.size() - packed);
-    }
-    if (out.keys.size() > start)
-      out.runs.push_back({bucket, table, static_cast<i64>(start), static_cast<i64>(out.keys.size())});
+  i64 at = static_cast<i64>(out.keys.size());
+  u64* keys = out.keys.extend(slots.size());
+  u8* records = out.records.extend(slots.size() * packed);
+  for (size_t i = 0; i < slots.size(); i++, at++) {
+    if (i + ahead < slots.size()) group.prefetch_slot(slots[i + ahead]);
+    const Header& row = group.header(slots[i]);
+    keys[i] = row.key;
+    group.layout.pack(group.record(slots[i]), records + i * packed);
+    const i64 table = row.meta & meta::table_mask;
+    if (i == 0 || out.runs.back().table != table) out.runs.push_back({bucket, table, at, at});
+    out.runs.back().stop = at + 1;
   }
 }
 
@@ -47,8 +64,9 @@ FlushBatch Store::collect_flush(const std::vector<u32>& buckets, bool whole) {
           if (changed(group.header(slot))) slots.push_back(slot);
         }
       }
-      for (const u32 slot : slots) {
-        Header& row = group.header(slot);
+      for (size_t i = 0; i < slots.size(); i++) {
+        if (i + ahead < slots.size()) group.prefetch_slot(slots[i + ahead]);
+        Header& row = group.header(slots[i]);
         bin.stored += !(row.meta & meta::stored);
         row.meta = (row.meta & ~meta::dirty_flush) | meta::stored;
       }
@@ -74,7 +92,7 @@ namespace {
 
 // Publishing starts where it stopped last time and may pass the last bucket: rows before and after that.
 struct Halves {
-  std::array<std::map<u8, PublishedTable>, 2> half;
+  std::array<std::map<u8, PublishedTable>, 2> half;  // by table
   PublishedTable& of(u32 side, u8 table, u32 width) {
     PublishedTable& out = half[side][table];
     out.table = table;
@@ -82,11 +100,6 @@ struct Halves {
     return out;
   }
 };
-
-template <typename T>
-void append(std::vector<T>& to, const std::vector<T>& more) {
-  to.insert(to.end(), more.begin(), more.end());
-}
 
 }  // namespace
 
@@ -106,14 +119,13 @@ PublishBatch Store::collect_publish(i64 max_rows) {
       const u32 width = group->layout.width();
       const size_t take = std::min<size_t>(dirty.size(), static_cast<size_t>(left));
       for (size_t i = 0; i < take; i++) {
-        if (i + 8 < take) prefetch_read(group->record(dirty[dirty.size() - 1 - i - 8]));
+        if (i + ahead < take) group->prefetch_slot(dirty[dirty.size() - 1 - i - ahead]);
         const u32 slot = dirty[dirty.size() - 1 - i];
         Header& row = group->header(slot);
         row.meta &= ~meta::dirty_publish;
         PublishedTable& out = halves.of(side, static_cast<u8>(row.meta & meta::table_mask), width);
         out.keys.push_back(row.key);
-        out.values.resize(out.values.size() + width);
-        group->layout.load(group->record(slot), out.values.data() + out.values.size() - width);
+        group->layout.load(group->record(slot), out.values.extend(width));
       }
       dirty.resize(dirty.size() - take);
       pending_[publish].fetch_sub(static_cast<i64>(take), std::memory_order_relaxed);
@@ -126,8 +138,7 @@ PublishBatch Store::collect_publish(i64 max_rows) {
         halves.of(side, gone.table, group.layout.width()).removed.push_back(gone.key);
     }
     state.removed[publish].clear();
-    if (left > 0) publish_cursor_ = (b + 1) & (spec_.buckets - 1);
-    else publish_cursor_ = b;
+    publish_cursor_ = left > 0 ? (b + 1) & (spec_.buckets - 1) : b;
   }
   PublishBatch out;
   for (auto& [table, part] : halves.half[1]) out.tables.push_back(std::move(part));
@@ -138,9 +149,9 @@ PublishBatch Store::collect_publish(i64 max_rows) {
       out.tables.push_back(std::move(part));
       continue;
     }
-    append(same->keys, part.keys);
-    append(same->values, part.values);
-    append(same->removed, part.removed);
+    same->keys.append(part.keys);
+    same->values.append(part.values);
+    same->removed.append(part.removed);
   }
   out.clock_ms = clock_ms_.load(std::memory_order_relaxed);
   out.pending = pending(publish);

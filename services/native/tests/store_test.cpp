@@ -110,6 +110,27 @@ TEST(Store, ThreadsMayDoEverythingAtOnce) {
   EXPECT_GT(flushed, 0);
 }
 
+TEST(Store, BucketsComeAndGoBesidePushes) {
+  Store store(spec_of({counting_slot()}, 16, 2));
+  std::atomic<bool> done{false};
+  std::thread lane([&] {
+    const Batch batch(numbered(1, 200));
+    for (i64 at = 0; at < 300; at++) push(store, batch, 0, at, std::vector<float>(400, 1.0f));
+    done = true;
+  });
+  std::vector<i64> offsets(2);
+  while (!done) {
+    store.drop_bucket(3);
+    store.applied_of(4, offsets.data());
+    store.set_applied(3, offsets.data(), 0);
+    store.collect_flush(all_buckets(store), true);
+  }
+  lane.join();
+  const std::vector<std::set<i64>> applied = store.applied();
+  EXPECT_LE(applied[0].size(), 2u);
+  EXPECT_EQ(applied[1], std::set<i64>{0});
+}
+
 TEST(Store, ServingTablesAreReadWhileTheyGrowAndShrink) {
   StoreSpec spec = spec_of(mixed_slots());
   spec.serving = true;

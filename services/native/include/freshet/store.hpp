@@ -1,8 +1,8 @@
 // All store groups of one shard of a model: rows, optimiser state and applied offsets, changed together under one lock
 // a bucket (PROTOCOL 4). Thread-safe. Each call takes whole batches and runs on the caller's thread.
 //
-// Locks, outer first: the partitions of a push (so that its check still holds when it applies) | structure (which buckets
-// are held) | one bucket | the arenas'. No call holds two buckets.
+// Locks, outer first: partitions, rising (a push holds its own, so that its check still holds when it applies; who changes
+// which buckets are held takes all of them) | one bucket | the arenas'. No call holds two buckets.
 #pragma once
 
 #include <array>
@@ -12,12 +12,12 @@
 #include <mutex>
 #include <optional>
 #include <set>
-#include <shared_mutex>
 #include <thread>
 #include <vector>
 
 #include "freshet/table.hpp"
 #include "freshet/table_admission.hpp"
+#include "freshet/table_column.hpp"
 
 namespace freshet {
 
@@ -69,8 +69,8 @@ struct Run {
   i64 bucket, table, start, stop;
 };
 struct PackedColumns {
-  std::vector<u64> keys;
-  std::vector<u8> records;
+  Column<u64> keys;
+  Column<u8> records;
   std::vector<Run> runs;
 };
 struct Removal {
@@ -89,9 +89,9 @@ struct FlushBatch {
 struct PublishedTable {
   u8 table = 0;
   u32 width = 0;
-  std::vector<u64> keys;  // rising buckets
-  std::vector<float> values;
-  std::vector<u64> removed;
+  Column<u64> keys;  // rising buckets
+  Column<float> values;
+  Column<u64> removed;
 };
 struct PublishBatch {
   std::vector<PublishedTable> tables;
@@ -180,6 +180,7 @@ class Store {
   u32 bucket_of(u64 key) const { return static_cast<u32>(key >> shift_); }
   void check_keys(u32 group, const Keys& keys) const;
   void check_bucket(u32 bucket) const;
+  std::vector<std::unique_lock<std::mutex>> no_pushes();
   void touch(Header& row, u32 now_s) const {
     if (row.touched < now_s) row.touched = now_s;
   }
@@ -188,7 +189,7 @@ class Store {
   void apply_run(const PushGroup& push, u32 bucket, u32 now_s) noexcept;
   void forget(Group& group, u32 bucket, u32 slot, bool& relist);
   bool changed(const Header& row) const;
-  void take_run(Group& group, u32 bucket, const std::vector<u32>& slots, PackedColumns& out);
+  static void take_run(Group& group, u32 bucket, std::vector<u32>& slots, PackedColumns& out);
   template <typename Visit>
   void each_bucket_run(const u64* keys, size_t n, Visit visit) const;
   void count_ages(u32 bucket);
@@ -204,7 +205,6 @@ class Store {
   mutable std::vector<BucketState> states_;
   std::vector<i64> applied_;  // (partitions, buckets)
   std::unique_ptr<std::mutex[]> partition_locks_;
-  mutable std::shared_mutex structure_;
   std::array<std::atomic<i64>, 256> rows_{};
   std::array<std::atomic<i64>, consumers> pending_{};
   std::atomic<i64> clock_ms_{0}, created_{0}, evicted_{0}, not_finite_{0}, not_admitted_{0};

@@ -70,6 +70,9 @@ class Group {
   // Hints for rows of other buckets; may look at stale memory, which is always mapped.
   void prefetch_chunk(u32 bucket, u64 key) const;
   void prefetch_record(u32 bucket, u64 key, bool write) const;
+  void prefetch_slot(u32 slot) const {
+    for (u32 at = 0; at < record_bytes_ && at < 256; at += 64) prefetch_read(record(slot) + at);
+  }
 
   size_t bytes() const;
 
