@@ -103,7 +103,11 @@ def local(
         spec_file = Path(temporary) / "freshet.toml"
         spec_file.write_text(render(_with_absolute_paths(spec)), encoding="utf-8")
         ports = dict(zip(ROLES, _free_ports(len(ROLES)), strict=True))
-        environment = {**os.environ, **{ROLES[role]: str(port) for role, port in ports.items()}}
+        environment = {
+            **os.environ,
+            **{ROLES[role]: str(port) for role, port in ports.items()},
+            "PYTHONPATH": _with_this_freshet(os.environ.get("PYTHONPATH", "")),
+        }
         process = subprocess.Popen(
             [sys.executable, "-m", "freshet.cli", "up", str(spec_file), "--folder", str(run), "--json"],
             env=environment,
@@ -175,6 +179,11 @@ def _with_absolute_paths(spec: Spec) -> Spec:
             action=absolute(events.action),
         ),
     )
+
+
+def _with_this_freshet(path: str) -> str:
+    """A PYTHONPATH by which the processes find the freshet that runs here, installed or not."""
+    return os.pathsep.join([str(Path(__file__).parents[2]), *filter(None, [path])])
 
 
 def _free_ports(count: int) -> list[int]:

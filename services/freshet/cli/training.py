@@ -203,6 +203,7 @@ class Training:
             "steps": self.trainer.progress.steps,
             "event_time_ms": self.trainer.progress.event_time_ms,
             "version": self.trainer.progress.version,
+            "applied": dict(self.ledger.applied),
             "lag_blocks": sum(self.stream.lag().values()),
             "rows": dict(memory.rows),
             "bytes": memory.bytes,

@@ -1,0 +1,149 @@
+"""The ledger test (PROTOCOL): whatever is killed, every acknowledged event counts exactly once, everywhere.
+
+`FRESHET_TEST_KILLS` kills (24 by default); `FRESHET_TEST_SEED` repeats a run's traffic and choice of
+victims, not its timing. `pytest -s` shows the kills and how long each process took to go on.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections import Counter
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from freshet.cli.local import Local, local
+from freshet.seams.eventlog import EventLog
+from freshet.spec import load_spec
+from freshet.spec.topics import Topics, topics_of
+from tests.system import audit
+from tests.system.killing import Killer
+from tests.system.traffic import Asker, Traffic
+from tests.system.waiting import wait_until
+
+pytestmark = [pytest.mark.system, pytest.mark.timeout(1_200)]
+
+SPEC = Path(__file__).parent / "ledger" / "freshet.toml"
+KILLS = int(os.environ.get("FRESHET_TEST_KILLS", "24"))
+GAP_S = float(os.environ.get("FRESHET_TEST_KILL_GAP", "2.5"))
+SEED = int(os.environ.get("FRESHET_TEST_SEED", "0")) or random.SystemRandom().randrange(1, 2**31)
+
+
+def test_whatever_is_killed_every_acknowledged_event_counts_exactly_once(tmp_path: Path) -> None:
+    print(f"\nFRESHET_TEST_SEED={SEED} FRESHET_TEST_KILLS={KILLS}")
+    spec = load_spec(SPEC)
+    topics = topics_of(spec)
+    folder = tmp_path / "run"
+    with local(spec, folder=folder, ready_s=120) as system:
+        log = audit.open_log(folder)
+        traffic = Traffic(system.client._talk.gateway, SEED)
+        asker = Asker(system.client._talk.inference)
+        killer = Killer(folder, _progress(system, log, topics, traffic, asker), random.Random(SEED), GAP_S)
+        traffic.start()
+        asker.start()
+        try:
+            killer.run(KILLS)
+        finally:
+            traffic.stop()
+            asker.stop()
+            print(killer.report())
+        assert not traffic.errors
+        _drain(system, folder, log, topics)
+        ledger = _status(system, "joiner")["ledger"]
+        books = audit.read_books(log, topics)
+        wait_until(
+            "rows and dense sums are served as the log has them",
+            lambda: not list(audit.against_serving(books, system.client._talk.inference)),
+            within_s=20,
+        )
+        ends = audit.ends_of(log, topics.samples)
+        log.close()
+    print(_summary(traffic, asker, killer, books, ledger))
+    assert list(audit.against_joiner(books, ledger, len(traffic.impressions))) == []
+    late = ledger["events"]
+    excused = late["actions_late"] + late["actions_orphan"] + late["impressions_late"]
+    labels = tuple(label.name for label in spec.labels)
+    wrong = audit.against_acknowledged(books, traffic.impressions, traffic.actions, labels, excused=excused)
+    assert list(wrong) == []
+    assert list(audit.against_offsets(ends, folder, spec)) == []
+    assert list(audit.against_rows(books, folder, spec)) == []
+    assert list(audit.against_dense(books, folder)) == []
+    assert _errors(asker, killer) == {}
+
+
+def _progress(
+    system: Local, log: EventLog, topics: Topics, traffic: Traffic, asker: Asker
+) -> dict[str, Callable[[], float | None]]:
+    return {
+        "gateway": lambda: traffic.last_acked_begin,
+        "joiner": lambda: float(sum(audit.ends_of(log, topics.samples).values())),
+        "trainer": lambda: _applied(system),
+        "inference": lambda: asker.last_ok_begin,
+    }
+
+
+def _applied(system: Local) -> float | None:
+    try:
+        return float(sum(_status(system, "trainer")["applied"].values()))
+    except (httpx.HTTPError, KeyError):
+        return None
+
+
+def _status(system: Local, role: str) -> dict[str, Any]:
+    found: dict[str, Any] = httpx.get(f"http://127.0.0.1:{system.ports[role]}/status", timeout=2).json()
+    return found
+
+
+def _drain(system: Local, folder: Path, log: EventLog, topics: Topics) -> None:
+    """Wait until every window is decided, and every store has applied all samples."""
+
+    def decided() -> bool:
+        status = _status(system, "joiner")
+        if "ledger" not in status or any(status["lag"].values()):
+            return False
+        return not any(counts["pending"] for counts in status["ledger"]["labels"].values())
+
+    def trained() -> bool:
+        applied = {int(p): n for p, n in _status(system, "trainer").get("applied", {}).items()}
+        return applied == audit.ends_of(log, topics.samples)
+
+    def in_a_version() -> bool:
+        applied = {int(p): n for p, n in audit.newest_version(folder).applied.items()}
+        return applied == audit.ends_of(log, topics.samples)
+
+    wait_until("all windows are decided", decided, within_s=60)
+    wait_until("all samples are trained on", trained, within_s=60)
+    wait_until("a version has learned from all samples", in_a_version, within_s=30)
+
+
+def _errors(asker: Asker, killer: Killer) -> dict[str, int]:
+    """Answers of serving that were none, but for those while a killed inference process was away."""
+    away = [(k.at, k.at + k.resumed_s) for k in killer.kills if k.role == "inference" and k.resumed_s]
+    return dict(
+        Counter(
+            outcome
+            for began, ended, outcome in asker.answers
+            if outcome != "200" and not any(a <= ended and began <= b + 0.5 for a, b in away)
+        )
+    )
+
+
+def _summary(
+    traffic: Traffic, asker: Asker, killer: Killer, books: audit.Books, ledger: Mapping[str, Any]
+) -> str:
+    outcomes = Counter(outcome for _, _, outcome in asker.answers)
+    events = {name: n for name, n in ledger["events"].items() if n}
+    actions = sum(map(len, traffic.actions.values()))
+    return "\n".join(
+        (
+            f"acknowledged: {len(traffic.impressions)} impressions, {actions} actions; "
+            f"{traffic.resent} requests sent again on purpose",
+            f"samples in the log: {len(books.samples)}, late: {len(books.late)}; joiner: {events}",
+            f"rows: {len(books.users)} users, {len(books.items)} items; dense: {books.dense}",
+            f"rank requests: {dict(outcomes)}; not 200 outside of inference kills: {_errors(asker, killer)}",
+        )
+    )
