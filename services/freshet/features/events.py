@@ -100,7 +100,7 @@ class EventExtractor:
                 f"a first part outside {explode!r}",
                 "the key's first part is the request: it decides the partition of the whole event",
             )
-        kinds = [_column_kind(schema, path, where) for path in self.columns]
+        kinds = [_column_kind(schema, path, explode, where) for path in self.columns]
         wants = [
             Want(path, PART, k, IDENTITIES, f"events.{stream.role}.key", symbols="texts")
             for k, path in enumerate(stream.key)
@@ -155,14 +155,14 @@ class EventExtractor:
 
 
 def _inside(path: str, explode: str | None) -> bool:
-    return explode is not None and path.startswith(f"{explode}.")
+    return explode is not None and (path == explode or path.startswith(f"{explode}."))
 
 
-def _column_kind(schema: Record, path: str, where: str) -> int:
-    names = leaf_names(field_at(schema, path, where).type)
+def _column_kind(schema: Record, path: str, explode: str | None, where: str) -> int:
+    found = field_at(schema, path, where).type
+    names = leaf_names(found.items if path == explode and isinstance(found, Array) else found)
     if names and names <= NUMBERS:
         return NUMBER
     if names and names <= TEXTS:
         return HASH
-    found = spell(field_at(schema, path).type)
-    raise ConfigError(where, path, found, "a number, or a text, for a condition on events")
+    raise ConfigError(where, path, spell(found), "a number, or a text, for a condition on events")

@@ -126,6 +126,8 @@ def _check(schema: Record, want: Want, explode: str | None, where: str) -> None:
     found = field_at(schema, want.path, f"{where}, wanted by {want.what}")
     array_inside = _arrays_on(schema, want.path, explode)
     inner = found.type
+    if want.path == explode and isinstance(inner, Array):
+        inner = inner.items  # the element itself
     while isinstance(inner, Array) and want.many:
         array_inside, inner = True, inner.items
     if array_inside and not want.many:
