@@ -1,62 +1,135 @@
-// Runs a fuzz target where libFuzzer is not at hand: mutates the inputs in a folder, or inputs of its own, and says how to
-// repeat a failure. `fuzz_x [seconds] [seed] [folder of inputs]`.
-#include <chrono>
+// A fuzzing driver for compilers without libFuzzer: mutates corpus inputs, deterministically from a seed.
+//
+// Usage, as libFuzzer's: fuzz_avro [-runs=N] [-seed=N] [-max_len=BYTES] [CORPUS FILE...]   ("--runs N" does too)
+// Without files it starts from the target's own seeds, if it has any, and from nothing.
+#include <algorithm>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
-#include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <random>
+#include <string>
 #include <vector>
 
+using Input = std::vector<std::uint8_t>;
+
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size);
+// A target may name inputs to start from; the weak default has none.
+std::vector<Input> fuzz_seeds();
+__attribute__((weak)) std::vector<Input> fuzz_seeds() { return {}; }
 
 namespace {
 
-using Bytes = std::vector<std::uint8_t>;
+struct Options {
+  std::uint64_t runs = 100'000;
+  std::uint64_t seed = 1;
+  std::size_t max_size = 4096;
+  std::vector<Input> corpus;
+};
 
-Bytes mutated(Bytes input, const Bytes& other, std::mt19937_64& random) {
-  static const std::uint8_t interesting[] = {0x00, 0x01, 0x02, 0x7f, 0x80, 0x81, 0xfe, 0xff};
-  for (std::uint64_t turn = 0, turns = 1 + random() % 6; turn < turns; turn++) {
-    const std::size_t at = input.empty() ? 0 : random() % input.size();
-    switch (random() % 7) {
-      case 0: if (!input.empty()) input[at] ^= static_cast<std::uint8_t>(1u << (random() % 8)); break;
-      case 1: if (!input.empty()) input[at] = interesting[random() % sizeof interesting]; break;
-      case 2: if (!input.empty()) input[at] = static_cast<std::uint8_t>(random()); break;
-      case 3: input.insert(input.begin() + static_cast<std::ptrdiff_t>(at), 1 + random() % 16, static_cast<std::uint8_t>(random())); break;
-      case 4: input.resize(at); break;
-      case 5: if (!other.empty()) input.insert(input.end(), other.begin() + static_cast<std::ptrdiff_t>(random() % other.size()), other.end()); break;
-      case 6: for (std::uint64_t i = 0, n = random() % 200; i < n; i++) input.push_back(random() % 4 ? 0 : static_cast<std::uint8_t>(random())); break;
+[[noreturn]] void usage(const std::string& problem) {
+  std::fprintf(stderr, "%s\nusage: [-runs=N] [-seed=N] [-max_len=BYTES] [FILE...]\n", problem.c_str());
+  std::exit(2);
+}
+
+Options parse(int argc, char** argv) {
+  Options o;
+  for (int i = 1; i < argc; ++i) {
+    std::string arg = argv[i];
+    if (arg[0] != '-') {
+      std::ifstream file(arg, std::ios::binary);
+      if (!file) usage(arg + " cannot be read");
+      o.corpus.emplace_back(std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>());
+      continue;
+    }
+    arg.erase(0, arg.find_first_not_of('-'));
+    const std::size_t equals = arg.find('=');
+    if (equals == std::string::npos && i + 1 >= argc) usage("a number must follow " + arg);
+    const std::string value = equals == std::string::npos ? argv[++i] : arg.substr(equals + 1);
+    const std::string name = arg.substr(0, equals);
+    const std::uint64_t number = std::strtoull(value.c_str(), nullptr, 10);
+    if (name == "runs") {
+      o.runs = number;
+    } else if (name == "seed") {
+      o.seed = number;
+    } else if (name == "max_len" || name == "max-size") {
+      o.max_size = number;
+    } else {
+      usage("no such option: " + name);
     }
   }
-  if (input.size() > 4096) input.resize(4096);
-  return input;
+  return o;
 }
+
+class Mutator {
+ public:
+  Mutator(std::uint64_t seed, std::size_t max_size) : random_(seed), max_size_(max_size) {}
+
+  std::size_t below(std::size_t n) { return n ? static_cast<std::size_t>(random_() % n) : 0; }
+
+  void mutate(Input& in, const Input& other) {
+    static constexpr std::uint8_t kNasty[] = {0x00, 0x01, 0x02, 0x7F, 0x80, 0x81, 0xFE, 0xFF, '"', '\\', '{', '[', '}', ']', ',', '0'};
+    for (std::size_t step = 1 + below(4); step-- > 0;) {
+      const std::size_t at = below(in.size() + 1);
+      const auto here = in.begin() + static_cast<std::ptrdiff_t>(at);
+      switch (below(7)) {
+        case 0:
+          if (at < in.size()) in[at] ^= static_cast<std::uint8_t>(1u << below(8));
+          break;
+        case 1:
+          if (at < in.size()) in[at] = kNasty[below(sizeof kNasty)];
+          break;
+        case 2:
+          in.insert(here, kNasty[below(sizeof kNasty)]);
+          break;
+        case 3:
+          in.erase(here, here + static_cast<std::ptrdiff_t>(below(std::min<std::size_t>(8, in.size() - at) + 1)));
+          break;
+        case 4:
+          in.resize(at);
+          break;
+        case 5: {  // a piece of another input
+          const std::size_t from = below(other.size() + 1), n = below(other.size() - from + 1);
+          const Input piece(other.begin() + static_cast<std::ptrdiff_t>(from), other.begin() + static_cast<std::ptrdiff_t>(from + n));
+          in.insert(here, piece.begin(), piece.end());
+          break;
+        }
+        default:  // a long run of one byte: deep nesting, overlong numbers
+          in.insert(here, below(200), kNasty[below(sizeof kNasty)]);
+      }
+      if (in.size() > max_size_) in.resize(max_size_);
+    }
+  }
+
+ private:
+  std::mt19937_64 random_;
+  std::size_t max_size_;
+};
 
 }  // namespace
 
-int main(int count, char** arguments) {
-  const double limit = count > 1 ? std::atof(arguments[1]) : 10.0;
-  const std::uint64_t seed = count > 2 ? std::strtoull(arguments[2], nullptr, 10) : std::random_device{}();
-  std::vector<Bytes> corpus(1);
-  if (count > 3)
-    for (const auto& entry : std::filesystem::directory_iterator(arguments[3])) {
-      std::ifstream file(entry.path(), std::ios::binary);
-      corpus.emplace_back(std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>());
-    }
-  std::printf("seed %llu, %zu inputs\n", static_cast<unsigned long long>(seed), corpus.size());
-  std::fflush(stdout);
-  for (const Bytes& input : corpus) LLVMFuzzerTestOneInput(input.data(), input.size());
-  std::mt19937_64 random(seed);
-  std::uint64_t runs = 0;
-  const auto end = std::chrono::steady_clock::now() + std::chrono::duration<double>(limit);
-  while (std::chrono::steady_clock::now() < end) {
-    const Bytes input = mutated(corpus[random() % corpus.size()], corpus[random() % corpus.size()], random);
+int main(int argc, char** argv) {
+  Options options = parse(argc, argv);
+  for (auto& seed : fuzz_seeds()) options.corpus.push_back(std::move(seed));
+  options.corpus.emplace_back();
+  for (const auto& input : options.corpus) LLVMFuzzerTestOneInput(input.data(), input.size());
+  Mutator mutator(options.seed, options.max_size);
+  std::vector<Input> pool = options.corpus;
+  for (std::uint64_t run = 0; run < options.runs; ++run) {
+    Input input = pool[mutator.below(pool.size())];
+    mutator.mutate(input, pool[mutator.below(pool.size())]);
     LLVMFuzzerTestOneInput(input.data(), input.size());
-    // Without coverage to go by, some mutants are kept so that changes add up.
-    if (++runs % 64 == 0 && corpus.size() < 1024) corpus.push_back(input);
+    // Without coverage a random walk: some mutants are kept, so that faults can add up.
+    if (mutator.below(64) == 0) {
+      if (pool.size() < 1024) {
+        pool.push_back(std::move(input));
+      } else {
+        pool[options.corpus.size() + mutator.below(pool.size() - options.corpus.size())] = std::move(input);
+      }
+    }
   }
-  std::printf("%llu runs\n", static_cast<unsigned long long>(runs));
+  std::printf("%llu runs from %zu inputs, seed %llu: no fault\n", static_cast<unsigned long long>(options.runs),
+              options.corpus.size(), static_cast<unsigned long long>(options.seed));
   return 0;
 }

@@ -95,12 +95,12 @@ class ColumnWriter {
   }
 
   ColumnWhy why = ColumnWhy::kNone;
-  std::uint32_t node = 0;
+  std::uint32_t at_node = 0;
 
  private:
   bool refuse(ColumnWhy reason, std::uint32_t i) {
     why = reason;
-    node = i;
+    at_node = i;
     return false;
   }
 
@@ -210,7 +210,7 @@ EncodedColumns encode_columns(const WriterSchema& schema, std::span<const Source
       out.rows.push_back(static_cast<std::int64_t>(row));
     } else {
       out.records.rollback();
-      out.bad.push_back({static_cast<std::int64_t>(row), writer.why, writer.node});
+      out.bad.push_back({static_cast<std::int64_t>(row), writer.why, writer.at_node});
     }
   }
   return out;

@@ -138,10 +138,10 @@ DecodedGroup assemble(const std::vector<DecodePlan::Entry>& entries, HeapArray<s
 
 std::int64_t time_part(std::int64_t time_ms, TimePart part) {
   constexpr std::int64_t kHour = 3'600'000, kDay = 24 * kHour;
-  const auto floor_div = [](std::int64_t a, std::int64_t b) { return a / b - (a % b < 0); };
-  const std::int64_t day = floor_div(time_ms, kDay);
-  const std::int64_t hour = (time_ms - day * kDay) / kHour;
-  const std::int64_t weekday = ((day % 7) + 7 + 3) % 7;  // 1 January 1970 was a Thursday
+  const std::int64_t within = (time_ms % kDay + kDay) % kDay;  // of the day; any 64-bit time will do
+  const std::int64_t day = time_ms / kDay - (time_ms % kDay < 0);
+  const std::int64_t hour = within / kHour;
+  const std::int64_t weekday = (day % 7 + 7 + 3) % 7;  // 1 January 1970 was a Thursday
   switch (part) {
     case TimePart::kHour:
       return hour;

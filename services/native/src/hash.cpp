@@ -6,6 +6,8 @@
 namespace freshet {
 namespace {
 
+using xxh3::avalanche;
+using xxh3::fold;
 using u8 = std::uint8_t;
 using u32 = std::uint32_t;
 using u64 = std::uint64_t;
@@ -33,51 +35,8 @@ constexpr u8 kSecret[192] = {
     0x7e,
 };
 
-inline u64 fold(u64 a, u64 b) {
-  const auto product = static_cast<unsigned __int128>(a) * b;
-  return static_cast<u64>(product) ^ static_cast<u64>(product >> 64);
-}
-
-inline u64 avalanche(u64 h) {
-  h ^= h >> 37;
-  h *= 0x165667919E3779F9ull;
-  return h ^ (h >> 32);
-}
-
-inline u64 avalanche_xxh64(u64 h) {
-  h ^= h >> 33;
-  h *= kPrime64[2];
-  h ^= h >> 29;
-  h *= kPrime64[3];
-  return h ^ (h >> 32);
-}
-
 inline u64 mix16(const u8* in, const u8* secret, u64 seed) {
   return fold(read_u64(in) ^ (read_u64(secret) + seed), read_u64(in + 8) ^ (read_u64(secret + 8) - seed));
-}
-
-inline u64 hash_0_to_16(const u8* in, std::size_t n, u64 seed) {
-  if (n > 8) {
-    const u64 low = read_u64(in) ^ ((read_u64(kSecret + 24) ^ read_u64(kSecret + 32)) + seed);
-    const u64 high = read_u64(in + n - 8) ^ ((read_u64(kSecret + 40) ^ read_u64(kSecret + 48)) - seed);
-    return avalanche(n + __builtin_bswap64(low) + high + fold(low, high));
-  }
-  if (n >= 4) {
-    seed ^= static_cast<u64>(__builtin_bswap32(static_cast<u32>(seed))) << 32;
-    const u64 value = read_u32(in + n - 4) + (static_cast<u64>(read_u32(in)) << 32);
-    u64 h = value ^ ((read_u64(kSecret + 8) ^ read_u64(kSecret + 16)) - seed);
-    h ^= std::rotl(h, 49) ^ std::rotl(h, 24);
-    h *= 0x9FB21C651E98DF25ull;
-    h ^= (h >> 35) + n;
-    h *= 0x9FB21C651E98DF25ull;
-    return h ^ (h >> 28);
-  }
-  if (n) {
-    const u32 value = static_cast<u32>(in[0]) << 16 | static_cast<u32>(in[n >> 1]) << 24 | in[n - 1] |
-                      static_cast<u32>(n) << 8;
-    return avalanche_xxh64(value ^ ((read_u32(kSecret) ^ read_u32(kSecret + 4)) + seed));
-  }
-  return avalanche_xxh64(seed ^ read_u64(kSecret + 56) ^ read_u64(kSecret + 64));
 }
 
 u64 hash_17_to_128(const u8* in, std::size_t n, u64 seed) {
@@ -145,8 +104,7 @@ constexpr u64 kSeedLow = 0x35f0c96a1e7bd482ull;
 
 }  // namespace
 
-u64 xxh3_64(const u8* data, std::size_t size, u64 seed) {
-  if (size <= 16) return hash_0_to_16(data, size, seed);
+u64 xxh3_64_longer(const u8* data, std::size_t size, u64 seed) {
   if (size <= 128) return hash_17_to_128(data, size, seed);
   if (size <= 240) return hash_129_to_240(data, size, seed);
   return hash_long(data, size, seed);

@@ -24,9 +24,67 @@ inline std::uint32_t read_u32(const std::uint8_t* p) {
   return v;
 }
 
-// XXH3 with 64-bit output, written from its specification (doc/xxhash_spec.md of the xxHash project, "XXH3").
-// Any length; `data` may be null if size is 0.
-std::uint64_t xxh3_64(const std::uint8_t* data, std::size_t size, std::uint64_t seed);
+// XXH3 with 64-bit output, written from its specification (doc/xxhash_spec.md of the xxHash project, "XXH3"): any
+// length; `data` may be null if size is 0. Strings of ids are short, so up to 16 bytes are hashed in line.
+std::uint64_t xxh3_64_longer(const std::uint8_t* data, std::size_t size, std::uint64_t seed);  // size > 16
+
+namespace xxh3 {
+
+// Words of the default secret, combined as the short lengths use them.
+inline constexpr std::uint64_t kFlip0 = 0x4c263a81e69035e0ull ^ 0xcb00c391bb52283cull;      // bytes 56 and 64
+inline constexpr std::uint32_t kFlip1 = 0x396cfeb8u ^ 0xbe4ba423u;                          // 0 and 4
+inline constexpr std::uint64_t kFlip4 = 0x1cad21f72c81017cull ^ 0xdb979083e96dd4deull;      // 8 and 16
+inline constexpr std::uint64_t kFlip9Low = 0x1f67b3b7a4a44072ull ^ 0x78e5c0cc4ee679cbull;   // 24 and 32
+inline constexpr std::uint64_t kFlip9High = 0x2172ffcc7dd05a82ull ^ 0x8e2443f7744608b8ull;  // 40 and 48
+
+inline std::uint64_t fold(std::uint64_t a, std::uint64_t b) {
+  const auto product = static_cast<unsigned __int128>(a) * b;
+  return static_cast<std::uint64_t>(product) ^ static_cast<std::uint64_t>(product >> 64);
+}
+
+inline std::uint64_t avalanche(std::uint64_t h) {
+  h ^= h >> 37;
+  h *= 0x165667919E3779F9ull;
+  return h ^ (h >> 32);
+}
+
+inline std::uint64_t avalanche_xxh64(std::uint64_t h) {
+  h ^= h >> 33;
+  h *= 0xC2B2AE3D27D4EB4Full;
+  h ^= h >> 29;
+  h *= 0x165667B19E3779F9ull;
+  return h ^ (h >> 32);
+}
+
+inline std::uint64_t up_to_16(const std::uint8_t* in, std::size_t n, std::uint64_t seed) {
+  if (n > 8) {
+    const std::uint64_t low = read_u64(in) ^ (kFlip9Low + seed);
+    const std::uint64_t high = read_u64(in + n - 8) ^ (kFlip9High - seed);
+    return avalanche(n + __builtin_bswap64(low) + high + fold(low, high));
+  }
+  if (n >= 4) {
+    seed ^= static_cast<std::uint64_t>(__builtin_bswap32(static_cast<std::uint32_t>(seed))) << 32;
+    const std::uint64_t value = read_u32(in + n - 4) + (static_cast<std::uint64_t>(read_u32(in)) << 32);
+    std::uint64_t h = value ^ (kFlip4 - seed);
+    h ^= std::rotl(h, 49) ^ std::rotl(h, 24);
+    h *= 0x9FB21C651E98DF25ull;
+    h ^= (h >> 35) + n;
+    h *= 0x9FB21C651E98DF25ull;
+    return h ^ (h >> 28);
+  }
+  if (n) {
+    const std::uint32_t value = static_cast<std::uint32_t>(in[0]) << 16 | static_cast<std::uint32_t>(in[n >> 1]) << 24 |
+                                in[n - 1] | static_cast<std::uint32_t>(n) << 8;
+    return avalanche_xxh64(value ^ (kFlip1 + seed));
+  }
+  return avalanche_xxh64(seed ^ kFlip0);
+}
+
+}  // namespace xxh3
+
+inline std::uint64_t xxh3_64(const std::uint8_t* data, std::size_t size, std::uint64_t seed) {
+  return size <= 16 ? xxh3::up_to_16(data, size, seed) : xxh3_64_longer(data, size, seed);
+}
 
 // One-to-one on 64 bits, so different integers never share a key. Multipliers: "moremur" (Evensen, 2019).
 inline std::uint64_t mix64(std::uint64_t x) {

@@ -1,0 +1,46 @@
+// Avro records of hostile bytes: checked, decoded to features, extracted as events; the three must agree.
+#include <cstdlib>
+
+#include "../tests/avro_fixture.hpp"
+#include "freshet/avro_validate.hpp"
+
+using namespace freshet;
+
+std::vector<std::vector<std::uint8_t>> fuzz_seeds();
+std::vector<std::vector<std::uint8_t>> fuzz_seeds() { return {fixture::record()}; }
+
+namespace {
+
+void demand(bool ok) {
+  if (!ok) std::abort();
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+  static const Program features = fixture::builder(fixture::For::kFeatures).build();
+  static const Program events = fixture::builder(fixture::For::kEvents).build();
+  static const DecodePlan plan = fixture::plan();
+  static const EventPlan event_plan = fixture::event_plan();
+  // An exact copy, so that a sanitizer sees one byte too far; and a good record after it, which must stay readable.
+  std::vector<std::uint8_t> bytes(data, data + size);
+  const auto good = fixture::record();
+  bytes.insert(bytes.end(), good.begin(), good.end());
+  bytes.shrink_to_fit();
+  const std::vector<std::int64_t> ends{static_cast<std::int64_t>(size), static_cast<std::int64_t>(bytes.size())};
+  const std::vector<std::int64_t> times{0, 1};
+
+  const auto refused = validate_avro(features, bytes, ends, false);
+  const Program* programs[] = {&features};
+  const auto decoded = decode_features(plan, programs, {}, bytes, ends, times, true);
+  demand(decoded.size + decoded.bad.size() == 2);
+  demand(decoded.bad.size() <= refused.size());  // the check is stricter: it wants UTF-8, and walks what is skipped
+  const auto extracted = extract_events(event_plan, events, bytes, ends, false);
+  demand(extracted.events.size() + extracted.bad.size() == 2);
+  demand(!extracted.events.empty() && extracted.events.back() == 1);
+  std::vector<std::int64_t> spans;
+  for (const auto& row : extracted.spans) spans.insert(spans.end(), row.begin(), row.end());
+  (void)splice(bytes, spans);
+  (void)extract_events(event_plan, events, bytes, ends, true);
+  return 0;
+}

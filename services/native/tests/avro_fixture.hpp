@@ -1,0 +1,182 @@
+// A schema with every kind of type, written out as a program: for tests and fuzz targets, which have no compiler.
+//
+// record { id: long, name: string, price: null|double, kind: enum(3), tags: [string], stats: map<long>,
+//          any: long|string|null, raw: fixed(3), ok: boolean, count: int, blob: bytes,
+//          items: [ { item: long, w: float } ] }
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "freshet/avro_program.hpp"
+#include "freshet/avro_write.hpp"
+#include "freshet/feature_decode.hpp"
+#include "freshet/feature_events.hpp"
+
+namespace freshet::fixture {
+
+inline constexpr std::uint32_t kSymbols = 3;
+
+struct Builder {
+  std::vector<std::int64_t> nodes;
+  std::vector<std::uint64_t> sinks, words;
+  std::vector<std::uint8_t> text;
+  std::vector<std::int64_t> ends;
+
+  std::size_t open(Op op, std::int64_t arg = 0, std::int64_t null_branch = 0, bool explode = false) {
+    const auto at = nodes.size();
+    const auto next = static_cast<std::int64_t>(sinks.size() / Program::kSinkFields);
+    nodes.insert(nodes.end(), {static_cast<std::int64_t>(op), null_branch, explode, 0, next, next, arg});
+    return at;
+  }
+  void sink(std::uint64_t kind, std::uint64_t slot, std::uint64_t begin = 0, std::uint64_t size = 0) {
+    sinks.insert(sinks.end(), {kind, slot, 7, begin, size});
+  }
+  void close(std::size_t at) {
+    nodes[at + 3] = static_cast<std::int64_t>(nodes.size() / Program::kNodeFields);
+    if (static_cast<std::size_t>(nodes[at + 3] - 1) * Program::kNodeFields == at) {
+      nodes[at + 5] = static_cast<std::int64_t>(sinks.size() / Program::kSinkFields);  // a leaf's own sinks
+    }
+  }
+  std::int64_t index(std::size_t at) const { return static_cast<std::int64_t>(at / Program::kNodeFields); }
+  std::uint64_t string(const std::string& s) {
+    text.insert(text.end(), s.begin(), s.end());
+    ends.push_back(static_cast<std::int64_t>(text.size()));
+    return ends.size() - 1;
+  }
+  Program build() const { return Program(nodes, sinks, words, text, ends); }
+};
+
+enum class For { kNothing, kFeatures, kEvents, kWriting };
+
+// A leaf whose sinks are those given: {kind, slot} each.
+inline std::size_t leaf(Builder& b, Op op, std::vector<std::pair<std::uint64_t, std::uint64_t>> sinks = {},
+                        std::int64_t arg = 0, std::int64_t null_branch = 0) {
+  const auto at = b.open(op, arg, null_branch);
+  for (const auto& [kind, slot] : sinks) b.sink(kind, slot, 0, op == Op::kEnum ? kSymbols : 0);
+  b.close(at);
+  return at;
+}
+
+inline Builder builder(For use) {
+  using Sinks = std::vector<std::pair<std::uint64_t, std::uint64_t>>;
+  const bool features = use == For::kFeatures, events = use == For::kEvents, writing = use == For::kWriting;
+  const auto either = [&](Sinks f, Sinks e) { return features ? f : events ? e : Sinks{}; };
+  Builder b;
+  for (std::uint64_t k = 0; k < kSymbols; ++k) b.words.push_back(events ? k : 100 + k);
+  for (const char* symbol : {"A", "B", "C"}) b.string(symbol);
+  std::vector<std::pair<std::string, std::size_t>> fields;
+  const auto root = b.open(Op::kRecord);
+  const auto add = [&](const char* name, std::size_t at) { fields.emplace_back(name, at); };
+  add("id", leaf(b, Op::kLong, either({{0, 0}}, {{0, 0}})));
+  add("name", leaf(b, Op::kString, either({{0, 1}}, {{4, 1}})));
+  add("price", leaf(b, Op::kDouble, either({{2, 0}, {3, 2}}, {{3, 0}}), 0, 1));
+  add("kind", leaf(b, Op::kEnum, either({{0, 3}}, {{2, 0}}), kSymbols));
+  const auto tags = b.open(Op::kArray, 1);
+  leaf(b, Op::kString, either({{1, 0}}, {}));
+  b.close(tags);
+  add("tags", tags);
+  const auto stats = b.open(Op::kMap);
+  leaf(b, Op::kLong);
+  const auto looked_up = writing ? stats : leaf(b, Op::kLong, either({{2, 1}}, {}));
+  b.close(stats);
+  b.nodes[stats + 6] = static_cast<std::int64_t>(b.words.size());
+  if (writing) {
+    b.words.push_back(0);
+  } else {
+    b.words.insert(b.words.end(), {1, static_cast<std::uint64_t>(b.index(looked_up)), b.string("clicks")});
+  }
+  add("stats", stats);
+  const auto any = b.open(Op::kUnion);
+  const auto b0 = leaf(b, Op::kLong), b1 = leaf(b, Op::kString), b2 = leaf(b, Op::kNull);
+  b.close(any);
+  b.nodes[any + 6] = static_cast<std::int64_t>(b.words.size());
+  for (const auto w : {std::int64_t{3}, b.index(b0), b.index(b1), b.index(b2)}) b.words.push_back(static_cast<std::uint64_t>(w));
+  add("any", any);
+  add("raw", leaf(b, Op::kFixed, either({{0, 4}}, {}), 3));
+  add("ok", leaf(b, Op::kBool));
+  add("count", leaf(b, Op::kInt, either({}, {{1, 0}})));
+  add("blob", leaf(b, Op::kBytes));
+  const auto items = b.open(Op::kArray, 5, 0, events);
+  const auto element = b.open(Op::kRecord);
+  const auto item = leaf(b, Op::kLong, either({{1, 1}}, {{0, 1}}));
+  const auto w = leaf(b, Op::kFloat);
+  b.close(element);
+  b.close(items);
+  add("items", items);
+  b.close(root);
+  if (writing) {
+    const auto describe = [&](std::size_t record, const std::vector<std::pair<std::string, std::size_t>>& inside) {
+      std::vector<std::uint64_t> words{inside.size()};
+      for (const auto& [name, at] : inside) {
+        words.insert(words.end(), {static_cast<std::uint64_t>(b.index(at)), b.string(name), 0});
+      }
+      b.nodes[record + 6] = static_cast<std::int64_t>(b.words.size());
+      b.words.insert(b.words.end(), words.begin(), words.end());
+    };
+    describe(root, fields);
+    describe(element, {{"item", item}, {"w", w}});
+    for (std::size_t i = 0; i < b.nodes.size(); i += Program::kNodeFields) {
+      if (b.nodes[i] != static_cast<std::int64_t>(Op::kEnum)) continue;
+      b.nodes[i + 6] = static_cast<std::int64_t>(b.words.size());
+      b.words.insert(b.words.end(), {kSymbols, 0});
+    }
+  }
+  return b;
+}
+
+inline DecodePlan plan() {
+  DecodePlan p;
+  p.groups = {{{false, 0}, {false, 1}, {true, 0}, {false, 5}}, {{false, 2}, {false, 3}, {false, 4}, {true, 1}, {false, 6}}};
+  p.columns = 7;
+  p.list_max = {3, 100};
+  p.log1p = {1, 0};
+  p.times = {{5, TimePart::kHourOfWeek, 9}};
+  p.crosses = {{6, 11, {0, 1}}};
+  p.check();
+  return p;
+}
+
+inline EventPlan event_plan() {
+  EventPlan p;
+  p.explode = p.has_id = true;
+  p.part_in_element = {0, 1};
+  p.column_is_hash = {0, 1};
+  p.column_in_element = {0, 0};
+  return p;
+}
+
+// A record of the schema.
+inline std::vector<std::uint8_t> record() {
+  std::vector<std::uint8_t> r;
+  const auto text = [&](const std::string& s) { write_bytes(reinterpret_cast<const std::uint8_t*>(s.data()), s.size(), r); };
+  write_long(-5, r);
+  text("name");
+  write_long(1, r);
+  write_raw(2.5, r);
+  write_long(2, r);
+  write_long(2, r);
+  text("x");
+  text("");
+  r.push_back(0);
+  write_long(1, r);
+  text("clicks");
+  write_long(9, r);
+  r.push_back(0);
+  write_long(1, r);
+  text("either");
+  r.insert(r.end(), {1, 2, 3});
+  r.push_back(1);
+  write_long(1'700'000'000, r);
+  text("blob");
+  write_long(2, r);
+  for (const std::int64_t item : {7, 8}) {
+    write_long(item, r);
+    write_raw(0.5f, r);
+  }
+  r.push_back(0);
+  return r;
+}
+
+}  // namespace freshet::fixture

@@ -1,0 +1,151 @@
+// The walker, the decoder, events, JSON, columns and blocks, from C++: what Python's oracles do not reach.
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "avro_fixture.hpp"
+#include "freshet/avro_columns.hpp"
+#include "freshet/avro_validate.hpp"
+#include "freshet/block.hpp"
+#include "freshet/hash.hpp"
+#include "freshet/json_avro.hpp"
+#include "freshet/murmur.hpp"
+
+namespace freshet {
+namespace {
+
+using fixture::For;
+
+std::vector<std::int64_t> one(const std::vector<std::uint8_t>& r) { return {static_cast<std::int64_t>(r.size())}; }
+
+TEST(Features, EveryPrefixOfARecordIsRefusedAndTheWholeIsRead) {
+  const Program program = fixture::builder(For::kFeatures).build();
+  const Program* programs[] = {&program};
+  const auto record = fixture::record();
+  for (std::size_t n = 0; n < record.size(); ++n) {
+    const std::vector<std::uint8_t> cut(record.begin(), record.begin() + static_cast<std::ptrdiff_t>(n));
+    const auto got = decode_features(fixture::plan(), programs, {}, cut, one(cut), std::vector<std::int64_t>{0}, false);
+    EXPECT_EQ(got.bad.size(), 1u) << n;
+    EXPECT_EQ(got.size, 0u);
+  }
+  const auto got = decode_features(fixture::plan(), programs, {}, record, one(record), std::vector<std::int64_t>{0}, false);
+  ASSERT_EQ(got.size, 1u);
+  EXPECT_EQ(got.groups[0].keys.data[0], key_of_int(-5, 7));
+  EXPECT_EQ(got.groups[0].feature_starts, (std::vector<std::uint32_t>{0, 1, 2, 4, 5}));
+  EXPECT_EQ(got.dense.data[0], static_cast<float>(std::log1p(2.5)));
+  EXPECT_EQ(got.dense.data[1], 9.0f);
+}
+
+TEST(Features, ABadRecordLeavesNoTraceInItsNeighbours) {
+  const Program program = fixture::builder(For::kFeatures).build();
+  const Program* programs[] = {&program};
+  const auto good = fixture::record();
+  std::vector<std::uint8_t> bytes(good.begin(), good.end() - 1);  // all its values, then no end of the array
+  std::vector<std::int64_t> ends{static_cast<std::int64_t>(bytes.size())};
+  bytes.insert(bytes.end(), good.begin(), good.end());
+  ends.push_back(static_cast<std::int64_t>(bytes.size()));
+  const auto both = decode_features(fixture::plan(), programs, {}, bytes, ends, std::vector<std::int64_t>{5, 0}, false);
+  const auto alone = decode_features(fixture::plan(), programs, {}, good, one(good), std::vector<std::int64_t>{0}, false);
+  ASSERT_EQ(both.size, 1u);
+  for (std::size_t g = 0; g < both.groups.size(); ++g) {
+    ASSERT_EQ(both.groups[g].keys.size, alone.groups[g].keys.size);
+    for (std::size_t i = 0; i < alone.groups[g].keys.size; ++i) EXPECT_EQ(both.groups[g].keys.data[i], alone.groups[g].keys.data[i]);
+  }
+}
+
+TEST(Features, TimePartsAreThoseOfTheUtcWeek) {
+  EXPECT_EQ(time_part(0, TimePart::kWeekday), 3);  // a Thursday
+  EXPECT_EQ(time_part(0, TimePart::kHour), 0);
+  EXPECT_EQ(time_part(-1, TimePart::kHour), 23);
+  EXPECT_EQ(time_part(-1, TimePart::kWeekday), 2);
+  EXPECT_EQ(time_part(4 * 86'400'000ll + 3'600'000, TimePart::kHourOfWeek), 1);
+  EXPECT_EQ(time_part(INT64_MIN, TimePart::kHour) / 24, 0);
+}
+
+TEST(Features, Log1pIsRoundedLikeTheLibrarysAndOdd) {
+  const std::vector<std::uint8_t> mask{1, 0, 1};
+  for (float x = 1e-30f; x < 1e38f; x *= 1.7f) {
+    std::vector<float> v{x, x, -x};
+    log1p_columns(v.data(), 1, mask);
+    EXPECT_NEAR(v[0], std::log1p(static_cast<double>(x)), 1e-7 * std::log1p(static_cast<double>(x)));
+    EXPECT_EQ(v[1], x);
+    EXPECT_EQ(v[2], -v[0]);
+  }
+  std::vector<float> v{0.0f, 0.0f, NAN};
+  log1p_columns(v.data(), 1, mask);
+  EXPECT_EQ(v[0], 0.0f);
+  EXPECT_TRUE(std::isnan(v[2]));
+}
+
+TEST(Programs, WhatPointsOutsideIsRefused) {
+  const auto base = fixture::builder(For::kFeatures);
+  for (std::size_t i = 0; i < base.nodes.size(); ++i) {
+    for (const std::int64_t wrong : {std::int64_t{-1}, std::int64_t{1} << 40}) {
+      auto changed = base;
+      changed.nodes[i] = wrong;
+      const bool is_flag = i % Program::kNodeFields == 2;  // any number but 0 is true
+      if (!is_flag) {
+        EXPECT_THROW(changed.build(), std::invalid_argument) << i;
+      }
+    }
+  }
+}
+
+TEST(Events, ElementsAreCutOutWithTheirPrefixAndSuffix) {
+  const Program program = fixture::builder(For::kEvents).build();
+  const auto record = fixture::record();
+  const auto got = extract_events(fixture::event_plan(), program, record, one(record), false);
+  ASSERT_EQ(got.event_index.size(), 2u);
+  EXPECT_EQ(got.times_ms[0], 1'700'000'000'000);
+  const auto [prefix, prefix_end, start, end, suffix, suffix_end] = got.spans[1];
+  EXPECT_EQ(prefix, 0);
+  EXPECT_EQ(end - start, 5);
+  EXPECT_EQ(suffix_end, static_cast<std::int64_t>(record.size()));
+  EXPECT_EQ(suffix, suffix_end);
+  EXPECT_LT(prefix_end, start);
+  EXPECT_NE(got.impressions[0].high, got.impressions[1].high);
+}
+
+TEST(Json, WhatIsWrittenIsAvroOfTheSchema) {
+  const WriterSchema schema(fixture::builder(For::kWriting).build());
+  const Program reader = fixture::builder(For::kNothing).build();
+  const std::string text =
+      R"({"id": 1, "name": "n", "kind": "B", "tags": ["x"], "stats": {"a": 1}, "any": "t", "raw": "abc", "ok": true,
+          "count": 1, "blob": "", "items": [{"item": 1, "w": 0.5}]})";
+  const std::vector<std::uint8_t> bytes(text.begin(), text.end());
+  const auto made = transcode_body(schema, bytes, {});
+  ASSERT_EQ(made.events.size(), 1u) << made.bad.front().path;
+  EXPECT_TRUE(validate_avro(reader, made.records.data, made.records.ends, false).empty());
+}
+
+TEST(Columns, AColumnThatCannotHoldItsFieldIsRefusedBeforeAnythingIsWritten) {
+  const WriterSchema schema(fixture::builder(For::kWriting).build());
+  std::vector<std::int32_t> source_of(schema.nodes().size(), kNoColumn);
+  source_of[0] = kPassedThrough;
+  EXPECT_THROW(encode_columns(schema, {}, source_of, 1), std::invalid_argument);
+}
+
+TEST(Hashes, AnEmptyStringHasAKeyAndHalvesOfAnIdentityDiffer) {
+  EXPECT_NE(key_of_bytes(nullptr, 0, 0), kAbsentKey);
+  const Hash128 h = hash128_of_int(0);
+  EXPECT_NE(h.high, h.low);
+}
+
+TEST(Murmur2, EqualsKafkasPublishedValues) {
+  const std::string key = "a-little-bit-longer-string";
+  EXPECT_EQ(static_cast<std::int32_t>(murmur2(reinterpret_cast<const std::uint8_t*>(key.data()), key.size())), -1486304829);
+}
+
+TEST(Blocks, ChecksumsOfAllLengthsAreThoseOfTheTables) {
+  std::vector<std::uint8_t> bytes(300);
+  for (std::size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<std::uint8_t>(i * 37);
+  EXPECT_EQ(block_crc32(reinterpret_cast<const std::uint8_t*>("123456789"), 9), 0xCBF43926u);
+  for (std::size_t n = 0; n <= bytes.size(); ++n) {  // in pieces too short for the fast way, then whole
+    std::uint32_t crc = 0;
+    for (std::size_t i = 0; i < n; ++i) crc = block_crc32(bytes.data() + i, 1, crc);
+    EXPECT_EQ(block_crc32(bytes.data(), n), crc) << n;
+  }
+}
+
+}  // namespace
+}  // namespace freshet

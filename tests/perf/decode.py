@@ -1,0 +1,148 @@
+"""How many records a second one core decodes: 40 fields (13 strings, 13 longs, 13 numbers, a label).
+
+Run: `python -m tests.perf.decode [--records N] [--json]`. DESIGN §8 asks for 3 M records/s per core.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+
+from freshet.features import Column, ColumnEncoder, EventExtractor, SampleDecoder, encode_blocks, read_blocks
+from freshet.features.encoder import EncodedRows
+from freshet.spec.avro import Record, parse_schema
+from freshet.spec.layout import layout_of
+from freshet.spec.model import Spec, Stream, TimeField
+from freshet.spec.parse import parse_spec
+from freshet.types import I64, BytesColumn
+
+BATCH = 4096
+COUNT = 13
+
+
+def schema_of(nullable: bool) -> Record:
+    """The 40 fields, and the envelope's two."""
+
+    def of(type_: str) -> object:
+        return ["null", type_] if nullable else type_
+
+    fields: list[dict[str, object]] = [{"name": "request", "type": "string"}, {"name": "ts", "type": "long"}]
+    for i in range(COUNT):
+        fields += [{"name": f"s{i}", "type": of("string")}, {"name": f"l{i}", "type": of("long")}]
+        fields.append({"name": f"d{i}", "type": of("float")})
+    fields.append({"name": "label", "type": "int"})
+    return parse_schema({"type": "record", "name": "Wide", "fields": fields})
+
+
+def spec_of(log1p: bool) -> Spec:
+    """A feature for each field."""
+    dense = "log1p" if log1p else "raw"
+    features = "".join(
+        f's{i} = {{ field = "s{i}", table = "t" }}\nl{i} = {{ field = "l{i}", table = "t" }}\n'
+        f'd{i} = {{ field = "d{i}", dense = "{dense}" }}\n'
+        for i in range(COUNT)
+    )
+    return parse_spec(
+        'name = "perf"\n[events]\n'
+        'served = { topic = "s", schema = "s.avsc", key = ["request"], time = "ts:ms" }\n'
+        'action = { topic = "a", schema = "a.avsc", key = ["request"], time = "ts:ms" }\n'
+        '[labels]\nclick = { on = "action.type == \'click\'", window = "2m" }\n'
+        f"[tables]\nt = {{ dim = 16 }}\n[features]\n{features}"
+    )
+
+
+def rows_of(schema: Record, rows: int, nullable: bool) -> EncodedRows:
+    """Random rows: strings of 4 to 16 bytes, longs below 2^7 to 2^40, a tenth nulls where there may be."""
+    rng = np.random.default_rng(1)
+
+    def text() -> BytesColumn:
+        lengths = rng.integers(4, 17, rows)
+        return BytesColumn(rng.integers(97, 123, lengths.sum()).astype(np.uint8), np.cumsum(lengths))
+
+    def nulls() -> np.ndarray | None:
+        return rng.random(rows) < 0.1 if nullable else None
+
+    columns = {"request": Column(text()), "ts": Column(np.full(rows, 1_700_000_000_000))}
+    for i in range(COUNT):
+        columns[f"s{i}"] = Column(text(), nulls())
+        columns[f"l{i}"] = Column(rng.integers(0, 1 << rng.integers(7, 41, rows)), nulls())
+        columns[f"d{i}"] = Column(rng.integers(0, 1000, rows).astype(np.float64), nulls())
+    columns["label"] = Column(rng.integers(0, 2, rows))
+    return ColumnEncoder(schema, list(columns)).encode(columns, rows)
+
+
+def median_rate(run: Callable[[], object], records: int, repeats: int = 7) -> float:
+    """Records a second of CPU time (others may share the core), of the median run."""
+    times = []
+    for _ in range(repeats):
+        start = time.thread_time()
+        run()
+        times.append(time.thread_time() - start)
+    return records / sorted(times)[repeats // 2]
+
+
+def decode_all(decoder: SampleDecoder, rows: BytesColumn, times: I64, calls: int) -> None:
+    """Decode the same batch again and again."""
+    for _ in range(calls):
+        decoder.decode(rows, 1, times)
+
+
+def measure(records: int) -> dict[str, float]:
+    """Rates by case, in records a second on one core."""
+    out = {}
+    for nullable in (False, True):
+        schema = schema_of(nullable)
+        rows = rows_of(schema, BATCH, nullable).records
+        times = np.full(BATCH, 1_700_000_000_000)
+        calls = max(1, records // BATCH)
+        for log1p in (False, True):
+            spec = spec_of(log1p)
+            decoder = SampleDecoder(spec, layout_of(spec), lambda _, s=schema: s)  # type: ignore[misc]
+
+            name = f"decode{', nullable' if nullable else ''}{', log1p' if log1p else ''}"
+            out[name] = median_rate(partial(decode_all, decoder, rows, times, calls), calls * BATCH)
+    blocks = encode_blocks(
+        1,
+        sample_ids=np.arange(BATCH),
+        event_times_ms=times,
+        request_ids=np.arange(BATCH, dtype=np.uint64),
+        values=np.zeros(BATCH, np.float32),
+        weights=np.ones(BATCH, np.float32),
+        labels=np.zeros(BATCH, np.uint8),
+        payloads=rows,
+        block_ends=np.arange(256, BATCH + 1, 256),
+    )
+    out["read blocks of 256"] = median_rate(
+        lambda: [read_blocks(blocks) for _ in range(calls)], calls * BATCH
+    )
+    stream = Stream(
+        role="served", topic="s", key=("request",), time=TimeField(path="ts", unit="ms"), explode=None
+    )
+    extractor = EventExtractor(stream, schema, ["s0", "d0"])
+    out["extract events"] = median_rate(
+        lambda: [extractor.extract(rows, framed=False) for _ in range(calls)], calls * BATCH
+    )
+    return out
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--records", type=int, default=200_000, help="records a run")
+    parser.add_argument("--json", action="store_true", help="one JSON object")
+    options = parser.parse_args()
+    rates = measure(options.records)
+    if options.json:
+        print(json.dumps(rates))
+        return
+    for name, rate in rates.items():
+        print(f"{name:28} {rate / 1e6:6.2f} M records/s")
+
+
+if __name__ == "__main__":
+    main()
