@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from freshet.cli.backtest import backtest
+    from freshet.cli.local import local
     from freshet.cli.replay import replay
     from freshet.client import AsyncClient, Client
-    from freshet.cli.local import local
     from freshet.model.custom import Model
     from freshet.spec import Spec
 
