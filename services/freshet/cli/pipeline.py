@@ -12,12 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import orjson
+import structlog
 
 from freshet.cli.options import table
 from freshet.cli.training import Stores, Training
 from freshet.clock import SYSTEM_CLOCK, Clock
 from freshet.embedder.core import lanes_for
 from freshet.runtime.lifecycle import Cleanup
+from freshet.runtime.logging import configure_logging
 from freshet.seams.eventlog.topics import ensure_topics
 from freshet.seams.open import open_eventlog, open_rowstore, open_versions
 from freshet.settings import RunFolder, load_settings
@@ -76,6 +78,8 @@ class Pipeline:
     ) -> None:
         """`schemas` as live services give them; without them (ready samples) stores are tied to the spec
         alone."""
+        if not structlog.is_configured():
+            configure_logging("freshet", level="warning", form="text")
         self.spec_hash = identity_hash(spec, schemas)
         self.spec, self.lanes, self.clock = spec, lanes, clock
         self._cleanup = Cleanup()

@@ -1,0 +1,192 @@
+import csv
+import gzip
+import json
+import random
+from pathlib import Path
+
+import pyarrow.csv
+import pyarrow.parquet
+import pytest
+from click.testing import CliRunner
+
+from freshet.cli import VERBS, cli
+from freshet.errors import BadInput, ConfigError
+
+EXAMPLES = Path(__file__).parents[3] / "examples"
+QUICKSTART = EXAMPLES / "quickstart" / "freshet.toml"
+
+SPEC = """
+name = "toy"
+
+[events]
+served = { key = ["user"], time = "ts:iso" }
+action = { key = ["user"], time = "ts:iso" }
+
+[labels]
+click = { on = "action.click == 1" }
+
+[tables]
+all = { dim = 4 }
+
+[features]
+user  = { field = "user", table = "all" }
+item  = { field = "item.id", table = "all" }
+price = { field = "item.price", dense = ["log1p", "standard"], missing = "flag" }
+"""
+
+
+def run(*arguments, catch=False):
+    return CliRunner().invoke(cli, [str(a) for a in arguments], catch_exceptions=catch)
+
+
+@pytest.fixture
+def spec_file(tmp_path):
+    path = tmp_path / "toy.toml"
+    path.write_text(SPEC)
+    return path
+
+
+@pytest.fixture
+def samples(tmp_path):
+    """Two thousand rows in which a user's parity and an item's decide the click."""
+    rng = random.Random(1)
+    path = tmp_path / "toy.csv.gz"
+    with gzip.open(path, "wt", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["ts", "user", "item.id", "item.price", "request", "click"])
+        for n in range(2000):
+            user, item = rng.randrange(20), rng.randrange(20)
+            price = "" if n % 7 == 0 else f"{rng.random():.3f}"
+            click = int(rng.random() < (0.8 if (user + item) % 2 else 0.1))
+            writer.writerow(
+                [f"2026-01-01T00:{n // 60 % 60:02d}:{n % 60:02d}Z", f"u{user}", item, price, n // 5, click]
+            )
+    return path
+
+
+def test_help_lists_every_verb():
+    output = run("--help").output
+
+    assert all(verb in output for verb in VERBS)
+
+
+def test_a_verb_that_is_not_there_is_refused_with_the_nearest_one():
+    result = run("replya", catch=True)
+
+    assert result.exit_code == 2
+    assert "Did you mean `freshet replay`?" in result.output
+
+
+def test_every_verb_has_help():
+    for verb in VERBS:
+        assert run(verb, "--help").exit_code == 0
+
+
+def test_check_explains_a_spec_and_json_is_one_object():
+    report = json.loads(run("check", QUICKSTART, "--json").stdout)
+
+    assert report["name"] == "news"
+    assert len(report["identity"]) == 64
+
+
+def test_check_against_a_running_model_ends_with_3_if_an_edit_needs_a_new_one(tmp_path):
+    for schema in ("impressions.avsc", "actions.avsc"):
+        (tmp_path / schema).write_text((EXAMPLES / "quickstart" / schema).read_text())
+    edited = tmp_path / "freshet.toml"
+    edited.write_text(QUICKSTART.read_text().replace("{ dim = 16 }", "{ dim = 8 }"))
+
+    result = run("check", edited, "--against", QUICKSTART)
+
+    assert result.exit_code == 3
+    assert "tables.article.dim: 16 -> 8 (identity): needs a new model" in result.output
+
+
+def test_init_writes_a_spec_that_check_accepts_and_does_not_overwrite(tmp_path):
+    schemas = []
+    for name in ("impressions.avsc", "actions.avsc"):
+        path = tmp_path / name
+        path.write_text((EXAMPLES / "quickstart" / name).read_text())
+        schemas += ["--schema", path]
+    out = tmp_path / "freshet.toml"
+
+    assert run("init", *schemas, "--out", out).exit_code == 0
+    assert run("check", out).exit_code == 0
+    with pytest.raises(ConfigError, match="--force writes over it"):
+        run("init", *schemas, "--out", out)
+
+
+def test_backtest_learns_from_a_file_and_prints_one_json_object(spec_file, samples):
+    result = json.loads(
+        run("backtest", spec_file, samples, "--request", "request", "--lanes", 1, "--json").output
+    )
+
+    assert result["samples"] == 2000
+    assert {"samples_per_s", "auc", "logloss", "ne", "calibration"} <= set(result)
+    assert result["auc"] > 0.6
+
+
+def test_backtest_with_one_lane_gives_the_same_result_each_time(spec_file, samples):
+    first, second = (
+        json.loads(run("backtest", spec_file, samples, "--lanes", 1, "--json").stdout) for _ in range(2)
+    )
+
+    assert first["labels"] == second["labels"]
+
+
+def test_parquet_and_csv_of_equal_rows_give_the_same_result(spec_file, samples, tmp_path):
+    parquet = tmp_path / "toy.parquet"
+    pyarrow.parquet.write_table(pyarrow.csv.read_csv(samples), parquet)
+
+    of_csv, of_parquet = (
+        json.loads(run("backtest", spec_file, f, "--lanes", 1, "--json").stdout) for f in (samples, parquet)
+    )
+
+    assert of_csv["labels"] == of_parquet["labels"]
+
+
+def test_a_missing_column_is_named_with_the_nearest_one(spec_file, tmp_path):
+    path = tmp_path / "wrong.csv"
+    path.write_text("ts,usr,item.id,item.price,click\n2026-01-01T00:00:00Z,a,1,1.0,0\n")
+
+    with pytest.raises(ConfigError, match=r"no column 'user'[\s\S]*did you mean 'usr'"):
+        run("backtest", spec_file, path)
+
+
+def test_a_file_that_is_no_table_is_refused(spec_file, tmp_path):
+    path = tmp_path / "wrong.parquet"
+    path.write_bytes(b"not parquet")
+
+    with pytest.raises(BadInput, match=r"expected a csv, csv.gz or parquet file"):
+        run("backtest", spec_file, path)
+
+
+def test_what_a_backtest_keeps_can_be_listed_shown_peeked_and_rolled_back(spec_file, samples, tmp_path):
+    folder = tmp_path / "run"
+    run("backtest", spec_file, samples, "--lanes", 1, "--keep", folder, "--json")
+
+    versions = json.loads(run("version", "list", "--folder", folder, "--json").stdout)
+    newest = versions["versions"][-1]["number"]
+    shown = json.loads(run("version", "show", newest, "--folder", folder, "--json").stdout)
+    topics = run("peek", "--folder", folder).output
+    blocks = run("peek", "toy.samples", "--folder", folder, "-n", 1).output
+    rolled = run("version", "rollback", 0, "--folder", folder).output
+    status = json.loads(run("status", "--folder", folder, "--json").stdout)
+
+    assert shown["applied"] == {"0": versions["versions"][-1]["applied"]["0"]}
+    assert "toy.samples" in topics
+    assert '"samples"' in blocks
+    assert "stable is now version 0" in rolled
+    assert status["versions"]["aliases"]["stable"] == 0
+
+
+def test_a_folder_without_a_run_is_refused_with_the_way_to_make_one(tmp_path):
+    with pytest.raises(ConfigError, match="`freshet up SPEC` makes one"):
+        run("status", "--folder", tmp_path)
+
+
+def test_a_version_that_is_not_there_is_refused_with_those_that_are(spec_file, samples, tmp_path):
+    folder = tmp_path / "run"
+    run("backtest", spec_file, samples, "--lanes", 1, "--keep", folder, "--json")
+
+    with pytest.raises(ConfigError, match=r"a stored version \(0 to \d+\)"):
+        run("version", "show", 999, "--folder", folder)

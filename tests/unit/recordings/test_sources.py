@@ -1,0 +1,58 @@
+import gzip
+from pathlib import Path
+
+import orjson
+import pytest
+
+from freshet.errors import BadInput, ConfigError
+from freshet.recordings.sources import ONLINE_RETAIL, events_of_files, online_retail
+from freshet.spec import load_spec
+
+EXAMPLE = Path(__file__).parents[3] / "examples" / "online-retail"
+
+
+@pytest.mark.parametrize("name", ["freshet.toml", "impressions.avsc", "actions.avsc"])
+def test_the_spec_that_ships_is_the_example(name):
+    assert (ONLINE_RETAIL.parent / name).read_text() == (EXAMPLE / name).read_text()
+
+
+def test_the_spec_that_ships_can_be_read():
+    assert load_spec(ONLINE_RETAIL).name == "online-retail"
+
+
+def test_events_of_files_come_in_order_of_time_whatever_their_format(tmp_path):
+    impressions = tmp_path / "impressions.jsonl.gz"
+    with gzip.open(impressions, "wb") as file:
+        file.write(b"\n".join(orjson.dumps({"ts": t, "user": {"id": t}}) for t in (1, 4, 6)))
+    actions = tmp_path / "actions.csv"
+    actions.write_text("ts,user.id,kind\n2,7,click\n5,8,\n")
+
+    (piece,) = events_of_files({"served": impressions, "action": actions}, {"served": "ts", "action": "ts"})
+
+    assert [orjson.loads(line)["ts"] for line in piece.lines["served"].splitlines()] == [1, 4, 6]
+    assert [orjson.loads(line) for line in piece.lines["action"].splitlines()] == [
+        {"ts": 2, "user": {"id": 7}, "kind": "click"},
+        {"ts": 5, "user": {"id": 8}},
+    ]
+    assert piece.events == 5
+
+
+def test_a_line_that_is_no_object_is_refused_with_its_place(tmp_path):
+    path = tmp_path / "events.jsonl"
+    path.write_text('{"ts": 1}\n[1]\n')
+
+    with pytest.raises(BadInput, match=r"events.jsonl:2: expected a JSON object"):
+        list(events_of_files({"served": path}, {"served": "ts"}))
+
+
+def test_an_event_without_time_is_refused_with_its_place(tmp_path):
+    path = tmp_path / "events.jsonl"
+    path.write_text('{"at": 1}\n')
+
+    with pytest.raises(BadInput, match=r"event 1: expected a time at 'ts', found None"):
+        list(events_of_files({"served": path}, {"served": "ts"}))
+
+
+def test_a_folder_without_the_retail_file_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match=r"online_retail_ii_events.csv.gz"):
+        next(online_retail(tmp_path))

@@ -1,0 +1,47 @@
+import os
+import subprocess
+import sys
+
+import freshet
+
+ENVIRONMENT = {**os.environ, "PYTHONPATH": "services"}
+
+
+def test_the_public_names_are_these():
+    assert freshet.__all__ == ["AsyncClient", "Client", "Model", "Spec", "backtest", "local", "replay"]
+
+
+def test_every_public_name_can_be_imported():
+    for name in freshet.__all__:
+        assert getattr(freshet, name) is not None
+
+
+def test_another_name_is_an_attribute_error():
+    assert not hasattr(freshet, "train")
+
+
+def test_importing_freshet_loads_neither_torch_nor_numpy_nor_the_native_core():
+    code = (
+        "import sys, freshet; print([m for m in ('torch', 'numpy', 'freshet._native') if m in sys.modules])"
+    )
+
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=ENVIRONMENT
+    )
+
+    assert done.stdout.strip() == "[]"
+
+
+def test_the_command_line_help_loads_no_service():
+    code = (
+        "import sys\nfrom freshet.cli import cli\n"
+        "try:\n    cli(['--help'])\nexcept SystemExit:\n    pass\n"
+        "slow = ('numpy', 'torch', 'freshet.gateway', 'freshet.trainer')\n"
+        "print([m for m in sys.modules if m.startswith(slow)])"
+    )
+
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=ENVIRONMENT
+    )
+
+    assert done.stdout.strip().splitlines()[-1] == "[]"
