@@ -1,0 +1,151 @@
+import threading
+from collections import deque
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+
+from freshet.errors import Refused
+from freshet.model import StepResult
+from freshet.model.inputs import ModelInputs
+from freshet.seams.batches import TrainBatch
+from freshet.trainer.core import DenseLedger
+from freshet.trainer.lanes import Lanes
+from freshet.types import Fence, OffsetRange
+
+EMPTY = ModelInputs(1, (), np.empty((1, 0), np.float32), None)
+
+
+def batch(partition, start, stop):
+    ids = np.zeros(1, np.int64)
+    return TrainBatch(
+        (OffsetRange(partition, start, stop),), Fence(1), EMPTY, ids, ids.view(np.uint64), ids, {}, {}
+    )
+
+
+@dataclass
+class Stream:
+    """Batches as a test gives them, by lane; stops the lanes when all are gone."""
+
+    batches: list
+    stop: threading.Event
+    given_back: list = field(default_factory=list)
+    refuse: set = field(default_factory=set)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def take(self, lane, wait_s):
+        with self.lock:
+            queue = self.batches[lane]
+            if queue:
+                return queue.popleft()
+            if not any(self.batches):
+                self.stop.set()
+        return None
+
+    def give_back(self, lane, batch, gradients):
+        with self.lock:
+            self.given_back.append((lane, batch.ranges[0], None if gradients is None else list(gradients)))
+        if batch.ranges[0] in self.refuse:
+            raise Refused("not next", {})
+
+
+@dataclass
+class CountingModel:
+    """Counts rows that reached a step, whole or with weight 0."""
+
+    rows: float = 0.0
+    steps: int = 0
+    fail_at: int | None = None
+
+    def lane(self):
+        return CountingLane(self)
+
+    def step(self, lanes):
+        self.steps += 1
+        for lane in lanes:
+            self.rows += lane.sum
+            lane.sum = 0.0
+
+
+@dataclass
+class CountingLane:
+    model: CountingModel
+    sum: float = 0.0
+    calls: int = 0
+
+    def forward_backward(self, inputs, dense_weight=1.0):
+        self.calls += 1
+        if self.calls == self.model.fail_at:
+            raise RuntimeError("out of tune")
+        self.sum += dense_weight
+        return StepResult(
+            np.zeros((1, 1), np.float32), [np.full((1, 1), dense_weight)], np.ones(1), np.ones((1, 1))
+        )
+
+
+@dataclass
+class Notes:
+    trained_ranges: list = field(default_factory=list)
+    steps: list = field(default_factory=list)
+
+    def trained(self, batch, result):
+        self.trained_ranges.append(batch.ranges[0])
+
+    def stepped(self, step, rows):
+        self.steps.append((step, rows))
+
+
+def run(batches, applied, *, fail_at=None, refuse=()):
+    stop, notes, model = threading.Event(), Notes(), CountingModel(fail_at=fail_at)
+    stream = Stream([deque(b) for b in batches], stop, refuse=set(refuse))
+    ledger = DenseLedger(dict(applied))
+    Lanes(stream, model, ledger, notes, len(batches), 0.02, stop).run()
+    return stream, model, ledger, notes
+
+
+def test_batches_of_all_lanes_are_stepped_together_and_given_back_with_gradients():
+    stream, model, ledger, notes = run([[batch(0, 0, 1), batch(0, 1, 2)], [batch(1, 0, 5)]], {0: 0, 1: 0})
+
+    assert model.rows == 3.0
+    assert ledger.applied == {0: 2, 1: 5}
+    assert len(stream.given_back) == 3
+    assert all(gradients is not None for _, _, gradients in stream.given_back)
+    assert len(notes.trained_ranges) == 3
+
+
+def test_a_lane_without_data_does_not_hold_up_the_others():
+    _, model, ledger, _ = run([[batch(0, i, i + 1) for i in range(20)], []], {0: 0, 1: 0})
+
+    assert model.rows == 20.0
+    assert ledger.applied == {0: 20, 1: 0}
+
+
+def test_a_batch_applied_before_keeps_its_row_gradients_and_is_not_counted_again():
+    stream, model, _, notes = run([[batch(0, 0, 3)]], {0: 5})
+
+    assert model.rows == 0.0
+    assert stream.given_back == [(0, OffsetRange(0, 0, 3), [np.zeros((1, 1))])]
+    assert notes.trained_ranges == []
+
+
+def test_a_batch_that_does_not_continue_the_vector_goes_back_unused():
+    stream, model, ledger, _ = run([[batch(0, 7, 9)]], {0: 5})
+
+    assert stream.given_back == [(0, OffsetRange(0, 7, 9), None)]
+    assert ledger.applied == {0: 5}
+    assert model.steps == 0
+
+
+def test_a_refused_push_does_not_stop_the_lanes():
+    _, _, ledger, _ = run([[batch(0, 0, 1), batch(0, 1, 2)]], {0: 0}, refuse=[OffsetRange(0, 0, 1)])
+
+    assert ledger.applied == {0: 2}
+
+
+def test_an_error_of_one_lane_ends_all_and_is_raised():
+    with pytest.raises(RuntimeError, match="out of tune"):
+        run(
+            [[batch(0, i, i + 1) for i in range(5)], [batch(1, i, i + 1) for i in range(5)]],
+            {0: 0, 1: 0},
+            fail_at=2,
+        )

@@ -1,0 +1,44 @@
+import orjson
+import pytest
+
+from freshet.seams.eventlog.sqlite import SqliteEventLog
+from freshet.trainer.pins import Pins
+from freshet.types import Append, BytesColumn
+
+TOPIC = "toy.versions"
+
+
+@pytest.fixture
+def log(tmp_path):
+    log = SqliteEventLog(tmp_path / "log")
+    log.create_topic(TOPIC, partitions=1)
+    yield log
+    log.close()
+
+
+def tell(log, **record):
+    writer = log.writer()
+    writer.append([Append(TOPIC, 0, BytesColumn.of([orjson.dumps({"v": 1, "kind": "alias", **record})]))])
+    writer.close()
+
+
+def test_the_gate_may_promote_until_an_operator_rolls_back_and_again_after_promote(log):
+    pins = Pins(log, TOPIC)
+    tell(log, alias="stable", number=3, by="trainer")
+    assert pins.reason() is None
+
+    tell(log, alias="stable", number=1, by="operator", pinned=True)
+    assert "rolled back to version 1" in pins.reason()
+
+    tell(log, alias="stable", number=4, by="operator", pinned=False)
+    assert pins.reason() is None
+    pins.close()
+
+
+def test_a_rollback_from_before_the_start_still_holds(log):
+    tell(log, alias="stable", number=1, by="operator", pinned=True)
+
+    pins = Pins(log, TOPIC)
+
+    assert pins.reason() is not None
+    pins.close()
