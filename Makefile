@@ -11,7 +11,7 @@ VENV ?= .venv
 TORCH_INDEX_URL ?=
 # Steps to leave out by name, e.g. SKIP="native-tests".
 SKIP ?=
-BENCH ?= --quick
+BENCH ?=
 DEMO ?=
 
 BIN := $(VENV)/bin
@@ -64,7 +64,7 @@ lint: setup-test ## ruff, mypy --strict, import-linter.
 native-test: setup-test ## C++ unit tests and a short fuzz run, under the address and undefined-behaviour sanitizers.
 	@ops/native-test "$(SKIP)"
 
-bench: build ## Measure; BENCH="--quick --json" for three minutes and one JSON line.
+bench: build ## Measure; BENCH="table log" for some of it, BENCH=--list for what there is.
 	PYTHONPATH=services $(BIN)/python -m tests.perf $(BENCH)
 
 wheel: $(BIN)/python ## Build the wheel into dist/.
