@@ -276,5 +276,14 @@ def newest_version(folder: Path) -> Manifest:
     return store.manifest(store.numbers()[-1])
 
 
+def stored_offsets(folder: Path) -> int:
+    """Sum of the offsets that the first bucket in the row store has applied."""
+    rows = open_rowstore(_stores(folder).rows_url)
+    try:
+        return sum(rows.metas([Bucket(0)])[Bucket(0)].applied.values())
+    finally:
+        rows.close()
+
+
 def _stores(folder: Path) -> Common:
     return load_settings(run_folder=folder).common

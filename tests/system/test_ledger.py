@@ -24,6 +24,7 @@ from tests.system import audit
 from tests.system.killing import Killer
 from tests.system.traffic import Asker, Traffic
 from tests.system.waiting import wait_until
+from tests.system.zombies import replace_while_it_stands_still
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(1_200)]
 
@@ -46,11 +47,16 @@ def test_whatever_is_killed_every_acknowledged_event_counts_exactly_once(tmp_pat
         traffic.start()
         asker.start()
         try:
-            killer.run(KILLS)
+            killer.run(KILLS // 2)
+            stood = _stand_still(killer, folder, log, topics)
+            killer.run(KILLS - KILLS // 2)
         finally:
             traffic.stop()
             asker.stop()
             print(killer.report())
+        print(
+            "stood still, replaced, came back: " + ", ".join(f"{r} after {t:.1f} s" for r, t in stood.items())
+        )
         assert not traffic.errors
         _drain(system, folder, log, topics)
         ledger = _status(system, "joiner")["ledger"]
@@ -73,6 +79,21 @@ def test_whatever_is_killed_every_acknowledged_event_counts_exactly_once(tmp_pat
     assert list(audit.against_rows(books, folder, spec)) == []
     assert list(audit.against_dense(books, folder)) == []
     assert _errors(asker, killer) == {}
+
+
+def _stand_still(killer: Killer, folder: Path, log: EventLog, topics: Topics) -> dict[str, float]:
+    """Joiner and trainer stand still until another has their place, and return: they must not do harm."""
+
+    def stored() -> float:
+        return float(audit.stored_offsets(folder))
+
+    def joined() -> float:
+        return float(sum(audit.ends_of(log, topics.samples).values()))
+
+    return {
+        "joiner": replace_while_it_stands_still(killer, "joiner", joined, ends_by_itself=True),
+        "trainer": replace_while_it_stands_still(killer, "trainer", stored, ends_by_itself=False),
+    }
 
 
 def _progress(
