@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from freshet.cli.local import Local, local
@@ -22,13 +21,13 @@ from freshet.spec import load_spec
 from freshet.spec.topics import Topics, topics_of
 from tests.system import audit
 from tests.system.killing import Killer
+from tests.system.running import LEDGER, applied, drain, status, url_of
 from tests.system.traffic import Asker, Traffic
 from tests.system.waiting import wait_until
 from tests.system.zombies import replace_while_it_stands_still
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(1_200)]
 
-SPEC = Path(__file__).parent / "ledger" / "freshet.toml"
 KILLS = int(os.environ.get("FRESHET_TEST_KILLS", "24"))
 GAP_S = float(os.environ.get("FRESHET_TEST_KILL_GAP", "2.5"))
 SEED = int(os.environ.get("FRESHET_TEST_SEED", "0")) or random.SystemRandom().randrange(1, 2**31)
@@ -36,13 +35,13 @@ SEED = int(os.environ.get("FRESHET_TEST_SEED", "0")) or random.SystemRandom().ra
 
 def test_whatever_is_killed_every_acknowledged_event_counts_exactly_once(tmp_path: Path) -> None:
     print(f"\nFRESHET_TEST_SEED={SEED} FRESHET_TEST_KILLS={KILLS}")
-    spec = load_spec(SPEC)
+    spec = load_spec(LEDGER)
     topics = topics_of(spec)
     folder = tmp_path / "run"
     with local(spec, folder=folder, ready_s=120) as system:
         log = audit.open_log(folder)
-        traffic = Traffic(system.client._talk.gateway, SEED)
-        asker = Asker(system.client._talk.inference)
+        traffic = Traffic(url_of(system, "gateway"), SEED)
+        asker = Asker(url_of(system, "inference"))
         killer = Killer(folder, _progress(system, log, topics, traffic, asker), random.Random(SEED), GAP_S)
         traffic.start()
         asker.start()
@@ -58,12 +57,12 @@ def test_whatever_is_killed_every_acknowledged_event_counts_exactly_once(tmp_pat
             "stood still, replaced, came back: " + ", ".join(f"{r} after {t:.1f} s" for r, t in stood.items())
         )
         assert not traffic.errors
-        _drain(system, folder, log, topics)
-        ledger = _status(system, "joiner")["ledger"]
+        drain(system, folder, log, topics, len(traffic.impressions))
+        ledger = status(system, "joiner")["ledger"]
         books = audit.read_books(log, topics)
         wait_until(
             "rows and dense sums are served as the log has them",
-            lambda: not list(audit.against_serving(books, system.client._talk.inference)),
+            lambda: not list(audit.against_serving(books, url_of(system, "inference"))),
             within_s=20,
         )
         ends = audit.ends_of(log, topics.samples)
@@ -102,43 +101,14 @@ def _progress(
     return {
         "gateway": lambda: traffic.last_acked_begin,
         "joiner": lambda: float(sum(audit.ends_of(log, topics.samples).values())),
-        "trainer": lambda: _applied(system),
+        "trainer": lambda: _sum_applied(system),
         "inference": lambda: asker.last_ok_begin,
     }
 
 
-def _applied(system: Local) -> float | None:
-    try:
-        return float(sum(_status(system, "trainer")["applied"].values()))
-    except (httpx.HTTPError, KeyError):
-        return None
-
-
-def _status(system: Local, role: str) -> dict[str, Any]:
-    found: dict[str, Any] = httpx.get(f"http://127.0.0.1:{system.ports[role]}/status", timeout=2).json()
-    return found
-
-
-def _drain(system: Local, folder: Path, log: EventLog, topics: Topics) -> None:
-    """Wait until every window is decided, and every store has applied all samples."""
-
-    def decided() -> bool:
-        status = _status(system, "joiner")
-        if "ledger" not in status or any(status["lag"].values()):
-            return False
-        return not any(counts["pending"] for counts in status["ledger"]["labels"].values())
-
-    def trained() -> bool:
-        applied = {int(p): n for p, n in _status(system, "trainer").get("applied", {}).items()}
-        return applied == audit.ends_of(log, topics.samples)
-
-    def in_a_version() -> bool:
-        applied = {int(p): n for p, n in audit.newest_version(folder).applied.items()}
-        return applied == audit.ends_of(log, topics.samples)
-
-    wait_until("all windows are decided", decided, within_s=60)
-    wait_until("all samples are trained on", trained, within_s=60)
-    wait_until("a version has learned from all samples", in_a_version, within_s=30)
+def _sum_applied(system: Local) -> float | None:
+    found = applied(system)
+    return float(sum(found.values())) if found else None
 
 
 def _errors(asker: Asker, killer: Killer) -> dict[str, int]:

@@ -157,6 +157,7 @@ class Training:
         )
         if start is None:
             versioner.first(self.trainer.snapshot())
+        self.shard.on_failed = self.trainer.stop.set
         for held in self._held:
             held.on_lost(self.trainer.stop.set)
 

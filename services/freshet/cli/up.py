@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
 import threading
 import time
@@ -14,6 +13,7 @@ from pathlib import Path
 import click
 import orjson
 
+from freshet.cli.kept import keep_spec, refuse_another_model
 from freshet.cli.options import folder_option, json_option
 from freshet.cli.run import ROLES
 from freshet.errors import ConfigError
@@ -42,16 +42,17 @@ def command(spec_file: Path, folder: Path, as_json: bool) -> None:
     Everything that is written lies in the run folder; deleting it deletes the model.
     """
     spec = load_spec(spec_file)
-    load_schemas(spec, str(spec_file))  # a schema that cannot be read is said here, not in four logs
+    schemas = load_schemas(spec, str(spec_file))  # one that cannot be read is said here, not in four logs
     settings = load_settings(run_folder=folder)
     run = settings.common.run.create()
     configure_logging("up", level=settings.common.log_level, form="text")
+    wanted = processes(spec_file, folder, settings)
+    supervisor = Supervisor(run, wanted)  # the folder is ours from here on
     _refuse_taken_ports(settings)
-    shutil.copyfile(spec_file, run.state / "spec.toml")
+    refuse_another_model(spec, schemas, settings)
+    keep_spec(spec, settings)
     stop = threading.Event()
     stop_on_signals(stop)
-    wanted = processes(spec_file, folder, settings)
-    supervisor = Supervisor(run, wanted)
     teller = threading.Thread(target=_tell_ready, args=(wanted, folder, stop, as_json), daemon=True)
     teller.start()
     began = time.monotonic()

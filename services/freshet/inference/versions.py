@@ -115,7 +115,8 @@ class VersionFollower:
             self._left_alone[wanted] = RETRY_S
             self._kept_out.inc()
             log.error("version kept out", version=wanted, error=explain(error))
-            self.state = VersionsState(serving, f"version {wanted} kept out: {explain(error)}", wanted)
+            reason = f"version {wanted} kept out: {explain(error)}"
+            self.state = VersionsState(serving or self._older(wanted), reason, wanted)
             return
         self.state = VersionsState(version, "")
         self._swaps.inc()
@@ -127,6 +128,16 @@ class VersionFollower:
         if stable is not None or 0 not in self._store.numbers():
             return stable
         return 0 if self._store.manifest(0).verdict == "promoted" else None
+
+    def _older(self, number: int) -> ServingVersion | None:
+        """The newest promoted version before a damaged one: a server that has just started serves that."""
+        for older in reversed([n for n in self._store.numbers() if n < number]):
+            try:
+                if self._store.manifest(older).verdict == "promoted":
+                    return self._loaded(older)
+            except Exception as error:  # as bad as the one before
+                log.error("version kept out", version=older, error=explain(error))
+        return None
 
     def _loaded(self, number: int) -> ServingVersion:
         version = self._store.get(number, self._prefixes)

@@ -90,6 +90,7 @@ class Shard:
         self._stop = threading.Event()
         self._threads: list[threading.Thread] = []
         self._failed: FreshetError | None = None
+        self.on_failed: Callable[[], None] = lambda: None
         self.counts = ShardCounts()
 
     # --- life
@@ -270,9 +271,10 @@ class Shard:
             work()
         except Unavailable as error:
             log.warning("not written, tried again", reason=str(error))
-        except FreshetError as error:
-            log.error("the shard stops", reason=str(error))
-            self._failed = error
+        except Exception as error:  # a thread that died in silence would leave rows unwritten for ever
+            log.error("the shard stops", reason=str(error), exc_info=not isinstance(error, FreshetError))
+            self._failed = error if isinstance(error, FreshetError) else FreshetError(repr(error))
+            self.on_failed()
 
     # --- loading
 

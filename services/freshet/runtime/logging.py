@@ -3,9 +3,10 @@ start."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import sys
-from typing import Any
+from typing import Any, TextIO, cast
 
 import structlog
 
@@ -32,6 +33,23 @@ def configure_logging(service: str, *, level: str = "info", form: str = "json") 
             renderer,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(getattr(logging, level.upper())),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        logger_factory=structlog.PrintLoggerFactory(cast(TextIO, _StandardError())),
     )
     structlog.contextvars.bind_contextvars(service=service)
+
+
+class _StandardError:
+    """Standard error, as it is at the time; what cannot be written (its disk is full, say) is dropped.
+
+    A message about a full disk must not end the thread that was about to try again.
+    """
+
+    def write(self, text: str) -> None:
+        """Write, if that is possible."""
+        with contextlib.suppress(OSError, ValueError):
+            sys.stderr.write(text)
+
+    def flush(self) -> None:
+        """Flush, if that is possible."""
+        with contextlib.suppress(OSError, ValueError):
+            sys.stderr.flush()

@@ -9,11 +9,15 @@ __all__ = ["Policy", "Watch"]
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """Restarts wait longer each time, up to a bound; a service that ran long enough starts afresh."""
+    """Restarts wait longer each time, up to a bound; a service that ran long enough starts afresh.
+
+    The waits are for what cannot start; what was killed while it worked is back as soon as it can be, also
+    if that happens every few seconds. A trainer needs up to 4 s (its lease, and loading) before it works.
+    """
 
     first_wait_s: float = 0.1
-    longest_wait_s: float = 10.0
-    settled_after_s: float = 30.0
+    longest_wait_s: float = 5.0
+    settled_after_s: float = 5.0
 
 
 @dataclass(slots=True)

@@ -11,7 +11,7 @@ import orjson
 import structlog
 
 from freshet.clock import Clock
-from freshet.errors import FreshetError, Unavailable
+from freshet.errors import Unavailable
 from freshet.model import DenseModel, StepResult
 from freshet.seams.batches import BatchStream, TrainBatch
 from freshet.seams.eventlog import Writer
@@ -68,7 +68,7 @@ class Trainer:
         self._windows_due = clock.monotonic()
         self._snapshots: queue.Queue[Snapshot | None] = queue.Queue(maxsize=1)
         self._last_step = step
-        self._failed: FreshetError | None = None
+        self._failed: Exception | None = None
         self.progress = Progress(steps=step, event_time_ms=event_time_ms)
         self.stop = threading.Event()
         self._lanes = Lanes(
@@ -147,5 +147,6 @@ class Trainer:
                 self.progress.version = manifest.number
             except Unavailable as error:
                 log.warning("version not written; the next one is tried", reason=str(error))
-            except FreshetError as error:
+            except Exception as error:  # the lanes stop, and `run` raises it
+                log.error("versions cannot be written", reason=str(error))
                 self._failed = error

@@ -17,7 +17,7 @@ from freshet.measures.gate import Scored, Verdict, judge
 from freshet.model import DenseModel
 from freshet.model.inputs import ModelInputs
 from freshet.seams.eventlog import Writer
-from freshet.seams.versions import Manifest, VersionStore
+from freshet.seams.versions import Manifest, Version, VersionStore
 from freshet.spec.model import Spec
 from freshet.types import Append, BytesColumn, Fence
 
@@ -49,16 +49,11 @@ def restart_point(store: VersionStore, spec_hash: str, log_id: str) -> Manifest 
     """
     numbers = list(store.numbers())
     for number in reversed(numbers):
-        manifest = store.manifest(number)
-        if manifest.spec_hash != spec_hash or manifest.log_id != log_id:
-            what = "spec" if manifest.spec_hash != spec_hash else "event log"
-            raise Mismatch(
-                f"version {number} was trained under another {what}\n"
-                "  take another folder, or `freshet check --against` to see what changed"
-            )
-        if manifest.verdict == "held" and manifest.reason.startswith("not finite"):
-            continue
         try:
+            manifest = store.manifest(number)
+            _check_owner(manifest, spec_hash, log_id)
+            if manifest.verdict == "held" and manifest.reason.startswith("not finite"):
+                continue
             store.get(number)
         except Corrupt as error:
             log.error("version cannot be read, trying an older one", version=number, error=str(error))
@@ -67,6 +62,16 @@ def restart_point(store: VersionStore, spec_hash: str, log_id: str) -> Manifest 
     if numbers:
         raise Corrupt("no stored version can be read; restore the versions folder from a copy")
     return None
+
+
+def _check_owner(manifest: Manifest, spec_hash: str, log_id: str) -> None:
+    if manifest.spec_hash == spec_hash and manifest.log_id == log_id:
+        return
+    what = "spec" if manifest.spec_hash != spec_hash else "event log"
+    raise Mismatch(
+        f"version {manifest.number} was trained under another {what}\n"
+        "  take another folder, or `freshet check --against` to see what changed"
+    )
 
 
 def versions_record(kind: str, **what: object) -> BytesColumn:
@@ -128,11 +133,20 @@ class Versioner:
         reason = self.pinned()
         if reason is not None:
             return Verdict(False, reason)
-        stable = self.store.aliases().get("stable")
+        stable = self._stable()
         inputs = self.recent(self.spec.serve.gate.samples)
         candidate = self._score(snapshot.tensors, inputs)
-        other = self._score(self.store.get(stable).tensors, inputs) if stable is not None else None
+        other = self._score(stable.tensors, inputs) if stable is not None else None
         return judge(self.spec, candidate, other)
+
+    def _stable(self) -> Version | None:
+        """The version that serves; None if there is none, or it cannot be read any more."""
+        number = self.store.aliases().get("stable")
+        try:
+            return self.store.get(number) if number is not None else None
+        except (Corrupt, KeyError) as error:
+            log.error("stable cannot be read, judged without it", version=number, error=str(error))
+            return None
 
     def _score(self, tensors: Tensors, inputs: Sequence[ModelInputs]) -> Scored:
         model = self.scorer()

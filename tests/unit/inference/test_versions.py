@@ -182,3 +182,19 @@ def test_a_store_that_cannot_be_read_is_told_and_changes_nothing(store: VersionS
 
     assert served(follow) == 0
     assert "cannot be read" in follow.state.reason
+
+
+def test_a_server_that_starts_on_a_damaged_version_serves_the_newest_good_one(
+    store: VersionStore, tmp_path: Path
+) -> None:
+    for number in (0, 1, 2, 3):
+        put(store, number, number / 10)
+        store.judge(number, "held" if number == 2 else "promoted", "")
+    store.point("stable", 3)
+    (tmp_path / "versions" / "0000000003" / "weights.safetensors").write_bytes(b"damaged")
+    follow = follower(store)
+
+    follow.look()
+
+    assert served(follow) == 1
+    assert "version 3 kept out" in follow.state.reason

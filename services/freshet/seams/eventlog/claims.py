@@ -191,10 +191,10 @@ class Claims:
                     self._book.blind()
                     self._changed.wait(_POLL_S)
                 _log.warning("the control topic cannot be reached", error=str(error))
-            except FreshetError as error:
+            except Exception as error:
                 _log.error("claims stopped", error=str(error))
                 with self._changed:
-                    self._error = error
+                    self._error = error if isinstance(error, FreshetError) else FreshetError(repr(error))
                     lost = list(self._held.values())
                     self._held.clear()
                     self._changed.notify_all()

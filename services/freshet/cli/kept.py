@@ -1,0 +1,67 @@
+"""The spec that a run folder belongs to: kept beside what runs, and compared before anything is started."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+from freshet.errors import FreshetError, Mismatch
+from freshet.seams.open import open_rowstore
+from freshet.settings import Settings
+from freshet.spec import Spec, load_spec
+from freshet.spec.identity import diff, identity_hash
+from freshet.spec.model import Stream
+from freshet.spec.render import render
+from freshet.spec.schemas import Schemas, load_schemas, streams_of
+
+__all__ = ["keep_spec", "kept_spec", "refuse_another_model"]
+
+
+def kept_spec(settings: Settings) -> Path:
+    """Where the spec of a run folder is kept, its schemas beside it; for `freshet check --against`."""
+    return settings.common.run.state / "spec.toml"
+
+
+def keep_spec(spec: Spec, settings: Settings) -> None:
+    """Copy a spec and its schemas, so that later edits can be compared with what runs."""
+    folder = kept_spec(settings).parent
+    kept: dict[str, Stream] = {}
+    names: set[str] = set()
+    for stream in streams_of(spec):
+        if stream.schema is None:
+            continue
+        name = Path(stream.schema).name
+        name = name if name not in names else f"{stream.role}-{name}"
+        names.add(name)
+        shutil.copyfile(Path(spec.folder) / stream.schema, folder / name)
+        kept[stream.role] = replace(stream, schema=name)
+    copy = replace(spec, events=replace(spec.events, **kept))
+    kept_spec(settings).write_text(render(copy), encoding="utf-8")
+
+
+def refuse_another_model(spec: Spec, schemas: Schemas, settings: Settings) -> None:
+    """Raise Mismatch, with the edits that make the difference, if the row store belongs to another spec."""
+    rows = open_rowstore(settings.common.rows_url)
+    try:
+        identity = rows.identity()
+    finally:
+        rows.close()
+    if identity is None or identity.spec_hash == identity_hash(spec, schemas):
+        return
+    raise Mismatch(
+        f"{settings.common.rows_url} holds model {identity.model!r} of another spec "
+        f"({identity.spec_hash[:12]}; this one is {identity_hash(spec, schemas)[:12]})\n"
+        f"{_edits(spec, schemas, settings)}"
+        "  undo these edits, or start a new model with --folder"
+    )
+
+
+def _edits(spec: Spec, schemas: Schemas, settings: Settings) -> str:
+    """The edits that need a new model, a line each; nothing if the former spec is no longer there."""
+    try:
+        old = load_spec(kept_spec(settings))
+        changes = diff(old, spec, load_schemas(old, str(kept_spec(settings))), schemas)
+    except (FreshetError, OSError):
+        return ""
+    return "".join(f"  {change}\n" for change in changes if change.kind == "identity")
