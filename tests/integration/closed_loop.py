@@ -1,0 +1,219 @@
+"""A closed loop of real parts: what serving logs, a trainer learns from, and the server follows.
+
+A log, stores and a trainer in one folder; a server on a socket; requests as clients send them.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import orjson
+
+from freshet.cli.training import Stores, Training
+from freshet.features import EventColumns, EventExtractor, encode_block
+from freshet.inference.service import Parts, run
+from freshet.seams.eventlog.sqlite import open_url as open_log
+from freshet.seams.rowstore.sqlite import open_url as open_store
+from freshet.seams.versions.folder import open_url as open_versions
+from freshet.spec.avro import sample_schema
+from freshet.spec.model import Explore, Spec
+from freshet.spec.parse import load_spec
+from freshet.spec.topics import topics_of
+from freshet.types import Append, BytesColumn, TopicPartition
+from freshet.wire.schemas import SchemaRegistry, framed_id
+from tests.integration.serving import FEED, running, schema, settings, wait_for
+
+CANDIDATES = 20
+BLOCK = 256
+HASH = "spec-hash"
+NOW = 1_700_000_000_000
+SCORE = "items.freshet_served.score"
+
+
+def _spec() -> Spec:
+    """The feed: three labels, lists, crosses, a position, running statistics, admission by count."""
+    spec = load_spec(FEED / "freshet.toml")
+    explore = Explore(policy="epsilon", share=0.1)
+    return replace(
+        spec,
+        buckets=64,
+        serve=replace(spec.serve, explore=explore),
+        train=replace(spec.train, precision="fp32"),
+    )
+
+
+SPEC = _spec()
+RANKED = schema("ranked")
+TOPICS = topics_of(SPEC)
+
+
+# --- requests
+
+
+def requests(seed: int, impressions: int) -> Iterator[dict[str, Any]]:
+    """Rank requests as clients send them: users and items known and new, fields missing, null or odd."""
+    rng = random.Random(seed)
+    for number in range(-(-impressions // CANDIDATES)):
+        context: dict[str, Any] = {
+            "request_id": seed * 1_000_000 + number,
+            "user": {"id": rng.choice((rng.randrange(200), -rng.randrange(1 << 60)))},
+            "device": rng.choice(("phone", "tablet", "tv")),
+        }
+        if rng.random() < 0.8:
+            context["ts"] = NOW + rng.randrange(7 * 86_400_000)
+        if rng.random() < 0.8:
+            context["user"]["country"] = rng.choice(("DE", "US", "", "Ω\u0000é", None))
+        if rng.random() < 0.8:  # more than the feature's `max`, too
+            items = [int(rng.paretovariate(0.6)) % 2_000 for _ in range(rng.randrange(70))]
+            context["user"]["last_items"] = items
+        if rng.random() < 0.2:
+            context["experiment"] = {"arm": rng.choice("ab")}
+        yield {"context": context, "candidates": [_candidate(rng) for _ in range(CANDIDATES)]}
+
+
+def _candidate(rng: random.Random) -> dict[str, Any]:
+    candidate: dict[str, Any] = {
+        "id": int(rng.paretovariate(0.6)) % 2_000,
+        "age_s": rng.choice((0, 0.1, 1e-30, 3.0e9, rng.expovariate(1e-4))),
+    }
+    if rng.random() < 0.7:
+        candidate["ctr_1h"] = rng.choice((None, rng.random(), 1))
+    if rng.random() < 0.1:
+        candidate["pos"] = rng.randrange(CANDIDATES)  # trained on; a constant when serving
+    return candidate
+
+
+# --- the loop
+
+
+class Loop:
+    """Log, stores and a trainer in one folder; `ask` closes the loop through a server."""
+
+    def __init__(self, folder: Path) -> None:
+        self.log = open_log(f"sqlite:{folder}/log")
+        self.stores = Stores(
+            self.log, open_store(f"sqlite:{folder}/rows"), open_versions(f"file:{folder}/versions")
+        )
+        self.training = Training(SPEC, self.stores, spec_hash=HASH, lanes=1)
+        self.registry = SchemaRegistry(self.log)
+        self.read: dict[int, int] = dict.fromkeys(range(SPEC.partitions), 0)  # of the served topic
+
+    def close(self) -> None:
+        self.stores.versions.close()
+        self.stores.rows.close()
+        self.log.close()
+
+    @contextmanager
+    def serving(self) -> Iterator[str]:
+        """A server on a socket; yields its address once it serves."""
+        made = settings(inference_version_poll="10ms", inference_follow_wait="5ms")
+        parts = Parts(SPEC, HASH, RANKED, self.log, self.stores.rows, self.stores.versions)
+
+        def target(stop: threading.Event, ready: Callable[[str], None]) -> None:
+            run(parts, made.inference, made.common, stop=stop, rng=random.Random(3), ready=ready)
+
+        with running(target) as (url, _):
+            wait_for(lambda: httpx.get(f"{url}/health/ready").status_code == 200)
+            yield url
+
+    def train(self, served: Logged) -> None:
+        """Train on what was served, labels drawn at random, until the log's end; then nothing publishes."""
+        rng = np.random.default_rng(1)
+        columns, payloads = served.columns, served.samples
+        writer = self.log.writer()
+        for block in range(0, len(columns), BLOCK):
+            part = slice(block, min(block + BLOCK, len(columns)))
+            count = part.stop - part.start
+            value = encode_block(
+                served.sample_schema_id,
+                sample_ids=np.arange(part.start, part.stop),
+                event_times_ms=columns.times_ms[part],
+                request_ids=columns.request[part],
+                values=(rng.random(count) < 0.3).astype(np.float32),
+                weights=np.ones(count, np.float32),
+                labels=rng.integers(0, len(SPEC.labels), count).astype(np.uint8),
+                payloads=payloads.slice(part.start, part.stop),
+            )
+            writer.append([Append(TOPICS.samples, block // BLOCK % SPEC.partitions, BytesColumn.of([value]))])
+        writer.close()
+        self.training.run_to_the_end()
+        newest = max(self.stores.versions.numbers())
+        assert newest > 0
+        self.stores.versions.point("stable", newest)  # whatever the gate says of labels drawn at random
+
+    def caught_up(self, url: str) -> bool:
+        """Whether the server has followed all rows, and serves the stable version."""
+        told = httpx.get(f"{url}/v1/progress").json()
+        ends = {
+            str(p): self.log.bounds(TopicPartition(TOPICS.rows, p)).end
+            for p in range(self.log.topics()[TOPICS.rows].partitions)
+        }
+        stable = self.stores.versions.aliases()["stable"]
+        followed = all(told["rows_next"].get(p, 0) >= end for p, end in ends.items())
+        return followed and bool(told["version"] == stable)
+
+    def ask(self, url: str, seed: int, impressions: int) -> list[Answer]:
+        """Have impressions ranked, one request after the other."""
+        answers = []
+        with httpx.Client(timeout=15) as client:
+            for request in requests(seed, impressions):
+                response = client.post(f"{url}/v1/rank", content=orjson.dumps(request))
+                assert response.status_code == 200, response.text
+                answers.append(Answer(request["context"]["request_id"], response.json()))
+        return answers
+
+    def logged(self, impressions: int) -> Logged:
+        """The next so many impressions of the served topic, as the joiner reads them."""
+        values: list[bytes] = []
+
+        def whole() -> bool:
+            reader = self.log.reader()
+            reader.assign({TopicPartition(TOPICS.served, p): n for p, n in self.read.items()})
+            for where, records in reader.poll(1_000_000, 0):
+                values.extend(records.values)
+                self.read[where.partition] = records.next_offset
+            reader.close()
+            return len(values) >= -(-impressions // CANDIDATES)
+
+        wait_for(whole)
+        return Logged.of(values, self.registry)
+
+
+@dataclass(frozen=True)
+class Answer:
+    request_id: int
+    body: dict[str, Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Logged:
+    """Served events read back: identities, and the samples spliced from their bytes."""
+
+    columns: EventColumns
+    samples: BytesColumn
+    sample_schema_id: int
+
+    @classmethod
+    def of(cls, values: Sequence[bytes], registry: SchemaRegistry) -> Logged:
+        (schema_id,) = {framed_id(value) for value in values}
+        written_by = registry.get(schema_id)
+        column = BytesColumn.of(values)
+        columns = EventExtractor(SPEC.events.served, written_by, [SCORE]).extract(column, framed=True)
+        assert not len(columns.bad), columns.why
+        sample = registry.register(sample_schema(written_by, SPEC.events.served.explode))
+        return cls(columns, columns.samples(column), sample)
+
+    def requests(self) -> list[int]:
+        """(M,) the request id of each impression."""
+        ids = {
+            int(e): int(key) for e, key in zip(self.columns.events, self.columns.request_keys, strict=True)
+        }
+        return [ids[e] for e in self.columns.event_index.tolist()]
