@@ -58,11 +58,12 @@ def stages(world: World, seconds: float) -> dict[str, float]:
     table = ServingTable(world.layout, buckets=spec.buckets, partitions=spec.partitions, seed=0)
     model = build_model(spec, training=False)
     model.load_state(world.versions.get(0).tensors, weights_only=True)
-    request = parse_rank(body(), CANDIDATES)
+    asked = body()
+    request = parse_rank(asked, CANDIDATES)
     events = events_of(spec, request.context, request.candidates)
     samples = pipeline.candidates(events)
     return {
-        "parse_us": micros(lambda: parse_rank(body(), CANDIDATES), seconds),
+        "parse_us": micros(lambda: parse_rank(asked, CANDIDATES), seconds),
         "encode_and_decode_us": micros(lambda: pipeline.candidates(events), seconds),
         "lookup_and_score_us": micros(lambda: pipeline.score(samples, table, model), seconds),
     }

@@ -20,7 +20,7 @@ from freshet.inference.oip_rows import inputs_of
 from freshet.inference.versions import Scorer
 from freshet.model.inputs import GroupInputs, ModelInputs
 from freshet.spec.avro import Record, sample_schema
-from freshet.spec.expression import Column, compile_score
+from freshet.spec.expression import compile_score
 from freshet.spec.layout import layout_of
 from freshet.spec.model import Spec
 from freshet.tables import Plan
@@ -115,8 +115,8 @@ class Pipeline:
         for index, keys in enumerate(samples.groups):
             groups.append(self._looked_up(index, keys, table, unknown))
         predictions = scorer.score(ModelInputs(samples.size, groups, samples.dense, None))
-        columns = {name: Column(predictions[:, i]) for i, name in enumerate(self._labels)}
-        scores = self._score.evaluate(columns, samples.size).filled(np.nan)
+        columns = dict(zip(self._labels, predictions.T.astype(np.float64), strict=True))
+        scores = self._score.numbers(columns, samples.size)
         return Scored(predictions, scores.astype(np.float32), unknown)
 
     def _looked_up(self, index: int, keys: GroupKeys, table: Lookup, unknown: dict[str, int]) -> GroupInputs:
@@ -127,16 +127,18 @@ class Pipeline:
         table.lookup(index, plan.keys, plan.tables, plan.bucket_starts, rows, create=False, found=found)
         positions = plan.positions
         if count and not found.all():
-            missing = (positions >= 0) & (found[positions] == 0)
-            sums = np.concatenate([[0], np.cumsum(missing)])[keys.feature_starts]
-            for feature, n in zip(group.features, np.diff(sums).tolist(), strict=True):
-                if n:
-                    unknown[self._spec.features[feature].name] = n
+            missing = np.append(found == 0, False)[positions]  # -1, a null, is the last: not missing
+            sums = np.zeros(len(positions) + 1, np.int64)
+            np.cumsum(missing, out=sums[1:])
+            at = sums[keys.feature_starts].tolist()
+            for feature, before, after in zip(group.features, at, at[1:], strict=False):
+                if after > before:
+                    unknown[self._spec.features[feature].name] = after - before
         return GroupInputs(rows, positions, keys.feature_starts, keys.list_ends)
 
 
 def _encoded(transcoder: JsonTranscoder, values: Sequence[Mapping[str, Any]]) -> BytesColumn:
-    made = transcoder.column(BytesColumn.of([orjson.dumps(value) for value in values]))
+    made = transcoder.body(orjson.dumps(values))  # an array: its objects are the events
     if made.bad:
         first = made.bad[0]
         where = first.path if len(values) == 1 else f"{first.path or 'the whole'} of row {first.index}"

@@ -65,17 +65,19 @@ def served_events(
         if isinstance(f.serve_as, int) and f.field is not None and f.field.startswith(prefix)
     ]
     items: list[dict[str, Any]] = []
-    for place, (c, propensity) in enumerate(
-        zip(order.indices.tolist(), order.propensity.tolist(), strict=True)
+    indices = order.indices
+    columns = (indices, scores[indices], predictions[indices], order.propensity)
+    for place, (c, score, predicted, propensity) in enumerate(
+        zip(*(column.tolist() for column in columns), strict=True)
     ):
-        known: dict[str, Any] = {}
+        item: dict[str, Any] = {}
         for path in places:
-            known = merged(known, _at(path, place))
-        item = merged(known, candidates[c])
+            item = merged(item, _at(path, place))
+        item = merged(item, candidates[c]) if item else dict(candidates[c])
         item[SERVED_FIELD] = {
             "version": version,
-            "score": float(scores[c]),
-            "predictions": predictions[c].tolist(),
+            "score": score,
+            "predictions": predicted,
             "propensity": propensity,
             "explored": order.explored,
         }

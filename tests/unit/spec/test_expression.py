@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
 
 from freshet.errors import BadInput, ConfigError
 from freshet.spec.expression import Column, compile_condition, compile_score, compile_value
@@ -456,3 +457,32 @@ def test_a_field_that_the_schema_lacks_is_named_with_the_nearest() -> None:
 def test_a_field_of_another_kind_than_the_schema_says_is_refused() -> None:
     with pytest.raises(ConfigError, match="equal kinds on both sides of =="):
         compile_condition("action.n == 'x'", kinds={"n": "number"})
+
+
+LEAVES = st.sampled_from(["a", "b", "2", "0.1", "1e308", "0"])
+SCORES = st.recursive(
+    LEAVES,
+    lambda inner: st.one_of(
+        st.tuples(inner, st.sampled_from("+-*/"), inner).map(lambda t: f"({t[0]} {t[1]} {t[2]})"),
+        inner.map(lambda x: f"-({x})"),
+        st.tuples(inner, inner).map(lambda t: f"max({t[0]}, {t[1]})"),
+    ),
+    max_leaves=8,
+)
+NUMBERS = arrays(np.float64, 5, elements=st.floats(-1e308, 1e308) | st.sampled_from([0.0, 1.0, math.nan]))
+
+
+@given(SCORES, NUMBERS, NUMBERS)
+def test_a_score_in_one_go_is_the_score_step_by_step(text: str, a: Any, b: Any) -> None:
+    score = compile_score(text)
+
+    found = score.numbers({"a": a, "b": b}, 5)
+
+    assert (score.straight is None) == ("/" in text or "max" in text)
+    np.testing.assert_array_equal(found, score.evaluate({"a": Column(a), "b": Column(b)}, 5).filled(math.nan))
+
+
+def test_a_score_is_null_where_it_is_not_finite() -> None:
+    for text in ("a * a", "max(a * a, 0)"):
+        found = compile_score(text).numbers({"a": np.array([1e200, 2.0, math.nan])}, 3)
+        np.testing.assert_array_equal(found, [math.nan, 4.0, math.nan])

@@ -5,7 +5,7 @@ evaluate out.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ from freshet.errors import ConfigError
 from freshet.spec.expression.columns import Column, evaluate, reduce_groups
 from freshet.spec.expression.kinds import Kind, Kinds
 from freshet.spec.expression.parser import parse
+from freshet.spec.expression.straight import Straight, straight_of
 from freshet.spec.expression.tokens import Ill
 from freshet.spec.expression.tree import Aggregate, Field, Literal, Node
 
@@ -39,6 +40,7 @@ class Expression:
     text: str
     node: Node
     kinds: Mapping[str, Kind]  # field -> what the expression needs it to be
+    straight: Straight | None = field(default=None, compare=False, repr=False)
 
     def fields(self) -> tuple[str, ...]:
         """Paths of the columns it reads, in order of appearance (`type` for `action.type`; names of labels
@@ -54,6 +56,21 @@ class Expression:
         if size is None:
             size = len(columns[next(iter(self.kinds))])
         return evaluate(self.node, columns, size)
+
+    def numbers(self, columns: Mapping[str, NDArray[np.float64]], size: int) -> NDArray[np.float64]:
+        """(N,) a score over columns of N numbers; NaN stands for null, and is all that is not finite.
+
+        Raises as `evaluate`.
+        """
+        with np.errstate(all="ignore"):
+            if self.straight is None:
+                made = {name: Column(values) for name, values in columns.items()}
+                out = self.evaluate(made, size).filled(np.nan)
+            else:
+                out = np.array(self.straight(columns), np.float64)
+                out = out if out.ndim else np.full(size, out)
+            out[~np.isfinite(out)] = np.nan
+        return out
 
     def true(self, columns: Mapping[str, Column], size: int | None = None) -> NDArray[np.bool_]:
         """(N,) where a condition holds; null counts as false."""
@@ -192,7 +209,7 @@ def _compile(
             for name in walk(node):
                 if isinstance(name, Field):
                     checker.need(name, "number", "a prediction is a number")
-        return Expression(text, node, _field_kinds(node, checker))
+        return Expression(text, node, _field_kinds(node, checker), straight_of(node))
     except Ill as ill:
         raise _error(text, ill, where, key) from None
 
