@@ -1,10 +1,7 @@
-import os
 import subprocess
 import sys
 
 import freshet
-
-ENVIRONMENT = {**os.environ, "PYTHONPATH": "services"}
 
 
 def test_the_public_names_are_these():
@@ -25,9 +22,7 @@ def test_importing_freshet_loads_neither_torch_nor_numpy_nor_the_native_core():
         "import sys, freshet; print([m for m in ('torch', 'numpy', 'freshet._native') if m in sys.modules])"
     )
 
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=ENVIRONMENT
-    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
 
     assert done.stdout.strip() == "[]"
 
@@ -40,8 +35,6 @@ def test_the_command_line_help_loads_no_service():
         "print([m for m in sys.modules if m.startswith(slow)])"
     )
 
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=ENVIRONMENT
-    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
 
     assert done.stdout.strip().splitlines()[-1] == "[]"
