@@ -22,7 +22,8 @@ CLOCKED = ("gateway", "inference")
 """Their progress is when the newest request that was answered began; the others' is an offset."""
 
 LOOK_S = 0.05
-BEFORE_IT_RECOVERED = 0.25  # share of kills that hit a process which has not gone on since its last kill
+WHILE_IT_RECOVERS = 0.2  # share of kills that hit the process which has just been started for a killed one
+WITH_ANOTHER = 0.2  # share that follow at once on the kill of another process
 WAIT_S = 60.0  # a process that has not gone on by then is a failure
 AGAIN = -1.0  # killed again before it went on
 
@@ -50,17 +51,34 @@ class Killer:
     _killed: dict[str, int] = field(default_factory=dict)  # role -> last process killed
 
     def run(self, count: int) -> None:
-        """Kill `count` times, each role equally often but in random order, then wait until all go on."""
-        roles = [ROLES[i % len(ROLES)] for i in range(count)]
-        self.rng.shuffle(roles)
-        for role in roles:
-            self._pass(self.rng.uniform(0.2, 1.8) * self.mean_gap_s)
-            early = self.rng.random() < BEFORE_IT_RECOVERED
-            self._wait(role, lambda role=role, early=early: self._may_be_killed(role, early))  # type: ignore[misc]
-            if early:
-                self._pass(self.rng.uniform(0.0, 2.0))
-            self.kill(role)
+        """Kill `count` times, each role equally often but in random order, then wait until all go on.
+
+        Most kills hit a process that works; some the one just started in a killed one's place, and some two
+        processes at once.
+        """
+        left = [ROLES[i % len(ROLES)] for i in range(count)]
+        self.rng.shuffle(left)
+        last = ""
+        while left:
+            last = self._victim(left, last)
+            self.kill(last)
+            left.remove(last)
         self._wait("all", lambda: not self.waiting())
+
+    def _victim(self, left: Sequence[str], last: str) -> str:
+        """Who is killed next; returns at the moment of it."""
+        way = self.rng.random()
+        others = [role for role in left if role != last]
+        if way < WHILE_IT_RECOVERS and last in left:
+            self._wait(last, lambda: self.pid(last) is not None)
+            self._pass(self.rng.uniform(0.0, 1.5))
+            return last
+        if way < WHILE_IT_RECOVERS + WITH_ANOTHER and others:
+            self._wait(others[0], lambda: self.pid(others[0]) is not None)
+            return others[0]
+        self._pass(self.rng.uniform(0.2, 1.8) * self.mean_gap_s)
+        self._wait(left[0], lambda: self.pid(left[0]) is not None and not self.waiting(left[0]))
+        return left[0]
 
     def kill(self, role: str) -> None:
         """SIGKILL, now."""
@@ -107,9 +125,6 @@ class Killer:
             position = self.progress[kill.role]()
             if position is not None and position > kill.position:
                 kill.resumed_s = time.monotonic() - kill.at
-
-    def _may_be_killed(self, role: str, early: bool) -> bool:
-        return self.pid(role) is not None and (early or not self.waiting(role))
 
     def _wait(self, what: str, holds: Callable[[], bool]) -> None:
         deadline = time.monotonic() + WAIT_S

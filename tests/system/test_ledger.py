@@ -23,7 +23,7 @@ from tests.system import audit
 from tests.system.killing import Killer
 from tests.system.running import LEDGER, applied, drain, status, url_of
 from tests.system.traffic import Asker, Traffic
-from tests.system.waiting import wait_until
+from tests.system.waiting import wait_until_nothing_differs
 from tests.system.zombies import replace_while_it_stands_still
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(1_200)]
@@ -60,10 +60,8 @@ def test_whatever_is_killed_every_acknowledged_event_counts_exactly_once(tmp_pat
         drain(system, folder, log, topics, len(traffic.impressions))
         ledger = status(system, "joiner")["ledger"]
         books = audit.read_books(log, topics)
-        wait_until(
-            "rows and dense sums are served as the log has them",
-            lambda: not list(audit.against_serving(books, url_of(system, "inference"))),
-            within_s=20,
+        wait_until_nothing_differs(
+            lambda: audit.against_serving(books, url_of(system, "inference")), within_s=20
         )
         ends = audit.ends_of(log, topics.samples)
         log.close()

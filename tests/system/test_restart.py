@@ -28,7 +28,7 @@ from freshet.spec.topics import topics_of
 from tests.system import audit
 from tests.system.running import LEDGER, drain, status, url_of
 from tests.system.traffic import Impression
-from tests.system.waiting import wait_until
+from tests.system.waiting import wait_until, wait_until_nothing_differs
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(240)]
 
@@ -74,17 +74,9 @@ def check(system: Local, folder: Path, spec: Spec, sent: Sent) -> None:
         log.close()
     labels = tuple(label.name for label in spec.labels)
     assert list(audit.against_acknowledged(books, sent, {}, labels, excused=0)) == []
-    wait_until(
-        "rows and dense sums are served as the log has them",
-        lambda: not list(audit.against_serving(books, url_of(system, "inference"))),
-        within_s=20,
-    )
+    wait_until_nothing_differs(lambda: audit.against_serving(books, url_of(system, "inference")), within_s=20)
     assert list(audit.against_dense(books, folder)) == []
-    wait_until(
-        "rows are stored as the log has them",
-        lambda: not list(audit.against_rows(books, folder, spec)),
-        within_s=20,
-    )
+    wait_until_nothing_differs(lambda: audit.against_rows(books, folder, spec), within_s=20)
 
 
 def up(spec_file: Path, folder: Path, environment: Mapping[str, str] | None = None) -> subprocess.Popen[str]:

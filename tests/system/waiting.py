@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 LOOK_S = 0.05
 
@@ -18,3 +18,12 @@ def wait_until(what: str, holds: Callable[[], bool], *, within_s: float) -> floa
         assert waited < within_s, f"after {within_s:g} s still not: {what}"
         pause.wait(LOOK_S)
     return time.monotonic() - began
+
+
+def wait_until_nothing_differs(differences: Callable[[], Iterable[str]], *, within_s: float) -> None:
+    """Wait until a comparison finds no difference; AssertionError shows the last ones."""
+    deadline = time.monotonic() + within_s
+    pause = threading.Event()
+    while found := list(differences()):
+        assert time.monotonic() < deadline, "\n".join(found[:20])
+        pause.wait(LOOK_S)
