@@ -142,7 +142,8 @@ def as_text(status: Mapping[str, Any]) -> str:
             f"trained   {trainer.get('samples', 0)} samples in {trainer.get('steps', 0)} steps; "
             f"{sum(trainer.get('rows', {}).values())} rows; {trainer.get('lag_blocks', 0)} blocks behind"
         )
-        lines += [f"          {name}: {_measures(m)}" for name, m in trainer.get("measures", {}).items()]
+        for of, labels in trainer.get("measures", {}).items():
+            lines += _measures(of, labels)
     versions = status["versions"]
     if versions["newest"] is not None:
         why = f" ({versions['reason']})" if versions["reason"] else ""
@@ -156,10 +157,18 @@ def as_text(status: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _measures(measures: Any) -> str:
-    if not isinstance(measures, Mapping):
-        return str(measures)
-    parts = [
-        f"{k} {v:.4f}" if isinstance(v, float) else f"{k} {v}" for k, v in measures.items() if v is not None
-    ]
-    return ", ".join(parts)
+SHOWN_MEASURES = ("n", "auc", "ne", "calibration", "mse")
+
+
+def _measures(of: str, labels: Mapping[str, Mapping[str, float | None]]) -> list[str]:
+    """A line a label: what people look at first; `--json` has the rest."""
+    lines = []
+    for label, values in labels.items():
+        known = [(name, values.get(name)) for name in SHOWN_MEASURES]
+        parts = [
+            f"{name} {value:.0f}" if name == "n" else f"{name} {value:.3f}"
+            for name, value in known
+            if value is not None
+        ]
+        lines.append(f"          {label}, {of}: {', '.join(parts)}")
+    return lines
