@@ -25,6 +25,8 @@ QUICK = {
 }
 SLOW = {
     "learning_check": "the hedge beside each of its experts alone",
+    "swaps": "twenty version swaps under load from wrk: answers that were not 2xx, latencies",
+    "dense_engines": "the dense part by our functions, ONNX Runtime and torch; needs onnx, onnxruntime",
     "versus_vw": "Vowpal Wabbit on the same samples at equal delay",
 }
 

@@ -150,6 +150,8 @@ def main() -> None:
             load(port, 1, 0.5)
             figures["one_client"] = load(port, 1, seconds)
             figures["four_clients"] = load(port, 4, seconds)
+            pause_s = 2 * 4 / figures["four_clients"]["requests_per_s"]
+            figures["half_load"] = load(port, 4, seconds, pause_s)
         world.close()
         print(json.dumps(figures))
 
