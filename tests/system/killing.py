@@ -119,6 +119,15 @@ class Killer:
                 )
         return "\n".join(lines)
 
+    def away(self, role: str) -> list[tuple[float, float]]:
+        """From each kill of a role until it was seen to go on, or was killed again (monotonic)."""
+        kills = [k for k in self.kills if k.role == role]
+        ends = [*(k.at for k in kills[1:]), float("inf")]
+        return [
+            (k.at, again if k.resumed_s is None or k.resumed_s == AGAIN else k.at + k.resumed_s)
+            for k, again in zip(kills, ends, strict=True)
+        ]
+
     def look(self) -> None:
         """Take note of who goes on again."""
         for kill in self.waiting():

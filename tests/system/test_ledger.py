@@ -111,7 +111,7 @@ def _sum_applied(system: Local) -> float | None:
 
 def _errors(asker: Asker, killer: Killer) -> dict[str, int]:
     """Answers of serving that were none, but for those while a killed inference process was away."""
-    away = [(k.at, k.at + k.resumed_s) for k in killer.kills if k.role == "inference" and k.resumed_s]
+    away = killer.away("inference")
     return dict(
         Counter(
             outcome
@@ -130,7 +130,8 @@ def _summary(
     return "\n".join(
         (
             f"acknowledged: {len(traffic.impressions)} impressions, {actions} actions; "
-            f"{traffic.resent} requests sent again on purpose",
+            f"{traffic.resent} requests sent again on purpose; "
+            f"the longest wait for an acknowledgement was {traffic.longest_wait_s:.1f} s",
             f"samples in the log: {len(books.samples)}, late: {len(books.late)}; joiner: {events}",
             f"rows: {len(books.users)} users, {len(books.items)} items; dense: {books.dense}",
             f"rank requests: {dict(outcomes)}; not 200 outside of inference kills: {_errors(asker, killer)}",

@@ -44,6 +44,7 @@ class Traffic:
         self.impressions: dict[tuple[str, int], Impression] = {}
         self.actions: dict[tuple[str, int], set[str]] = {}  # impression -> types of its actions
         self.last_acked_begin = 0.0  # monotonic: when the newest acknowledged call began
+        self.longest_wait_s = 0.0  # for an acknowledgement
         self.errors: list[BaseException] = []
         self.resent = 0
         self._seq = 0
@@ -87,6 +88,10 @@ class Traffic:
         finally:
             client.close()
 
+    def _acknowledged(self, began: float) -> None:
+        self.last_acked_begin = max(self.last_acked_begin, began)
+        self.longest_wait_s = max(self.longest_wait_s, time.monotonic() - began)
+
     def _page(self, request: str, rng: random.Random) -> dict[str, Any]:
         items = rng.sample(range(ITEMS), rng.randint(1, 4))
         with self._lock:
@@ -101,7 +106,7 @@ class Traffic:
     def _send_page(self, client: Client, page: Mapping[str, Any], *, again: bool) -> None:
         began = time.monotonic()
         client.impressions([page])
-        self.last_acked_begin = max(self.last_acked_begin, began)
+        self._acknowledged(began)
         for one in page["items"]:
             made = Impression(int(one["seq"]), page["user"], page["ts"])
             self.impressions[page["request_id"], one["item"]] = made
@@ -113,7 +118,9 @@ class Traffic:
         events = list(actions)
         if not events:
             return
+        began = time.monotonic()
         client.actions(events)
+        self._acknowledged(began)
         for event in events:
             self.actions.setdefault((event["request_id"], event["item"]), set()).add(event["type"])
 
