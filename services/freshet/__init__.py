@@ -10,9 +10,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from freshet.cli.backtest import backtest
+    from freshet.cli.backtesting import backtest
     from freshet.cli.local import local
-    from freshet.cli.replay import replay
+    from freshet.cli.replaying import replay
     from freshet.client import AsyncClient, Client
     from freshet.model.custom import Model
     from freshet.spec import Spec
@@ -24,9 +24,9 @@ _HOMES = {
     "Client": "freshet.client",
     "Model": "freshet.model.custom",
     "Spec": "freshet.spec",
-    "backtest": "freshet.cli.backtest",
+    "backtest": "freshet.cli.backtesting",
     "local": "freshet.cli.local",
-    "replay": "freshet.cli.replay",
+    "replay": "freshet.cli.replaying",
 }
 
 

@@ -25,10 +25,10 @@ from typing import Any
 import fastavro
 import numpy as np
 
-from freshet.cli.backtest import backtest
+from freshet.cli.backtesting import backtest
 from freshet.cli.options import table
 from freshet.cli.pipeline import Outcome
-from freshet.cli.replay import replay
+from freshet.cli.replaying import replay
 from freshet.embedder.core import Assembler
 from freshet.features import read_blocks
 from freshet.measures import auc

@@ -1,7 +1,10 @@
 import subprocess
 import sys
 
+import pytest
+
 import freshet
+from freshet.cli import VERBS
 
 
 def test_the_public_names_are_these():
@@ -27,11 +30,14 @@ def test_importing_freshet_loads_neither_torch_nor_numpy_nor_the_native_core():
     assert done.stdout.strip() == "[]"
 
 
-def test_the_command_line_help_loads_no_service():
+@pytest.mark.parametrize(
+    "verb", [[], *([verb] for verb in VERBS)], ids=lambda verb: " ".join(verb) or "freshet"
+)
+def test_help_loads_what_it_says_and_no_more(verb):
     code = (
-        "import sys\nfrom freshet.cli import cli\n"
-        "try:\n    cli(['--help'])\nexcept SystemExit:\n    pass\n"
-        "slow = ('numpy', 'torch', 'freshet.gateway', 'freshet.trainer')\n"
+        f"import sys\nfrom freshet.cli import cli\n"
+        f"try:\n    cli({[*verb, '--help']!r})\nexcept SystemExit:\n    pass\n"
+        "slow = ('numpy', 'torch', 'structlog', 'freshet.spec', 'freshet.seams', 'freshet.gateway')\n"
         "print([m for m in sys.modules if m.startswith(slow)])"
     )
 

@@ -9,10 +9,6 @@ from pathlib import Path
 import click
 
 from freshet.cli.options import emit, json_option
-from freshet.spec import load_spec
-from freshet.spec.check import explain
-from freshet.spec.identity import diff, identity_hash
-from freshet.spec.schemas import load_schemas
 
 __all__ = ["command"]
 
@@ -30,6 +26,11 @@ def command(spec_file: Path, against: Path | None, as_json: bool) -> None:
 
     With --against it ends with 3 if an edit needs a new model.
     """
+    from freshet.spec import load_spec
+    from freshet.spec.check import explain
+    from freshet.spec.identity import diff, identity_hash
+    from freshet.spec.schemas import load_schemas
+
     spec = load_spec(spec_file)
     schemas = load_schemas(spec, str(spec_file))
     if against is None:

@@ -7,8 +7,6 @@ from pathlib import Path
 import click
 
 from freshet.errors import ConfigError
-from freshet.spec.avro import parse_schema
-from freshet.spec.generate import generate_spec
 
 __all__ = ["command"]
 
@@ -28,6 +26,9 @@ __all__ = ["command"]
 def command(schemas: tuple[Path, ...], name: str | None, out: Path, force: bool) -> None:
     """Write a spec that fits your schemas, with comments on what it guessed and what else could stand
     there."""
+    from freshet.spec.avro import parse_schema
+    from freshet.spec.generate import generate_spec
+
     if out.exists() and not force:
         raise ConfigError(
             "init", "--out", str(out), "a file that does not exist yet", "--force writes over it"

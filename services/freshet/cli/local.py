@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from freshet.cli.up import is_ready
+from freshet.cli.supervising import is_ready
 from freshet.client import Ack, Client, Ranking, Receipt
 from freshet.errors import Unavailable
 from freshet.settings import RunFolder
@@ -76,7 +76,7 @@ class Local:
 
     def status(self) -> dict[str, Any]:
         """What `freshet status` says."""
-        from freshet.cli.status import collect  # noqa: PLC0415 - only for who asks
+        from freshet.cli.status import collect
 
         return collect(self.folder)
 

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 import orjson
 
 from freshet.cli.options import existing_folder, folder_option, json_option
 from freshet.errors import ConfigError, Corrupt, FreshetError
-from freshet.seams.eventlog import EventLog
-from freshet.seams.open import open_eventlog
-from freshet.types import TopicPartition
+
+if TYPE_CHECKING:
+    from freshet.seams.eventlog import EventLog
+    from freshet.types import TopicPartition
 
 __all__ = ["command"]
 
@@ -31,6 +32,8 @@ def command(
     topic: str | None, folder: Path, records: int, partition: int | None, start: int | None, as_json: bool
 ) -> None:
     """Print records of TOPIC, or without it the topics there are with what they hold."""
+    from freshet.seams.open import open_eventlog
+
     log = open_eventlog(f"sqlite:{existing_folder(folder) / 'log'}")
     try:
         if topic is None:
@@ -50,6 +53,8 @@ def command(
 
 
 def _print_topics(log: EventLog, as_json: bool) -> None:
+    from freshet.types import TopicPartition
+
     for name, info in sorted(log.topics().items()):
         bounds = [log.bounds(TopicPartition(name, p)) for p in range(info.partitions)]
         held = sum(b.end - b.start for b in bounds)
@@ -62,6 +67,8 @@ def _print_topics(log: EventLog, as_json: bool) -> None:
 
 
 def _partitions(log: EventLog, topic: str, partition: int | None) -> list[TopicPartition]:
+    from freshet.types import TopicPartition
+
     count = log.topics()[topic].partitions
     if partition is not None and not 0 <= partition < count:
         raise ConfigError("peek", "--partition", partition, f"0 to {count - 1}")
@@ -106,7 +113,7 @@ def _decoder(log: EventLog, topic: str) -> Decode:
         return _block
     if topic.endswith(".rows"):
         return _rows
-    from freshet.wire.schemas import SchemaRegistry  # noqa: PLC0415 - only for topics of events
+    from freshet.wire.schemas import SchemaRegistry
 
     registry = SchemaRegistry(log)
 
@@ -121,21 +128,21 @@ def _decoder(log: EventLog, topic: str) -> Decode:
 
 
 def _avro(registry: Any, value: bytes) -> Any:
-    import io  # noqa: PLC0415
+    import io
 
     try:
-        import fastavro  # noqa: PLC0415 - a reader for people, not needed to run
+        import fastavro
     except ImportError:
         return {"schema": int.from_bytes(value[1:5], "big"), "bytes": value[5:].hex()}
-    from freshet.spec.avro import canonical  # noqa: PLC0415
+    from freshet.spec.avro import canonical
 
     schema = registry.get(int.from_bytes(value[1:5], "big"))
     return fastavro.schemaless_reader(io.BytesIO(value[5:]), orjson.loads(canonical(schema)), None)
 
 
 def _block(value: bytes) -> Any:
-    from freshet.features import read_blocks  # noqa: PLC0415 - loads the native core
-    from freshet.types import BytesColumn  # noqa: PLC0415
+    from freshet.features import read_blocks
+    from freshet.types import BytesColumn
 
     block = read_blocks(BytesColumn.of([value]))
     return {
@@ -148,7 +155,7 @@ def _block(value: bytes) -> Any:
 
 
 def _rows(value: bytes) -> Any:
-    from freshet.wire.rows import decode_rows  # noqa: PLC0415
+    from freshet.wire.rows import decode_rows
 
     delta = decode_rows(value)
     return {

@@ -11,8 +11,6 @@ import orjson
 
 from freshet.cli.options import emit, folder_option, json_option, table
 from freshet.errors import BadInput, ConfigError
-from freshet.runtime.supervisor import read_state
-from freshet.settings import RunFolder
 
 __all__ = ["command"]
 
@@ -27,7 +25,7 @@ def command(request_file: IO[bytes], folder: Path, url: str | None, as_json: boo
 
     REQUEST_FILE is a path, or - for standard input.
     """
-    from freshet.client import Client  # noqa: PLC0415 - httpx is only needed by who talks
+    from freshet.client import Client
 
     if request_file.name == "<stdin>" and sys.stdin.isatty():
         click.echo('type {"context": {...}, "candidates": [{...}]} and end with Ctrl-D', err=True)
@@ -60,6 +58,9 @@ def command(request_file: IO[bytes], folder: Path, url: str | None, as_json: boo
 
 
 def _url_of(folder: Path) -> str:
+    from freshet.runtime.supervisor import read_state
+    from freshet.settings import RunFolder
+
     state = read_state(RunFolder(folder))
     if "inference" not in state:
         raise ConfigError(

@@ -9,10 +9,6 @@ from pathlib import Path
 import click
 
 from freshet.cli.options import folder_option
-from freshet.runtime.lifecycle import die_with_parent, stop_on_signals
-from freshet.runtime.logging import configure_logging
-from freshet.settings import load_settings
-from freshet.spec import load_spec
 
 __all__ = ["ROLES", "command"]
 
@@ -25,7 +21,11 @@ ROLES = ("gateway", "joiner", "trainer", "inference")
 @folder_option
 def command(role: str, spec_file: Path, folder: Path) -> None:
     """Run one service until SIGTERM or Ctrl-C; then it drains and ends with 0."""
-    from freshet.cli.wiring import RUNNERS  # noqa: PLC0415 - loads every service
+    from freshet.cli.wiring import RUNNERS
+    from freshet.runtime.lifecycle import die_with_parent, stop_on_signals
+    from freshet.runtime.logging import configure_logging
+    from freshet.settings import load_settings
+    from freshet.spec import load_spec
 
     supervisor = os.environ.get("FRESHET_SUPERVISOR_PID")
     if supervisor:

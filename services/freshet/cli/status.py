@@ -14,9 +14,6 @@ import click
 import orjson
 
 from freshet.cli.options import emit, existing_folder, folder_option, json_option, table
-from freshet.runtime.supervisor import read_state
-from freshet.seams.open import open_versions
-from freshet.settings import RunFolder
 
 __all__ = ["as_text", "collect", "command"]
 
@@ -32,6 +29,10 @@ def command(folder: Path, as_json: bool) -> None:
 
 def collect(folder: Path) -> dict[str, Any]:
     """Everything that `freshet status` prints, as one object."""
+    from freshet.runtime.supervisor import read_state
+    from freshet.seams.open import open_versions
+    from freshet.settings import RunFolder
+
     existing_folder(folder)
     services = {name: _service(state) for name, state in read_state(RunFolder(folder)).items()}
     versions = open_versions(f"file:{folder / 'versions'}")

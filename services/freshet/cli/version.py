@@ -6,15 +6,16 @@ import time
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 import orjson
 
 from freshet.cli.options import emit, existing_folder, folder_option, json_option, table
 from freshet.errors import ConfigError
-from freshet.seams.open import open_eventlog, open_versions
-from freshet.seams.versions import Manifest, VersionStore
-from freshet.types import Append, BytesColumn
+
+if TYPE_CHECKING:
+    from freshet.seams.versions import Manifest, VersionStore
 
 __all__ = ["command"]
 
@@ -99,6 +100,8 @@ _PRETTY = orjson.OPT_INDENT_2 | orjson.OPT_NON_STR_KEYS
 
 
 def _store(folder: Path) -> VersionStore:
+    from freshet.seams.open import open_versions
+
     return open_versions(f"file:{existing_folder(folder) / 'versions'}")
 
 
@@ -118,6 +121,9 @@ def _manifest(store: VersionStore, number: int) -> Manifest:
 
 
 def _move(folder: Path, number: int, *, pinned: bool, as_json: bool) -> None:
+    from freshet.seams.open import open_eventlog
+    from freshet.types import Append, BytesColumn
+
     store = _store(folder)
     manifest = _manifest(store, number)
     store.get(number)  # a version that cannot be read must not be pointed at

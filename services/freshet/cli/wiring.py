@@ -29,7 +29,7 @@ Runner = Callable[[Spec, Settings, threading.Event], None]
 
 def run_gateway(spec: Spec, settings: Settings, stop: threading.Event) -> None:
     """Events in over HTTP."""
-    from freshet.gateway.service import codecs_of, run  # noqa: PLC0415
+    from freshet.gateway.service import codecs_of, run
 
     log = open_eventlog(settings.common.log_url)
     try:
@@ -42,8 +42,8 @@ def run_gateway(spec: Spec, settings: Settings, stop: threading.Event) -> None:
 
 def run_joiner(spec: Spec, settings: Settings, stop: threading.Event) -> None:
     """Events to samples."""
-    from freshet.joiner.service import JoinerStatus, Pace  # noqa: PLC0415
-    from freshet.joiner.start import make  # noqa: PLC0415
+    from freshet.joiner.service import JoinerStatus, Pace
+    from freshet.joiner.start import make
 
     cleanup = Cleanup()
     log = open_eventlog(settings.common.log_url)
@@ -74,7 +74,7 @@ def run_joiner(spec: Spec, settings: Settings, stop: threading.Event) -> None:
 
 def run_trainer(spec: Spec, settings: Settings, stop: threading.Event) -> None:
     """Samples to rows and versions: embedder, shard and trainer in one process."""
-    from freshet.cli.training import Stores, Training  # noqa: PLC0415
+    from freshet.cli.training import Stores, Training
 
     cleanup = Cleanup()
     training: list[Training] = []
@@ -110,7 +110,7 @@ def run_trainer(spec: Spec, settings: Settings, stop: threading.Event) -> None:
 
 def run_inference(spec: Spec, settings: Settings, stop: threading.Event) -> None:
     """Rank requests."""
-    from freshet.inference.service import Parts, run  # noqa: PLC0415
+    from freshet.inference.service import Parts, run
 
     cleanup = Cleanup()
     log = open_eventlog(settings.common.log_url)

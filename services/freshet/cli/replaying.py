@@ -1,0 +1,175 @@
+"""Recorded events encoded, joined and learned from in one process; or sent through a running gateway."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from freshet.cli.pipeline import Outcome, Pipeline
+from freshet.errors import BadInput
+from freshet.features import EventExtractor, JsonTranscoder, partition_of, take
+from freshet.recordings.sources import Piece, Role
+from freshet.spec import Spec
+from freshet.spec.schemas import Schemas, load_schemas
+from freshet.types import Append
+
+__all__ = ["replay", "send", "streams_of"]
+
+DAY_MS = 86_400_000
+
+
+def replay(
+    spec: Spec,
+    pieces: Iterable[Piece],
+    *,
+    keep: str | Path | None = None,
+    lanes: int | None = None,
+    speed: float | None = None,
+    window_ms: int = DAY_MS,
+    progress: Callable[[str, int], None] = lambda stage, done: None,
+) -> Outcome:
+    """Encode events, join them and learn from the samples, each stage through the real log; then return the
+    measures.
+
+    Args:
+        pieces:    events in order of time, such as `freshet.recordings.sources.online_retail(path)`.
+        keep:      folder for log, rows and versions; without it they are deleted at the end.
+        lanes:     1 gives the same result each time; without it, as live.
+        speed:     events a second; without it, as fast as possible.
+        window_ms: length of a window of measures, in event time.
+        progress:  called with the stage's name and how much of it is done.
+
+    Raises BadInput if an event does not fit the spec's schemas, ConfigError if a schema is missing.
+    """
+    from freshet.joiner.service import Pace
+    from freshet.joiner.start import make
+
+    spec = replace(spec, train=replace(spec.train, measure_window_ms=window_ms))
+    with tempfile.TemporaryDirectory(prefix="freshet-") as temporary:
+        schemas = load_schemas(spec)
+        pipeline = Pipeline(spec, Path(keep) if keep is not None else Path(temporary), lanes, schemas)
+        try:
+            ingest = _Ingest(pipeline, schemas)
+            began = time.perf_counter()
+            for piece in paced(pieces, speed):
+                ingest.append(piece)
+                progress("events", ingest.events)
+            appended = time.perf_counter()
+            joiner = make(spec, pipeline.log, pace=Pace(flush_interval_ms=200))
+            joiner.run(until_end=True)
+            joined = time.perf_counter()
+            assert joiner.status is not None, "a joiner that ran to the end has told what it did"
+            outcome = pipeline.train(lambda share: progress("training, percent", int(100 * share)))
+            stages = {
+                "events encoded and appended": ingest.events / (appended - began),
+                "of that, encoding and appending alone": ingest.events / max(ingest.seconds, 1e-9),
+                "events joined": joiner.status.events / (joined - appended),
+                "samples joined": joiner.status.samples / (joined - appended),
+            }
+            return replace(
+                outcome, stages={**stages, **outcome.stages}, ledger=joiner.status.ledger.to_json()
+            )
+        finally:
+            pipeline.close()
+
+
+def paced(pieces: Iterable[Piece], speed: float | None) -> Iterable[Piece]:
+    """The pieces, each not before its turn at `speed` events a second."""
+    began = time.monotonic()
+    sent = 0
+    for piece in pieces:
+        if speed:
+            time.sleep(max(0.0, began + sent / speed - time.monotonic()))
+        yield piece
+        sent += piece.events
+
+
+@dataclass
+class _Ingest:
+    """Encodes events by the spec's schemas and appends them where the joiner reads: what the gateway does, in
+    whole pieces."""
+
+    pipeline: Pipeline
+    schemas: Schemas
+    events: int = 0
+    seconds: float = 0.0  # spent here, without the source
+    _streams: Mapping[Role, tuple[str, JsonTranscoder, EventExtractor]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        spec = self.pipeline.spec
+        self._streams = {}
+        for stream in streams_of(spec):
+            schema = self.schemas.of(stream.role)
+            schema_id = self.pipeline.registry.register(schema)
+            transcoder = JsonTranscoder(schema, schema_id=schema_id)
+            self._streams[stream.role] = (stream.topic, transcoder, EventExtractor(stream, schema))
+
+    def append(self, piece: Piece) -> None:
+        """Append one piece, impressions before actions, so that a reader never sees an action long before its
+        cause."""
+        began = time.perf_counter()
+        appends: list[Append] = []
+        for role, lines in piece.lines.items():
+            if lines:
+                appends += self._encoded(role, lines)
+        if appends:
+            self.pipeline.writer.append(appends)
+        self.seconds += time.perf_counter() - began
+
+    def _encoded(self, role: Role, lines: bytes) -> Sequence[Append]:
+        topic, transcoder, extractor = self._streams[role]
+        made = transcoder.body(lines)
+        if made.bad:
+            raise BadInput(f"{role} stream: {made.bad[0]}\n  the spec's schema of this stream says what fits")
+        events = extractor.extract(made.records, framed=True)
+        if len(events.bad):
+            raise BadInput(f"{role} stream: event {events.bad[0]}: {events.why[0]}")
+        self.events += made.total
+        partitions = partition_of(events.request_keys, self.pipeline.spec.partitions)
+        appends = []
+        for p in np.unique(partitions).tolist():
+            mine = np.flatnonzero(partitions == p)
+            appends.append(
+                Append(topic, p, take(made.records, events.events[mine]), take(events.request_keys, mine))
+            )
+        return appends
+
+
+def send(
+    spec: Spec,
+    pieces: Iterable[Piece],
+    gateway: str,
+    speed: float | None,
+    progress: Callable[[str, int], None],
+) -> int:
+    """Send everything through a running gateway; returns how many events it accepted."""
+    import orjson
+
+    from freshet.client import Client  # httpx is only needed here
+
+    sent = 0
+    with Client(gateway=gateway) as client:
+        send = {"served": client.impressions, "shown": client.shown, "action": client.actions}
+        for piece in paced(pieces, speed):
+            for role, lines in piece.lines.items():
+                events = [orjson.loads(line) for line in lines.splitlines()]
+                for start in range(0, len(events), SEND_EVENTS):
+                    sent += len(send[role](events[start : start + SEND_EVENTS]).acks)
+            progress("events", sent)
+    return sent
+
+
+SEND_EVENTS = 500
+"""Events in one request: far below the gateway's bound, large enough that a request costs little."""
+
+
+def streams_of(spec: Spec) -> list[Any]:
+    """The streams that a spec has."""
+    events = spec.events
+    return [s for s in (events.served, events.shown, events.action) if s is not None]
