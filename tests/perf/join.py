@@ -76,6 +76,10 @@ class Schemas:
         """The schema of an id."""
         return parse_schema(json.dumps({1: SERVED, 2: ACTION}[schema_id]))
 
+    def register(self, schema: Record) -> int:
+        """Id of the one schema that the joiner derives: of its samples."""
+        return 3
+
 
 def varint(n: int) -> bytes:
     """A long, as Avro writes it."""
