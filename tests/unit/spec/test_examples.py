@@ -33,11 +33,12 @@ def test_the_feed_is_the_designs_example() -> None:
     assert spec.serve.explore.share == 0.02
 
 
-def test_the_retail_example_trains_on_the_defaults() -> None:
+def test_the_retail_example_trains_on_the_defaults_and_one_cross() -> None:
     spec = load_spec(EXAMPLES / "online-retail" / "freshet.toml")
 
     assert spec.table("user").optimizer.parameters["lr"] == 0.2
     assert spec.table("user").scalar_optimizer.parameters["initial_accumulator"] == 0.0
-    assert spec.model.experts == ("wide", "fm", "deep")
+    assert spec.model.experts == ("wide", "cross", "fm", "deep")
+    assert spec.model.crosses == (("user", "item"),)
     assert spec.join.emit == "window"
     assert spec.feature("price").dense == ("log1p", "standard")
