@@ -6,6 +6,7 @@ import io
 import random
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -251,7 +252,7 @@ def test_a_request_that_does_not_fit_the_users_schema_is_answered_and_its_loss_t
 
 def test_before_rows_and_version_are_there_the_answer_is_503_with_the_reason(tmp_path: Path) -> None:
     world = World(tmp_path, greedy(SPEC), RANKED)
-    with serving(world) as server:
+    with serving(world, inference_start_wait="0ms") as server:
         wait_for(lambda: "start its trainer" in server.get("/health/ready").text)
         assert server.get("/health/ready").status_code == 503
         assert server.get("/health/live").status_code == 200
@@ -261,6 +262,19 @@ def test_before_rows_and_version_are_there_the_answer_is_503_with_the_reason(tmp
         world.put_version(0)
         world.promote(0)
         wait_for(lambda: server.rank().status_code == 200)
+    world.close()
+
+
+def test_a_request_to_a_server_that_starts_waits_for_its_answer(tmp_path: Path) -> None:
+    world = World(tmp_path, greedy(SPEC), RANKED)
+    world.create()
+    with serving(world, inference_start_wait="1m") as server, ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(server.rank)
+        wait_for(lambda: "no version has been promoted" in server.get("/health/ready").text)
+        assert not answer.done()
+        world.put_version(0)
+        world.promote(0)
+        assert answer.result(20).status_code == 200
     world.close()
 
 

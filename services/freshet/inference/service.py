@@ -59,6 +59,10 @@ __all__ = ["Inference", "Parts", "run"]
 logger = structlog.get_logger(__name__)
 
 
+START_LOOK_S = 0.02
+"""How often a request that waits for the server's start looks whether it can be answered."""
+
+
 @dataclass(frozen=True, slots=True)
 class Parts:
     """What an inference server stands on."""
@@ -223,8 +227,16 @@ class Inference:
         for feature, n in scored.unknown.items():
             self._unknown.labels(feature).inc(n)
 
+    async def _until_served(self) -> None:
+        """Hold a request back while the server starts: a restart is then a pause to its clients, no error."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._settings.start_wait_ms / 1e3
+        while self._serving() is None and loop.time() < deadline:
+            await asyncio.sleep(START_LOOK_S)
+
     async def _rank(self, request: Request) -> Response:
         asked = parse_rank(request.body, self._settings.max_candidates)
+        await self._until_served()
         table, serving = self._now_served()
         context, candidates = self._filled(asked.context, asked.candidates, asked.request_id)
         samples = self._pipeline.candidates(events_of(self._spec, context, candidates))
@@ -361,8 +373,8 @@ def run(
     """Serve on the calling thread until `stop` is set; then what was served is logged, for at most the
     drain time.
 
-    `ready` is called with the address once connections are taken; requests get 503 until rows and a version
-    are there. Signals are the caller's.
+    `ready` is called with the address once connections are taken; rank requests wait until rows and a
+    version are there, for `start_wait` at most. Signals are the caller's.
 
     Raises:
         ConfigError: the port cannot be had, or the spec does not fit the schema.

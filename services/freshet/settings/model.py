@@ -162,6 +162,13 @@ class Inference:
     """The server of predictions."""
 
     port: int = option("deployment", "HTTP; 0 takes a free one", PORT, default=7001)
+    start_wait_ms: int = option(
+        "deployment",
+        "how long a rank request waits for rows and a version while the server starts; then it gets 503",
+        Duration(0, MINUTE),
+        key="start_wait",
+        default=5 * SECOND,
+    )
     max_candidates: int = option(
         "deployment", "a request with more is refused with 413", Integer(1, 1_000_000), default=10_000
     )
