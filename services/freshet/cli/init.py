@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from freshet.cli.options import emit, json_option
 from freshet.errors import ConfigError
 
 __all__ = ["command"]
@@ -23,7 +24,8 @@ __all__ = ["command"]
 @click.option("--name", help="Of the model; made of the first schema's name without it.")
 @click.option("--out", type=click.Path(path_type=Path), default="freshet.toml", show_default=True)
 @click.option("--force", is_flag=True, help="Write over a file that exists.")
-def command(schemas: tuple[Path, ...], name: str | None, out: Path, force: bool) -> None:
+@json_option
+def command(schemas: tuple[Path, ...], name: str | None, out: Path, force: bool, as_json: bool) -> None:
     """Write a spec that fits your schemas, with comments on what it guessed and what else could stand
     there."""
     from freshet.spec.avro import parse_schema
@@ -37,7 +39,8 @@ def command(schemas: tuple[Path, ...], name: str | None, out: Path, force: bool)
         [(_seen_from(out, path), parse_schema(_read(path), str(path))) for path in schemas], name
     )
     out.write_text(text, encoding="utf-8")
-    click.echo(f"wrote {out}; next: read it, then `freshet check {out}`")
+    told = f"wrote {out}; next: read it, then `freshet check {out}`"
+    emit({"wrote": str(out)}, as_json=as_json, text=told)
 
 
 def _read(path: Path) -> bytes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -85,6 +86,46 @@ def files_command(
         files["shown"] = shown
     times = {stream.role: stream.time.path for stream in streams_of(spec)}
     _run(spec, events_of_files(files, times), **options)
+
+
+@command.command("topics")
+@click.argument("spec_file", type=click.Path(path_type=Path))
+@click.option(
+    "--from", "source", type=click.Path(path_type=Path), required=True, help="Run folder that has the events."
+)
+@click.option("--since", type=click.DateTime(), help="Only what its log took from then on (UTC).")
+@click.option("--until", type=click.DateTime(), help="Only what its log took before then (UTC).")
+@_common
+def topics_command(
+    spec_file: Path, source: Path, since: datetime | None, until: datetime | None, **options: Any
+) -> None:
+    """Events of another run, as it acknowledged them: how a new model learns from an old one's log.
+
+    Into a log of their own only; with --keep the folder can go on with `freshet up --folder`.
+    """
+    from freshet.cli.options import existing_folder
+    from freshet.recordings.topics import events_of_topics
+    from freshet.seams.open import open_eventlog
+    from freshet.spec import load_spec
+
+    if options["gateway"]:
+        raise ConfigError(
+            "replay topics",
+            "--gateway",
+            options["gateway"],
+            "no gateway",
+            "topics are copied as they are into a log of their own; --keep keeps it",
+        )
+    spec = load_spec(spec_file)
+    log = open_eventlog(f"sqlite:{existing_folder(source) / 'log'}")
+    try:
+        _run(spec, events_of_topics(log, spec, since_ms=_ms(since), until_ms=_ms(until)), **options)
+    finally:
+        log.close()
+
+
+def _ms(moment: datetime | None) -> int | None:
+    return None if moment is None else int(moment.replace(tzinfo=UTC).timestamp() * 1000)
 
 
 def _run(

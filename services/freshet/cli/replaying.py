@@ -13,11 +13,11 @@ import numpy as np
 
 from freshet.cli.pipeline import Outcome, Pipeline
 from freshet.errors import BadInput
-from freshet.features import EventExtractor, JsonTranscoder, partition_of, take
-from freshet.recordings.sources import Piece, Role
+from freshet.features import EventExtractor, JsonTranscoder, add_frames, partition_of, take
+from freshet.recordings.sources import AvroRecords, Piece, Role
 from freshet.spec import Spec
 from freshet.spec.schemas import Schemas, load_schemas
-from freshet.types import Append
+from freshet.types import Append, BytesColumn
 
 __all__ = ["replay", "send", "streams_of"]
 
@@ -99,6 +99,7 @@ class _Ingest:
     schemas: Schemas
     events: int = 0
     seconds: float = 0.0  # spent here, without the source
+    _extractors: dict[tuple[Role, int], EventExtractor] = field(default_factory=dict)
     _streams: Mapping[Role, tuple[str, JsonTranscoder, EventExtractor]] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -118,6 +119,8 @@ class _Ingest:
         for role, lines in piece.lines.items():
             if lines:
                 appends += self._encoded(role, lines)
+        for part in piece.records:
+            appends += self._framed(part)
         if appends:
             self.pipeline.writer.append(appends)
         self.seconds += time.perf_counter() - began
@@ -127,16 +130,33 @@ class _Ingest:
         made = transcoder.body(lines)
         if made.bad:
             raise BadInput(f"{role} stream: {made.bad[0]}\n  the spec's schema of this stream says what fits")
-        events = extractor.extract(made.records, framed=True)
+        self.events += made.total
+        return self._placed(role, topic, extractor, made.records)
+
+    def _framed(self, part: AvroRecords) -> Sequence[Append]:
+        """Records of another log, whose schema ids mean nothing here."""
+        schema_id = self.pipeline.registry.register(part.schema)
+        if (part.role, schema_id) not in self._extractors:
+            stream = next(s for s in streams_of(self.pipeline.spec) if s.role == part.role)
+            self._extractors[part.role, schema_id] = EventExtractor(stream, part.schema)
+        self.events += len(part.payloads)
+        records = add_frames(part.payloads, schema_id)
+        topic = self._streams[part.role][0]
+        return self._placed(part.role, topic, self._extractors[part.role, schema_id], records)
+
+    def _placed(
+        self, role: Role, topic: str, extractor: EventExtractor, records: BytesColumn
+    ) -> Sequence[Append]:
+        """Framed records, each with its key in its partition."""
+        events = extractor.extract(records, framed=True)
         if len(events.bad):
             raise BadInput(f"{role} stream: event {events.bad[0]}: {events.why[0]}")
-        self.events += made.total
         partitions = partition_of(events.request_keys, self.pipeline.spec.partitions)
         appends = []
         for p in np.unique(partitions).tolist():
             mine = np.flatnonzero(partitions == p)
             appends.append(
-                Append(topic, p, take(made.records, events.events[mine]), take(events.request_keys, mine))
+                Append(topic, p, take(records, events.events[mine]), take(events.request_keys, mine))
             )
         return appends
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from freshet.cli.options import folder_option
+from freshet.cli.options import emit, folder_option, json_option
 
 __all__ = ["ROLES", "command"]
 
@@ -19,7 +19,8 @@ ROLES = ("gateway", "joiner", "trainer", "inference")
 @click.argument("role", type=click.Choice(ROLES))
 @click.argument("spec_file", type=click.Path(path_type=Path))
 @folder_option
-def command(role: str, spec_file: Path, folder: Path) -> None:
+@json_option
+def command(role: str, spec_file: Path, folder: Path, as_json: bool) -> None:
     """Run one service until SIGTERM or Ctrl-C; then it drains and ends with 0."""
     from freshet.cli.wiring import RUNNERS
     from freshet.runtime.lifecycle import die_with_parent, stop_on_signals
@@ -36,3 +37,4 @@ def command(role: str, spec_file: Path, folder: Path) -> None:
     configure_logging(role, level=settings.common.log_level, form=settings.common.log_format)
     settings.common.run.create()
     RUNNERS[role](load_spec(spec_file), settings, stop)
+    emit({"role": role, "ended": "stopped"}, as_json=as_json, text=f"{role} stopped")

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import gzip
 import heapq
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -14,8 +14,10 @@ import orjson
 
 from freshet.errors import BadInput, ConfigError
 from freshet.recordings import retail
+from freshet.spec.avro import Record
+from freshet.types import BytesColumn
 
-__all__ = ["ONLINE_RETAIL", "Piece", "Role", "events_of_files", "online_retail"]
+__all__ = ["ONLINE_RETAIL", "AvroRecords", "Piece", "Role", "events_of_files", "online_retail"]
 
 Role = Literal["served", "shown", "action"]
 
@@ -26,14 +28,23 @@ EVENTS_FILE = "online_retail_ii_events.csv.gz"
 PIECE_EVENTS = 2_000
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
+class AvroRecords:
+    """Events of one stream that are Avro already, all written by one schema."""
+
+    role: Role
+    schema: Record
+    payloads: BytesColumn  # without framing
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Piece:
     """Events that follow each other, newline-delimited JSON by stream; impressions come before their
     actions."""
 
     lines: Mapping[Role, bytes]
     events: int
-    time_ms: int | None = None  # of the first event, where it is known: what `--speed` goes by
+    records: Sequence[AvroRecords] = ()  # beside the lines, or instead of them
 
 
 def online_retail(path: Path, seed: int = 0) -> Iterator[Piece]:

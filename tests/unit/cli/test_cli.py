@@ -190,3 +190,13 @@ def test_a_version_that_is_not_there_is_refused_with_those_that_are(spec_file, s
 
     with pytest.raises(ConfigError, match=r"a stored version \(0 to \d+\)"):
         run("version", "show", 999, "--folder", folder)
+
+
+def test_every_verb_takes_json():
+    for verb in VERBS:
+        if verb not in ("version", "replay"):  # groups: their commands take it
+            assert "--json" in run(verb, "--help").output
+    for command in ("list", "show", "promote", "rollback"):
+        assert "--json" in run("version", command, "--help").output
+    for command in ("online-retail", "files", "topics"):
+        assert "--json" in run("replay", command, "--help").output
