@@ -58,7 +58,7 @@ unit: build ## Only the unit and contract tests: seconds.
 lint: setup-test ## ruff, mypy --strict, import-linter.
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy services/freshet
+	$(BIN)/mypy services/freshet tests
 	PYTHONPATH=services $(BIN)/lint-imports
 
 native-test: setup-test ## C++ unit tests and a short fuzz run, under the address and undefined-behaviour sanitizers.

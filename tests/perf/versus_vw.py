@@ -69,7 +69,7 @@ def batches_of(spec: Spec, folder: Path) -> Iterator[Batch]:
             schema_id = int(block.schema_ids[i])
             if schema_id not in schemas:
                 schemas[schema_id] = fastavro.parse_schema(json.loads(canonical(registry.get(schema_id))))
-            event = fastavro.schemaless_reader(io.BytesIO(block.payloads[i]), schemas[schema_id], None)
+            event: Any = fastavro.schemaless_reader(io.BytesIO(block.payloads[i]), schemas[schema_id], None)
             lines.append(line_of(values_of(spec, event, int(block.event_times_ms[i])), names))
         yield lines, [float(v) for v in block.values]
     log.close()

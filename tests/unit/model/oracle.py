@@ -28,7 +28,7 @@ class Rounded(torch.autograd.Function):
 
 def rounded(x: Any) -> Any:
     """Rounded to bf16."""
-    return Rounded.apply(x)  # type: ignore[no-untyped-call]
+    return Rounded.apply(x)
 
 
 class Oracle:

@@ -19,7 +19,7 @@ from tests.unit.model.specs import make_batch, make_spec
 SPEC = make_spec(dense=[(True, True)], lists=("mean",), losses=("logloss", "huber"), deep=(20, 12))
 
 
-def trained(spec: Spec = SPEC, steps: int = 5, lanes: int = 1, seed: int = 0):  # type: ignore[no-untyped-def]
+def trained(spec: Spec = SPEC, steps: int = 5, lanes: int = 1, seed: int = 0):
     model = build_model(spec, training=True)
     workers = [model.lane() for _ in range(lanes)]
     rng = np.random.default_rng(seed)

@@ -51,7 +51,7 @@ def test_every_order_line_is_an_action_and_the_stream_repeats_for_a_seed(tmp_pat
 
 def test_a_request_shows_what_was_bought_and_four_times_as_much_that_was_not(tmp_path):
     impressions, actions = events(month(tmp_path))
-    bought = {}
+    bought: dict[str, set[str]] = {}
     for action in actions:
         if action["type"] == "buy":
             bought.setdefault(action["request_id"], set()).add(action["stock_code"])
@@ -85,7 +85,7 @@ def test_a_cancellation_is_an_action_on_the_last_request_that_showed_the_item(tm
 
 def test_prices_do_not_tell_what_was_bought(tmp_path):
     impressions, _ = events(month(tmp_path))
-    prices = {}
+    prices: dict[tuple[int, str], set[float | None]] = {}
     for event in impressions[20:]:
         for item in event["items"]:
             prices.setdefault((event["ts"] // 1000 // DAY, item["stock_code"]), set()).add(item["price"])

@@ -1,14 +1,15 @@
 import threading
 from collections import deque
 from dataclasses import dataclass, field
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
 from freshet.errors import Refused
-from freshet.model import StepResult
+from freshet.model import DenseModel, StepResult
 from freshet.model.inputs import ModelInputs
-from freshet.seams.batches import TrainBatch
+from freshet.seams.batches import BatchStream, TrainBatch
 from freshet.trainer.core import DenseLedger
 from freshet.trainer.lanes import Lanes
 from freshet.types import Fence, OffsetRange
@@ -27,10 +28,10 @@ def batch(partition, start, stop):
 class Stream:
     """Batches as a test gives them, by lane; stops the lanes when all are gone."""
 
-    batches: list
+    batches: list[deque[TrainBatch]]
     stop: threading.Event
-    given_back: list = field(default_factory=list)
-    refuse: set = field(default_factory=set)
+    given_back: list[Any] = field(default_factory=list)
+    refuse: set[OffsetRange] = field(default_factory=set)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def take(self, lane, wait_s):
@@ -85,8 +86,8 @@ class CountingLane:
 
 @dataclass
 class Notes:
-    trained_ranges: list = field(default_factory=list)
-    steps: list = field(default_factory=list)
+    trained_ranges: list[OffsetRange] = field(default_factory=list)
+    steps: list[tuple[int, int]] = field(default_factory=list)
 
     def trained(self, batch, result):
         self.trained_ranges.append(batch.ranges[0])
@@ -99,7 +100,7 @@ def run(batches, applied, *, fail_at=None, refuse=()):
     stop, notes, model = threading.Event(), Notes(), CountingModel(fail_at=fail_at)
     stream = Stream([deque(b) for b in batches], stop, refuse=set(refuse))
     ledger = DenseLedger(dict(applied))
-    Lanes(stream, model, ledger, notes, len(batches), 0.02, stop).run()
+    Lanes(cast(BatchStream, stream), cast(DenseModel, model), ledger, notes, len(batches), 0.02, stop).run()
     return stream, model, ledger, notes
 
 
