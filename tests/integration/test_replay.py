@@ -59,6 +59,20 @@ def test_the_topics_of_one_run_are_the_events_of_another(retail, tmp_path):
     assert second["ledger"] == first["ledger"]
 
 
+def test_peek_shows_the_fields_of_events_and_the_shape_of_blocks(retail, tmp_path):
+    replay("online-retail", retail, "--lanes", 1, "--keep", tmp_path / "old")
+
+    def peek(topic):
+        line = ["peek", topic, "--folder", str(tmp_path / "old"), "-n", "1", "--json"]
+        output = CliRunner().invoke(cli, line, catch_exceptions=False).stdout
+        return [json.loads(record)["value"] for record in output.splitlines()]
+
+    assert all({"request_id", "items"} <= set(event) for event in peek("impressions"))
+    assert all(action["type"] == "buy" for action in peek("actions"))
+    assert all(block["samples"] >= 1 for block in peek("online-retail.samples"))
+    assert all(commit["kind"] == "commit" for commit in peek("online-retail.joiner"))
+
+
 def test_a_range_of_time_in_which_the_log_took_nothing_holds_no_events(retail, tmp_path):
     replay("online-retail", retail, "--lanes", 1, "--keep", tmp_path / "old")
 

@@ -46,7 +46,9 @@ def command(
         for at in _partitions(log, topic, partition):
             for line in _lines(log, at, records, start, decode):
                 click.echo(
-                    orjson.dumps(line, option=orjson.OPT_NON_STR_KEYS).decode() if as_json else _text(line)
+                    orjson.dumps(line, option=orjson.OPT_NON_STR_KEYS, default=str).decode()
+                    if as_json
+                    else _text(line)
                 )
     finally:
         log.close()
@@ -133,7 +135,12 @@ def _avro(registry: Any, value: bytes) -> Any:
     try:
         import fastavro
     except ImportError:
-        return {"schema": int.from_bytes(value[1:5], "big"), "bytes": value[5:].hex()}
+        schema_id = int.from_bytes(value[1:5], "big")
+        return {
+            "schema": schema_id,
+            "bytes": value[5:].hex(),
+            "hint": "pip install fastavro to see the fields",
+        }
     from freshet.spec.avro import canonical
 
     schema = registry.get(int.from_bytes(value[1:5], "big"))
