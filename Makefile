@@ -1,5 +1,5 @@
 # `make help` lists the targets. Everything is installed into .venv; nothing outside this folder is touched, except that
-# `make test` installs GoogleTest by apt where it is missing and it may.
+# `make test` installs GoogleTest and Chromium by apt where they are missing and it may.
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
@@ -9,7 +9,7 @@ VENV ?= .venv
 # Where torch comes from. The default index's build for Linux x86-64 carries CUDA: about 0.9 GB to download and 5 GB on
 # disk. For the CPU-only build (about 0.2 GB): make test TORCH_INDEX_URL=<torch's CPU wheel index>
 TORCH_INDEX_URL ?=
-# Steps to leave out by name, e.g. SKIP="native-tests".
+# Steps to leave out by name: SKIP="native-tests browser-tests".
 SKIP ?=
 BENCH ?=
 DEMO ?=
@@ -50,7 +50,8 @@ build: setup-test ## Build the native core in place, for work on the code.
 	$(BIN)/cmake --build build/dev
 
 test: build lint native-test ## Install all that is needed and run every test.
-	$(BIN)/python -m pytest
+	@ops/find-browser "$(SKIP)"
+	$(BIN)/python -m pytest $(if $(filter browser-tests,$(SKIP)),-m "not browser")
 
 unit: build ## Only the unit and contract tests: seconds.
 	$(BIN)/python -m pytest tests/unit tests/contract
