@@ -17,7 +17,7 @@ DEMO ?=
 BIN := $(VENV)/bin
 export PATH := $(abspath $(BIN)):$(PATH)
 
-.PHONY: help setup setup-test build demo test unit lint native-test bench wheel clean
+.PHONY: help setup build demo docs test unit lint native-test bench wheel clean
 
 help: ## Show this list.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -33,7 +33,8 @@ setup: $(BIN)/python ## Install freshet with gateway, inference and client (no t
 demo: setup ## Install, start a whole loop on generated events, print `freshet status`; Ctrl-C ends it.
 	$(BIN)/python examples/quickstart/demo.py $(DEMO)
 
-$(VENV)/.test-installed: pyproject.toml | $(BIN)/python
+READY_TO_TEST := $(VENV)/.test-installed
+$(READY_TO_TEST): pyproject.toml | $(BIN)/python
 	@echo "Installing what the tests need. torch is the large part: about 0.9 GB to download and 5 GB on disk from the default index"
 	@echo "(TORCH_INDEX_URL=... takes another, such as torch's CPU-only one, about 0.2 GB)."
 	$(BIN)/pip install -q $(if $(TORCH_INDEX_URL),--extra-index-url $(TORCH_INDEX_URL)) "torch==2.13.0"
@@ -43,11 +44,12 @@ $(VENV)/.test-installed: pyproject.toml | $(BIN)/python
 	$(BIN)/pip install -q -r $(VENV)/requirements.txt
 	touch $@
 
-setup-test: $(VENV)/.test-installed ## Install what the tests need (torch too) into .venv.
-
-build: setup-test ## Build the native core in place, for work on the code.
+build: $(READY_TO_TEST) ## Build the native core in place, for work on the code.
 	$(BIN)/cmake -S . -B build/dev -G Ninja -DPython_EXECUTABLE=$(abspath $(BIN)/python) > /dev/null
 	$(BIN)/cmake --build build/dev
+
+docs: build ## Write docs/reference/ anew from the code; a test says when a page is stale.
+	PYTHONPATH=services $(BIN)/python -m ops.reference
 
 test: build lint native-test ## Install all that is needed and run every test.
 	@ops/find-browser "$(SKIP)"
@@ -56,13 +58,13 @@ test: build lint native-test ## Install all that is needed and run every test.
 unit: build ## Only the unit and contract tests: seconds.
 	$(BIN)/python -m pytest tests/unit tests/contract
 
-lint: setup-test ## ruff, mypy --strict, import-linter.
+lint: $(READY_TO_TEST) ## ruff, mypy --strict, import-linter.
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy services/freshet tests
+	$(BIN)/mypy services/freshet tests ops
 	PYTHONPATH=services $(BIN)/lint-imports
 
-native-test: setup-test ## C++ unit tests and a short fuzz run, under the address and undefined-behaviour sanitizers.
+native-test: $(READY_TO_TEST) ## C++ unit tests and a short fuzz run, under the address and undefined-behaviour sanitizers.
 	@ops/native-test "$(SKIP)"
 
 bench: build ## Measure; BENCH="table log" for some of it, BENCH=--list for what there is.

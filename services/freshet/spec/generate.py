@@ -83,7 +83,8 @@ def generate_spec(schemas: Sequence[tuple[str, Record]], name: str | None = None
     features = list(_features(found))
     lines = [
         f"# Written by freshet init from {', '.join(path for path, _ in schemas)}.",
-        "# Each line is a guess: read it once and mend what is wrong. All keys: docs/feature-spec.md.",
+        "# Each line is a guess: read it once and mend what is wrong.",
+        "# All keys: docs/reference/feature-spec.md.",
         f'name = "{name or _model_name(found)}"    # names topics and stores; another name is another model',
         "",
         *_events(found),

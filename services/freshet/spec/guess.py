@@ -262,7 +262,7 @@ def _missing(path: str, schema: Record, what: str) -> ConfigError:
         "",
         "no field was recognised",
         what,
-        f"it has {', '.join(paths(schema))}: write freshet.toml by hand, see docs/feature-spec.md",
+        f"it has {', '.join(paths(schema))}: write freshet.toml by hand, see docs/reference/feature-spec.md",
     )
 
 

@@ -111,7 +111,7 @@ def test_what_cannot_be_found_is_named() -> None:
     assert str(caught.value) == (
         "i.avsc: no field was recognised\n"
         "  expected a field that identifies the request, of the same name in the actions\n"
-        "  it has user, ts: write freshet.toml by hand, see docs/feature-spec.md"
+        "  it has user, ts: write freshet.toml by hand, see docs/reference/feature-spec.md"
     )
     with pytest.raises(ConfigError, match="a field with the time of the event"):
         generate_spec([("i.avsc", record("Impression", ("request_id", "string"))), ("a.avsc", action)])

@@ -1,32 +1,28 @@
-"""The reference of `freshet.toml`, written from the options themselves.
-
-`python -m freshet.spec.reference > docs/feature-spec.md` writes it anew; a test says when that file is stale.
-"""
+"""The reference of `freshet.toml`, from the options of the spec's classes."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from freshet.options.reference import grid, option_rows
+from ops.reference.markdown import grid, header, option_rows
+
 from freshet.spec import expression
 from freshet.spec.identity import EFFECTS
 from freshet.spec.model import Explore, Feature, Gate, Join, Label, Model, Serve, Spec, Stream, Table, Train
 from freshet.spec.optimizers import OPTIMIZERS
 from freshet.spec.parse_inputs import DEFAULT_ROW_OPTIMIZER, DEFAULT_SCALAR_OPTIMIZER, KEYS_OF_KIND
 
-__all__ = ["reference"]
+__all__ = ["page"]
+
+SOURCE = "services/freshet/spec/model*.py"
 
 INTRO = """\
-# The feature spec: `freshet.toml`
-
-<!-- Written by `python -m freshet.spec.reference`; edit services/freshet/spec/model.py instead. -->
-
 One file says what a model is: where its events come from, what it predicts, from what, and how it is
 trained and served. It is read once, checked as a whole, and frozen. A key that is not listed here is an
 error, and so is one that would have no effect. `freshet init` writes a first spec from Avro schemas,
 `freshet check` explains one and says what an edit changes. Two worked examples: [online
-retail](../examples/online-retail/freshet.toml), the least that is needed, and [a video
-feed](../examples/feed/freshet.toml) with three labels on topics that others write.
+retail](../../examples/online-retail/freshet.toml), the least that is needed, and [a video
+feed](../../examples/feed/freshet.toml) with three labels on topics that others write.
 
 Durations are text, a number and its unit: `"20ms"`, `"30s"`, `"2m"`, `"24h"`, `"30d"`. Paths name fields of
 your events, `user.id`; with `explode`, `items.id` is a field of the one element that a sample holds.
@@ -79,12 +75,13 @@ A value without a function over actions is that of the last matching action. A s
 by the names of their labels. An error shows the place in the expression."""
 
 
-def reference() -> str:
+def page() -> str:
     """The whole page."""
     return "\n".join(_page())
 
 
 def _page() -> Iterator[str]:
+    yield header("The feature spec: `freshet.toml`", SOURCE)
     yield INTRO
     yield "## Kinds of keys\n"
     yield from grid([(kind, effect) for kind, effect in EFFECTS.items()], ("kind", "a change of such a key"))
@@ -136,7 +133,3 @@ def _expressions() -> Iterator[str]:
     yield "```\n" + "\n".join(line.removeprefix("    ") for line in examples.splitlines()) + "\n```\n"
     yield prose.strip()
     yield MORE_ON_EXPRESSIONS
-
-
-if __name__ == "__main__":
-    print(reference(), end="")

@@ -1,51 +1,41 @@
-"""The reference of the settings, written from the options themselves.
-
-`python -m freshet.settings.reference > docs/settings.md` writes it anew; a test says when that file is stale.
-"""
+"""The reference of the settings, from the options of the services' classes."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from freshet.options.reference import default_text, grid
+from ops.reference.markdown import default_text, escaped, first_paragraph, grid, header
+
 from freshet.settings.parse import SERVICES, variables
 
-__all__ = ["reference"]
+__all__ = ["page"]
 
 INTRO = """\
-# Settings: where things run
-
-<!-- Written by `python -m freshet.settings.reference`; edit services/freshet/settings/model.py instead. -->
-
 What a model is stands in [its spec](feature-spec.md); where and within which bounds it runs stands here.
 Settings are environment variables, read once at the start of a service. An unknown name that starts with
 `FRESHET_` is an error.
 """
 
 
-def reference() -> str:
+def page() -> str:
     """The whole page."""
     return "\n".join(_page())
 
 
 def _page() -> Iterator[str]:
+    yield header("Settings: where things run", "services/freshet/settings/model.py")
     yield INTRO
     for service, cls in SERVICES.items():
-        summary = " ".join((cls.__doc__ or "").partition("\n\n")[0].split())
-        yield f"## {service}\n\n{summary}\n"
+        yield f"## {service}\n\n{first_paragraph(cls)}\n"
         rows = [
             (
                 f"`{v.name}`",
-                v.option.metadata["form"].expected,
+                escaped(v.option.metadata["form"].expected),
                 default_text(v.option),
-                v.option.metadata["doc"],
+                escaped(v.option.metadata["doc"]),
             )
             for v in variables()
             if v.service == service
         ]
         yield from grid(rows, ("variable", "allowed", "default", "meaning"))
         yield ""
-
-
-if __name__ == "__main__":
-    print(reference(), end="")

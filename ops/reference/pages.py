@@ -1,0 +1,48 @@
+"""Which pages there are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ops.reference import settings_page, spec_page
+
+__all__ = ["PAGES", "Page", "index"]
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """One file of docs/reference/ and how its text is made."""
+
+    name: str  # file name
+    title: str
+    about: str  # half a sentence, for the index
+    text: Callable[[], str]
+
+
+def index() -> str:
+    """The text of docs/reference/README.md."""
+    lines = [f"- [{page.title}]({page.name}): {page.about}" for page in PAGES if page.title]
+    return INDEX + "\n".join(lines) + "\n" + INDEX_END
+
+
+INDEX = """\
+# Reference
+
+<!-- Written by `make docs`; edit ops/reference/pages.py instead. -->
+
+These pages are written from the code by `make docs`, and a test says when one is stale. To change a page,
+change what it is written from; the comment at its top says where that is.
+
+"""
+
+INDEX_END = """
+What stands in the records of each topic, byte for byte, is in [schemas/README.md](../../schemas/README.md),
+by hand. freshet has no protocol buffers yet: services meet in the log, and speak HTTP with clients.
+"""
+
+PAGES = (
+    Page("README.md", "", "", index),
+    Page("feature-spec.md", "Feature spec", "every key of `freshet.toml`", spec_page.page),
+    Page("settings.md", "Settings", "every `FRESHET_…` variable", settings_page.page),
+)

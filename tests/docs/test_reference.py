@@ -1,0 +1,44 @@
+from pathlib import Path
+
+import pytest
+from ops.reference import PAGES, Page
+
+from freshet.options import key_of, options_of
+from freshet.settings import variables
+from freshet.spec.model import Explore, Feature, Gate, Join, Label, Model, Serve, Spec, Stream, Table, Train
+
+FOLDER = Path(__file__).parents[2] / "docs" / "reference"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_each_page_is_what_the_code_says(page: Page) -> None:
+    path = FOLDER / page.name
+    found = path.read_text() if path.exists() else ""
+
+    assert found == page.text(), f"docs/reference/{page.name} is stale: `make docs` writes it anew"
+
+
+def test_no_page_is_left_over() -> None:
+    files = {str(p.relative_to(FOLDER)) for p in FOLDER.rglob("*") if p.is_file()}
+
+    assert files == {page.name for page in PAGES}, "a page that no longer is written: delete it"
+
+
+def test_a_page_is_the_same_each_time() -> None:
+    assert all(page.text() == page.text() for page in PAGES)
+
+
+def test_every_key_stands_in_the_reference_of_the_spec() -> None:
+    text = (FOLDER / "feature-spec.md").read_text()
+
+    sections: list[type] = [Spec, Stream, Join, Label, Table, Feature, Model, Train, Serve]
+    inner: list[tuple[type, str]] = [(Explore, "explore."), (Gate, "gate.")]
+    for cls, prefix in [*((s, "") for s in sections), *inner]:
+        for option in options_of(cls):
+            assert f"| `{prefix}{key_of(option)}` |" in text
+
+
+def test_every_variable_stands_in_the_reference_of_the_settings() -> None:
+    text = (FOLDER / "settings.md").read_text()
+
+    assert all(f"| `{v.name}` |" in text for v in variables())
