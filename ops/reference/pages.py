@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ops.reference import settings_page, spec_page
+from ops.reference import metrics_page, settings_page, spec_page
 
 __all__ = ["PAGES", "Page", "index"]
 
@@ -45,4 +45,5 @@ PAGES = (
     Page("README.md", "", "", index),
     Page("feature-spec.md", "Feature spec", "every key of `freshet.toml`", spec_page.page),
     Page("settings.md", "Settings", "every `FRESHET_…` variable", settings_page.page),
+    Page("metrics.md", "Metrics", "what each service tells Prometheus", metrics_page.page),
 )

@@ -11,9 +11,10 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry
 
 from freshet.errors import Overloaded, Unavailable
+from freshet.gateway import metrics
 from freshet.gateway.core import Entry, Limits, QueueAccount, group_entries, offsets_of
 from freshet.seams.eventlog import Writer
 
@@ -54,11 +55,10 @@ class Committer:
         self._done = self._failed = 0
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="commit")
         self._task: asyncio.Task[None] | None = None
-        queued = Gauge("freshet_gateway_queue_events", "Events that wait for the log.", registry=registry)
-        queued.set_function(lambda: self._account.events)
-        self._appended = Counter("freshet_gateway_events_appended", "Events made durable.", registry=registry)
-        self._failures = Counter("freshet_gateway_append_failures", "Appends that failed.", registry=registry)
-        self._seconds = Histogram("freshet_gateway_append_seconds", "Time of an append.", registry=registry)
+        metrics.QUEUED.gauge(registry, lambda: self._account.events)
+        self._appended = metrics.APPENDED.counter(registry)
+        self._failures = metrics.APPEND_FAILURES.counter(registry)
+        self._seconds = metrics.APPEND_SECONDS.histogram(registry)
 
     def start(self) -> None:
         """Begin to append; on the running loop."""

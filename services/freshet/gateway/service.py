@@ -7,11 +7,12 @@ import threading
 from collections.abc import Callable, Mapping
 
 import structlog
-from prometheus_client import CollectorRegistry, Counter
+from prometheus_client import CollectorRegistry
 
 from freshet.clock import SYSTEM_CLOCK, Clock
 from freshet.errors import BadInput, ConfigError, FreshetError
 from freshet.features import SampleDecoder, partition_of
+from freshet.gateway import metrics
 from freshet.gateway.codec import Accepted, Checked, StreamCodec
 from freshet.gateway.commit import Committer
 from freshet.gateway.core import (
@@ -81,12 +82,7 @@ class Gateway:
             batch_events=settings.append_events,
             retry_after_s=settings.retry_after_ms / 1e3,
         )
-        self._events = Counter(
-            "freshet_gateway_events",
-            "Events by what became of them.",
-            ["stream", "outcome"],
-            registry=registry,
-        )
+        self._events = metrics.EVENTS.counter(registry)
         self.app = App(
             registry, max_body_bytes=settings.max_body_bytes, body_timeout_s=settings.body_timeout_ms / 1e3
         )

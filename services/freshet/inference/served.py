@@ -16,10 +16,11 @@ from typing import Any
 
 import orjson
 import structlog
-from prometheus_client import CollectorRegistry, Counter, Gauge
+from prometheus_client import CollectorRegistry
 
 from freshet.errors import Unavailable
 from freshet.features import JsonTranscoder, partition_of
+from freshet.inference import metrics
 from freshet.inference.core import Order, explain, get_path, merged
 from freshet.seams.eventlog import Writer
 from freshet.spec.avro import SERVED_FIELD
@@ -109,17 +110,9 @@ class ServedLogger:
         self._stream, self._partitions = spec.events.served, spec.partitions
         self._writer, self._transcoder = writer, transcoder
         self._queue: queue.Queue[Served] = queue.Queue(queue_events)
-        self._logged = Counter(
-            "freshet_inference_served_logged", "Served events appended.", registry=registry
-        )
-        self._dropped = Counter(
-            "freshet_inference_served_dropped",
-            "Served events not logged, by why.",
-            ["why"],
-            registry=registry,
-        )
-        waiting = Gauge("freshet_inference_served_queue", "Requests waiting to be logged.", registry=registry)
-        waiting.set_function(self._queue.qsize)
+        self._logged = metrics.SERVED_LOGGED.counter(registry)
+        self._dropped = metrics.SERVED_DROPPED.counter(registry)
+        metrics.SERVED_QUEUE.gauge(registry, self._queue.qsize)
         self.reason = ""  # why the last event was not logged
 
     def offer(self, served: Served) -> bool:

@@ -18,11 +18,12 @@ from typing import Any, cast
 from urllib.parse import parse_qs
 
 import structlog
-from prometheus_client import CollectorRegistry, Counter, Gauge
+from prometheus_client import CollectorRegistry
 
 from freshet.clock import SYSTEM_CLOCK, Clock
 from freshet.errors import BadInput, Unavailable
 from freshet.features import JsonTranscoder
+from freshet.inference import metrics
 from freshet.inference.core import (
     events_of,
     freshness_ms,
@@ -157,24 +158,11 @@ class Inference:
         ).add_to(self.app)
 
     def _measure(self, registry: CollectorRegistry) -> None:
-        self._candidates = Counter("freshet_inference_candidates", "Candidates scored.", registry=registry)
-        self._unknown = Counter(
-            "freshet_inference_unknown_rows",
-            "Values without a row, by feature.",
-            ["feature"],
-            registry=registry,
-        )
-        self._explored = Counter(
-            "freshet_inference_explored", "Requests ordered at random.", registry=registry
-        )
-        fresh = Gauge(
-            "freshet_inference_freshness_seconds",
-            "Now minus the newest event learned from.",
-            registry=registry,
-        )
-        fresh.set_function(lambda: (self._freshness() or 0) / 1e3)
-        corrupt = Gauge("freshet_inference_corrupt_deltas", "Row deltas left out.", registry=registry)
-        corrupt.set_function(lambda: self.rows.state.corrupt)
+        self._candidates = metrics.CANDIDATES.counter(registry)
+        self._unknown = metrics.UNKNOWN_ROWS.counter(registry)
+        self._explored = metrics.EXPLORED.counter(registry)
+        metrics.FRESHNESS.gauge(registry, lambda: (self._freshness() or 0) / 1e3)
+        metrics.CORRUPT_DELTAS.gauge(registry, lambda: self.rows.state.corrupt)
 
     def start(self, stop: threading.Event, drain_s: float) -> list[threading.Thread]:
         """Start the followers and the served log; they end when `stop` is set."""

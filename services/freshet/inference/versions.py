@@ -11,9 +11,10 @@ from typing import Any, Protocol
 import numpy as np
 import structlog
 from numpy.typing import NDArray
-from prometheus_client import CollectorRegistry, Counter, Gauge
+from prometheus_client import CollectorRegistry
 
 from freshet.errors import Corrupt, Mismatch
+from freshet.inference import metrics
 from freshet.inference.core import explain, not_finite
 from freshet.model.inputs import ModelInputs
 from freshet.seams.versions import Manifest, VersionStore
@@ -76,16 +77,11 @@ class VersionFollower:
         self._model, self._spec_hash, self._prefixes = model, spec_hash, prefixes
         self._left_alone: dict[int, float] = {}  # number -> seconds until it is tried again
         self.state = VersionsState()
-        self._swaps = Counter(
-            "freshet_inference_version_swaps", "Versions taken into service.", registry=registry
+        self._swaps = metrics.SWAPS.counter(registry)
+        self._kept_out = metrics.KEPT_OUT.counter(registry)
+        metrics.VERSION.gauge(
+            registry, lambda: self.state.serving.manifest.number if self.state.serving else -1
         )
-        self._kept_out = Counter(
-            "freshet_inference_versions_refused", "Versions that could not be served.", registry=registry
-        )
-        number = Gauge(
-            "freshet_inference_version", "Number of the version served; -1: none.", registry=registry
-        )
-        number.set_function(lambda: self.state.serving.manifest.number if self.state.serving else -1)
 
     def run(self, stop: threading.Event) -> None:
         """Follow until told to stop."""

@@ -15,12 +15,13 @@ from urllib.parse import unquote
 
 import orjson
 import structlog
-from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import generate_latest
 
 from freshet.errors import BadInput, Overloaded, TooLarge, Unavailable
+from freshet.runtime.metrics import Metric
 
-__all__ = ["App", "Handler", "HttpError", "Request", "Response", "json_response"]
+__all__ = ["HTTP_METRICS", "App", "Handler", "HttpError", "Request", "Response", "json_response"]
 
 log = structlog.get_logger(__name__)
 
@@ -28,7 +29,17 @@ Scope = Mapping[str, Any]
 Receive = Callable[[], Awaitable[Mapping[str, Any]]]
 Send = Callable[[Mapping[str, Any]], Awaitable[None]]
 
-LATENCY_BUCKETS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0)
+REQUESTS = Metric("freshet_http_requests", "counter", "requests", "Requests answered.", ("route", "status"))
+REQUEST_SECONDS = Metric(
+    "freshet_http_request_seconds",
+    "histogram",
+    "seconds",
+    "Time from a request's head to its answer.",
+    ("route",),
+    buckets=(0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0),
+)
+HTTP_METRICS = (REQUESTS, REQUEST_SECONDS)
+"""What every service counts that speaks HTTP through `App`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,16 +121,8 @@ class App:
         self._patterns: list[_Route] = []
         self._max_body_bytes, self._body_timeout_s = max_body_bytes, body_timeout_s
         self._registry = registry
-        self._requests = Counter(
-            "freshet_http_requests", "Requests answered.", ["route", "status"], registry=registry
-        )
-        self._seconds = Histogram(
-            "freshet_http_request_seconds",
-            "Time from a request's head to its answer.",
-            ["route"],
-            buckets=LATENCY_BUCKETS_S,
-            registry=registry,
-        )
+        self._requests = REQUESTS.counter(registry)
+        self._seconds = REQUEST_SECONDS.histogram(registry)
         self.route("GET", "/metrics", self._metrics)
 
     def route(self, method: str, path: str, handler: Handler) -> None:

@@ -1,9 +1,14 @@
-"""Metrics of services that keep plain counts: described once, read when somebody scrapes.
+"""Metrics: described once, then counted where things happen or read when somebody scrapes.
 
-A service keeps its counts in a dataclass of its own and says with a list of `Metric` what they mean; docs
-and dashboards come from the same list.
+A service's `METRICS` says what it exposes; docs/reference/metrics.md and the test that compares it with a running
+`/metrics` come from the same list. Who counts where things happen makes a Prometheus metric of the descriptor:
 
-    METRICS = (Metric("freshet_shard_pushes", "counter", "pushes", "Pushes applied or skipped."),)
+    APPENDED = Metric("freshet_gateway_events_appended", "counter", "events", "Events made durable.")
+    appended = APPENDED.counter(registry)
+    appended.inc(3)
+
+Who keeps plain counts in a dataclass of its own has them read at each scrape:
+
     register(registry, METRICS, lambda: {"freshet_shard_pushes": shard.counts.pushes})
 """
 
@@ -14,12 +19,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.core import Metric as Family
 from prometheus_client.registry import Collector
 
-__all__ = ["Metric", "Reading", "markdown_of", "register"]
+__all__ = ["Metric", "Reading", "register"]
 
 _NAME = re.compile(r"freshet_[a-z0-9]+(_[a-z0-9]+)*")
 
@@ -32,40 +37,57 @@ class Metric:
     """What one metric is called and means."""
 
     name: str  # without `_total`, which Prometheus adds to counters
-    kind: Literal["counter", "gauge"]
+    kind: Literal["counter", "gauge", "histogram"]
     unit: str  # "rows", "seconds", "bytes", …; for people
     doc: str  # a sentence
     labels: tuple[str, ...] = ()
+    buckets: tuple[float, ...] = Histogram.DEFAULT_BUCKETS  # of a histogram: rising upper bounds
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name) or self.name.endswith("_total"):
             raise ValueError(f"a metric is named freshet_…, without _total; found {self.name!r}")
 
+    @property
+    def exposed(self) -> str:
+        """Its name in Prometheus."""
+        return f"{self.name}_total" if self.kind == "counter" else self.name
+
+    def counter(self, registry: CollectorRegistry) -> Counter:
+        """A counter of this description. Raises ValueError for another kind, or a name that is taken."""
+        self._must_be("counter")
+        return Counter(self.name, self.doc, self.labels, registry=registry)
+
+    def gauge(self, registry: CollectorRegistry, read: Callable[[], float] | None = None) -> Gauge:
+        """A gauge of this description; with `read`, asked for its value at each scrape. Raises as `counter`."""
+        self._must_be("gauge")
+        made = Gauge(self.name, self.doc, self.labels, registry=registry)
+        if read is not None:
+            made.set_function(read)
+        return made
+
+    def histogram(self, registry: CollectorRegistry) -> Histogram:
+        """A histogram of this description. Raises as `counter`."""
+        self._must_be("histogram")
+        return Histogram(self.name, self.doc, self.labels, registry=registry, buckets=self.buckets)
+
+    def _must_be(self, kind: str) -> None:
+        if self.kind != kind:
+            raise ValueError(f"{self.name} is described as a {self.kind}, not as a {kind}")
+
 
 def register(
     registry: CollectorRegistry, metrics: Sequence[Metric], read: Callable[[], Mapping[str, Reading]]
 ) -> None:
-    """Serve these metrics from a registry.
+    """Serve counters and gauges from a registry, read when somebody scrapes.
 
     Args:
-        read: called at each scrape, on the scraper's thread; returns readings by name. A metric without
-        reading is
-            left out (it is not known yet); a reading without metric is an error of the service.
+        read: called at each scrape, on the scraper's thread; returns readings by name. A metric without reading
+            is left out (it is not known yet); a reading without metric is an error of the service.
 
     Raises:
-        ValueError: a name is taken already.
+        ValueError: a name is taken already, or a metric is a histogram.
     """
     registry.register(_Readings(metrics, read))
-
-
-def markdown_of(metrics: Iterable[Metric]) -> str:
-    """A table for the docs."""
-    lines = ["| metric | kind | unit | labels | what |", "|---|---|---|---|---|"]
-    lines += [
-        f"| `{_exposed(m)}` | {m.kind} | {m.unit} | {', '.join(m.labels) or '–'} | {m.doc} |"
-        for m in sorted(metrics, key=lambda m: m.name)
-    ]
-    return "\n".join(lines) + "\n"
 
 
 class _Readings(Collector):
@@ -90,9 +112,7 @@ class _Readings(Collector):
 
 
 def _family(metric: Metric) -> CounterMetricFamily | GaugeMetricFamily:
+    if metric.kind == "histogram":
+        raise ValueError(f"{metric.name}: a histogram is counted where things happen, it cannot be read")
     made = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
     return made(metric.name, metric.doc, labels=metric.labels)
-
-
-def _exposed(metric: Metric) -> str:
-    return f"{metric.name}_total" if metric.kind == "counter" else metric.name

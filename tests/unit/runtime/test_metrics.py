@@ -1,10 +1,11 @@
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from freshet.runtime.metrics import Metric, Reading, markdown_of, register
+from freshet.runtime.metrics import Metric, Reading, register
 
 PUSHES = Metric("freshet_shard_pushes", "counter", "pushes", "Pushes applied.")
 LAG = Metric("freshet_trainer_lag", "gauge", "blocks", "Blocks not covered yet.", ("partition",))
+TIME = Metric("freshet_shard_flush_seconds", "histogram", "seconds", "Time of a flush.", buckets=(0.1, 0.5))
 
 
 def test_readings_are_taken_when_they_are_scraped() -> None:
@@ -39,8 +40,28 @@ def test_a_bad_name_is_refused(name: str) -> None:
         Metric(name, "counter", "pushes", "Pushes.")
 
 
-def test_the_docs_name_what_prometheus_shows() -> None:
-    assert markdown_of([LAG, PUSHES]).splitlines()[2:] == [
-        "| `freshet_shard_pushes_total` | counter | pushes | – | Pushes applied. |",
-        "| `freshet_trainer_lag` | gauge | blocks | partition | Blocks not covered yet. |",
-    ]
+def test_a_descriptor_makes_the_metric_that_it_describes() -> None:
+    registry = CollectorRegistry()
+    PUSHES.counter(registry).inc(2)
+    LAG.gauge(registry).labels("3").set(5)
+    Metric("freshet_shard_rows", "gauge", "rows", "Rows.").gauge(registry, lambda: 11)
+    TIME.histogram(registry).observe(0.3)
+
+    page = generate_latest(registry).decode()
+
+    assert "freshet_shard_pushes_total 2.0" in page
+    assert 'freshet_trainer_lag{partition="3"} 5.0' in page
+    assert "freshet_shard_rows 11.0" in page
+    assert 'freshet_shard_flush_seconds_bucket{le="0.5"} 1.0' in page
+
+
+def test_a_descriptor_makes_no_other_kind_than_it_describes() -> None:
+    for make in (PUSHES.gauge, PUSHES.histogram, LAG.counter):
+        with pytest.raises(ValueError, match="is described as a"):
+            make(CollectorRegistry())
+    with pytest.raises(ValueError, match="cannot be read"):
+        register(CollectorRegistry(), [TIME], dict)
+
+
+def test_a_metric_knows_its_name_in_prometheus() -> None:
+    assert (PUSHES.exposed, LAG.exposed) == ("freshet_shard_pushes_total", "freshet_trainer_lag")

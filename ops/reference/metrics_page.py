@@ -1,0 +1,44 @@
+"""The metrics of every service, from their descriptors."""
+
+from __future__ import annotations
+
+from ops.reference.markdown import escaped, grid, header
+
+import freshet.gateway.metrics
+import freshet.inference.metrics
+from freshet.cli.figures import JOINER_METRICS, TRAINER_METRICS
+from freshet.runtime.metrics import Metric
+
+__all__ = ["SERVICES", "page"]
+
+SERVICES: dict[str, tuple[Metric, ...]] = {
+    "gateway": freshet.gateway.metrics.METRICS,
+    "joiner": JOINER_METRICS,
+    "trainer": TRAINER_METRICS,
+    "inference": freshet.inference.metrics.METRICS,
+}
+"""What `/metrics` of each service exposes."""
+
+INTRO = """\
+Every service answers `GET /metrics` on its port in Prometheus' text format; the ports are in
+[settings.md](settings.md). A metric that is not known yet is left out. Counters count from the start of the process,
+so ask for rates: `rate(freshet_gateway_events_total[1m])`. Beside each counter and histogram Prometheus' client
+shows when it began (`…_created`), and a histogram has its `…_bucket`, `…_sum` and `…_count`.
+"""
+
+
+def page() -> str:
+    """The whole page."""
+    lines = [header("Metrics", "the METRICS of a service"), INTRO]
+    for service, metrics in SERVICES.items():
+        lines += [
+            f"## {service}\n",
+            *grid(map(_row, metrics), ("metric", "kind", "unit", "labels", "what")),
+            "",
+        ]
+    return "\n".join(lines)
+
+
+def _row(metric: Metric) -> tuple[str, ...]:
+    labels = ", ".join(f"`{label}`" for label in metric.labels)
+    return (f"`{metric.exposed}`", metric.kind, metric.unit, labels, escaped(metric.doc))

@@ -1,0 +1,29 @@
+"""What the gateway tells Prometheus, beside what every HTTP service does."""
+
+from __future__ import annotations
+
+from freshet.runtime.http import HTTP_METRICS
+from freshet.runtime.metrics import Metric
+
+__all__ = ["APPENDED", "APPEND_FAILURES", "APPEND_SECONDS", "EVENTS", "METRICS", "QUEUED"]
+
+EVENTS = Metric(
+    "freshet_gateway_events",
+    "counter",
+    "events",
+    "Events by what became of them.",
+    ("stream", "outcome"),
+)
+QUEUED = Metric("freshet_gateway_queue_events", "gauge", "events", "Events that wait for the log.")
+APPENDED = Metric("freshet_gateway_events_appended", "counter", "events", "Events and refusals made durable.")
+APPEND_FAILURES = Metric(
+    "freshet_gateway_append_failures",
+    "counter",
+    "appends",
+    "Appends that failed; their clients were told 503.",
+)
+APPEND_SECONDS = Metric(
+    "freshet_gateway_append_seconds", "histogram", "seconds", "Time of an append that succeeded."
+)
+
+METRICS = (*HTTP_METRICS, EVENTS, QUEUED, APPENDED, APPEND_FAILURES, APPEND_SECONDS)

@@ -1,0 +1,68 @@
+"""What the inference server tells Prometheus, beside what every HTTP service does."""
+
+from __future__ import annotations
+
+from freshet.runtime.http import HTTP_METRICS
+from freshet.runtime.metrics import Metric
+
+__all__ = [
+    "CANDIDATES",
+    "CORRUPT_DELTAS",
+    "EXPLORED",
+    "FRESHNESS",
+    "KEPT_OUT",
+    "METRICS",
+    "SERVED_DROPPED",
+    "SERVED_LOGGED",
+    "SERVED_QUEUE",
+    "SWAPS",
+    "UNKNOWN_ROWS",
+    "VERSION",
+]
+
+CANDIDATES = Metric("freshet_inference_candidates", "counter", "candidates", "Candidates scored.")
+UNKNOWN_ROWS = Metric(
+    "freshet_inference_unknown_rows", "counter", "values", "Values without a row, by feature.", ("feature",)
+)
+EXPLORED = Metric("freshet_inference_explored", "counter", "requests", "Requests ordered at random.")
+FRESHNESS = Metric(
+    "freshet_inference_freshness_seconds",
+    "gauge",
+    "seconds",
+    "Now minus the newest event learned from; 0 before anything was learned.",
+)
+CORRUPT_DELTAS = Metric(
+    "freshet_inference_corrupt_deltas",
+    "gauge",
+    "records",
+    "Row deltas left out since the start: damaged bytes.",
+)
+VERSION = Metric(
+    "freshet_inference_version", "gauge", "number", "Number of the dense version served; -1: none."
+)
+SWAPS = Metric("freshet_inference_version_swaps", "counter", "versions", "Versions taken into service.")
+KEPT_OUT = Metric(
+    "freshet_inference_versions_refused", "counter", "versions", "Versions that could not be served."
+)
+SERVED_LOGGED = Metric("freshet_inference_served_logged", "counter", "events", "Served events appended.")
+SERVED_DROPPED = Metric(
+    "freshet_inference_served_dropped", "counter", "events", "Served events not logged, by why.", ("why",)
+)
+SERVED_QUEUE = Metric(
+    "freshet_inference_served_queue", "gauge", "requests", "Requests that wait to be logged."
+)
+
+METRICS = (
+    *HTTP_METRICS,
+    CANDIDATES,
+    UNKNOWN_ROWS,
+    EXPLORED,
+    FRESHNESS,
+    CORRUPT_DELTAS,
+    VERSION,
+    SWAPS,
+    KEPT_OUT,
+    SERVED_LOGGED,
+    SERVED_DROPPED,
+    SERVED_QUEUE,
+)
