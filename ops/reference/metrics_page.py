@@ -19,11 +19,13 @@ SERVICES: dict[str, tuple[Metric, ...]] = {
 }
 """What `/metrics` of each service exposes."""
 
+HEAD = ("metric", "kind", "unit", "labels", "what")
+
 INTRO = """\
 Every service answers `GET /metrics` on its port in Prometheus' text format; the ports are in
-[settings.md](settings.md). A metric that is not known yet is left out. Counters count from the start of the process,
-so ask for rates: `rate(freshet_gateway_events_total[1m])`. Beside each counter and histogram Prometheus' client
-shows when it began (`…_created`), and a histogram has its `…_bucket`, `…_sum` and `…_count`.
+[settings.md](settings.md). A metric that is not known yet is left out. Counters count from the start of the
+process, so ask for rates: `rate(freshet_gateway_events_total[1m])`. Beside each counter and histogram stands
+when it began (`…_created`), and a histogram has its `…_bucket`, `…_sum` and `…_count`.
 """
 
 
@@ -33,7 +35,7 @@ def page() -> str:
     for service, metrics in SERVICES.items():
         lines += [
             f"## {service}\n",
-            *grid(map(_row, metrics), ("metric", "kind", "unit", "labels", "what")),
+            *grid(map(_row, metrics), HEAD),
             "",
         ]
     return "\n".join(lines)

@@ -1,7 +1,8 @@
 """Metrics: described once, then counted where things happen or read when somebody scrapes.
 
-A service's `METRICS` says what it exposes; docs/reference/metrics.md and the test that compares it with a running
-`/metrics` come from the same list. Who counts where things happen makes a Prometheus metric of the descriptor:
+A service's `METRICS` says what it exposes; docs/reference/metrics.md and the test that compares it with a
+running `/metrics` come from the same list. Who counts where things happen makes a Prometheus metric of the
+descriptor:
 
     APPENDED = Metric("freshet_gateway_events_appended", "counter", "events", "Events made durable.")
     appended = APPENDED.counter(registry)
@@ -58,7 +59,7 @@ class Metric:
         return Counter(self.name, self.doc, self.labels, registry=registry)
 
     def gauge(self, registry: CollectorRegistry, read: Callable[[], float] | None = None) -> Gauge:
-        """A gauge of this description; with `read`, asked for its value at each scrape. Raises as `counter`."""
+        """A gauge of this description; `read` is asked for its value at each scrape. Raises as `counter`."""
         self._must_be("gauge")
         made = Gauge(self.name, self.doc, self.labels, registry=registry)
         if read is not None:
@@ -81,8 +82,8 @@ def register(
     """Serve counters and gauges from a registry, read when somebody scrapes.
 
     Args:
-        read: called at each scrape, on the scraper's thread; returns readings by name. A metric without reading
-            is left out (it is not known yet); a reading without metric is an error of the service.
+        read: called at each scrape, on the scraper's thread; returns readings by name. A metric without
+            reading is left out (it is not known yet); a reading without metric is an error of the service.
 
     Raises:
         ValueError: a name is taken already, or a metric is a histogram.
