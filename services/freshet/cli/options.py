@@ -35,16 +35,24 @@ def json_option(command: F) -> F:
 
 
 def existing_folder(folder: Path) -> Path:
-    """The run folder, which must have been made by `freshet up`, `run` or `replay`."""
-    if not (folder / "log").is_dir():
-        raise ConfigError(
-            "--folder",
-            "",
-            f"{folder} is not a run folder",
-            "a folder that holds log/",
-            "`freshet up SPEC` makes one, `freshet-run` by default",
-        )
-    return folder
+    """The run folder, which must have been made by `freshet up`, `demo`, `run` or `replay`."""
+    if _is_run(folder):
+        return folder
+    if (folder / "log").is_dir() and (folder / "state").is_dir():
+        return folder  # made by one that had no time, or no space, to write into it
+    what = "is a file" if folder.is_file() else "is no run folder" if folder.exists() else "does not exist"
+    near = sorted(str(one) for one in Path().glob("*/") if _is_run(one) and one != folder)
+    raise ConfigError(
+        "--folder",
+        "",
+        f"{folder} {what}",
+        "a folder that `freshet up SPEC` or `freshet demo` has made (it holds log/)",
+        f"did you mean --folder {' or '.join(near[:3])}?" if near else "`freshet demo` starts one to look at",
+    )
+
+
+def _is_run(folder: Path) -> bool:
+    return (folder / "log" / "catalog.sqlite").is_file()
 
 
 def emit(value: Mapping[str, Any], *, as_json: bool, text: str) -> None:

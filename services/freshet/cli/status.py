@@ -1,4 +1,4 @@
-"""`freshet status`: what runs, what it has done, and how fresh the served model is."""
+"""`freshet status`: what runs, what it has done, how fresh the served model is, and what happened."""
 
 from __future__ import annotations
 
@@ -7,13 +7,18 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 import orjson
 
-from freshet.cli.options import emit, existing_folder, folder_option, json_option, table
+from freshet.cli.options import emit, existing_folder, folder_option, json_option
+from freshet.cli.status_text import as_text
+
+if TYPE_CHECKING:
+    from freshet.runtime.run_state import RunState
 
 __all__ = ["as_text", "collect", "command"]
 
@@ -22,40 +27,60 @@ __all__ = ["as_text", "collect", "command"]
 @folder_option
 @json_option
 def command(folder: Path, as_json: bool) -> None:
-    """Say what runs in a run folder, what it has done, and how fresh the served model is."""
+    """Say what runs in a run folder, what it has done, how fresh the served model is, and what ended."""
     status = collect(folder)
     emit(status, as_json=as_json, text=as_text(status))
 
 
 def collect(folder: Path) -> dict[str, Any]:
-    """Everything that `freshet status` prints, as one object."""
-    from freshet.runtime.supervisor import read_state
-    from freshet.seams.open import open_versions
+    """Everything that `freshet status` prints, as one object; also of a run that has ended."""
+    from freshet.runtime.run_state import read_run
     from freshet.settings import RunFolder
 
-    existing_folder(folder)
-    services = {name: _service(state) for name, state in read_state(RunFolder(folder)).items()}
+    run = read_run(RunFolder(existing_folder(folder)))
+    return {
+        "folder": str(folder),
+        "supervisor": _supervisor(folder, run) if run is not None else None,
+        "services": {name: _service(state) for name, state in run.services.items()} if run else {},
+        "history": [asdict(one) for one in run.history] if run else [],
+        "versions": _versions(folder),
+    }
+
+
+def _supervisor(folder: Path, run: RunState) -> dict[str, Any]:
+    from freshet.runtime.run_state import last_sign_ms
+    from freshet.settings import RunFolder
+
+    if run.stopped_ms is not None:
+        state, at_ms = "stopped", run.stopped_ms
+    elif _alive(run.supervisor):
+        state, at_ms = "running", None
+    else:
+        state, at_ms = "gone", last_sign_ms(RunFolder(folder))
+    return {"pid": run.supervisor, "state": state, "time_ms": at_ms, "again": run.again}
+
+
+def _versions(folder: Path) -> dict[str, Any]:
+    from freshet.seams.open import open_versions
+
+    if not (folder / "versions").is_dir():
+        return {"stored": 0, "newest": None, "verdict": None, "reason": None, "aliases": {}}
     versions = open_versions(f"file:{folder / 'versions'}")
-    aliases = dict(versions.aliases())
     numbers = list(versions.numbers())
     newest = versions.manifest(numbers[-1]) if numbers else None
     return {
-        "folder": str(folder),
-        "services": services,
-        "versions": {
-            "stored": len(numbers),
-            "newest": newest.number if newest else None,
-            "verdict": newest.verdict if newest else None,
-            "reason": newest.reason if newest else None,
-            "aliases": aliases,
-        },
+        "stored": len(numbers),
+        "newest": newest.number if newest else None,
+        "verdict": newest.verdict if newest else None,
+        "reason": newest.reason if newest else None,
+        "aliases": dict(versions.aliases()),
     }
 
 
 def _service(state: Mapping[str, Any]) -> dict[str, Any]:
     pid, port = state["pid"], int(state["port"])
     alive = pid is not None and _alive(int(pid))
-    ready, reason = _ready(port) if alive else (False, state["last_exit"] or "not started")
+    ready, reason = _ready(port) if alive else (False, state["last_exit"] or "does not run")
     return {
         "pid": pid if alive else None,
         "port": port,
@@ -70,13 +95,17 @@ def _service(state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _alive(pid: int) -> bool:
+    """Whether that process runs and is one of ours: ids are given to others after a while."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
     except PermissionError:
-        return True
-    return True
+        pass  # another user's
+    try:
+        return b"freshet" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return True  # no such thing on this system
 
 
 def _ready(port: int) -> tuple[bool, str]:
@@ -90,7 +119,7 @@ def _ready(port: int) -> tuple[bool, str]:
             except orjson.JSONDecodeError:
                 return False, str(error.reason)
     except OSError as error:
-        return False, f"does not answer on port {port}: {error}"
+        return False, f"does not answer on port {port} yet: {getattr(error, 'reason', error)}"
 
 
 def _figures(port: int) -> dict[str, Any]:
@@ -110,66 +139,3 @@ def _memory_mb(pid: int) -> float | None:
     except OSError:
         pass  # it has just ended
     return None
-
-
-def as_text(status: Mapping[str, Any]) -> str:
-    """The status as the terminal shows it."""
-    services = status["services"]
-    if not services:
-        return f"nothing has run in {status['folder']} yet; `freshet up SPEC` starts it"
-    rows = [
-        [
-            name,
-            s["state"],
-            s["pid"],
-            s["port"],
-            s["up_s"],
-            s["restarts"],
-            s["memory_mb"],
-            s["reason"] or s["last_exit"],
-        ]
-        for name, s in services.items()
-    ]
-    lines = [table(["service", "state", "pid", "port", "up s", "restarts", "MB", "note"], rows), ""]
-    joiner, trainer = (
-        services.get("joiner", {}).get("figures", {}),
-        services.get("trainer", {}).get("figures", {}),
-    )
-    inference = services.get("inference", {}).get("figures", {})
-    if joiner:
-        lines.append(f"joined    {joiner.get('samples', 0)} samples of {joiner.get('events', 0)} events")
-    if trainer:
-        lines.append(
-            f"trained   {trainer.get('samples', 0)} samples in {trainer.get('steps', 0)} steps; "
-            f"{sum(trainer.get('rows', {}).values())} rows; {trainer.get('lag_blocks', 0)} blocks behind"
-        )
-        for of, labels in trainer.get("measures", {}).items():
-            lines += _measures(of, labels)
-    versions = status["versions"]
-    if versions["newest"] is not None:
-        why = f" ({versions['reason']})" if versions["reason"] else ""
-        lines.append(
-            f"versions  newest {versions['newest']} {versions['verdict']}{why}; aliases {versions['aliases']}"
-        )
-    if inference:
-        lines.append(
-            f"serving   version {inference.get('version')}, fresh to {inference.get('freshness_ms')} ms"
-        )
-    return "\n".join(lines)
-
-
-SHOWN_MEASURES = ("n", "auc", "ne", "calibration", "mse")
-
-
-def _measures(of: str, labels: Mapping[str, Mapping[str, float | None]]) -> list[str]:
-    """A line a label: what people look at first; `--json` has the rest."""
-    lines = []
-    for label, values in labels.items():
-        known = [(name, values.get(name)) for name in SHOWN_MEASURES]
-        parts = [
-            f"{name} {value:.0f}" if name == "n" else f"{name} {value:.3f}"
-            for name, value in known
-            if value is not None
-        ]
-        lines.append(f"          {label}, {of}: {', '.join(parts)}")
-    return lines

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 import threading
 import time
@@ -20,6 +21,7 @@ from freshet.runtime.lifecycle import stop_on_signals
 from freshet.runtime.logging import configure_logging
 from freshet.runtime.ports import owner_of_port
 from freshet.runtime.supervisor import Process, Supervisor, read_state
+from freshet.seams.open import open_eventlog
 from freshet.settings import Settings, load_settings
 from freshet.spec import load_spec
 from freshet.spec.schemas import load_schemas
@@ -39,8 +41,10 @@ def run_up(spec_file: Path, folder: Path, *, as_json: bool) -> None:
     run = settings.common.run.create()
     configure_logging("up", level=settings.common.log_level, form="text")
     wanted = processes(spec_file, folder, settings)
-    supervisor = Supervisor(run, wanted)  # the folder is ours from here on
+    again = shlex.join(["freshet", "up", str(spec_file), "--folder", str(folder)])
+    supervisor = Supervisor(run, wanted, again=again)  # the folder is ours from here on
     _refuse_taken_ports(settings)
+    open_eventlog(settings.common.log_url).close()  # a damaged one is said here, not in each service's log
     refuse_another_model(spec, schemas, settings)
     keep_spec(spec, settings)
     stop = threading.Event()

@@ -14,6 +14,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from freshet.errors import ConfigError
 from freshet.runtime.http import App
+from freshet.runtime.ports import owner_of_port
 
 __all__ = ["bind", "run_server", "serve"]
 
@@ -35,7 +36,11 @@ def bind(host: str, port: int) -> socket.socket:
         if sock is not None:
             sock.close()
         raise ConfigError(
-            "listen", "port", f"{host}:{port}", f"a free port ({error.strerror})", "choose another port"
+            "listen",
+            "port",
+            f"{host}:{port}",
+            f"a free port ({error.strerror})",
+            owner_of_port(port) or "choose another with FRESHET_<SERVICE>_PORT",
         ) from None
     return sock
 

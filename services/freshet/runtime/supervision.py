@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import signal
 from dataclasses import dataclass, field
 
-__all__ = ["Policy", "Watch"]
+__all__ = ["Policy", "Watch", "exit_in_words"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +45,20 @@ class Watch:
             else min(2 * self._wait_s, self.policy.longest_wait_s)
         )
         self.restarts += 1
-        self.last_exit = f"signal {-code}" if code < 0 else f"exit code {code}"
+        self.last_exit = exit_in_words(code)
         self.start_again_at = now + self._wait_s
         return self.start_again_at
 
     def due(self, now: float) -> bool:
         """Whether it should be started now."""
         return self.start_again_at is not None and now >= self.start_again_at
+
+
+def exit_in_words(code: int) -> str:
+    """A process's return code: `exit code 1`, or `signal 9 (SIGKILL)` where it is negative."""
+    if code >= 0:
+        return f"exit code {code}"
+    try:
+        return f"signal {-code} ({signal.Signals(-code).name})"
+    except ValueError:  # a real-time signal has no name
+        return f"signal {-code}"

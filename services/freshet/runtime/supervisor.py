@@ -1,6 +1,7 @@
 """The supervisor of `freshet up`: starts the services, starts again what dies, stops them all in order.
 
-It owns the run folder by a lock, and writes what runs to `state/services.json` for `freshet status`.
+It owns the run folder by a lock, and writes what runs and what ended to `state/services.json` for `freshet
+status`.
 """
 
 from __future__ import annotations
@@ -12,16 +13,17 @@ import subprocess
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO
 
-import orjson
 import structlog
 
 from freshet.clock import SYSTEM_CLOCK, Clock
-from freshet.errors import ConfigError, Corrupt
-from freshet.runtime.supervision import Watch
+from freshet.errors import ConfigError, Corrupt, Unavailable
+from freshet.runtime.last_words import last_words
+from freshet.runtime.run_state import Ended, RunState, last_sign_ms, read_run, read_state, write_run
+from freshet.runtime.supervision import Watch, exit_in_words
 from freshet.settings import RunFolder
 
 __all__ = ["Process", "Supervisor", "read_state"]
@@ -30,8 +32,6 @@ log = structlog.get_logger("freshet.supervisor")
 
 LOOK_S = 0.05
 """How often children are looked at: a restart is at most this late."""
-
-STATE_FILE = "services.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,17 +50,27 @@ class _Child:
     watch: Watch = field(default_factory=Watch)
     popen: subprocess.Popen[bytes] | None = None
     since: float = 0.0  # wall clock, s
+    log_start: int = 0  # where this process's part of its log begins
 
 
 class Supervisor:
     """Runs processes until told to stop. One a run folder: a second one is refused with the first one's
     id."""
 
-    def __init__(self, folder: RunFolder, processes: Sequence[Process], clock: Clock = SYSTEM_CLOCK) -> None:
-        self._folder, self._clock = folder, clock
+    def __init__(
+        self,
+        folder: RunFolder,
+        processes: Sequence[Process],
+        clock: Clock = SYSTEM_CLOCK,
+        *,
+        again: str = "",
+    ) -> None:
+        """`again`: the command that goes on with this folder, for those who find it stopped."""
+        self._folder, self._clock, self._again = folder, clock, again
         self._children = [_Child(p) for p in processes]
         self._lock = _take_lock(folder.state / "supervisor.lock")
         self._logs: dict[str, IO[bytes]] = {}
+        self._history = _earlier(folder, clock.now_ms())
 
     def run(self, stop: threading.Event, *, drain_s: float) -> Mapping[str, str]:
         """Keep everything running until `stop`; then stop it. Returns {service: how it ended}."""
@@ -82,14 +92,7 @@ class Supervisor:
             code = child.popen.poll() if child.popen is not None else None
             if child.popen is not None and code is not None:
                 child.popen = None
-                again = child.watch.exited(code, now)
-                log.warning(
-                    "service ended, starting it again",
-                    name=child.process.name,
-                    how=child.watch.last_exit,
-                    in_s=round(again - now, 2),
-                    see=str(self._folder.process_log(child.process.name)),
-                )
+                self._ended(child, code, now)
                 changed = True
             if child.watch.due(now):
                 self._start(child, now)
@@ -97,13 +100,29 @@ class Supervisor:
         if changed:
             self._write_state()
 
+    def _ended(self, child: _Child, code: int, now: float) -> None:
+        path = self._folder.process_log(child.process.name)
+        again = child.watch.exited(code, now)
+        why = last_words(path, child.log_start)
+        ran = round(self._clock.now_ms() / 1000 - child.since, 1)
+        self._history.append(Ended(child.process.name, self._clock.now_ms(), child.watch.last_exit, why, ran))
+        log.warning(
+            "service ended, starting it again",
+            name=child.process.name,
+            how=child.watch.last_exit,
+            why=why,
+            in_s=round(again - now, 2),
+            see=str(path),
+        )
+
     def _start(self, child: _Child, now: float) -> None:
         name = child.process.name
-        if name not in self._logs:
-            self._logs[name] = self._folder.process_log(name).open("ab")
         environment = {**os.environ, **child.process.environment, "FRESHET_SUPERVISOR_PID": str(os.getpid())}
         child.watch.started(now)
         try:
+            if name not in self._logs:
+                self._logs[name] = self._folder.process_log(name).open("ab")
+            child.log_start = os.fstat(self._logs[name].fileno()).st_size
             child.popen = subprocess.Popen(
                 child.process.command,
                 stdin=subprocess.DEVNULL,
@@ -112,12 +131,18 @@ class Supervisor:
                 env=environment,
                 start_new_session=True,  # Ctrl-C goes to the supervisor, which stops its children
             )
-        except OSError as error:  # no such program, or no process or memory left: the others go on
+        except OSError as error:  # no such program, or no process, memory or disk left: the others go on
             child.watch.exited(1, now)
             child.watch.last_exit = f"could not be started: {error}"
             log.error("service could not be started", name=name, reason=str(error))
         else:
             child.since = time.time()
+            self._history = [
+                replace(one, again_ms=self._clock.now_ms())
+                if one.name == name and one.again_ms is None
+                else one
+                for one in self._history
+            ]
 
     def _stop_all(self, drain_s: float) -> dict[str, str]:
         """Ask all of them, wait until the deadline, then insist."""
@@ -133,13 +158,15 @@ class Supervisor:
                 continue
             try:
                 code = popen.wait(max(0.1, deadline - self._clock.monotonic()))
-                ended[child.process.name] = "stopped" if code == 0 else f"exit code {code}"
+                # SIGTERM ends a process that had not come to listen for it yet
+                asked = code in (0, -signal.SIGTERM)
+                ended[child.process.name] = "stopped" if asked else exit_in_words(code)
             except subprocess.TimeoutExpired:
                 popen.kill()
                 popen.wait()
                 ended[child.process.name] = f"killed: it had not stopped after {drain_s:g} s"
             child.popen = None
-        self._write_state()
+        self._write_state(stopped_ms=self._clock.now_ms())
         return ended
 
     def _kill_all(self) -> None:
@@ -148,7 +175,7 @@ class Supervisor:
                 child.popen.kill()
                 child.popen.wait()
 
-    def _write_state(self) -> None:
+    def _write_state(self, stopped_ms: int | None = None) -> None:
         services = {
             child.process.name: {
                 "pid": child.popen.pid if child.popen is not None else None,
@@ -159,39 +186,42 @@ class Supervisor:
             }
             for child in self._children
         }
-        target = self._folder.state / STATE_FILE
-        temporary = target.with_suffix(".new")
         try:
-            temporary.write_bytes(orjson.dumps({"supervisor": os.getpid(), "services": services}))
-            temporary.replace(target)
+            write_run(self._folder, RunState(os.getpid(), services, self._again, stopped_ms, self._history))
         except OSError as error:  # a full disk stops no service that can do without it
-            log.error("the state of the services could not be written", path=str(target), reason=str(error))
+            log.error(
+                "the state of the services could not be written",
+                folder=str(self._folder.state),
+                reason=str(error),
+            )
 
 
-def read_state(folder: RunFolder) -> dict[str, dict[str, object]]:
-    """{service: pid, port, since_s, restarts, last_exit} as last written; empty if nothing ever ran here.
-
-    Raises Corrupt, naming the file, if it does not parse.
-    """
-    path = folder.state / STATE_FILE
+def _earlier(folder: RunFolder, now_ms: int) -> list[Ended]:
+    """What happened here before, a supervisor that was killed included."""
     try:
-        services = orjson.loads(path.read_bytes())["services"]
-        return {str(name): dict(state) for name, state in services.items()}
-    except FileNotFoundError:
-        return {}
-    except (orjson.JSONDecodeError, KeyError, TypeError, ValueError, AttributeError) as error:
-        raise Corrupt(
-            f"{path}: expected the state of services, found {error}; it is written anew by `freshet up`"
-        ) from error
+        run = read_run(folder)
+    except (Corrupt, Unavailable) as error:  # what happened is lost; that is no reason not to run
+        log.warning("the state of an earlier run could not be read", reason=str(error))
+        return []
+    if run is None:
+        return []
+    history = [one if one.again_ms is not None else replace(one, again_ms=now_ms) for one in run.history]
+    if run.stopped_ms is None:
+        how = "it was killed, or the machine went down"
+        history.append(Ended("supervisor", last_sign_ms(folder), how, again_ms=now_ms))
+    return history
 
 
-def _take_lock(path: Path) -> IO[str]:
-    file = path.open("a+")
+def _take_lock(path: Path) -> IO[bytes]:
+    try:
+        file = path.open("a+b", buffering=0)
+    except OSError as error:
+        raise _unwritable(path, error) from error
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         file.seek(0)
-        owner = file.read().strip()
+        owner = file.read().decode(errors="replace").strip()
         file.close()
         raise ConfigError(
             "--folder",
@@ -200,7 +230,17 @@ def _take_lock(path: Path) -> IO[str]:
             "a run folder that no other `freshet up` runs in",
             f"stop it (kill {owner}), or take another folder with --folder",
         ) from None
-    file.truncate(0)
-    file.write(str(os.getpid()))
-    file.flush()
+    try:
+        file.truncate(0)
+        file.write(str(os.getpid()).encode())
+    except OSError as error:
+        file.close()
+        raise _unwritable(path, error) from error
     return file
+
+
+def _unwritable(path: Path, error: OSError) -> Unavailable:
+    return Unavailable(
+        f"{path}: cannot be written: {error.strerror}; nothing was started\n"
+        "  a run needs a folder that it may write to, and space in it; --folder names another"
+    )

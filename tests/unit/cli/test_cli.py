@@ -180,7 +180,7 @@ def test_what_a_backtest_keeps_can_be_listed_shown_peeked_and_rolled_back(spec_f
 
 
 def test_a_folder_without_a_run_is_refused_with_the_way_to_make_one(tmp_path):
-    with pytest.raises(ConfigError, match="`freshet up SPEC` makes one"):
+    with pytest.raises(ConfigError, match=r"is no run folder[\s\S]*`freshet demo` starts one"):
         run("status", "--folder", tmp_path)
 
 

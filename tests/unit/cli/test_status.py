@@ -1,5 +1,13 @@
-from freshet.cli.status import as_text
+import os
+import subprocess
+import sys
+import time
 
+from freshet.cli.status import as_text, collect
+from freshet.runtime.run_state import Ended, RunState, write_run
+from freshet.settings import RunFolder
+
+NOW_MS = 1_767_225_600_000
 SERVICE = {
     "pid": 7,
     "port": 7011,
@@ -7,7 +15,7 @@ SERVICE = {
     "reason": "",
     "up_s": 3.0,
     "restarts": 1,
-    "last_exit": "signal 9",
+    "last_exit": "signal 9 (SIGKILL)",
     "memory_mb": 90.0,
     "figures": {
         "samples": 1200,
@@ -26,16 +34,86 @@ VERSIONS = {
 }
 
 
+def status(**more):
+    return {"folder": "run", "services": {"trainer": SERVICE}, "versions": VERSIONS, **more}
+
+
+def made_run(tmp_path, run):
+    """A run folder as a supervisor leaves it behind."""
+    folder = RunFolder(tmp_path / "run").create()
+    write_run(folder, run)
+    return folder.path
+
+
 def test_the_status_says_what_was_trained_how_good_it_is_and_why_a_version_is_held():
-    text = as_text({"folder": "run", "services": {"trainer": SERVICE}, "versions": VERSIONS})
+    text = as_text(status())
 
     assert "trained   1200 samples in 9 steps; 15 rows; 0 blocks behind" in text
     assert "click, served: n 1200, auc 0.750, calibration 1.000" in text
-    assert "newest 2 held (calibration); aliases {'stable': 1}" in text
-    assert "signal 9" in text
+    assert "newest 2 held (calibration); aliases: stable 1" in text
+    assert "signal 9 (SIGKILL)" in text
 
 
 def test_a_folder_where_nothing_ran_says_how_to_start():
     text = as_text({"folder": "run", "services": {}, "versions": {}})
 
-    assert text == "nothing has run in run yet; `freshet up SPEC` starts it"
+    assert text == "nothing has run in run yet; `freshet up SPEC --folder run` starts it"
+
+
+def test_what_ended_is_told_with_when_why_and_when_it_was_started_again():
+    killed = Ended("trainer", NOW_MS - 5_000, "signal 9 (SIGKILL)", up_s=33.1, again_ms=NOW_MS - 4_900)
+    failed = Ended("joiner", NOW_MS - 1_000, "exit code 1", why="Corrupt: the log\n  restore it", up_s=0.5)
+    history = [{name: getattr(one, name) for name in Ended.__dataclass_fields__} for one in (killed, failed)]
+
+    text = as_text(status(history=history), NOW_MS)
+
+    assert "(5 s ago)  trainer    signal 9 (SIGKILL) after 33.1 s; started again 0.1 s later" in text
+    assert "joiner     exit code 1 after 0.5 s; not started again\n      Corrupt: the log" in text
+
+
+def test_of_a_long_history_the_newest_is_shown_and_the_rest_counted():
+    one = {
+        "name": "joiner",
+        "time_ms": NOW_MS,
+        "how": "exit code 1",
+        "why": "",
+        "up_s": 1.0,
+        "again_ms": None,
+    }
+
+    text = as_text(status(history=[one] * 20), NOW_MS)
+
+    assert text.count("exit code 1") == 8
+    assert "12 before; --json has them" in text
+
+
+def test_a_stopped_run_says_when_and_how_to_go_on(tmp_path):
+    service = {"pid": None, "port": 1, "since_s": 0.0, "restarts": 0, "last_exit": ""}
+    again = "freshet demo here"
+    folder = made_run(tmp_path, RunState(1, {"gateway": service}, again, stopped_ms=NOW_MS))
+
+    found = collect(folder)
+
+    assert found["supervisor"]["state"] == "stopped"
+    assert "`freshet demo here` goes on where it was" in as_text(found)
+
+
+def test_a_killed_supervisor_is_told_although_nobody_could_write_it_down(tmp_path):
+    with subprocess.Popen([sys.executable, "-c", ""]) as process:
+        pass
+    service = {"pid": process.pid, "port": 1, "since_s": 0.0, "restarts": 0, "last_exit": ""}
+    folder = made_run(tmp_path, RunState(process.pid, {"gateway": service}, "freshet up spec"))
+
+    found = collect(folder)
+
+    assert found["supervisor"]["state"] == "gone"
+    assert found["services"]["gateway"]["state"] == "down"
+    assert abs(found["supervisor"]["time_ms"] / 1000 - time.time()) < 60
+    assert "was killed, or the machine went down" in as_text(found)
+
+
+def test_an_id_that_another_program_has_by_now_is_not_taken_for_a_service(tmp_path):
+    service = {"pid": 1, "port": 1, "since_s": 0.0, "restarts": 0, "last_exit": ""}
+    folder = made_run(tmp_path, RunState(os.getpid(), {"gateway": service}))
+
+    assert collect(folder)["services"]["gateway"]["state"] == "down"

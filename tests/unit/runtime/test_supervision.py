@@ -25,7 +25,7 @@ def test_a_service_that_ran_long_enough_starts_afresh() -> None:
     watch.started(1.0)
 
     assert watch.exited(-9, 40.0) == 41.0
-    assert watch.last_exit == "signal 9"
+    assert watch.last_exit == "signal 9 (SIGKILL)"
 
 
 def test_a_running_service_is_not_due() -> None:

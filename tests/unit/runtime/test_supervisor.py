@@ -11,6 +11,7 @@ from typing import TypeVar
 import pytest
 
 from freshet.errors import ConfigError, Corrupt
+from freshet.runtime.run_state import RunState, read_run, write_run
 from freshet.runtime.supervisor import Process, Supervisor, read_state
 from freshet.settings import RunFolder
 
@@ -54,6 +55,11 @@ class Running:
         assert isinstance(pid, int)
         return pid
 
+    def run(self) -> RunState:
+        run = read_run(self.folder)
+        assert run is not None
+        return run
+
     def end(self) -> dict[str, str]:
         self.stop.set()
         self.thread.join()
@@ -71,7 +77,50 @@ def test_a_killed_service_is_started_again_and_the_state_says_so(folder: RunFold
     state = read_state(folder)["one"]
     assert state["pid"] != first
     assert state["restarts"] == 1
-    assert state["last_exit"] == "signal 9"
+    assert state["last_exit"] == "signal 9 (SIGKILL)"
+    assert running.end() == {"one": "stopped"}
+
+
+def test_what_ended_is_kept_with_its_last_words_and_when_it_was_started_again(folder: RunFolder) -> None:
+    failing = Running(folder, "import sys; sys.exit('Corrupt: the log\\n  restore it')")
+    until(lambda: read_state(folder).get("one", {}).get("restarts") == 2)
+
+    first = failing.run().history[0]
+    failing.end()
+
+    assert (first.name, first.how, first.why) == ("one", "exit code 1", "Corrupt: the log\n  restore it")
+    assert first.again_ms is not None
+    assert first.again_ms >= first.time_ms
+
+
+def test_the_state_says_that_it_was_stopped_and_how_to_go_on(folder: RunFolder) -> None:
+    supervisor = Supervisor(folder, [], again="freshet up spec.toml")
+    stop = threading.Event()
+    stop.set()
+    supervisor.run(stop, drain_s=1.0)
+
+    run = read_run(folder)
+    assert run is not None
+    assert run.stopped_ms is not None
+    assert run.again == "freshet up spec.toml"
+
+
+def test_a_supervisor_that_was_killed_is_told_of_by_the_next_one(folder: RunFolder) -> None:
+    write_run(folder, RunState(supervisor=1, services={}))
+    running = Running(folder, OBEDIENT)
+    until(lambda: running.lines() == 1)
+
+    history = running.run().history
+    running.end()
+
+    assert [one.name for one in history] == ["supervisor"]
+    assert "killed" in history[0].how
+
+
+def test_a_service_asked_to_stop_while_it_starts_counts_as_stopped(folder: RunFolder) -> None:
+    running = Running(folder, "print('up', flush=True); import time; time.sleep(60)")
+    until(lambda: running.lines() == 1)
+
     assert running.end() == {"one": "stopped"}
 
 

@@ -1,0 +1,109 @@
+"""The status as the terminal shows it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from freshet.cli.options import table
+
+__all__ = ["as_text", "clock_of"]
+
+SHOWN_MEASURES = ("n", "auc", "ne", "calibration", "mse")
+SHOWN_ENDINGS = 8
+"""Of the history: as many as fit beside the rest on one screen; `--json` has all that is kept."""
+
+
+def as_text(status: Mapping[str, Any], now_ms: int | None = None) -> str:
+    """The status in lines. `now_ms` dates what happened; the clock's without it."""
+    now_ms = time.time_ns() // 1_000_000 if now_ms is None else now_ms
+    services = status["services"]
+    if not services:
+        return (
+            f"nothing has run in {status['folder']} yet; "
+            f"`freshet up SPEC --folder {status['folder']}` starts it"
+        )
+    header = ["service", "state", "pid", "port", "up s", "restarts", "MB", "note"]
+    columns = ("state", "pid", "port", "up_s", "restarts", "memory_mb")
+    rows = [[name, *(s[c] for c in columns), s["reason"] or s["last_exit"]] for name, s in services.items()]
+    lines = [table(header, rows), *_supervisor(status.get("supervisor"), now_ms), ""]
+    lines += _figures(services, status["versions"])
+    lines += _history(status.get("history", ()), now_ms)
+    return "\n".join(lines).rstrip()
+
+
+def _supervisor(supervisor: Mapping[str, Any] | None, now_ms: int) -> Iterator[str]:
+    if supervisor is None or supervisor["state"] == "running":
+        return
+    at = clock_of(supervisor["time_ms"], now_ms)
+    if supervisor["state"] == "stopped":
+        yield f"stopped {at}; everything is kept"
+    else:
+        yield f"the supervisor (process {supervisor['pid']}) was killed, or the machine went down: {at}"
+        yield "  its services ended with it; what was acknowledged is on disk"
+    if supervisor["again"]:
+        yield f"  `{supervisor['again']}` goes on where it was"
+
+
+def _figures(services: Mapping[str, Any], versions: Mapping[str, Any]) -> Iterator[str]:
+    figures = {name: service.get("figures", {}) for name, service in services.items()}
+    if joiner := figures.get("joiner"):
+        yield f"joined    {joiner.get('samples', 0)} samples of {joiner.get('events', 0)} events"
+    if trainer := figures.get("trainer"):
+        yield (
+            f"trained   {trainer.get('samples', 0)} samples in {trainer.get('steps', 0)} steps; "
+            f"{sum(trainer.get('rows', {}).values())} rows; {trainer.get('lag_blocks', 0)} blocks behind"
+        )
+        for of, labels in trainer.get("measures", {}).items():
+            yield from _measures(of, labels)
+    if versions["newest"] is not None:
+        why = f" ({versions['reason']})" if versions["reason"] else ""
+        aliases = ", ".join(f"{alias} {number}" for alias, number in versions["aliases"].items()) or "none"
+        yield f"versions  newest {versions['newest']} {versions['verdict']}{why}; aliases: {aliases}"
+    if inference := figures.get("inference"):
+        fresh = inference.get("freshness_ms")
+        told = "has learned from nothing yet" if fresh is None else f"fresh to {fresh} ms"
+        yield f"serving   version {inference.get('version')}, {told}"
+
+
+def _measures(of: str, labels: Mapping[str, Mapping[str, float | None]]) -> Iterator[str]:
+    """A line a label: what people look at first; `--json` has the rest."""
+    for label, values in labels.items():
+        known = [(name, values.get(name)) for name in SHOWN_MEASURES]
+        parts = [
+            f"{name} {value:.0f}" if name == "n" else f"{name} {value:.3f}"
+            for name, value in known
+            if value is not None
+        ]
+        if parts:
+            yield f"          {label}, {of}: {', '.join(parts)}"
+
+
+def _history(history: Sequence[Mapping[str, Any]], now_ms: int) -> Iterator[str]:
+    if not history:
+        return
+    yield "\nwhat ended, the newest last"
+    if len(history) > SHOWN_ENDINGS:
+        yield f"  ... {len(history) - SHOWN_ENDINGS} before; --json has them"
+    for one in history[-SHOWN_ENDINGS:]:
+        ran = f" after {one['up_s']:.1f} s" if one["up_s"] is not None else ""
+        again = one["again_ms"]
+        then = (
+            f"; started again {(again - one['time_ms']) / 1000:.1f} s later"
+            if again is not None
+            else "; not started again"
+        )
+        yield f"  {clock_of(one['time_ms'], now_ms)}  {one['name']:10} {one['how']}{ran}{then}"
+        yield from (f"      {line}" for line in one["why"].splitlines())
+
+
+def clock_of(time_ms: int, now_ms: int) -> str:
+    """`12:03:07 (5 s ago)` in local time; with its date if that was not within the last twelve hours."""
+    ago = max(0, now_ms - time_ms) / 1000
+    moment = datetime.fromtimestamp(time_ms / 1000)
+    if ago >= 12 * 3600:
+        return moment.strftime("%Y-%m-%d %H:%M:%S")
+    span = f"{ago:.0f} s" if ago < 120 else f"{ago / 60:.0f} min" if ago < 7200 else f"{ago / 3600:.0f} h"
+    return f"{moment:%H:%M:%S} ({span} ago)"
