@@ -6,6 +6,7 @@ Verbs are imported when they are called, so that `--help` stays fast.
 
 from __future__ import annotations
 
+import errno
 import importlib
 import sys
 from difflib import get_close_matches
@@ -74,3 +75,24 @@ def main() -> None:
     except FreshetError as error:
         click.echo(f"{type(error).__name__}: {error}", err=True)
         sys.exit(1)
+    except OSError as error:
+        click.echo(_of_the_system(error), err=True)
+        sys.exit(1)
+
+
+_HINTS = {
+    errno.ENOSPC: "the disk is full: free some space and do it again",
+    errno.EDQUOT: "the quota of this user is used up: free some space and do it again",
+    errno.EFBIG: "no file may grow any more: see `ulimit -f`",
+    errno.EACCES: "may this user read and write there?",
+    errno.EPERM: "may this user read and write there?",
+    errno.EROFS: "it is mounted read-only: take another folder",
+    errno.EMFILE: "too many files are open: see `ulimit -n`",
+}
+
+
+def _of_the_system(error: OSError) -> str:
+    """What the system refused, where, and what to do about it."""
+    where = f"{error.filename}: " if error.filename else ""
+    hint = _HINTS.get(error.errno or 0, "")
+    return f"{type(error).__name__}: {where}{error.strerror or error}" + (f"\n  {hint}" if hint else "")

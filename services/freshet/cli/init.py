@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 import click
@@ -31,6 +32,9 @@ def command(schemas: tuple[Path, ...], name: str | None, out: Path, force: bool,
     from freshet.spec.avro import parse_schema
     from freshet.spec.generate import generate_spec
 
+    if out.is_dir():
+        hint = f"--out {out / 'freshet.toml'} writes into it"
+        raise ConfigError("init", "--out", str(out), "the path of a file, not a folder", hint)
     if out.exists() and not force:
         raise ConfigError(
             "init", "--out", str(out), "a file that does not exist yet", "--force writes over it"
@@ -38,7 +42,7 @@ def command(schemas: tuple[Path, ...], name: str | None, out: Path, force: bool,
     text = generate_spec(
         [(_seen_from(out, path), parse_schema(_read(path), str(path))) for path in schemas], name
     )
-    out.write_text(text, encoding="utf-8")
+    _write(out, text)
     told = f"wrote {out}; next: read it, then `freshet check {out}`"
     emit({"wrote": str(out)}, as_json=as_json, text=told)
 
@@ -50,6 +54,19 @@ def _read(path: Path) -> bytes:
         raise ConfigError(
             "init", "--schema", str(path), "a file that can be read", str(error.strerror)
         ) from None
+
+
+def _write(out: Path, text: str) -> None:
+    """The whole file, or nothing: what stood there before stays if there is no space."""
+    made = out.with_name(f".{out.name}.new")
+    try:
+        made.write_text(text, encoding="utf-8")
+        made.replace(out)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            made.unlink(missing_ok=True)
+        why = error.strerror or str(error)
+        raise ConfigError("init", "--out", str(out), "a path that can be written to", why) from error
 
 
 def _seen_from(out: Path, schema: Path) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,16 +41,22 @@ def command(
             _print_topics(log, as_json)
             return
         if topic not in log.topics():
-            names = ", ".join(sorted(log.topics()))
-            raise ConfigError("peek", "TOPIC", topic, f"one of {names}", "`freshet peek` lists them")
+            names = ", ".join(sorted(log.topics())) or "none: the log is empty"
+            near = get_close_matches(topic, log.topics(), 1)
+            hint = f"did you mean {near[0]}?" if near else f"`freshet peek --folder {folder}` lists them"
+            raise ConfigError("peek", "TOPIC", topic, f"a topic of this log ({names})", hint)
         decode = _decoder(log, topic)
+        found = 0
         for at in _partitions(log, topic, partition):
             for line in _lines(log, at, records, start, decode):
+                found += 1
                 click.echo(
                     orjson.dumps(line, option=orjson.OPT_NON_STR_KEYS, default=str).decode()
                     if as_json
                     else _text(line)
                 )
+        if not found:
+            click.echo(f"{topic} holds no records yet" if start is None else _none_from(start), err=True)
     finally:
         log.close()
 
@@ -57,6 +64,8 @@ def command(
 def _print_topics(log: EventLog, as_json: bool) -> None:
     from freshet.types import TopicPartition
 
+    if not log.topics():
+        click.echo("the log holds no topics yet; services make them when they start", err=True)
     for name, info in sorted(log.topics().items()):
         bounds = [log.bounds(TopicPartition(name, p)) for p in range(info.partitions)]
         held = sum(b.end - b.start for b in bounds)
@@ -66,6 +75,10 @@ def _print_topics(log: EventLog, as_json: bool) -> None:
             if as_json
             else f"{name:40} {info.partitions:3} partitions {held:12} offsets"
         )
+
+
+def _none_from(start: int) -> str:
+    return f"no records at offset {start} or after it; without --from the newest are shown"
 
 
 def _partitions(log: EventLog, topic: str, partition: int | None) -> list[TopicPartition]:

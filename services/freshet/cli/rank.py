@@ -9,10 +9,12 @@ from typing import IO
 import click
 import orjson
 
-from freshet.cli.options import emit, folder_option, json_option, table
-from freshet.errors import BadInput, ConfigError
+from freshet.cli.options import emit, existing_folder, folder_option, json_option, table
+from freshet.errors import BadInput, ConfigError, Unavailable
 
 __all__ = ["command"]
+
+EXAMPLE = 'such as {"context": {"reader": "u1"}, "candidates": [{"article": "a7"}], "k": 10}'
 
 
 @click.command()
@@ -32,9 +34,17 @@ def command(request_file: IO[bytes], folder: Path, url: str | None, as_json: boo
     try:
         request = orjson.loads(request_file.read())
     except orjson.JSONDecodeError as error:
-        raise BadInput(f"the request must be one JSON object: {error}") from None
-    with Client(inference=url or _url_of(folder)) as client:
-        ranking = client.rank(request.get("context", {}), request.get("candidates", []), k=request.get("k"))
+        raise BadInput(f"the request must be one JSON object: {error}\n  {EXAMPLE}") from None
+    if not isinstance(request, dict):
+        raise BadInput(f"the request must be one JSON object, found {type(request).__name__}; {EXAMPLE}")
+    with Client(inference=_checked(url) if url else _url_of(folder)) as client:
+        try:
+            ranking = client.rank(
+                request.get("context", {}), request.get("candidates", []), k=request.get("k")
+            )
+        except Unavailable as error:
+            look = "is --url right?" if url else f"`freshet status --folder {folder}` says how it is"
+            raise Unavailable(f"{error}\n  {look}") from error
     rows = [[n + 1, i.index, i.score, *i.predictions.values()] for n, i in enumerate(ranking.items)]
     labels = list(ranking.items[0].predictions) if ranking.items else []
     text = table(["place", "candidate", "score", *labels], rows)
@@ -57,17 +67,23 @@ def command(request_file: IO[bytes], folder: Path, url: str | None, as_json: boo
     emit(value, as_json=as_json, text=text)
 
 
+def _checked(url: str) -> str:
+    if not url.startswith(("http://", "https://")):
+        raise ConfigError("rank", "--url", url, "a URL such as http://127.0.0.1:7001")
+    return url
+
+
 def _url_of(folder: Path) -> str:
-    from freshet.runtime.supervisor import read_state
+    from freshet.runtime.run_state import read_state
     from freshet.settings import RunFolder
 
-    state = read_state(RunFolder(folder))
+    state = read_state(RunFolder(existing_folder(folder)))
     if "inference" not in state:
         raise ConfigError(
             "rank",
             "--folder",
             str(folder),
-            "a run folder whose inference server runs",
-            "freshet up SPEC starts one",
+            "a run folder in which an inference server has run",
+            f"`freshet up SPEC --folder {folder}` starts one; --url names one that runs elsewhere",
         )
     return f"http://127.0.0.1:{state['inference']['port']}"

@@ -44,7 +44,9 @@ def list_versions(folder: Path, as_json: bool) -> None:
         ]
         for m in manifests
     ]
-    text = table(["version", "written", "step", "verdict", "alias", "reason"], rows)
+    text = "no version is stored yet; the trainer writes one when it starts"
+    if rows:
+        text = table(["version", "written", "step", "verdict", "alias", "reason"], rows)
     emit({"versions": [asdict(m) for m in manifests], "aliases": aliases}, as_json=as_json, text=text)
 
 
@@ -102,7 +104,16 @@ _PRETTY = orjson.OPT_INDENT_2 | orjson.OPT_NON_STR_KEYS
 def _store(folder: Path) -> VersionStore:
     from freshet.seams.open import open_versions
 
-    return open_versions(f"file:{existing_folder(folder) / 'versions'}")
+    found = existing_folder(folder) / "versions"
+    if not found.is_dir():
+        raise ConfigError(
+            "version",
+            "--folder",
+            str(folder),
+            "a run folder in which a trainer has run (it holds versions/)",
+            f"`freshet up SPEC --folder {folder}` starts one",
+        )
+    return open_versions(f"file:{found}")
 
 
 def _promoted(store: VersionStore, number: int) -> bool:

@@ -52,10 +52,10 @@ class RunFolder:
                 folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
             raise ConfigError(
-                "settings",
-                "FRESHET_COMMON_RUN_FOLDER",
-                str(self.path),
-                "a folder that can be made and written to",
-                f"{error.filename}: {error.strerror}",
+                "run folder",
+                "",
+                f"{self.path} cannot be made ({error.filename}: {error.strerror})",
+                "the path of a folder, or of none yet, in a place that this user may write to",
+                "name another with --folder (backtest and replay: --keep)",
             ) from error
         return self
