@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from ops.reference.markdown import grid, header, option_rows
 
@@ -10,7 +10,9 @@ from freshet.spec import expression
 from freshet.spec.identity import EFFECTS
 from freshet.spec.model import Explore, Feature, Gate, Join, Label, Model, Serve, Spec, Stream, Table, Train
 from freshet.spec.optimizers import OPTIMIZERS
+from freshet.spec.parameters import Parameter
 from freshet.spec.parse_inputs import DEFAULT_ROW_OPTIMIZER, DEFAULT_SCALAR_OPTIMIZER, KEYS_OF_KIND
+from freshet.spec.transforms import TRANSFORMS
 
 __all__ = ["page"]
 
@@ -56,6 +58,8 @@ MEANING_OF_KIND = {
 }
 
 
+PARAMETER = ("parameter", "default", "allowed", "meaning")
+
 ORDER = """
 Order counts in `[labels]`, `[tables]` and `[features]`: a new order is a new model. The place of a schema
 file does not count; that a used field turns from integers to text, or into a list, does.
@@ -65,6 +69,14 @@ OPTIMIZER = f"""
 `optimizer` steps the vectors, `scalar_optimizer` the linear scalars; each is a name, or a table with a
 name and parameters: `optimizer = {{ name = "adam", lr = 0.001 }}`. Both are identity. The defaults are
 `{DEFAULT_ROW_OPTIMIZER}` for vectors and `{DEFAULT_SCALAR_OPTIMIZER}` for scalars.
+"""
+
+TRANSFORM = """
+`dense` is a transform, or a list of them, done in that order; each is a name, or a table with a name and
+parameters: `dense = [{ name = "clip", high = 100 }, "log1p", "standard"]`. What is missing stays missing,
+unless a transform makes a number of it; what is not finite after it counts as missing. A transform of your
+own is a function, `"my_module:my_function"`, found beside your spec or where Python finds it
+([how](extending.md)).
 """
 
 OPTIONS = """
@@ -97,6 +109,7 @@ def _page() -> Iterator[str]:
     yield ""
     keys = [(k, MEANING_OF_KIND[k], ", ".join(f"`{x}`" for x in names)) for k, names in KEYS_OF_KIND.items()]
     yield from grid(keys, ("kind", "is", "keys"))
+    yield from _transforms()
     yield from _section("[model]", Model)
     yield OPTIONS
     yield from _section("[train]", Train)
@@ -116,14 +129,30 @@ def _section(name: str, cls: type) -> Iterator[str]:
 
 def _optimizers() -> Iterator[str]:
     yield OPTIMIZER
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for rule in OPTIMIZERS.values():
         sizes = ((rule.row_state, "a row"), (rule.float_state, "a float"))
         state = " + ".join(f"{n} {what}" for n, what in sizes if n)
-        for i, p in enumerate(rule.parameters):
-            first = (f"`{rule.name}`", rule.doc, state or "none") if i == 0 else ("", "", "")
-            rows.append((*first, f"`{p.name}`", f"`{p.default:g}`", p.expected, p.doc))
-    yield from grid(rows, ("rule", "is", "floats of state", "parameter", "default", "allowed", "meaning"))
+        rows += _with_parameters((f"`{rule.name}`", rule.doc, state or "none"), rule.parameters)
+    yield from grid(rows, ("rule", "is", "floats of state", *PARAMETER))
+
+
+def _transforms() -> Iterator[str]:
+    yield TRANSFORM
+    rows: list[tuple[str, ...]] = []
+    for transform in TRANSFORMS.values():
+        first = (f"`{transform.name}`", transform.doc, transform.state or "none")
+        rows += _with_parameters(first, transform.parameters)
+    yield from grid(rows, ("transform", "is", "state", *PARAMETER))
+
+
+def _with_parameters(first: tuple[str, ...], parameters: Sequence[Parameter]) -> Iterator[tuple[str, ...]]:
+    """A row for each parameter, the first of which says whose they are."""
+    if not parameters:
+        yield (*first, "", "", "", "")
+    for i, p in enumerate(parameters):
+        whose = first if i == 0 else ("",) * len(first)
+        yield (*whose, f"`{p.name}`", f"`{p.default:g}`", p.expected, p.doc)
 
 
 def _expressions() -> Iterator[str]:

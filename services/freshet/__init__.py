@@ -16,14 +16,18 @@ if TYPE_CHECKING:
     from freshet.client import AsyncClient, Client
     from freshet.model.custom import Model
     from freshet.spec import Spec
+    from freshet.spec.parameters import Parameter
+    from freshet.spec.transforms import Transform
 
-__all__ = ["AsyncClient", "Client", "Model", "Spec", "backtest", "local", "replay"]
+__all__ = ["AsyncClient", "Client", "Model", "Parameter", "Spec", "Transform", "backtest", "local", "replay"]
 
 _HOMES = {
     "AsyncClient": "freshet.client",
     "Client": "freshet.client",
     "Model": "freshet.model.custom",
+    "Parameter": "freshet.spec.parameters",
     "Spec": "freshet.spec",
+    "Transform": "freshet.spec.transforms",
     "backtest": "freshet.cli.backtesting",
     "local": "freshet.cli.local",
     "replay": "freshet.cli.replaying",

@@ -8,7 +8,8 @@ from freshet.cli import VERBS
 
 
 def test_the_public_names_are_these():
-    assert freshet.__all__ == ["AsyncClient", "Client", "Model", "Spec", "backtest", "local", "replay"]
+    nouns = ["AsyncClient", "Client", "Model", "Parameter", "Spec", "Transform"]
+    assert freshet.__all__ == [*nouns, "backtest", "local", "replay"]
 
 
 def test_every_public_name_can_be_imported():

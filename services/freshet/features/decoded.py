@@ -30,7 +30,7 @@ class Decoded:
 
     size: int  # B
     groups: Sequence[GroupKeys]
-    dense: F32  # (B, D) after log1p; NaN where missing
+    dense: F32  # (B, D) transformed, but for `standard`; NaN where missing
     segments: Mapping[str, U64]  # segment feature -> (B,) keys of values, unsalted
     served: Mapping[str, F32]  # label -> (B,) prediction logged at serving; NaN where none
     bad: I64  # indexes of input records that could not be decoded; the others keep their order

@@ -27,6 +27,7 @@ from freshet.features.program import (
 from freshet.spec.avro import SERVED_FIELD, Array, Record, field_at
 from freshet.spec.layout import Layout
 from freshet.spec.model import Feature, Spec
+from freshet.spec.steps import Column, column_of, native_first
 from freshet.types import I64, U32, U64, BytesColumn
 
 __all__ = ["SampleDecoder"]
@@ -48,6 +49,7 @@ class SampleDecoder:
         self._schemas = schemas
         self._columns = _columns_of(spec, layout)
         self._plan = self._columns.plan(spec, layout)
+        self._steps = _steps_of(spec, layout)
         self._programs: dict[int, Compiled] = {}
 
     def program(self, schema_id: int) -> Compiled:
@@ -107,13 +109,17 @@ class SampleDecoder:
 
     def _decoded(self, made: _native.DecodedTuple, programs: list[Compiled]) -> Decoded:
         size, groups, list_ends, dense, segments, served, failures = made
+        dense = dense.reshape(size, self._columns.dense)
+        if size:
+            for d, column in self._steps:
+                dense[:, d] = column.run(dense[:, d])
         return Decoded(
             size=size,
             groups=[
                 GroupKeys(keys, starts, [list_ends[i] if i >= 0 else None for i in lists])
                 for keys, starts, lists in groups
             ],
-            dense=dense.reshape(size, self._columns.dense),
+            dense=dense,
             segments=dict(zip(self._columns.segments, segments, strict=True)),
             served=dict(
                 zip(self._columns.labels, served.reshape(len(self._columns.labels), size), strict=True)
@@ -151,7 +157,7 @@ class _Columns:
             list(self.segment_column.values()),
             len(self.column_of) + len(self.segment_column),
             [spec.features[f].max or DEFAULT_MAX for f in lists],
-            ["log1p" in spec.features[f].dense for f in self.dense_of],
+            [native_first(spec.features[f]) for f in self.dense_of],
             len(self.labels),
             self._times(spec),
             [
@@ -234,6 +240,12 @@ def _columns_of(spec: Spec, layout: Layout) -> _Columns:
     dense_of = {index: d for d, index in enumerate(layout.dense)}
     labels = tuple(label.name for label in spec.labels)
     return _Columns(column_of, list_of, dense_of, spec.train.segments, segments, labels)
+
+
+def _steps_of(spec: Spec, layout: Layout) -> list[tuple[int, Column]]:
+    """Dense columns that the native decoder leaves something to do for, with what it is."""
+    columns = ((d, column_of(spec.features[f], spec.folder)) for d, f in enumerate(layout.dense))
+    return [(d, column) for d, column in columns if column is not None]
 
 
 def _constant_key(f: Feature) -> U64 | int:

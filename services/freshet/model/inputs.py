@@ -47,5 +47,5 @@ class ModelInputs:
 
     size: int  # B
     groups: Sequence[GroupInputs]
-    dense: F32  # (B, D) after stateless transforms (log1p), before standardisation; NaN where missing
+    dense: F32  # (B, D) after stateless transforms, before standardisation; NaN where missing
     labels: Labels | None  # None when serving

@@ -117,7 +117,7 @@ def _feature(spec: Spec, schemas: Schemas, feature: Feature) -> FeatureReport:
 def _note(feature: Feature) -> str:
     parts = []
     if feature.dense:
-        parts.append(", ".join(feature.dense))
+        parts.append(", ".join(map(str, feature.dense)))
         parts.append("0 where missing" + (", with a flag beside it" if feature.missing == "flag" else ""))
     if feature.kind == "list":
         parts.append(f"the first {feature.max}, {feature.pool} of their rows")

@@ -25,6 +25,7 @@ from typing import Any
 from freshet.options import MISSING, Duration, Kind, duration_text, key_of
 from freshet.spec.fields import field_kinds
 from freshet.spec.model import Optimizer, Spec, TimeField
+from freshet.spec.model_forms import Step
 from freshet.spec.optimizers import OPTIMIZERS
 from freshet.spec.parse_inputs import CROSSES
 from freshet.spec.schemas import Schemas, streams_of
@@ -183,8 +184,14 @@ def _json(f: Field[Any], value: Any) -> Any:
     if isinstance(f.metadata["form"], Duration):
         return False if value is None else duration_text(value)
     if isinstance(value, tuple):
-        return [list(v) if isinstance(v, tuple) else v for v in value]
+        return [_item(v) for v in value]
     return dict(value) if isinstance(value, Mapping) else value
+
+
+def _item(value: Any) -> Any:
+    if isinstance(value, Step):
+        return value.as_written()
+    return list(value) if isinstance(value, tuple) else value
 
 
 def _shown(value: Any) -> str:

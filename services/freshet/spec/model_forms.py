@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from freshet.options import Text, Wrong
+from freshet.options import Number, Text, Wrong
 
-__all__ = ["DAY", "HOUR", "MINUTE", "NAME", "PATH", "SECOND", "Constant"]
+__all__ = ["DAY", "HOUR", "MINUTE", "NAME", "PATH", "SECOND", "Constant", "Step", "StepForm"]
 
 SECOND, MINUTE, HOUR, DAY = 1_000, 60_000, 3_600_000, 86_400_000  # milliseconds
 
@@ -31,3 +33,46 @@ class Constant:
         if isinstance(value, float) and math.isfinite(value):
             return value
         raise Wrong(self.expected)
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A transform of a number with parameters that are not its defaults."""
+
+    name: str
+    parameters: tuple[tuple[str, float], ...]  # by name
+
+    def __str__(self) -> str:
+        return f"{self.name}({', '.join(f'{name}={value:g}' for name, value in self.parameters)})"
+
+    def as_written(self) -> Mapping[str, str | float]:
+        """As the spec writes it."""
+        return {"name": self.name, **dict(self.parameters)}
+
+
+TRANSFORM_NAME = Text(
+    'the name of a transform, or "package.module:function"',
+    r"[A-Za-z]\w*|[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*",
+)
+
+
+class StepForm:
+    """The form of a transform: its name, or a table of its name and parameters."""
+
+    expected = 'a transform: its name, or { name = "...", parameter = number }'
+
+    def read(self, value: Any) -> str | Step:
+        """The bare name, or the step; which names there are is known to `freshet.spec.transforms`."""
+        if not isinstance(value, Mapping):
+            return TRANSFORM_NAME.read(value)
+        name = TRANSFORM_NAME.read(value["name"]) if "name" in value else None
+        if name is None:
+            raise Wrong(self.expected)
+        parameters = []
+        for key, given in value.items():
+            if key != "name":
+                try:
+                    parameters.append((str(key), Number().read(given)))
+                except Wrong as wrong:
+                    raise Wrong(wrong.expected, f"a parameter of {name}", f".{key}", given) from None
+        return Step(name, tuple(sorted(parameters)))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from freshet.options import Choice, Duration, Integer, ListOf, Number, option
-from freshet.spec.model_forms import DAY, MINUTE, NAME, PATH, Constant
+from freshet.spec.model_forms import DAY, MINUTE, NAME, PATH, Constant, Step, StepForm
 
 __all__ = ["Feature", "Optimizer", "Table"]
 
@@ -92,10 +92,10 @@ class Feature:
         Choice(("sum", "mean")),
         default=None,
     )
-    dense: tuple[Literal["raw", "log1p", "standard"], ...] = option(
+    dense: tuple[str | Step, ...] = option(
         "identity",
-        "a number, with these transforms in order",
-        ListOf(Choice(("raw", "log1p", "standard")), 1, 2, lone=True),
+        "a number, with these transforms in order; see below",
+        ListOf(StepForm(), 1, 8, lone=True),
         default=(),
     )
     missing: Literal["zero", "flag"] = option(

@@ -10,30 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from freshet.options import Number
+from freshet.spec.parameters import Parameter
 
-__all__ = ["OPTIMIZERS", "Parameter", "Rule", "complete"]
-
-
-@dataclass(frozen=True, slots=True)
-class Parameter:
-    """One number of an update rule."""
-
-    name: str
-    default: float
-    low: float
-    high: float
-    low_open: bool  # `low` itself is not allowed
-    doc: str
-
-    def allows(self, value: float) -> bool:
-        """Whether the rule is defined for this value."""
-        return self.low <= value <= self.high and not (self.low_open and value == self.low)
-
-    @property
-    def expected(self) -> str:
-        """The range in words, for an error."""
-        return Number(self.low, self.high, open_low=self.low_open).expected
+__all__ = ["OPTIMIZERS", "Rule", "complete"]
 
 
 @dataclass(frozen=True, slots=True)

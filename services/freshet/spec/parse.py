@@ -87,7 +87,7 @@ def _spec(root: Section, folder: str) -> Spec:
     model = _model(model_section)
     tables = read_tables(root.section("tables"))
     features = read_features(
-        root.section("features", required=True, hint="features: the inputs of the model")
+        root.section("features", required=True, hint="features: the inputs of the model"), folder
     )
     if model.crosses:
         tables = (*tables, cross_table(len(tables)))

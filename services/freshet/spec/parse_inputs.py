@@ -5,12 +5,14 @@ with them.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from freshet.options import Choice, Number, Section, Wrong, nearest_hint, read_object
 from freshet.spec.model import Feature, Model, Optimizer, Table
 from freshet.spec.model_forms import NAME
 from freshet.spec.optimizers import OPTIMIZERS, complete
+from freshet.spec.steps import resolve
 
 __all__ = [
     "CROSSES",
@@ -91,13 +93,13 @@ def cross_table(table_id: int) -> Table:
     )
 
 
-def read_features(section: Section) -> tuple[Feature, ...]:
-    """The features in file order."""
+def read_features(section: Section, folder: str = "") -> tuple[Feature, ...]:
+    """The features in file order; `folder` is the spec file's, where transforms of the user's may stand."""
     if not 1 <= len(section.names()) <= 1_000:
         raise section.error(
             "", "1 to 1000 features", 'a feature is a table: user = { field = "user_id", table = "user" }'
         )
-    return tuple(_feature(section, name, i) for i, name in enumerate(section.names()))
+    return tuple(_feature(section, name, i, folder) for i, name in enumerate(section.names()))
 
 
 KEYS_OF_KIND = {
@@ -110,7 +112,7 @@ KEYS_OF_KIND = {
 """The keys that each kind of feature takes; a kind is told by `dense`, `time`, `buckets`, `max` or `pool`."""
 
 
-def _feature(features: Section, name: str, index: int) -> Feature:
+def _feature(features: Section, name: str, index: int, folder: str) -> Feature:
     check_name(features, name)
     section = features.section(name)
     section.only(key for keys in KEYS_OF_KIND.values() for key in keys)
@@ -132,7 +134,8 @@ def _feature(features: Section, name: str, index: int) -> Feature:
     if kind == "list":
         given |= {"max": 50} if "max" not in section else {}
         given |= {"pool": "mean"} if "pool" not in section else {}
-    return read_object(Feature, section, **given)
+    feature = read_object(Feature, section, **given)
+    return replace(feature, dense=resolve(feature, folder, section.where)) if feature.dense else feature
 
 
 def _sign(section: Section, kind: str) -> str:

@@ -13,6 +13,7 @@ from typing import Any
 
 from freshet.options import Duration, duration_text, key_of, options_of
 from freshet.spec.model import Feature, Label, Optimizer, Spec, Table, TimeField, Train
+from freshet.spec.model_forms import Step
 from freshet.spec.optimizers import complete
 from freshet.spec.parse_inputs import CROSSES, DEFAULT_ROW_OPTIMIZER, DEFAULT_SCALAR_OPTIMIZER
 
@@ -68,6 +69,8 @@ def _as_written(option: Field[Any], value: Any) -> Any:
         return f"{value.path}:{value.unit}"
     if isinstance(option.metadata["form"], Duration):
         return False if value is None else duration_text(value)
+    if isinstance(value, tuple):
+        return [v.as_written() if isinstance(v, Step) else v for v in value]
     return value
 
 

@@ -162,13 +162,6 @@ class _Rules:
                 "table",
                 f"declare it: [tables] {feature.table} = {{ dim = 16 }}",
             )
-        if feature.dense not in ((), ("raw",), ("log1p",), ("standard",), ("log1p", "standard")):
-            raise self.error(
-                f"{key}.dense",
-                list(feature.dense),
-                '"raw", "log1p", "standard" or ["log1p", "standard"]',
-                "log1p comes before standard; raw stands alone",
-            )
         if any(a >= b for a, b in zip(feature.buckets, feature.buckets[1:], strict=False)):
             raise self.error(
                 f"{key}.buckets",

@@ -231,7 +231,7 @@ def test_a_mistake_is_answered_with_what_is_allowed(text: str, message: str) -> 
         (
             "[features]",
             '[features]\nage = { field = "age", dense = ["standard", "log1p"] }',
-            '"raw", "log1p", "standard"',
+            '"standard" as the last transform',
         ),
         (
             "[features]",

@@ -24,6 +24,7 @@ from freshet.options import (
     options_of,
 )
 from freshet.spec.model import Explore, Feature, Gate, Join, Label, Model, Serve, Spec, Stream, Table, Train
+from freshet.spec.model_forms import StepForm
 from freshet.spec.optimizers import OPTIMIZERS
 from freshet.spec.parse import parse_spec
 from freshet.spec.render import render, toml_value
@@ -53,6 +54,11 @@ def values(form: Form) -> st.SearchStrategy[Any]:  # noqa: PLR0911 - one for eac
             return text | st.just(False) if never else text
         case ListOf(item, low, high, _):
             return st.lists(values(item), min_size=low, max_size=min(high, 3))
+        case StepForm():
+            return st.sampled_from(["raw", "log1p", "standard"]) | st.fixed_dictionaries(
+                {"name": st.sampled_from(["clip", "log1p"])},
+                optional={"low": st.integers(-9, 0), "high": st.floats(1, 1e9)},
+            )
     if form.expected.startswith("a path and a unit"):
         return st.sampled_from(["ts:ms", "at.x:iso"])
     if form.expected == "an expression":
