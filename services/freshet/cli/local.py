@@ -108,16 +108,18 @@ def local(
             **{ROLES[role]: str(port) for role, port in ports.items()},
             "PYTHONPATH": _with_this_freshet(os.environ.get("PYTHONPATH", "")),
         }
-        process = subprocess.Popen(
-            [sys.executable, "-m", "freshet.cli", "up", str(spec_file), "--folder", str(run), "--json"],
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-        )
+        said = Path(temporary) / "up.log"  # a pipe that nobody reads would hold the supervisor up
+        with said.open("wb") as file:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "freshet.cli", "up", str(spec_file), "--folder", str(run), "--json"],
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=file,
+            )
         system = Local(run, ports)
         try:
-            _wait_until_ready(process, run, ports, ready_s)
+            _wait_until_ready(process, said, run, ports, ready_s)
             yield system
         finally:
             system.client.close()
@@ -125,15 +127,14 @@ def local(
 
 
 def _wait_until_ready(
-    process: subprocess.Popen[bytes], run: Path, ports: Mapping[str, int], ready_s: float
+    process: subprocess.Popen[bytes], said: Path, run: Path, ports: Mapping[str, int], ready_s: float
 ) -> None:
     deadline = time.monotonic() + ready_s
     pause = threading.Event()
     waiting = set(ports)
     while waiting:
         if process.poll() is not None:
-            output = process.stdout.read().decode(errors="replace") if process.stdout else ""
-            raise Unavailable(f"freshet up ended with {process.returncode}:\n{output.strip()}")
+            raise Unavailable(f"freshet up ended with {process.returncode}:\n{_tail(said)}")
         waiting = {role for role in waiting if not is_ready(ports[role])}
         if waiting and time.monotonic() > deadline:
             logs = "\n".join(_tail(RunFolder(run).process_log(role)) for role in sorted(waiting))
@@ -149,8 +150,6 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-    if process.stdout is not None:
-        process.stdout.close()
 
 
 def _tail(path: Path, lines: int = 20) -> str:

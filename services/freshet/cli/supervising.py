@@ -1,4 +1,4 @@
-"""The services of a spec as supervised processes: what `freshet up` does."""
+"""The services of a spec as supervised processes: what `freshet up` and `freshet demo` do."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import click
-import orjson
 
 from freshet.cli.kept import keep_spec, refuse_another_model
+from freshet.cli.options import emit
 from freshet.cli.run import ROLES
 from freshet.errors import ConfigError
 from freshet.runtime.lifecycle import stop_on_signals
@@ -26,41 +27,94 @@ from freshet.settings import Settings, load_settings
 from freshet.spec import load_spec
 from freshet.spec.schemas import load_schemas
 
-__all__ = ["is_ready", "ports_of", "processes", "run_up"]
+__all__ = ["Run", "Summary", "is_ready", "ports_of", "prepare", "run_up", "tell_ready"]
 
 READY_WAIT_S = 60.0
 """How long the terminal waits for all services to be ready before it says which are not; they go on
 meanwhile."""
 
 
-def run_up(spec_file: Path, folder: Path, *, as_json: bool) -> None:
-    """Start the services and keep them running until Ctrl-C; then say how each ended."""
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """How a run ended."""
+
+    seconds: float
+    ended: Mapping[str, str]  # service -> how it ended
+    restarts: Mapping[str, int]
+
+    def as_json(self) -> dict[str, object]:
+        """For `--json`."""
+        return {
+            "seconds": self.seconds,
+            "ended": dict(self.ended),
+            "restarts": dict(self.restarts),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A run folder that is ours, and what is to run in it; nothing is started yet."""
+
+    folder: Path
+    settings: Settings
+    processes: Sequence[Process]
+    supervisor: Supervisor
+
+    def until_stopped(self, stop: threading.Event, tell: Callable[[], None]) -> Summary:
+        """Keep everything running until `stop`; `tell` speaks to the terminal meanwhile, on a thread."""
+        teller = threading.Thread(target=tell, name="teller", daemon=True)
+        teller.start()
+        began = time.monotonic()
+        ended = self.supervisor.run(stop, drain_s=self.settings.common.drain_ms / 1000)
+        teller.join(1.0)  # a line that is half said
+        state = read_state(self.settings.common.run)
+        restarts = {name: int(one["restarts"]) for name, one in state.items()}
+        return Summary(round(time.monotonic() - began, 1), ended, restarts)
+
+
+def prepare(
+    spec_file: Path,
+    folder: Path,
+    *,
+    again: Sequence[str],
+    more: Callable[[Settings], Sequence[Process]] = lambda settings: (),
+) -> Run:
+    """Check everything that can be checked, then take the run folder: what is wrong is said here, once, and
+    not in each service's log.
+
+    Args:
+        again: the command that goes on with this folder.
+        more:  processes beside the services.
+
+    Raises:
+        ConfigError, Mismatch, Corrupt, Unavailable: nothing was started.
+    """
     spec = load_spec(spec_file)
-    schemas = load_schemas(spec, str(spec_file))  # one that cannot be read is said here, not in four logs
+    schemas = load_schemas(spec, str(spec_file))
     settings = load_settings(run_folder=folder)
     run = settings.common.run.create()
-    configure_logging("up", level=settings.common.log_level, form="text")
-    wanted = processes(spec_file, folder, settings)
-    again = shlex.join(["freshet", "up", str(spec_file), "--folder", str(folder)])
-    supervisor = Supervisor(run, wanted, again=again)  # the folder is ours from here on
-    _refuse_taken_ports(settings)
-    open_eventlog(settings.common.log_url).close()  # a damaged one is said here, not in each service's log
+    configure_logging(again[1], level=settings.common.log_level, form="text")
+    wanted = [*processes(spec_file, folder, settings), *more(settings)]
+    supervisor = Supervisor(run, wanted, again=shlex.join(again))  # the folder is ours from here on
+    _refuse_taken_ports(wanted)
+    open_eventlog(settings.common.log_url).close()
     refuse_another_model(spec, schemas, settings)
     keep_spec(spec, settings)
+    return Run(folder, settings, wanted, supervisor)
+
+
+def run_up(spec_file: Path, folder: Path, *, as_json: bool) -> None:
+    """Start the services and keep them running until Ctrl-C; then say how each ended."""
+    run = prepare(spec_file, folder, again=["freshet", "up", str(spec_file), "--folder", str(folder)])
     stop = threading.Event()
     stop_on_signals(stop)
-    teller = threading.Thread(target=_tell_ready, args=(wanted, folder, stop, as_json), daemon=True)
-    teller.start()
-    began = time.monotonic()
-    ended = supervisor.run(stop, drain_s=settings.common.drain_ms / 1000)
-    restarts = {name: state["restarts"] for name, state in read_state(run).items()}
-    summary = {"seconds": round(time.monotonic() - began, 1), "ended": dict(ended), "restarts": restarts}
-    if as_json:
-        click.echo(orjson.dumps(summary).decode())
-        return
-    click.echo(f"stopped after {summary['seconds']} s; everything is kept in {folder}")
-    for name, how in ended.items():
-        click.echo(f"  {name:10} {how}, restarted {restarts.get(name, 0)} times")
+    summary = run.until_stopped(stop, lambda: _tell_up(run, stop, as_json))
+    lines = [f"stopped after {summary.seconds} s; everything is kept in {folder}"]
+    lines += [
+        f"  {name:10} {how}, restarted {summary.restarts.get(name, 0)} times"
+        for name, how in summary.ended.items()
+    ]
+    emit(summary.as_json(), as_json=as_json, text="\n".join(lines))
 
 
 def processes(spec_file: Path, folder: Path, settings: Settings) -> list[Process]:
@@ -95,31 +149,40 @@ def is_ready(port: int) -> bool:
         return False
 
 
-def _refuse_taken_ports(settings: Settings) -> None:
-    for role, port in ports_of(settings).items():
-        owner = owner_of_port(port) if port else None
-        if owner is not None:
-            option = "PORT" if role in ("gateway", "inference") else "ADMIN_PORT"
-            raise ConfigError(
-                "up",
-                f"{role} port",
-                port,
-                f"a free port ({owner})",
-                f"stop that process, or set FRESHET_{role.upper()}_{option} to another port",
-            )
-
-
-def _tell_ready(wanted: list[Process], folder: Path, stop: threading.Event, as_json: bool) -> None:
+def tell_ready(
+    wanted: Sequence[Process], folder: Path, stop: threading.Event, say: Callable[[str], None]
+) -> bool:
+    """Say of each process when it is ready, or at the deadline that it is not; True if all are."""
     waiting = {p.name: p for p in wanted}
     deadline = time.monotonic() + READY_WAIT_S
     while waiting and not stop.wait(0.1):
         for name in [n for n, p in waiting.items() if is_ready(p.port)]:
-            process = waiting.pop(name)
-            if not as_json:
-                click.echo(f"  {name:10} ready at http://127.0.0.1:{process.port}")
+            say(f"  {name:10} ready at http://127.0.0.1:{waiting.pop(name).port}")
         if time.monotonic() > deadline and waiting:
             for name in waiting:
-                click.echo(f"  {name:10} is not ready yet; see {folder}/logs/{name}.log", err=True)
-            return
-    if not waiting and not as_json:
-        click.echo(f"all ready; `freshet status --folder {folder}` says how it goes, Ctrl-C stops everything")
+                log = folder / "logs" / f"{name}.log"
+                say(f"  {name:10} is not ready yet; `freshet status --folder {folder}` says why, or {log}")
+            return False
+    return not waiting
+
+
+def _tell_up(run: Run, stop: threading.Event, as_json: bool) -> None:
+    def say(line: str) -> None:
+        click.echo(line, err=as_json)
+
+    if tell_ready(run.processes, run.folder, stop, say):
+        say(f"all ready; `freshet status --folder {run.folder}` says how it goes, Ctrl-C stops everything")
+
+
+def _refuse_taken_ports(wanted: Sequence[Process]) -> None:
+    for process in wanted:
+        owner = owner_of_port(process.port) if process.port else None
+        if owner is not None:
+            option = "PORT" if process.name in ("gateway", "inference", "console") else "ADMIN_PORT"
+            raise ConfigError(
+                "up",
+                f"{process.name} port",
+                process.port,
+                f"a free port ({owner})",
+                f"stop that process, or set FRESHET_{process.name.upper()}_{option} to another port",
+            )
