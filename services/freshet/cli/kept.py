@@ -6,12 +6,13 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
-from freshet.errors import FreshetError, Mismatch
-from freshet.seams.open import open_rowstore
+from freshet.errors import Corrupt, FreshetError, Mismatch
+from freshet.seams.open import open_rowstore, open_versions
 from freshet.settings import Settings
 from freshet.spec import Spec, load_spec
 from freshet.spec.identity import diff, identity_hash
 from freshet.spec.model import Stream
+from freshet.spec.outcomes import check_outcomes
 from freshet.spec.render import render
 from freshet.spec.schemas import Schemas, load_schemas, streams_of
 
@@ -41,13 +42,18 @@ def keep_spec(spec: Spec, settings: Settings) -> None:
 
 
 def refuse_another_model(spec: Spec, schemas: Schemas, settings: Settings) -> None:
-    """Raise Mismatch, with the edits that make the difference, if the row store belongs to another spec."""
+    """Raise Mismatch, with the edits that make the difference, if the row store belongs to another spec; or
+    if a transform's code now makes other numbers than the newest version was trained with.
+    """
     rows = open_rowstore(settings.common.rows_url)
     try:
         identity = rows.identity()
     finally:
         rows.close()
-    if identity is None or identity.spec_hash == identity_hash(spec, schemas):
+    if identity is None:
+        return
+    if identity.spec_hash == identity_hash(spec, schemas):
+        _refuse_other_outcomes(spec, settings)
         return
     raise Mismatch(
         f"{settings.common.rows_url} holds model {identity.model!r} of another spec "
@@ -57,11 +63,23 @@ def refuse_another_model(spec: Spec, schemas: Schemas, settings: Settings) -> No
     )
 
 
+def _refuse_other_outcomes(spec: Spec, settings: Settings) -> None:
+    versions = open_versions(settings.common.versions_url)
+    try:
+        newest = max(versions.numbers(), default=None)
+        if newest is not None:
+            check_outcomes(spec, versions.manifest(newest).transforms, f"version {newest}")
+    except Corrupt:
+        return  # the trainer passes over a damaged version, and looks at the one before
+    finally:
+        versions.close()
+
+
 def _edits(spec: Spec, schemas: Schemas, settings: Settings) -> str:
-    """The edits that need a new model, a line each; nothing if the former spec is no longer there."""
+    """The edits that need a new model, a line each; or why they cannot be told."""
     try:
         old = load_spec(kept_spec(settings))
         changes = diff(old, spec, load_schemas(old, str(kept_spec(settings))), schemas)
-    except (FreshetError, OSError):
-        return ""
+    except (FreshetError, OSError) as error:
+        return f"  what changed cannot be told, as the former spec cannot be read: {error}\n"
     return "".join(f"  {change}\n" for change in changes if change.kind == "identity")

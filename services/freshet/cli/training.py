@@ -26,6 +26,7 @@ from freshet.seams.rowstore import RowStore
 from freshet.seams.versions import Manifest, VersionStore
 from freshet.spec.layout import layout_of
 from freshet.spec.model import Spec
+from freshet.spec.outcomes import check_outcomes
 from freshet.trainer.core import DenseLedger
 from freshet.trainer.pins import Pins
 from freshet.trainer.quality import Quality
@@ -67,7 +68,8 @@ class Training:
 
         Raises:
             Unavailable: somebody else holds a claim for longer than `CLAIM_WAIT_S`.
-            Mismatch, DataLost, Corrupt: the stores do not fit this spec, or each other.
+            Mismatch, DataLost, Corrupt: the stores do not fit this spec, or each other; or the code of
+                its transforms.
         """
         self.spec, self._stores, self._clock = spec, stores, clock
         self._cleanup = Cleanup()
@@ -98,6 +100,8 @@ class Training:
         model = build_model(spec, training=True)
         quality = Quality(spec)
         start = restart_point(stores.versions, spec_hash, log_id)
+        if start is not None:
+            check_outcomes(spec, start.transforms, f"version {start.number}")
         applied = self._restore(start, model, quality, topics.samples)
         self.ledger = DenseLedger(applied)
         self.lanes = lanes = (

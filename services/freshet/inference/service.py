@@ -51,6 +51,7 @@ from freshet.settings import Inference as Settings
 from freshet.spec.avro import Primitive, Record, field_at, served_schema
 from freshet.spec.layout import layout_of
 from freshet.spec.model import Spec
+from freshet.spec.outcomes import check_outcomes
 from freshet.spec.topics import topics_of
 from freshet.types import I64
 from freshet.wire.schemas import SchemaRegistry
@@ -128,6 +129,7 @@ class Inference:
             spec_hash=parts.spec_hash,
             poll_s=settings.version_poll_ms / 1e3,
             prefixes=SERVING_PREFIXES,
+            fits=lambda m: check_outcomes(spec, m.transforms, f"version {m.number}"),
         )
         self.logger: ServedLogger | None = None
         if spec.serve.log_served:

@@ -69,12 +69,15 @@ class VersionFollower:
         spec_hash: str,
         poll_s: float,
         prefixes: Sequence[str] = (),
+        fits: Callable[[Manifest], None] = lambda _: None,
     ) -> None:
         """`prefixes`: of the tensors that serving needs; the others are not looked at. `load` makes a
-        scorer of a version's tensors; whatever it raises keeps that version out.
+        scorer of a version's tensors; whatever it raises keeps that version out. So does what `fits`
+        raises.
         """
         self._store, self._load, self._poll_s = store, load, poll_s
         self._model, self._spec_hash, self._prefixes = model, spec_hash, prefixes
+        self._fits = fits
         self._left_alone: dict[int, float] = {}  # number -> seconds until it is tried again
         self.state = VersionsState()
         self._swaps = metrics.SWAPS.counter(registry)
@@ -143,6 +146,7 @@ class VersionFollower:
                 f"expected a version of model {self._model!r}, spec {self._spec_hash[:12]}; "
                 f"found {manifest.model!r}, {manifest.spec_hash[:12]}"
             )
+        self._fits(manifest)
         bad = not_finite(version.tensors)
         if bad is not None:
             raise Corrupt(f"tensor {bad} holds NaN or infinity")

@@ -19,6 +19,7 @@ from freshet.model.inputs import ModelInputs
 from freshet.seams.eventlog import Writer
 from freshet.seams.versions import Manifest, Version, VersionStore
 from freshet.spec.model import Spec
+from freshet.spec.outcomes import outcomes_of
 from freshet.types import Append, BytesColumn, Fence
 
 __all__ = ["Snapshot", "Versioner", "restart_point", "versions_record"]
@@ -122,6 +123,7 @@ class Versioner:
             measures=snapshot.measures,
             fence=int(self.fence),
             sha256="",
+            transforms=outcomes_of(self.spec),
         )
         stored = self.store.put(manifest, snapshot.tensors)
         self._announce("version", number=number, step=snapshot.step, event_time_ms=snapshot.event_time_ms)

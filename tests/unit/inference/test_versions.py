@@ -11,6 +11,7 @@ import pytest
 from numpy.typing import NDArray
 from prometheus_client import CollectorRegistry
 
+from freshet.errors import Mismatch
 from freshet.inference.versions import VersionFollower
 from freshet.model.inputs import ModelInputs
 from freshet.seams.versions import Manifest, VersionStore
@@ -198,3 +199,21 @@ def test_a_server_that_starts_on_a_damaged_version_serves_the_newest_good_one(
 
     assert served(follow) == 1
     assert "version 3 kept out" in follow.state.reason
+
+
+def test_a_version_trained_with_other_code_of_a_transform_is_kept_out_with_the_reason(
+    store: VersionStore,
+) -> None:
+    def fits(manifest: Manifest) -> None:
+        raise Mismatch("features.price.dense: my:f makes 3 of 1")
+
+    follow = VersionFollower(
+        store, Constant, CollectorRegistry(), model="shop", spec_hash="s1", poll_s=1.0, fits=fits
+    )
+    put(store, 0, 0.5)
+    store.point("stable", 0)
+
+    follow.look()
+
+    assert served(follow) is None
+    assert "version 0 kept out: features.price.dense: my:f makes 3 of 1" in follow.state.reason

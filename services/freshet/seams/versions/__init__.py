@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
@@ -31,6 +31,7 @@ class Manifest:
     sha256: str  # of the weights file
     verdict: str = "pending"  # "promoted", "held" or "pending"
     reason: str = ""  # why it was held or promoted, for people
+    transforms: Mapping[str, Sequence[float | None]] = field(default_factory=dict)  # see spec.outcomes
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -36,7 +36,7 @@ def read_manifest(data: bytes, where: str) -> Manifest:
     for field in fields(Manifest):
         if field.name in record:
             values[field.name] = _checked(field.name, str(field.type), record[field.name], where)
-        elif field.default is MISSING:
+        elif field.default is MISSING and field.default_factory is MISSING:
             raise Corrupt(f"{where}: the key {field.name!r} is missing")
     return Manifest(**values)
 
@@ -49,6 +49,11 @@ def _checked(name: str, kind: str, value: object, where: str) -> object:
         (kind == "int" and type(value) is int)
         or (kind == "str" and isinstance(value, str))
         or (name == "measures" and isinstance(value, Mapping))
+        or (name == "transforms" and isinstance(value, Mapping) and all(map(_outcomes, value.values())))
     ):
         return value
     raise Corrupt(f"{where}: {name} = {value!r}, expected {kind}")
+
+
+def _outcomes(values: object) -> bool:
+    return isinstance(values, list) and all(x is None or type(x) in (int, float) for x in values)

@@ -26,6 +26,7 @@ def manifest_of(number: int) -> Manifest:
         measures={"auc": 0.75, "by": {"n": 3}},
         fence=4,
         sha256="",
+        transforms={"price": [1.5, None]},
     )
 
 
