@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from freshet.measures.auc import auc
 from freshet.measures.descriptors import MEASURES, Measure
+from freshet.measures.popularity import Popularity
+from freshet.measures.reliability import Reliability
 from freshet.measures.streaming import Figures, LabelKind, Measures
 
-__all__ = ["MEASURES", "Figures", "LabelKind", "Measure", "Measures", "auc"]
+__all__ = ["MEASURES", "Figures", "LabelKind", "Measure", "Measures", "Popularity", "Reliability", "auc"]

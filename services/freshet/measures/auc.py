@@ -1,4 +1,4 @@
-"""The area under the ROC curve, exactly and from a histogram over logits."""
+"""The area under the ROC curve, exactly and from a histogram over logits; the histogram's bins."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from numpy.typing import ArrayLike
 
 from freshet.types import F32, F64, I64
 
-__all__ = ["BIN_WIDTH", "auc", "auc_of_histogram", "bins_of"]
+__all__ = ["BIN_WIDTH", "auc", "auc_of_histogram", "bins_of", "logits_of"]
 
 BIN_WIDTH = 1.0 / 512
 """Width of a bin in logits. Samples of a bin count as tied, which costs at most half the share of (true,
@@ -47,3 +47,9 @@ def bins_of(probabilities: F32 | F64) -> I64:
     logit = np.clip(np.log(p) - np.log1p(-p), -LARGEST_LOGIT, LARGEST_LOGIT)
     bins: I64 = np.floor((logit + LARGEST_LOGIT) / BIN_WIDTH).astype(np.int64)
     return bins
+
+
+def logits_of(bins: I64) -> F64:
+    """Logit in the middle of each bin: that of its samples to within half a `BIN_WIDTH`."""
+    logits: F64 = (bins.astype(np.float64) + 0.5) * BIN_WIDTH - LARGEST_LOGIT
+    return logits

@@ -20,7 +20,9 @@ KEY = np.dtype([("window", "<i8"), ("label", "<u2"), ("field", "<u2"), ("value",
 """window: start in ms. field: 0 for all samples, else 1 + the segment's position. value: of the segment, 0
 overall."""
 
-SUMS = ("n", "weight", "predicted", "labelled", "loss", "squares", "absolute", "not_finite")
+SUMS = (
+    "n", "weight", "predicted", "labelled", "loss", "squares", "absolute", "not_finite", "weight_squares",
+)  # fmt: skip
 
 PROBABILITY_FLOOR = 1e-7
 """Predictions are taken to be at least this far from 0 and 1 when their logloss is added up: one mistake
@@ -145,7 +147,8 @@ def _terms(samples: Samples) -> tuple[F64, I64, F64]:
     q = np.clip(np.where(true_false, p, 0.5), PROBABILITY_FLOOR, 1 - PROBABILITY_FLOOR)
     loss = np.where(true_false, -(y * np.log(q) + (1 - y) * np.log1p(-q)), 0.0)
     sums = np.stack(
-        [finite * 1.0, w, w * p, w * y, w * loss, w * (p - y) ** 2, w * np.abs(p - y), ~finite * 1.0], 1
+        [finite * 1.0, w, w * p, w * y, w * loss, w * (p - y) ** 2, w * np.abs(p - y), ~finite * 1.0, w * w],
+        1,
     )
     counts = np.stack([w * y, w * (1 - y)], 1) * true_false[:, None]
     return sums, bins_of(q), counts

@@ -12,8 +12,8 @@ from typing import Literal
 
 import numpy as np
 
-from freshet.measures.auc import auc_of_histogram
-from freshet.types import F64
+from freshet.measures.auc import auc_of_histogram, logits_of
+from freshet.types import F64, I64
 
 __all__ = ["MEASURES", "Cell", "Measure"]
 
@@ -30,8 +30,10 @@ class Cell:
     squares: float  # Σ w (p - y)²
     absolute: float  # Σ w |p - y|
     not_finite: float  # samples whose prediction was NaN or infinite; in no other sum
-    positive: F64  # Σ w y of each bin, in rising order of prediction
-    negative: F64  # Σ w (1 - y)
+    weight_squares: float  # Σ w²
+    bins: I64  # (H,) rising; those of `auc.bins_of` that hold a sample
+    positive: F64  # (H,) Σ w y of each bin
+    negative: F64  # (H,) Σ w (1 - y)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +66,26 @@ def _normalised_entropy(cell: Cell) -> float:
     return _ratio(_logloss(cell), _entropy(_ratio(cell.labelled, cell.weight)))
 
 
+def _normalised_entropy_error(cell: Cell) -> float:
+    """Standard error of `ne` by the delta method: the spread of each sample's pull on the quotient.
+
+    A sample of loss l and label y pulls by (l - L) / H - L H' (y - r) / H², L being the mean loss, r the mean
+    label and H its entropy. Without the second term (positives cost more, and raise H) the error of a rare
+    label would be told several times too large. Losses are taken from the histogram, to within its bins;
+    weights as if they did not depend on the pull, which for down-sampled negatives errs on the careful side.
+    """
+    loss, rate = _logloss(cell), _ratio(cell.labelled, cell.weight)
+    entropy = _entropy(rate)
+    if not entropy > 0:
+        return float("nan")
+    logits = logits_of(cell.bins)
+    slope = loss / entropy**2 * np.log((1 - rate) / rate)
+    of_true = (np.logaddexp(0, -logits) - loss) / entropy - slope * (1 - rate)
+    of_false = (np.logaddexp(0, logits) - loss) / entropy + slope * rate
+    spread = float(cell.positive @ of_true**2 + cell.negative @ of_false**2) / cell.weight
+    return float(np.sqrt(spread * cell.weight_squares) / cell.weight)
+
+
 MEASURES = (
     Measure("n", "samples", "samples counted", "none", "any", lambda c: c.n),
     Measure(
@@ -82,6 +104,14 @@ MEASURES = (
         "lower",
         "logloss",
         _normalised_entropy,
+    ),
+    Measure(
+        "ne_error",
+        "",
+        "standard error of ne; 1.96 of them either way hold the true value in 95 % of windows",
+        "none",
+        "logloss",
+        _normalised_entropy_error,
     ),
     Measure(
         "calibration",

@@ -6,15 +6,17 @@ Pure: windows close by the event times seen.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from freshet.measures.cells import KEY, SUMS, Samples, Table
 from freshet.measures.descriptors import MEASURES, Cell
+from freshet.measures.reliability import Reliability, reliability
 from freshet.types import F32, I64, U8, U64
 
 __all__ = ["OTHER", "Figures", "LabelKind", "Measures"]
@@ -48,6 +50,7 @@ class Figures:
     segment: str | None  # None: all samples
     value: int | None  # the segment's value key; OTHER: values beyond those told apart
     measures: Mapping[str, float]  # by name of the descriptor; NaN where not defined
+    reliability: Reliability | None = None  # of all samples of a true/false label
 
 
 class Measures:
@@ -132,15 +135,21 @@ class Measures:
         self._table = Table.merge([self._table.where(~leaving), done.moved_to(TOTAL)])
         return self._figures(done)
 
-    def windows(self) -> list[Figures]:
+    def windows(self, *, segments: bool = True) -> list[Figures]:
         """Figures so far of the windows that are still open."""
-        self._group()
-        return self._figures(self._table.where(self._table.keys["window"] != TOTAL))
+        table = self._chosen(segments)
+        return self._figures(table.where(table.keys["window"] != TOTAL))
 
-    def total(self) -> list[Figures]:
+    def total(self, *, segments: bool = True) -> list[Figures]:
         """Figures since the beginning, open windows included."""
-        self._group()
-        return self._figures(self._table.moved_to(TOTAL))
+        return self._figures(self._chosen(segments).moved_to(TOTAL))
+
+    def view(self) -> Self:
+        """What has been added so far, for another thread to work on; cheap, as samples and tables are
+        shared: nothing changes them."""
+        view = copy.copy(self)
+        view._waiting, view._known = list(self._waiting), list(self._known)
+        return view
 
     def merge(self, other: Measures) -> None:
         """Add another's sums, of the same labels and segments; its open windows become open here."""
@@ -171,17 +180,21 @@ class Measures:
     def load_state(self, state: Mapping[str, NDArray[Any]]) -> None:
         """Go on from a saved state. Windows of another length than now are counted in `total` only.
 
-        Raises ValueError if it does not hold what `state` writes for these segments.
+        A state written before `weight_squares` were kept has Σ w in their place: the same where all weights
+        are 1. Raises ValueError if it does not hold what `state` writes for these segments.
         """
         missing = [name for name in self.state() if name not in state]
-        if missing or state["sums"].shape[1:] != (len(SUMS),):
+        sums = state.get("sums", np.empty((0, 0)))
+        if sums.shape[1:] == (len(SUMS) - 1,):
+            sums = np.column_stack([sums, sums[:, SUMS.index("weight")]])
+        if missing or sums.shape[1:] != (len(SUMS),):
             raise ValueError(
                 f"the state of measures lacks {', '.join(missing) or 'sums'}: another spec wrote it"
             )
         keys = np.empty(len(state["window"]), KEY)
         for name in ("window", "label", "field", "value"):
             keys[name] = state[name]
-        self._table = Table(keys, state["sums"], state["cell"], state["bin"], state["counts"])
+        self._table = Table(keys, sums, state["cell"], state["bin"], state["counts"])
         self._known = [np.array(state[f"known/{i}"]) for i in range(len(self.segments))]
         self._newest_ms, self._closed_ms, window_ms = (int(t) for t in state["times"])
         if window_ms != self.window_ms:
@@ -207,6 +220,10 @@ class Measures:
             self._table = Table.merge([self._table, fresh])
             self._waiting, self._waiting_count = [], 0
 
+    def _chosen(self, segments: bool) -> Table:
+        self._group()
+        return self._table if segments else self._table.where(self._table.keys["field"] == 0)
+
     def _figures(self, table: Table) -> list[Figures]:
         starts = np.searchsorted(table.cell, np.arange(len(table.keys) + 1))
         figures = []
@@ -214,7 +231,7 @@ class Measures:
             part = slice(starts[i], starts[i + 1])
             positive, negative = table.counts[part].T
             sums = dict(zip(SUMS, table.sums[i].tolist(), strict=True))
-            cell = Cell(**sums, positive=positive, negative=negative)
+            cell = Cell(**sums, bins=table.bin[part], positive=positive, negative=negative)
             label = self.labels[int(key["label"])]
             start = None if key["window"] == TOTAL else int(key["window"])
             field = int(key["field"])
@@ -230,6 +247,7 @@ class Measures:
                         for m in MEASURES
                         if m.of in ("any", "number" if label.number else "logloss")
                     },
+                    None if field or label.number else reliability(cell.bins, positive, negative),
                 )
             )
         return figures

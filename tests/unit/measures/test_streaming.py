@@ -195,3 +195,101 @@ def test_predictions_that_are_not_finite_are_counted_apart() -> None:
     found = find(measures.total(), "click").measures
     assert (found["n"], found["not_finite"]) == (1, 2)
     assert found["logloss"] == pytest.approx(np.log(2))
+
+
+def test_a_state_written_before_squared_weights_were_kept_goes_on_with_the_weights() -> None:
+    stream, measures, resumed = Stream(3000), make(), make()
+    stream.weight[:] = 1.0
+    stream.into(measures)
+    before = measures.state()
+    before["sums"] = before["sums"][:, :-1]
+    resumed.load_state(before)
+    same(resumed.total(), measures.total())
+
+
+def test_a_view_is_what_was_added_so_far_whatever_is_added_later() -> None:
+    stream, measures, half = Stream(6000), make(), make()
+    stream.into(measures, slice(0, 3000))
+    stream.into(half, slice(0, 3000))
+    view = measures.view()
+    stream.into(measures, slice(3000, None))
+    measures.finished()
+    same(view.total(), half.total())
+    same(view.windows(), half.windows())
+
+
+def test_figures_without_segments_are_those_of_all_samples() -> None:
+    stream, measures = Stream(3000), make()
+    stream.into(measures)
+    same(measures.total(segments=False), [f for f in measures.total() if f.segment is None])
+    same(measures.windows(segments=False), [f for f in measures.windows() if f.segment is None])
+
+
+def clicks(p: np.ndarray, rng: np.random.Generator, weight: np.ndarray | None = None) -> Figures:
+    """Figures of one window of samples whose labels come true as predicted."""
+    measures = Measures([CLICK])
+    n = len(p)
+    measures.add(
+        p.astype(np.float32),
+        np.zeros(n, np.uint8),
+        (rng.random(n) < p).astype(np.float32),
+        np.ones(n, np.float32) if weight is None else weight.astype(np.float32),
+        np.zeros(n, np.int64),
+    )
+    return find(measures.total(), "click")
+
+
+def test_the_error_of_normalised_entropy_is_its_spread_over_windows() -> None:
+    rng = np.random.default_rng(3)
+    p = 1 / (1 + np.exp(-rng.normal(-3, 1, 2000)))  # rare labels, as clicks are
+    found = [clicks(p, rng).measures for _ in range(400)]
+    spread = np.std([m["ne"] for m in found])
+    assert np.mean([m["ne_error"] for m in found]) == pytest.approx(spread, rel=0.15)
+
+
+def test_predicting_the_mean_label_has_a_normalised_entropy_of_one_without_error() -> None:
+    rng = np.random.default_rng(4)
+    measures = Measures([CLICK])
+    value = (rng.random(5000) < 0.05).astype(np.float32)
+    p = np.full(5000, value.mean(), np.float32)
+    measures.add(p, np.zeros(5000, np.uint8), value, np.ones(5000, np.float32), np.zeros(5000, np.int64))
+    found = find(measures.total(), "click").measures
+    assert found["ne"] == pytest.approx(1)
+    assert found["ne_error"] == pytest.approx(0, abs=1e-3)
+
+
+def test_a_sample_of_weight_four_is_no_four_samples() -> None:
+    p = np.full(4000, 0.3) + np.linspace(-0.2, 0.2, 4000)
+    light = clicks(p, np.random.default_rng(5)).measures
+    heavy = clicks(p, np.random.default_rng(5), np.full(4000, 4.0)).measures
+    assert heavy["ne_error"] == pytest.approx(light["ne_error"])
+
+
+def test_a_window_without_true_labels_has_no_error_of_normalised_entropy() -> None:
+    assert np.isnan(clicks(np.full(10, 1e-6), np.random.default_rng(0)).measures["ne_error"])
+
+
+def test_reliability_says_what_came_true_of_what_was_predicted() -> None:
+    rng = np.random.default_rng(6)
+    p = 1 / (1 + np.exp(-rng.normal(-2, 1.5, 50_000)))
+    curve = np.array(clicks(p, rng).reliability)
+    n, predicted, labelled = curve.T
+    assert 5 <= len(curve) <= 15
+    assert n.sum() == 50_000
+    assert (np.diff(predicted) > 0).all()
+    error = np.sqrt(predicted * (1 - predicted) / n)
+    assert (np.abs(labelled - predicted) < 4 * error + 1e-3).all()
+
+
+def test_reliability_has_at_most_fifteen_bins_however_wide_predictions_spread() -> None:
+    curve = clicks(1 / (1 + np.exp(-np.linspace(-19, 19, 9000))), np.random.default_rng(7)).reliability
+    assert curve is not None
+    assert len(curve) <= 15
+
+
+def test_numbers_and_segments_have_no_reliability() -> None:
+    stream, measures = Stream(1000), make()
+    stream.into(measures)
+    assert all(
+        (f.reliability is None) == (f.label == "watch" or f.segment is not None) for f in measures.total()
+    )
