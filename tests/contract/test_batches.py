@@ -46,7 +46,15 @@ class IdDecoder:
         n = len(read)
         keys = (read.sample_ids.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
         group = GroupKeys(keys, np.array([0, n], np.uint32), [None])
-        columns = Decoded(n, [group], np.empty((n, 0), np.float32), {}, {}, np.empty(0, np.int64))
+        columns = Decoded(
+            size=n,
+            groups=[group],
+            dense=np.empty((n, 0), np.float32),
+            segments={},
+            served={},
+            explored=np.zeros(n, np.bool_),
+            bad=np.empty(0, np.int64),
+        )
         return DecodedBatch(
             columns,
             read.sample_ids,

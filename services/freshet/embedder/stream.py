@@ -18,10 +18,10 @@ from freshet.model.inputs import GroupInputs, Labels, ModelInputs
 from freshet.seams.batches import TrainBatch
 from freshet.seams.eventlog import EventLog, Reader
 from freshet.seams.rowservice import KeyGroup, Push, RowService
-from freshet.spec.layout import Layout
+from freshet.spec.layout import Layout, item_of
 from freshet.spec.model import Spec
 from freshet.tables import Plan
-from freshet.types import F32, BytesColumn, Fence, TimeMs, TopicPartition
+from freshet.types import F32, U64, BytesColumn, Fence, TimeMs, TopicPartition
 
 __all__ = ["LocalStream"]
 
@@ -77,6 +77,7 @@ class LocalStream:
         staleness_rows: int,
     ) -> None:
         self._spec, self._layout, self._topic = spec, layout, topic
+        self._item = item_of(spec, layout)
         self._log, self._rows, self._new_decoder = log, rows, decoder
         self._dense_applied, self._fence, self._clock = dense_applied, fence, clock
         self._batch_rows, self._behind_rows = batch_rows, max(batch_rows, spec.train.batch_behind_rows)
@@ -225,7 +226,18 @@ class LocalStream:
             segments=decoded.columns.segments,
             served=decoded.columns.served,
             replayed=any(r.start < state.replayed_until[r.partition] for r in plan.ranges),
+            explored=decoded.columns.explored,
+            items=self._items(decoded),
         )
+
+    def _items(self, decoded: DecodedBatch) -> U64 | None:
+        """(B,) the item's key of each sample, where the spec has a feature of it."""
+        if self._item is None:
+            return None
+        group, place = self._item
+        keys = decoded.columns.groups[group]
+        start, stop = keys.feature_starts[place : place + 2].tolist()
+        return keys.keys[start:stop]
 
     def _look_up(
         self, decoded: DecodedBatch, plans: Sequence[Plan], memory: list[F32] | None, *, create: bool

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from freshet.types import F32, I64, U32, U64
+from freshet.types import F32, I64, U32, U64, Bool
 
 __all__ = ["ABSENT_KEY", "Decoded", "GroupKeys"]
 
@@ -33,5 +33,6 @@ class Decoded:
     dense: F32  # (B, D) transformed, but for `standard`; NaN where missing
     segments: Mapping[str, U64]  # segment feature -> (B,) keys of values, unsalted
     served: Mapping[str, F32]  # label -> (B,) prediction logged at serving; NaN where none
+    explored: Bool  # (B,) whether it was served in random order; False where nothing was logged
     bad: I64  # indexes of input records that could not be decoded; the others keep their order
     why: Sequence[str] = ()  # for each of them, where and why

@@ -33,6 +33,7 @@ from freshet.types import I64, U32, U64, BytesColumn
 __all__ = ["SampleDecoder"]
 
 KEY, LIST, DENSE, BUCKET, SERVED = range(5)  # FeatureSink in feature_decode.hpp
+EXPLORED = key_of(True, 0)
 TIME_PARTS = {"hour": 0, "weekday": 1, "hour_of_week": 2}
 DEFAULT_MAX = 50
 
@@ -108,7 +109,7 @@ class SampleDecoder:
         )
 
     def _decoded(self, made: _native.DecodedTuple, programs: list[Compiled]) -> Decoded:
-        size, groups, list_ends, dense, segments, served, failures = made
+        size, groups, list_ends, dense, (*segments, explored), served, failures = made
         dense = dense.reshape(size, self._columns.dense)
         if size:
             for d, column in self._steps:
@@ -124,6 +125,7 @@ class SampleDecoder:
             served=dict(
                 zip(self._columns.labels, served.reshape(len(self._columns.labels), size), strict=True)
             ),
+            explored=explored == EXPLORED,
             bad=failures[:, 0].copy(),
             why=explain_all(failures, programs),
         )
@@ -138,6 +140,7 @@ class _Columns:
     dense_of: Mapping[int, int]  # feature index -> dense column
     segments: tuple[str, ...]
     segment_column: Mapping[str, int]
+    explored_column: int  # the key of what was logged at serving, after the segments'
     labels: tuple[str, ...]
 
     @property
@@ -154,8 +157,8 @@ class _Columns:
                 [-1 - self.list_of[f] if f in self.list_of else self.column_of[f] for f in group.features]
                 for group in layout.groups
             ],
-            list(self.segment_column.values()),
-            len(self.column_of) + len(self.segment_column),
+            [*self.segment_column.values(), self.explored_column],
+            self.explored_column + 1,
             [spec.features[f].max or DEFAULT_MAX for f in lists],
             [native_first(spec.features[f]) for f in self.dense_of],
             len(self.labels),
@@ -193,8 +196,11 @@ class _Columns:
         """The program for records of this schema."""
         wants = [want for f in spec.features for want in self._wants(f, schema, where)]
         path = ".".join(p for p in (spec.events.served.explode, SERVED_FIELD) if p)
-        if _has(schema, path):
+        if _has_array(schema, f"{path}.predictions"):
             wants.append(Want(f"{path}.predictions", SERVED, 0, NUMBERS, "served predictions", many=True))
+        if _has(schema, f"{path}.explored"):
+            found = frozenset({"boolean"})
+            wants.append(Want(f"{path}.explored", KEY, self.explored_column, found, "served explored"))
         return compile_program(schema, wants, where=where)
 
     def _wants(self, f: Feature, schema: Record, where: str) -> list[Want]:
@@ -239,7 +245,8 @@ def _columns_of(spec: Spec, layout: Layout) -> _Columns:
     segments = {name: len(column_of) + i for i, name in enumerate(spec.train.segments)}
     dense_of = {index: d for d, index in enumerate(layout.dense)}
     labels = tuple(label.name for label in spec.labels)
-    return _Columns(column_of, list_of, dense_of, spec.train.segments, segments, labels)
+    explored = len(column_of) + len(segments)
+    return _Columns(column_of, list_of, dense_of, spec.train.segments, segments, explored, labels)
 
 
 def _steps_of(spec: Spec, layout: Layout) -> list[tuple[int, Column]]:
@@ -281,6 +288,11 @@ def _check_constant(f: Feature, schema: Record, where: str) -> None:
 
 def _has(schema: Record, path: str) -> bool:
     try:
-        return isinstance(field_at(schema, f"{path}.predictions").type, Array)
+        field_at(schema, path)
     except ConfigError:
         return False
+    return True
+
+
+def _has_array(schema: Record, path: str) -> bool:
+    return _has(schema, path) and isinstance(field_at(schema, path).type, Array)

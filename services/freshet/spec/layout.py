@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from freshet.spec.model import Optimizer, Spec, Table
 
-__all__ = ["Group", "Layout", "Slot", "layout_of"]
+__all__ = ["Group", "Layout", "Slot", "item_of", "layout_of"]
 
 CROSS_ACCUMULATOR = 1.0
 """Adagrad's starting accumulator for the cross expert's scalars: crosses are many and rare, so they start
@@ -108,3 +108,17 @@ def _cautious(optimizer: Optimizer) -> Optimizer:
     if "initial_accumulator" not in optimizer.parameters:
         return optimizer
     return replace(optimizer, parameters={**optimizer.parameters, "initial_accumulator": CROSS_ACCUMULATOR})
+
+
+def item_of(spec: Spec, layout: Layout) -> tuple[int, int] | None:
+    """Where the item's keys stand, (store group, place among its features); None if no feature has them.
+
+    The item is what the key of served events names second, after the request.
+    """
+    for path in spec.events.served.key[1:2]:
+        for group in layout.groups:
+            for place, index in enumerate(group.features):
+                feature = spec.features[index]
+                if feature.kind == "id" and feature.field == path:
+                    return group.index, place
+    return None

@@ -1,67 +1,93 @@
-"""Progressive quality: of the training model before each update, and of what was predicted at serving."""
+"""Progressive quality: of the training model before each update, of what was predicted at serving, and of a
+baseline."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import threading
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from freshet.measures import Figures, LabelKind, Measures
+from freshet.measures import Figures, LabelKind, Measures, Popularity
+from freshet.model.inputs import Labels
 from freshet.seams.batches import TrainBatch
 from freshet.spec.model import Spec
-from freshet.types import F32
+from freshet.types import F32, Bool
 
 __all__ = ["Quality"]
 
-SERVED = "served"
-TRAINING = "training"
+TRAINING, SERVED, RANDOM, POPULARITY = "training", "served", "random", "popularity"
+RATES = "rates"
+ADDED_LATER = (RANDOM, POPULARITY, RATES)
+"""What versions written before these were measured do not hold: they count from then on."""
 
 
 class Quality:
-    """Measures of every sample before it is trained on, and of what was logged when it was served.
+    """Measures of every sample, by where its prediction comes from:
 
-    The headline is what was served, where the served events hold it: it is what users saw. Used by one
-    thread.
+    - training: made before the sample was trained on;
+    - served: logged when it was served: the headline, as it is what users saw;
+    - random: served, of requests in random order only: the samples that favour no model;
+    - popularity: the past rate of its item, on the samples of `random` (where the spec explores nothing, on
+      all): what a model must beat. Without segments.
+
+    `add`, `finished_windows`, `summary` and `state` are the trainer's; `now` may be called from any thread.
     """
 
     def __init__(self, spec: Spec) -> None:
         labels = [LabelKind(label.name, label.loss != "logloss") for label in spec.labels]
-        segments = spec.train.segments
         window_ms = spec.train.measure_window_ms
         self._of = {
-            TRAINING: Measures(labels, segments, window_ms=window_ms),
-            SERVED: Measures(labels, segments, window_ms=window_ms),
+            name: Measures(labels, () if name == POPULARITY else spec.train.segments, window_ms=window_ms)
+            for name in (TRAINING, SERVED, RANDOM, POPULARITY)
         }
+        self._popularity = Popularity(len(labels))
+        explore = spec.serve.explore
+        self._explores = explore.policy != "none" and explore.share > 0
         self._names = [label.name for label in spec.labels]
+        self._lock = threading.Lock()  # guards `_of` against `now`
 
     def add(self, batch: TrainBatch, predictions: F32) -> None:
         """Take note of a batch with what the model predicted before it learned from it, (B, L)."""
-        self._add(TRAINING, batch, predictions, np.ones(len(batch), np.bool_))
-        if not batch.served:
-            return
-        served = np.column_stack([batch.served[name] for name in self._names]).astype(np.float32)
         labels = batch.inputs.labels
         assert labels is not None, "a batch that is trained on has labels"
-        known = ~np.isnan(served[np.arange(len(batch)), labels.index])
-        if known.any():
-            self._add(SERVED, batch, served, known)
+        served = _own(batch, self._names, labels)
+        known = ~np.isnan(served)
+        random = known if batch.explored is None else known & batch.explored
+        with self._lock:
+            self._add(TRAINING, batch, labels, predictions, None)
+            self._add(SERVED, batch, labels, served, known)
+            self._add(RANDOM, batch, labels, served, random)
+            if batch.items is not None:
+                rate = self._popularity.predict(batch.items, labels.index)
+                self._add(POPULARITY, batch, labels, rate, random if self._explores else None)
+                self._popularity.add(batch.items, labels.index, labels.value, labels.weight)
 
     def finished_windows(self) -> list[dict[str, Any]]:
         """Windows that have closed since the last call, as records of `<model>.measures`."""
-        return [
-            {"v": 1, "kind": "window", "of": name, **_plain(figures)}
-            for name, measures in self._of.items()
-            for figures in measures.finished()
-        ]
+        with self._lock:
+            closed = {name: measures.finished() for name, measures in self._of.items()}
+        return [_record(name, figures) for name, windows in closed.items() for figures in windows]
 
     def summary(self) -> dict[str, Any]:
-        """{training or served: {label: {measure: value}}} since the beginning, without segments."""
-        return {
-            name: {f.label: dict(f.measures) for f in measures.total() if f.segment is None}
-            for name, measures in self._of.items()
+        """{of: {label: {measure: value}}} since the beginning, without segments."""
+        return self.now()[0]
+
+    def now(self) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+        """(summary, records of the windows that are still open, without segments), for any thread."""
+        with self._lock:
+            views = {name: measures.view() for name, measures in self._of.items()}
+        summary = {
+            name: {f.label: dict(f.measures) for f in measures.total(segments=False)}
+            for name, measures in views.items()
         }
+        return summary, [
+            _record(name, figures)
+            for name, measures in views.items()
+            for figures in measures.windows(segments=False)
+        ]
 
     def segments(self) -> list[dict[str, Any]]:
         """Figures since the beginning of every segment's values."""
@@ -69,25 +95,51 @@ class Quality:
 
     def state(self) -> dict[str, NDArray[Any]]:
         """All sums, as arrays to be saved in a version."""
-        return {f"{name}/{key}": array for name, m in self._of.items() for key, array in m.state().items()}
+        with self._lock:
+            return {
+                f"{name}/{key}": array
+                for name, part in self._parts().items()
+                for key, array in part.state().items()
+            }
 
     def load_state(self, state: Mapping[str, NDArray[Any]]) -> None:
         """Go on from a version's sums."""
-        for name, measures in self._of.items():
-            prefix = f"{name}/"
-            measures.load_state({k[len(prefix) :]: v for k, v in state.items() if k.startswith(prefix)})
+        for name, part in self._parts().items():
+            mine = {k[len(name) + 1 :]: v for k, v in state.items() if k.startswith(f"{name}/")}
+            if mine or name not in ADDED_LATER:
+                part.load_state(mine)
 
-    def _add(self, name: str, batch: TrainBatch, predictions: F32, which: NDArray[np.bool_]) -> None:
-        labels = batch.inputs.labels
-        assert labels is not None, "a batch that is trained on has labels"
+    def _parts(self) -> dict[str, Measures | Popularity]:
+        return {**self._of, RATES: self._popularity}
+
+    def _add(
+        self, name: str, batch: TrainBatch, labels: Labels, predictions: F32, which: Bool | None
+    ) -> None:
+        """Add the samples that `which` (B,) keeps; None: all of them."""
+        if which is not None and not which.any():
+            return
+        kept = slice(None) if which is None else which
         self._of[name].add(
-            predictions[which],
-            labels.index[which],
-            labels.value[which],
-            labels.weight[which],
-            batch.event_times_ms[which],
-            {segment: values[which] for segment, values in batch.segments.items()},
+            predictions[kept],
+            labels.index[kept],
+            labels.value[kept],
+            labels.weight[kept],
+            batch.event_times_ms[kept],
+            {segment: values[kept] for segment, values in batch.segments.items()},
         )
+
+
+def _own(batch: TrainBatch, names: Sequence[str], labels: Labels) -> F32:
+    """(B,) what was served for each sample's own label, NaN where nothing was logged."""
+    if not batch.served:
+        return np.full(len(batch), np.nan, np.float32)
+    served = np.stack([batch.served[name] for name in names])
+    own: F32 = served[labels.index, np.arange(len(batch))]
+    return own
+
+
+def _record(of: str, figures: Figures) -> dict[str, Any]:
+    return {"v": 1, "kind": "window", "of": of, **_plain(figures)}
 
 
 def _plain(figures: Figures) -> dict[str, Any]:
@@ -99,4 +151,5 @@ def _plain(figures: Figures) -> dict[str, Any]:
         "segment": figures.segment,
         "value": figures.value,
         "measures": dict(figures.measures),
+        **({} if figures.reliability is None else {"reliability": figures.reliability}),
     }

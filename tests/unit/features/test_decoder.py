@@ -191,6 +191,8 @@ def test_decoded_samples_have_the_keys_and_numbers_of_the_oracle(
     for i, name in enumerate(("click", "buy")):
         served = [s["items"]["freshet_served"] for s in samples]
         same_floats(got.served[name], [math.nan if v is None else v["predictions"][i] for v in served])
+    logged = [s["items"]["freshet_served"] for s in samples]
+    assert got.explored.tolist() == [v is not None and v["explored"] for v in logged]
 
 
 @given(st.lists(SAMPLES, min_size=1, max_size=4), st.data())

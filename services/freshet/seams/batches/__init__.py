@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from freshet.model.inputs import ModelInputs
-from freshet.types import F32, I64, U64, Fence, OffsetRange
+from freshet.types import F32, I64, U64, Bool, Fence, OffsetRange
 
 __all__ = ["BatchStream", "TrainBatch"]
 
@@ -31,6 +31,8 @@ class TrainBatch:
     replayed: bool = (
         False  # some store had applied it before: trained where it must be, but not measured again
     )
+    explored: Bool | None = None  # (B,) served in random order; None: it is not known of any
+    items: U64 | None = None  # (B,) key of the item, 0: null; None: the spec has no feature for it
 
     def __len__(self) -> int:
         return len(self.sample_ids)

@@ -1,0 +1,171 @@
+"""Which samples count in which measures, what a restart keeps, and what other threads may ask."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from freshet.model.inputs import Labels, ModelInputs
+from freshet.seams.batches import TrainBatch
+from freshet.spec.model import Explore, Spec
+from freshet.spec.parse import parse_spec
+from freshet.trainer.quality import Quality
+from freshet.types import F32, Fence, OffsetRange
+
+SPEC = parse_spec("""
+name = "shop"
+[events]
+served = { schema = "i.avsc", key = ["request", "item"], time = "ts:ms" }
+action = { schema = "a.avsc", key = ["request", "item"], time = "ts:ms" }
+[labels]
+click = { on = "action.type == 'click'" }
+[tables]
+user = { dim = 4 }
+item = { dim = 4 }
+[features]
+user = { field = "user", table = "user" }
+item = { field = "item", table = "item" }
+""")
+N = 400
+
+
+def exploring(share: float) -> Spec:
+    return replace(SPEC, serve=replace(SPEC.serve, explore=Explore(policy="epsilon", share=share)))
+
+
+def batch(turn: int = 0, *, items: bool = True, served: bool = True) -> tuple[TrainBatch, F32]:
+    """A batch of a second, in which even items come true, and what the model says of it. Every fourth sample
+    was explored; every second one was logged."""
+    rng = np.random.default_rng(turn)
+    numbers = rng.integers(0, 50, N)
+    value = (rng.random(N) < np.where(numbers % 2 == 0, 0.4, 0.1)).astype(np.float32)
+    labels = Labels(np.zeros(N, np.uint8), value, np.ones(N, np.float32))
+    place = np.arange(N)
+    logged = np.where(place % 2 == 0, 0.2, np.nan).astype(np.float32)
+    made = TrainBatch(
+        (OffsetRange(0, turn, turn + 1),),
+        Fence(1),
+        ModelInputs(N, (), np.empty((N, 0), np.float32), labels),
+        place,
+        place.astype(np.uint64),
+        turn * 1000 + place,
+        segments={},
+        served={"click": logged} if served else {},
+        explored=place % 4 == 0,
+        items=(numbers + 1).astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) if items else None,
+    )
+    return made, np.full((N, 1), 0.25, np.float32)
+
+
+def counts(quality: Quality) -> dict[str, float]:
+    return {of: labels["click"]["n"] for of, labels in quality.summary().items() if labels}
+
+
+def test_random_is_what_was_served_in_random_order_and_popularity_is_scored_on_the_same_samples() -> None:
+    quality = Quality(exploring(0.25))
+    quality.add(*batch())
+    assert counts(quality) == {"training": N, "served": N / 2, "random": N / 4, "popularity": N / 4}
+
+
+def test_where_the_spec_explores_nothing_popularity_is_scored_on_all_samples() -> None:
+    quality = Quality(SPEC)
+    quality.add(*batch(served=False))
+    assert counts(quality) == {"training": N, "popularity": N}
+
+
+def test_without_a_feature_for_the_item_there_is_no_popularity() -> None:
+    quality = Quality(exploring(0.25))
+    quality.add(*batch(items=False))
+    assert counts(quality) == {"training": N, "served": N / 2, "random": N / 4}
+
+
+def test_popularity_is_scored_before_it_counts_a_sample_and_learns_from_all_of_them() -> None:
+    quality = Quality(exploring(0.25))
+    quality.add(*batch())
+    first = quality.summary()["popularity"]["click"]
+    assert np.isclose(first["auc"], 0.5)  # nothing was known of any item
+    for turn in range(1, 20):
+        quality.add(*batch(turn))
+    learned = quality.summary()["popularity"]["click"]
+    assert learned["auc"] > 0.65  # random samples alone, a quarter of these, would not say as much
+    assert learned["calibration"] == pytest.approx(1, abs=0.1)
+
+
+def test_a_restart_goes_on_where_the_version_was_written() -> None:
+    straight, first, resumed = (Quality(exploring(0.25)) for _ in range(3))
+    for turn in range(6):
+        straight.add(*batch(turn))
+        if turn < 3:
+            first.add(*batch(turn))
+    resumed.load_state(first.state())
+    for turn in range(3, 6):
+        resumed.add(*batch(turn))
+    for of, labels in straight.summary().items():
+        assert resumed.summary()[of]["click"] == pytest.approx(labels["click"], nan_ok=True)
+    assert [(w["of"], w["start_ms"], w["measures"]["n"]) for w in resumed.now()[1]] == [
+        (w["of"], w["start_ms"], w["measures"]["n"]) for w in straight.now()[1]
+    ]
+
+
+def test_a_version_written_before_there_were_baselines_goes_on_without_them() -> None:
+    quality, resumed = Quality(exploring(0.25)), Quality(exploring(0.25))
+    quality.add(*batch())
+    old = {k: v for k, v in quality.state().items() if k.split("/")[0] in ("training", "served")}
+    for of in ("training", "served"):
+        old[f"{of}/sums"] = old[f"{of}/sums"][:, :-1]  # nor were squared weights kept
+    resumed.load_state(old)
+    assert counts(resumed) == {"training": N, "served": N / 2}
+    resumed.add(*batch(1))
+    assert counts(resumed)["random"] == N / 4
+
+
+def test_a_version_that_lacks_what_was_always_measured_is_refused() -> None:
+    with pytest.raises(ValueError, match="another spec wrote it"):
+        Quality(SPEC).load_state({})
+
+
+def test_open_windows_are_told_until_they_close_and_then_written() -> None:
+    quality = Quality(SPEC)
+    quality.add(*batch())
+    [window] = [w for w in quality.now()[1] if w["of"] == "training"]
+    assert (window["v"], window["kind"], window["start_ms"], window["label"]) == (1, "window", 0, "click")
+    assert window["measures"]["n"] == N
+    assert sum(n for n, _, _ in window["reliability"]) == N
+    assert quality.finished_windows() == []
+
+    quality.add(*batch(3 * SPEC.train.measure_window_ms // 1000))
+    closed = quality.finished_windows()
+    assert [w["start_ms"] for w in closed if w["of"] == "training"] == [0]
+    assert 0 not in {w["start_ms"] for w in quality.now()[1]}
+
+
+def test_other_threads_may_ask_while_samples_come() -> None:
+    quality, stop = Quality(exploring(0.25)), threading.Event()
+    batches = [batch(turn) for turn in range(300)]
+    seen: list[float] = []
+    wrong: list[BaseException] = []
+
+    def ask() -> None:
+        try:
+            while not stop.is_set():
+                summary, windows = quality.now()
+                n = summary["training"]["click"]["n"] if summary["training"] else 0.0
+                assert n % N == 0
+                assert sum(w["measures"]["n"] for w in windows if w["of"] == "training") <= n
+                seen.append(n)
+        except BaseException as error:
+            wrong.append(error)
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    for one in batches:
+        quality.add(*one)
+        quality.finished_windows()
+    stop.set()
+    thread.join(20)
+    assert not wrong
+    assert seen == sorted(seen)
+    assert counts(quality)["training"] == 300 * N
