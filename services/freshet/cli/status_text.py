@@ -11,6 +11,7 @@ from freshet.cli.options import table
 
 __all__ = ["as_text", "clock_of"]
 
+OF_WORDS = {"random": "served, random slates", "popularity": "popularity, the baseline"}
 SHOWN_MEASURES = ("n", "auc", "ne", "calibration", "mse")
 SHOWN_ENDINGS = 8
 """Of the history: as many as fit beside the rest on one screen; `--json` has all that is kept."""
@@ -78,7 +79,7 @@ def _measures(of: str, labels: Mapping[str, Mapping[str, float | None]]) -> Iter
             if value is not None
         ]
         if parts:
-            yield f"          {label}, {of}: {', '.join(parts)}"
+            yield f"          {label}, {OF_WORDS.get(of, of)}: {', '.join(parts)}"
 
 
 def _history(history: Sequence[Mapping[str, Any]], now_ms: int) -> Iterator[str]:

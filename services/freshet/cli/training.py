@@ -203,6 +203,8 @@ class Training:
     def status(self) -> Mapping[str, Any]:
         """Figures for `freshet status` and metrics."""
         memory = self.shard.store.memory()
+        names = {table.id: table.name for table in self.spec.tables}
+        measures, open_windows = self.quality.now()
         return {
             "samples": self.trainer.progress.samples,
             "steps": self.trainer.progress.steps,
@@ -210,9 +212,11 @@ class Training:
             "version": self.trainer.progress.version,
             "applied": dict(self.ledger.applied),
             "lag_blocks": sum(self.stream.lag().values()),
-            "rows": dict(memory.rows),
+            "rows": {names[table]: rows for table, rows in memory.rows.items()},
             "bytes": memory.bytes,
-            "measures": self.quality.summary(),
+            "measures": measures,
+            "open": open_windows,
+            "published": asdict(self.shard.published),
             "shard": asdict(self.shard.counts),
         }
 

@@ -28,7 +28,7 @@ from freshet.spec.topics import ROWS_PARTITIONS, Topics
 from freshet.tables import PushOutcome, Store
 from freshet.types import F32, Bucket, BucketMeta, Fence, TimeMs, TopicPartition
 
-__all__ = ["Shard", "ShardCounts"]
+__all__ = ["PublishedTo", "Shard", "ShardCounts"]
 
 log = structlog.get_logger("freshet.paramserver")
 
@@ -61,6 +61,15 @@ class ShardCounts:
     replaced_buckets: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class PublishedTo:
+    """What serving can know: rows have learned from every sample below `applied` in the records below
+    `rows_next`."""
+
+    applied: Mapping[int, int]  # {partition of samples: next offset}
+    rows_next: Mapping[int, int]  # {partition of rows: next offset}
+
+
 class Shard:
     """All buckets of a model under one claim. `RowService` to the embedder; see there for lookups and
     pushes."""
@@ -88,6 +97,7 @@ class Shard:
         self._writer = log.writer()
         self._publishing = threading.Lock()
         self._rows_next = [0] * ROWS_PARTITIONS
+        self._published = PublishedTo({}, {})
         self._stop = threading.Event()
         self._threads: list[threading.Thread] = []
         self._failed: FreshetError | None = None
@@ -119,6 +129,7 @@ class Shard:
         self._check_replay_is_possible(starts)
         for p in range(ROWS_PARTITIONS):
             self._rows_next[p] = self._log.bounds(TopicPartition(self._topics.rows, p)).end
+        self._published = self._published_to(self._smallest_applied())  # a flush publishes before it writes
         log.info("buckets claimed", rows=rows, fence=int(self._fence))
         return rows
 
@@ -141,6 +152,11 @@ class Shard:
     def failed(self) -> FreshetError | None:
         """Why the shard stopped writing, if it did; its process should end."""
         return self._failed
+
+    @property
+    def published(self) -> PublishedTo:
+        """How far rows are published; from any thread. Empty before `load`."""
+        return self._published
 
     @property
     def store(self) -> Store:
@@ -180,13 +196,8 @@ class Shard:
 
     def publish(self) -> int:
         """Publish changed rows, all of them; returns how many. Durable when it returns."""
-        published = 0
         with self._publishing:
-            while True:
-                rows, more = self._publish_some()
-                published += rows
-                if not more:
-                    return published
+            return self._publish_all()
 
     def flush(self) -> None:
         """Write every bucket's changed rows and its offsets, dirty or not (PROTOCOL 12)."""
@@ -194,9 +205,7 @@ class Shard:
             # Whatever a later delta holds must be at or past these offsets: readers follow from them.
             offsets = list(self._rows_next)
             copy = self._store.collect_flush()
-            more = True
-            while more:
-                _, more = self._publish_some()
+            self._publish_all()
         deltas = deltas_of(copy, self._book, offsets, self._spec.buckets)
         try:
             outcomes = self._rows.flush(deltas, fence=self._fence)
@@ -228,6 +237,26 @@ class Shard:
             if self._settle(delta.bucket, delta.meta, outcomes[delta.bucket]):
                 raise Unavailable(f"bucket {delta.bucket} could not be written whole; it is tried again")
         self.counts.replaced_buckets += len(buckets)
+
+    def _publish_all(self) -> int:
+        """All pieces of a round; returns rows. Under the lock.
+
+        What is applied when the round starts has marked its rows by then, so the round, or one before it,
+        has appended them all once it ends.
+        """
+        applied = self._smallest_applied()
+        published, more = 0, True
+        while more:
+            rows, more = self._publish_some()
+            published += rows
+        self._published = self._published_to(applied)
+        return published
+
+    def _smallest_applied(self) -> dict[int, int]:
+        return {p: min(offsets) for p, offsets in self._store.applied().items() if offsets}
+
+    def _published_to(self, applied: Mapping[int, int]) -> PublishedTo:
+        return PublishedTo(applied, dict(enumerate(self._rows_next)))
 
     def _publish_some(self) -> tuple[int, bool]:
         """One bounded piece of publishing, acknowledged; (rows, whether there is more). Under the lock."""

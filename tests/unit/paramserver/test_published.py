@@ -1,0 +1,160 @@
+"""What the shard says is published, is: whatever is pushed, published and flushed meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from freshet.clock import SYSTEM_CLOCK
+from freshet.errors import Unavailable
+from freshet.paramserver.shard import PublishedTo, Shard
+from freshet.seams.eventlog import EventLog, Writer
+from freshet.seams.eventlog.sqlite import SqliteEventLog
+from freshet.seams.rowstore.sqlite import SqliteRowStore
+from freshet.spec.layout import layout_of
+from freshet.spec.parse import parse_spec
+from freshet.spec.topics import ROWS_PARTITIONS, topics_of
+from freshet.testing.contracts.rowservice import PARTITIONS, Row, push_of
+from freshet.types import Append, Fence, TopicPartition
+from freshet.wire.rows import decode_rows
+from tests.contract.test_rowservice import SPEC
+
+PARSED = parse_spec(SPEC)
+TOPICS = topics_of(PARSED)
+PUSHES = 150
+ROWS: dict[int, list[Row]] = {
+    p: [
+        (table, (key * 0x9E3779B97F4A7C15) % (1 << 64))
+        for table in (0, 1)
+        for key in range(1 + p, 60, PARTITIONS)
+    ]
+    for p in range(PARTITIONS)
+}
+"""Rows that each partition of samples changes, in every bucket: a push takes one off each of their floats."""
+
+
+class Interrupting:
+    """A log's writer that calls somebody before each append."""
+
+    def __init__(self, writer: Writer) -> None:
+        self._writer = writer
+        self.before: Callable[[], None] = lambda: None
+
+    def append(self, appends: Sequence[Append]) -> Sequence[int]:
+        self.before()
+        return self._writer.append(appends)
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._writer, name)
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Iterator[EventLog]:
+    made = SqliteEventLog(tmp_path / "log")
+    for plan in TOPICS.plans:
+        made.create_topic(
+            plan.name, partitions=plan.partitions, retention_ms=plan.retention_ms, group=plan.group
+        )
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def shard(tmp_path: Path, log: EventLog) -> Iterator[Shard]:
+    rows = SqliteRowStore(tmp_path / "rows.sqlite")
+    made = Shard(
+        spec=PARSED,
+        layout=layout_of(PARSED),
+        spec_hash="hash",
+        topics=TOPICS,
+        log=log,
+        rows=rows,
+        fence=Fence(10),
+        clock=SYSTEM_CLOCK,
+        held=lambda: True,
+    )
+    made.load()
+    yield made
+    rows.close()
+
+
+def push(shard: Shard, partition: int, at: int) -> None:
+    shard.push(push_of({partition: (at, at + 1)}, {row: [1.0, 1.0] for row in ROWS[partition]}))
+
+
+def interrupted(shard: Shard) -> Interrupting:
+    shard._writer = writer = Interrupting(shard._writer)  # type: ignore[assignment]
+    return writer
+
+
+class Reader:
+    """What a follower of `rows` holds, record by record."""
+
+    def __init__(self, log: EventLog, initial: dict[Row, list[float]]) -> None:
+        self.records: list[list[dict[Row, float]]] = [[] for _ in range(ROWS_PARTITIONS)]
+        self.initial = initial
+        reader = log.reader()
+        reader.assign({TopicPartition(TOPICS.rows, p): 0 for p in range(ROWS_PARTITIONS)})
+        while polled := reader.poll(10_000, 0.0):
+            for where, records in polled:
+                for value in records.values:
+                    delta = decode_rows(value)
+                    rows = [(delta.table, key) for key in delta.keys.tolist()]
+                    first = delta.values[:, 0].tolist()
+                    self.records[where.partition].append(dict(zip(rows, first, strict=True)))
+        reader.close()
+
+    def pushes_in(self, published: PublishedTo) -> dict[Row, int]:
+        """{row: pushes that its newest value in the records below `rows_next` has}."""
+        newest: dict[Row, float] = {}
+        for partition, stop in published.rows_next.items():
+            for record in self.records[partition][:stop]:
+                newest |= record
+        return {row: round(self.initial[row][0] - value) for row, value in newest.items()}
+
+
+def test_before_anything_is_learned_everything_is_published(shard: Shard) -> None:
+    assert shard.published == PublishedTo(
+        dict.fromkeys(range(PARTITIONS), 0), dict.fromkeys(range(ROWS_PARTITIONS), 0)
+    )
+
+
+def test_a_round_tells_what_was_applied_when_it_began_and_where_its_records_end(
+    shard: Shard, log: EventLog
+) -> None:
+    push(shard, 0, 0)
+    shard.publish()
+    ends = {p: log.bounds(TopicPartition(TOPICS.rows, p)).end for p in range(ROWS_PARTITIONS)}
+    assert shard.published == PublishedTo({0: 1, 1: 0}, ends)
+
+
+def test_a_push_in_the_middle_of_a_round_is_told_with_the_next_round(shard: Shard) -> None:
+    writer = interrupted(shard)
+
+    def once() -> None:
+        writer.before = lambda: None
+        push(shard, 0, 1)
+
+    writer.before = once
+    push(shard, 0, 0)
+    shard.publish()
+    assert shard.published.applied[0] == 1
+    shard.publish()
+    assert shard.published.applied[0] == 2
+
+
+def test_a_round_that_fails_tells_nothing(shard: Shard) -> None:
+    def fail() -> None:
+        raise Unavailable("the disk is away")
+
+    before, writer = shard.published, interrupted(shard)
+    push(shard, 0, 0)
+    writer.before = fail
+    with pytest.raises(Unavailable):
+        shard.publish()
+    assert shard.published == before
+    writer.before = lambda: None
+    shard.publish()
+    assert shard.published.applied[0] == 1
