@@ -42,7 +42,8 @@ decided: with `emit = "early"` as soon as an action makes it true, otherwise `wi
 impression.""",
     "[tables]": """\
 A table for each family of rows, by name. Features may share one. The table `crosses` is made for
-`model.crosses`.""",
+`model.crosses` and holds scalars only: of its keys `ttl`, `admission`, `max_rows` and `scalar_optimizer` may
+be set.""",
     "[features]": "A table for each input, by name. What a feature is follows from its keys:",
     "[model]": 'What is learned. `experts`, `crosses`, `mix`, `hedge_discount` belong to `kind = "hedge"`.',
     "[train]": "How it is learned.",

@@ -24,10 +24,10 @@ from typing import Any
 
 from freshet.options import MISSING, Duration, Kind, duration_text, key_of
 from freshet.spec.fields import field_kinds
-from freshet.spec.model import Optimizer, Spec, TimeField
+from freshet.spec.model import Optimizer, Spec, Table, TimeField
 from freshet.spec.model_forms import Step
 from freshet.spec.optimizers import OPTIMIZERS
-from freshet.spec.parse_inputs import CROSSES
+from freshet.spec.parse_inputs import CROSSES, has_default_scalars
 from freshet.spec.schemas import Schemas, streams_of
 
 __all__ = ["DEFAULTS", "Change", "diff", "identity_hash"]
@@ -140,6 +140,8 @@ def _entries(spec: Spec) -> dict[str, _Entry]:
     for stream in streams_of(spec):
         found.update(_of(stream, f"events.{stream.role}."))
     found.update(_of(spec.join, "join."))
+    for crosses in (t for t in spec.tables if t.name == CROSSES):
+        found.update(_of_crosses(crosses))
     tables = [t for t in spec.tables if t.name != CROSSES]
     features = [f for f in spec.features if f.kind != "cross"]
     for section, things in (("labels", spec.labels), ("tables", tables), ("features", features)):
@@ -151,6 +153,16 @@ def _entries(spec: Spec) -> dict[str, _Entry]:
     found.update(_of(spec.serve.explore, "serve.explore."))
     found.update(_of(spec.serve.gate, "serve.gate."))
     return found
+
+
+def _of_crosses(table: Table) -> Iterator[tuple[str, _Entry]]:
+    """Of the table that crosses bring: what a spec may say of it, and what it does say of its optimiser."""
+    prefix = f"tables.{table.name}."
+    for key, entry in _of(table, prefix):
+        if entry.kind != "identity":
+            yield key, entry
+    if not has_default_scalars(table):
+        yield from _optimizer(table.scalar_optimizer, "identity", f"{prefix}scalar_optimizer")
 
 
 def _of(obj: Any, prefix: str) -> Iterator[tuple[str, _Entry]]:

@@ -30,7 +30,6 @@ from freshet.spec.model import (
 from freshet.spec.parse_inputs import (
     check_name,
     cross_features,
-    cross_table,
     read_features,
     read_tables,
 )
@@ -85,12 +84,11 @@ def _spec(root: Section, folder: str) -> Spec:
     labels = _labels(root.section("labels", required=True, hint="labels: what the model learns to predict"))
     model_section = root.section("model")
     model = _model(model_section)
-    tables = read_tables(root.section("tables"))
+    tables = read_tables(root.section("tables"), crossed=bool(model.crosses))
     features = read_features(
         root.section("features", required=True, hint="features: the inputs of the model"), folder
     )
     if model.crosses:
-        tables = (*tables, cross_table(len(tables)))
         features = (*features, *cross_features(root, model, features))
     return read_object(
         Spec,

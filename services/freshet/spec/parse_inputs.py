@@ -21,7 +21,7 @@ __all__ = [
     "KEYS_OF_KIND",
     "check_name",
     "cross_features",
-    "cross_table",
+    "has_default_scalars",
     "read_features",
     "read_tables",
 ]
@@ -33,8 +33,8 @@ DEFAULT_ROW_OPTIMIZER = "rowwise_adagrad"
 DEFAULT_SCALAR_OPTIMIZER = "adagrad"
 
 
-def read_tables(section: Section) -> tuple[Table, ...]:
-    """The tables in file order; their ids are their positions."""
+def read_tables(section: Section, *, crossed: bool) -> tuple[Table, ...]:
+    """The tables in file order, that of the crosses last; their ids are their positions."""
     if len(section.names()) > 254:
         raise section.error(
             "",
@@ -42,9 +42,11 @@ def read_tables(section: Section) -> tuple[Table, ...]:
             "features of equal dim and optimiser may share a table",
             found=len(section.names()),
         )
-    if CROSSES in section:
+    if CROSSES in section and not crossed:
         raise section.error(CROSSES, "another name", "the table of this name is made for model.crosses")
-    return tuple(_table(section, name, i) for i, name in enumerate(section.names()))
+    names = [name for name in section.names() if name != CROSSES]
+    tables = [_table(section, name, i) for i, name in enumerate(names)]
+    return (*tables, _cross_table(section, len(tables))) if crossed else tuple(tables)
 
 
 def _table(tables: Section, name: str, table_id: int) -> Table:
@@ -82,15 +84,28 @@ def _default(name: Any) -> Optimizer:
     return Optimizer(name=name, parameters=complete(name))
 
 
-def cross_table(table_id: int) -> Table:
-    """The table of the crosses, which follows those of the user."""
-    return Table(
+CROSSES_KEYS = ("ttl", "admission", "max_rows", "scalar_optimizer")
+"""What may be said of the table of the crosses: it holds scalars only."""
+
+
+def _cross_table(tables: Section, table_id: int) -> Table:
+    section = tables.section(CROSSES)
+    section.only(CROSSES_KEYS)
+    return read_object(
+        Table,
+        section,
+        also=("scalar_optimizer",),
         name=CROSSES,
         id=table_id,
         dim=0,
         optimizer=_default(DEFAULT_ROW_OPTIMIZER),
-        scalar_optimizer=_default(DEFAULT_SCALAR_OPTIMIZER),
+        scalar_optimizer=_optimizer(section, "scalar_optimizer", DEFAULT_SCALAR_OPTIMIZER),
     )
+
+
+def has_default_scalars(table: Table) -> bool:
+    """Whether the spec says nothing about how the table's scalars are stepped."""
+    return table.scalar_optimizer == _default(DEFAULT_SCALAR_OPTIMIZER)
 
 
 def read_features(section: Section, folder: str = "") -> tuple[Feature, ...]:

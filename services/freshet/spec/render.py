@@ -31,8 +31,7 @@ def render(spec: Spec) -> str:
             lines.append(_inline(stream.role, dict(_options(stream))))
     lines += _section("join", _keys(spec.join))
     lines += _section("labels", (_inline(label.name, _label(label)) for label in spec.labels))
-    tables = [t for t in spec.tables if t.name != CROSSES]
-    lines += _section("tables", (_inline(table.name, _table(table)) for table in tables))
+    lines += _section("tables", _tables(spec))
     features = [f for f in spec.features if f.kind != "cross"]
     lines += _section("features", (_inline(feature.name, _feature(feature)) for feature in features))
     lines += _section("model", _model(spec))
@@ -76,6 +75,15 @@ def _as_written(option: Field[Any], value: Any) -> Any:
 
 def _label(label: Label) -> dict[str, Any]:
     return {**dict(_options(label)), "loss": label.loss}
+
+
+def _tables(spec: Spec) -> Iterator[str]:
+    for table in spec.tables:
+        said = _table(table)
+        if table.name == CROSSES:  # it is there without a word, and has no vectors
+            del said["dim"]
+        if said:
+            yield _inline(table.name, said)
 
 
 def _table(table: Table) -> dict[str, Any]:

@@ -5,7 +5,9 @@ from pathlib import Path
 import pytest
 
 from freshet.errors import ConfigError
+from freshet.spec.identity import diff, identity_hash
 from freshet.spec.parse import load_spec, parse_spec
+from freshet.spec.render import render
 
 HEAD = """
 name = "shop"
@@ -406,6 +408,35 @@ def test_crosses_bring_their_table_their_features_and_their_expert() -> None:
     assert spec.feature("user*item").index == 2
     assert spec.feature("user*item").kind == "cross"
     assert [(t.name, t.id, t.dim) for t in spec.tables] == [("user", 0, 16), ("crosses", 1, 0)]
+
+
+CROSSED = WHOLE + 'item = { field = "item", table = "user" }\n[model]\ncrosses = [["user", "item"]]'
+OF_CROSSES = 'crosses = { ttl = "1h", scalar_optimizer = { name = "adagrad", lr = 0.4 } }'
+
+
+def test_the_table_of_the_crosses_can_be_set_like_any_other() -> None:
+    spec = parse_spec(CROSSED.replace("[tables]", f"[tables]\n{OF_CROSSES}"))
+
+    table = spec.table("crosses")
+    assert (table.id, table.dim, table.ttl_ms) == (1, 0, 3_600_000)
+    assert (table.scalar_optimizer.name, table.scalar_optimizer.parameters["lr"]) == ("adagrad", 0.4)
+    assert parse_spec(render(spec)) == spec
+
+
+def test_the_table_of_the_crosses_holds_no_vectors() -> None:
+    assert "one of admission, max_rows, scalar_optimizer, ttl" in refusal(
+        CROSSED.replace("[tables]", "[tables]\ncrosses = { dim = 8 }")
+    )
+
+
+def test_how_crosses_are_stepped_is_identity_and_how_long_they_live_is_not() -> None:
+    plain = parse_spec(CROSSED)
+    lived = parse_spec(CROSSED.replace("[tables]", '[tables]\ncrosses = { ttl = "1h" }'))
+    stepped = parse_spec(CROSSED.replace("[tables]", '[tables]\ncrosses = { scalar_optimizer = "ftrl" }'))
+
+    assert identity_hash(plain) == identity_hash(lived) != identity_hash(stepped)
+    assert [(c.key, c.kind) for c in diff(plain, lived)] == [("tables.crosses.ttl", "tunable")]
+    assert {c.kind for c in diff(plain, stepped)} == {"identity"}
 
 
 def test_a_class_of_ones_own_takes_options() -> None:
