@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
-from ops.reference import metrics_page, settings_page, spec_page
+from ops.reference import errors_page, http_page, metrics_page, settings_page, spec_page
 
 __all__ = ["PAGES", "Page", "index"]
 
@@ -46,4 +47,7 @@ PAGES = (
     Page("feature-spec.md", "Feature spec", "every key of `freshet.toml`", spec_page.page),
     Page("settings.md", "Settings", "every `FRESHET_…` variable", settings_page.page),
     Page("metrics.md", "Metrics", "what each service tells Prometheus", metrics_page.page),
+    Page("errors.md", "Errors", "families, codes of HTTP errors, exit status", errors_page.page),
+    Page("http.md", "HTTP API", "what each service answers", http_page.page),
+    *(Page(f"openapi/{a.service}.json", "", "", partial(http_page.openapi, a)) for a in http_page.APIS),
 )

@@ -21,7 +21,8 @@ from hypothesis import strategies as st
 from freshet.client import Client, EventsRefused
 from freshet.errors import Unavailable
 from freshet.features import EventExtractor
-from freshet.gateway.service import AVRO, AVRO_BATCH, AVRO_RAW, codecs_of, run
+from freshet.gateway.api import AVRO, AVRO_BATCH, AVRO_RAW
+from freshet.gateway.service import codecs_of, run
 from freshet.seams.eventlog import EventLog, Writer
 from freshet.seams.eventlog.sqlite import open_url
 from freshet.spec.avro import parse_schema, to_json

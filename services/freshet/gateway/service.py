@@ -12,7 +12,8 @@ from prometheus_client import CollectorRegistry
 from freshet.clock import SYSTEM_CLOCK, Clock
 from freshet.errors import BadInput, ConfigError, FreshetError
 from freshet.features import SampleDecoder, partition_of
-from freshet.gateway import metrics
+from freshet.gateway import api, metrics
+from freshet.gateway.api import AVRO, AVRO_BATCH, AVRO_RAW
 from freshet.gateway.codec import Accepted, Checked, StreamCodec
 from freshet.gateway.commit import Committer
 from freshet.gateway.core import (
@@ -24,6 +25,7 @@ from freshet.gateway.core import (
     split_avro_batch,
     too_far_ahead,
 )
+from freshet.runtime.endpoint import LIVE
 from freshet.runtime.http import App, Handler, HttpError, Request, Response, json_response
 from freshet.runtime.server import bind, run_server, serve
 from freshet.seams.eventlog import EventLog
@@ -36,16 +38,10 @@ from freshet.spec.topics import topics_of
 from freshet.types import BytesColumn, TopicPartition
 from freshet.wire.schemas import SchemaRegistry, frame
 
-__all__ = ["AVRO", "AVRO_BATCH", "AVRO_RAW", "Gateway", "codecs_of", "run"]
+__all__ = ["Gateway", "codecs_of", "run"]
 
 logger = structlog.get_logger(__name__)
 
-AVRO = "application/vnd.freshet.avro"
-"""One Confluent-framed record."""
-AVRO_BATCH = "application/vnd.freshet.avro-batch"
-"""Confluent-framed records, each after its length (u32, big-endian)."""
-AVRO_RAW = "avro/binary"
-"""One record without a frame; its schema id stands in the header `freshet-schema-id`."""
 CUT_S = 1.0
 """After the drain, how long the append under way may still take; those who waited for it were told 503."""
 JSON = ("application/json", "")
@@ -87,16 +83,12 @@ class Gateway:
             registry, max_body_bytes=settings.max_body_bytes, body_timeout_s=settings.body_timeout_ms / 1e3
         )
         events = spec.events
-        for path, stream in (
-            ("impressions", events.served),
-            ("shown", events.shown),
-            ("actions", events.action),
-        ):
+        for stream in (events.served, events.shown, events.action):
             if stream is not None:
-                self.app.route("POST", f"/v1/{path}", self._taker(stream))
-        self.app.route("GET", "/health/live", self._live)
-        self.app.route("GET", "/health/ready", self._ready)
-        self.app.route("GET", "/status", self._status)
+                self.app.route(api.events(stream.role), self._taker(stream))
+        self.app.route(LIVE, self._live)
+        self.app.route(api.READY, self._ready)
+        self.app.route(api.STATUS, self._status)
 
     def close(self) -> None:
         """Free the writer."""

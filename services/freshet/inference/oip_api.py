@@ -10,6 +10,7 @@ import numpy as np
 import orjson
 
 from freshet.errors import BadInput
+from freshet.inference import oip_endpoints as api
 from freshet.inference.core import time_ms_of
 from freshet.inference.oip import parse_infer, write_infer
 from freshet.inference.oip_rows import SCORE, metadata, model_config, rows_of
@@ -39,15 +40,19 @@ class OipRoutes:
 
     def add_to(self, app: App) -> None:
         """Route everything."""
-        app.route("GET", "/v2", self._told(self._server))
-        app.route("GET", "/v2/", self._told(self._server))
-        app.route("GET", "/v2/health/live", self._told(self._live))
-        app.route("GET", "/v2/health/ready", self._told(self._ready))
-        for base in ("/v2/models/*", "/v2/models/*/versions/*"):
-            app.route("GET", base, self._told(self._metadata))
-            app.route("GET", f"{base}/ready", self._told(self._model_ready))
-            app.route("GET", f"{base}/config", self._told(self._config))
-            app.route("POST", f"{base}/infer", self._told(self._infer))
+        app.route(api.SERVER, self._told(self._server))
+        app.route(api.SERVER.at("/v2/"), self._told(self._server))
+        app.route(api.LIVE, self._told(self._live))
+        app.route(api.READY, self._told(self._ready))
+        for endpoint, handler in (
+            (api.METADATA, self._metadata),
+            (api.MODEL_READY, self._model_ready),
+            (api.CONFIG, self._config),
+            (api.INFER, self._infer),
+        ):
+            versioned = endpoint.path.replace("{model}", "{model}/versions/{version}")
+            app.route(endpoint, self._told(handler))
+            app.route(endpoint.at(versioned, api.VERSION), self._told(handler))
 
     @staticmethod
     def _told(

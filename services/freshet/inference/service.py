@@ -23,7 +23,7 @@ from prometheus_client import CollectorRegistry
 from freshet.clock import SYSTEM_CLOCK, Clock
 from freshet.errors import BadInput, Unavailable
 from freshet.features import JsonTranscoder
-from freshet.inference import metrics
+from freshet.inference import api, metrics
 from freshet.inference.core import (
     events_of,
     freshness_ms,
@@ -41,6 +41,7 @@ from freshet.inference.served import Served, ServedLogger, served_events
 from freshet.inference.table import ServingTable
 from freshet.inference.versions import Scorer, ServingVersion, VersionFollower
 from freshet.model import SERVING_PREFIXES, build_model
+from freshet.runtime.endpoint import LIVE
 from freshet.runtime.http import App, Request, Response, json_response
 from freshet.runtime.server import bind, run_server, serve
 from freshet.seams.eventlog import EventLog
@@ -150,11 +151,11 @@ class Inference:
         self.app = App(
             registry, max_body_bytes=settings.max_body_bytes, body_timeout_s=settings.body_timeout_ms / 1e3
         )
-        self.app.route("POST", "/v1/rank", self._rank)
-        self.app.route("GET", "/v1/progress", self._progressed)
-        self.app.route("GET", "/health/live", self._live)
-        self.app.route("GET", "/health/ready", self._ready)
-        self.app.route("GET", "/status", self._status)
+        self.app.route(api.RANK, self._rank)
+        self.app.route(api.PROGRESS, self._progressed)
+        self.app.route(LIVE, self._live)
+        self.app.route(api.READY, self._ready)
+        self.app.route(api.STATUS, self._status)
         OipRoutes(
             spec, self._pipeline, self._score_rows, self._serving, clock.now_ms, settings.max_candidates
         ).add_to(self.app)

@@ -15,9 +15,16 @@ import orjson
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 
 from freshet.errors import ConfigError
+from freshet.runtime.endpoint import LIVE, METRICS_PAGE, Endpoint, ready_page, status_page
+from freshet.runtime.http import HttpError, error_response
 from freshet.runtime.ports import owner_of_port
 
-__all__ = ["Admin"]
+__all__ = ["ENDPOINTS", "Admin"]
+
+READY = ready_page("Service")
+STATUS = status_page({"type": "object", "description": "depends on the service; readers take what they know"})
+ENDPOINTS: tuple[Endpoint, ...] = (LIVE, READY, METRICS_PAGE, STATUS)
+"""What every service answers on its admin port."""
 
 
 class Admin:
@@ -34,19 +41,22 @@ class Admin:
     ) -> None:
         """Raises ConfigError if the port cannot be had, naming who has it."""
         routes: dict[str, Callable[[], tuple[int, str, bytes]]] = {
-            "/health/live": lambda: (200, "application/json", b'{"status":"live"}'),
-            "/health/ready": lambda: _readiness(ready()),
-            "/metrics": lambda: (200, CONTENT_TYPE_LATEST, generate_latest(registry)),
-            "/status": lambda: (200, "application/json", _json(status())),
+            LIVE.path: lambda: (200, "application/json", b'{"status":"live"}'),
+            READY.path: lambda: _readiness(ready()),
+            METRICS_PAGE.path: lambda: (200, CONTENT_TYPE_LATEST, generate_latest(registry)),
+            STATUS.path: lambda: (200, "application/json", _json(status())),
         }
 
         class Handler(BaseHTTPRequestHandler):
             timeout = 10  # seconds; a client that says nothing holds no thread for ever
 
             def do_GET(self) -> None:
-                route = routes.get(self.path.partition("?")[0])
-                found = route() if route else (404, "application/json", b'{"error":"no such page"}')
-                code, kind, body = found
+                path = self.path.partition("?")[0]
+                try:
+                    code, kind, body = routes[path]() if path in routes else _unknown(path)
+                except Exception as error:  # told as every service tells it; the log has the whole of it
+                    told = error_response(error)
+                    code, kind, body = told.status, "application/json", told.body
                 self.send_response(code)
                 self.send_header("Content-Type", kind)
                 self.send_header("Content-Length", str(len(body)))
@@ -80,6 +90,10 @@ class Admin:
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
+
+
+def _unknown(path: str) -> tuple[int, str, bytes]:
+    raise HttpError(404, "not_found", "no such path", expected=[e.path for e in ENDPOINTS], found=path[:200])
 
 
 def _readiness(reason: str | None) -> tuple[int, str, bytes]:

@@ -19,6 +19,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import generate_latest
 
 from freshet.errors import BadInput, Overloaded, TooLarge, Unavailable
+from freshet.runtime.endpoint import METRICS_PAGE, Endpoint
 from freshet.runtime.metrics import Metric
 
 __all__ = ["HTTP_METRICS", "App", "Handler", "HttpError", "Request", "Response", "json_response"]
@@ -123,10 +124,13 @@ class App:
         self._registry = registry
         self._requests = REQUESTS.counter(registry)
         self._seconds = REQUEST_SECONDS.histogram(registry)
-        self.route("GET", "/metrics", self._metrics)
+        self.endpoints: list[Endpoint] = []
+        self.route(METRICS_PAGE, self._metrics)
 
-    def route(self, method: str, path: str, handler: Handler) -> None:
-        """Answer `method path` with this handler; a part `*` of the path matches anything but a slash."""
+    def route(self, endpoint: Endpoint, handler: Handler) -> None:
+        """Answer the endpoint's method and path with this handler, and its description in the documents."""
+        self.endpoints.append(endpoint)
+        path = endpoint.pattern
         parts = tuple(path.strip("/").split("/"))
         known = self._routes.get(path) or next((r for r in self._patterns if r.parts == parts), None)
         if known is None:
@@ -135,7 +139,7 @@ class App:
                 self._patterns.append(known)
             else:
                 self._routes[path] = known
-        known.methods[method] = handler
+        known.methods[endpoint.method] = handler
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""

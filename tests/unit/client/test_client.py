@@ -16,6 +16,7 @@ from prometheus_client import CollectorRegistry
 
 from freshet.client import Ack, AsyncClient, Client, EventsRefused, Receipt, RetryPolicy
 from freshet.errors import BadInput, Overloaded, Unavailable
+from freshet.runtime.endpoint import Endpoint
 from freshet.runtime.http import App, Request, Response, json_response
 from freshet.runtime.server import bind, run_server, serve
 
@@ -48,8 +49,8 @@ def running() -> Iterator[Scripted]:
     sock = bind("127.0.0.1", 0)
     app = App(CollectorRegistry(), max_body_bytes=10_000, body_timeout_s=1)
     for path in ("/v1/impressions", "/v1/shown", "/v1/actions", "/v1/rank"):
-        app.route("POST", path, script)
-    app.route("GET", "/v1/progress", script)
+        app.route(Endpoint("POST", path, "Scripted.", ()), script)
+    app.route(Endpoint("GET", "/v1/progress", "Scripted.", ()), script)
 
     async def main() -> None:
         await serve(app, sock, stop, started=ready.set, drain_s=5)

@@ -6,7 +6,7 @@ import orjson
 import pytest
 from prometheus_client import CollectorRegistry, Counter
 
-from freshet.errors import ConfigError
+from freshet.errors import ConfigError, Unavailable
 from freshet.runtime.admin import Admin
 from freshet.runtime.lifecycle import Cleanup
 
@@ -51,8 +51,25 @@ def test_a_service_that_is_not_ready_says_why(admin: Admin, reasons: list[str | 
     assert orjson.loads(body)["reason"] == "the claim is not held yet"
 
 
-def test_another_page_is_not_there(admin: Admin) -> None:
-    assert get(admin, "/etc/passwd")[0] == 404
+def test_another_page_is_not_there_and_it_says_which_are(admin: Admin) -> None:
+    code, body = get(admin, "/etc/passwd")
+
+    error = orjson.loads(body)["error"]
+    assert (code, error["code"], error["found"]) == (404, "not_found", "/etc/passwd")
+    assert error["expected"] == ["/health/live", "/health/ready", "/metrics", "/status"]
+
+
+def test_a_status_that_fails_is_an_error_like_any_other() -> None:
+    def broken() -> dict[str, int]:
+        raise Unavailable("the log cannot be read")
+
+    server = Admin("127.0.0.1", 0, registry=CollectorRegistry(), ready=lambda: None, status=broken)
+    try:
+        code, body = get(server, "/status")
+    finally:
+        server.close()
+
+    assert (code, orjson.loads(body)["error"]["message"]) == (503, "the log cannot be read")
 
 
 def test_a_port_in_use_names_its_owner(admin: Admin) -> None:

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
 from freshet.errors import BadInput, ConfigError, Overloaded, TooLarge, Unavailable
+from freshet.runtime.endpoint import Endpoint
 from freshet.runtime.http import App, HttpError, Request, Response, json_response
 from freshet.runtime.server import bind, run_server, serve
 
@@ -62,11 +63,11 @@ def server() -> Iterator[Running]:
     sock = bind("127.0.0.1", 0)
 
     app = App(CollectorRegistry(), max_body_bytes=LIMIT, body_timeout_s=0.3)
-    app.route("POST", "/echo", echo)
-    app.route("GET", "/things/*", named)
-    app.route("GET", "/things/*/parts/*", named)
+    app.route(Endpoint("POST", "/echo", "Echo.", ()), echo)
+    app.route(Endpoint("GET", "/things/{name}", "One.", ()), named)
+    app.route(Endpoint("GET", "/things/{name}/parts/{part}", "A part.", ()), named)
     for name, (error, _) in ERRORS.items():
-        app.route("GET", f"/errors/{name}", raising(error))  # type: ignore[arg-type]
+        app.route(Endpoint("GET", f"/errors/{name}", "Fails.", ()), raising(error))  # type: ignore[arg-type]
 
     async def main() -> None:
         await serve(app, sock, stop, started=ready.set, drain_s=5)
@@ -187,7 +188,7 @@ def test_a_request_begun_before_the_stop_is_answered() -> None:
         return json_response(200, "late")
 
     app = App(CollectorRegistry(), max_body_bytes=LIMIT, body_timeout_s=1)
-    app.route("GET", "/slow", slow)
+    app.route(Endpoint("GET", "/slow", "Slow.", ()), slow)
 
     async def main() -> None:
         await serve(app, sock, stop, started=ready.set, drain_s=5)

@@ -1,0 +1,187 @@
+"""The routes of the Open Inference Protocol v2, described as far as this server speaks it."""
+
+from __future__ import annotations
+
+from freshet.runtime.endpoint import (
+    Answer,
+    Body,
+    Endpoint,
+    Parameter,
+    array,
+    boolean,
+    integer,
+    json,
+    record,
+    text,
+    words,
+)
+from freshet.runtime.http_errors import codes_of
+
+__all__ = ["CONFIG", "INFER", "LIVE", "METADATA", "MODEL_READY", "READY", "SERVER", "VERSION"]
+
+OIP_ERROR = record("OipError", {"error": text("what was expected, what was found, what to do")})
+
+DATATYPES = (
+    "BOOL",
+    *(f"{sign}INT{bits}" for sign in ("", "U") for bits in (8, 16, 32, 64)),
+    "FP16",
+    "FP32",
+    "FP64",
+    "BYTES",
+)
+OPEN = {"type": "object"}
+SHAPE = array(integer(minimum=0), "one or two counts, the number of rows first")
+TENSOR_SIZE = array(integer(), "-1 stands for any number of rows")
+
+
+def _errors(*statuses: int) -> tuple[Answer, ...]:
+    """The errors that every route has, told in the protocol's form."""
+    return tuple(Answer(s, codes_of(s), (json(OIP_ERROR),)) for s in statuses)
+
+
+MODEL = Parameter("model", "path", "the model's name, as the spec has it", required=True)
+VERSION = Parameter("version", "path", "number of the dense version served", required=True)
+
+SERVER = Endpoint(
+    "GET",
+    "/v2",
+    "Name and extensions of the server.",
+    (
+        Answer(
+            200,
+            "the server",
+            (json(record("OipServer", {"name": text(), "version": text(), "extensions": array(text())})),),
+        ),
+    ),
+)
+LIVE = Endpoint(
+    "GET",
+    "/v2/health/live",
+    "Whether the process runs.",
+    (Answer(200, "it does", (json(record("OipLive", {"live": boolean()})),)),),
+)
+_READY = json(record("OipReady", {"ready": boolean()}))
+READY = Endpoint(
+    "GET",
+    "/v2/health/ready",
+    "Whether a model is served.",
+    (Answer(200, "it is", (_READY,)), Answer(503, "not yet", (_READY,))),
+)
+_MODEL_READY = json(record("OipModelReady", {"name": text(), "ready": boolean()}))
+MODEL_READY = Endpoint(
+    "GET",
+    "/v2/models/{model}/ready",
+    "Whether this model is served.",
+    (Answer(200, "it is", (_MODEL_READY,)), Answer(503, "not yet", (_MODEL_READY,)), *_errors(404)),
+    parameters=(MODEL,),
+)
+
+_TENSOR = record("OipTensor", {"name": text(), "datatype": words(DATATYPES), "shape": TENSOR_SIZE})
+METADATA = Endpoint(
+    "GET",
+    "/v2/models/{model}",
+    "Inputs and outputs of the model.",
+    (
+        Answer(
+            200,
+            "an input for each field that features read; outputs are `score` and one for each label",
+            (
+                json(
+                    record(
+                        "OipModel",
+                        {
+                            "name": text(),
+                            "versions": array(text()),
+                            "platform": text(),
+                            "inputs": array(_TENSOR),
+                            "outputs": array(_TENSOR),
+                        },
+                    )
+                ),
+            ),
+        ),
+        *_errors(404),
+    ),
+    parameters=(MODEL,),
+)
+_CONFIG_TENSOR = record("OipConfigTensor", {"name": text(), "data_type": text(), "dims": TENSOR_SIZE})
+CONFIG = Endpoint(
+    "GET",
+    "/v2/models/{model}/config",
+    "The same as Triton's model configuration.",
+    (
+        Answer(
+            200,
+            "the configuration",
+            (
+                json(
+                    record(
+                        "OipConfig",
+                        {
+                            "name": text(),
+                            "platform": text(),
+                            "backend": text(),
+                            "max_batch_size": integer(),
+                            "input": array(_CONFIG_TENSOR),
+                            "output": array(_CONFIG_TENSOR),
+                        },
+                    )
+                ),
+            ),
+        ),
+        *_errors(404),
+    ),
+    parameters=(MODEL,),
+)
+
+_INPUT = {
+    "title": "OipInput",
+    "type": "object",
+    "required": ["name", "shape", "datatype"],
+    "properties": {
+        "name": text("an input of the model's metadata; `<list>.length` says how long each row's list is"),
+        "shape": SHAPE,
+        "datatype": words(DATATYPES),
+        "data": {"type": "array", "description": "row by row; absent where binary data follows"},
+        "parameters": OPEN,
+    },
+}
+INFER_REQUEST = {
+    "title": "OipInferRequest",
+    "type": "object",
+    "required": ["inputs"],
+    "properties": {
+        "id": {"description": "given back"},
+        "inputs": array(_INPUT, "a missing one is null in every row"),
+        "outputs": {"type": ["array", "null"], "items": OPEN, "description": "those wanted; all without it"},
+        "parameters": {"type": ["object", "null"]},
+    },
+}
+_OUTPUT = record(
+    "OipOutput",
+    {"name": text(), "datatype": words(("FP32",)), "shape": SHAPE},
+    {"data": array({"type": ["number", "null"]}), "parameters": OPEN},
+)
+INFER_ANSWER = record(
+    "OipInferAnswer",
+    {"model_name": text(), "model_version": text(), "outputs": array(_OUTPUT)},
+    {"id": text()},
+)
+_LENGTH = "bytes of JSON before the binary data"
+INFER = Endpoint(
+    "POST",
+    "/v2/models/{model}/infer",
+    "Score rows; nothing is ordered, explored or logged.",
+    (
+        Answer(
+            200,
+            "the outputs; as JSON, or as JSON followed by binary tensors where the client asked for those",
+            (json(INFER_ANSWER), Body("application/octet-stream")),
+            {"Inference-Header-Content-Length": _LENGTH},
+        ),
+        *_errors(400, 404, 408, 413, 415, 500, 503),
+    ),
+    "The binary tensor extension of Triton is spoken, so `tritonclient.http` works unchanged.",
+    parameters=(MODEL, Parameter("Inference-Header-Content-Length", "header", _LENGTH, integer(minimum=0))),
+    bodies=(json(INFER_REQUEST), Body("application/octet-stream")),
+)

@@ -1,0 +1,82 @@
+"""The codes by which HTTP errors are told apart: what each means, and what its reader does about it.
+
+Every error is `{"error": {code, message, expected, found, hint}}`; a code never changes its meaning, the
+texts may. A service that makes a code of its own describes it here; a test looks for those that are not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["CODES", "ERROR", "ErrorCode", "codes_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorCode:
+    """One code of an HTTP error."""
+
+    code: str
+    status: int
+    means: str
+    do: str  # what the client does about it
+
+
+CODES = (
+    ErrorCode("bad_input", 400, "the request cannot be understood", "mend it; the message says where"),
+    ErrorCode("not_found", 404, "there is no such path", "see `expected` for the paths there are"),
+    ErrorCode("no_model", 404, "another model is served here", "use the name in `expected`"),
+    ErrorCode(
+        "no_version", 404, "another version is served", "leave the version out, or move `stable` to it"
+    ),
+    ErrorCode("method_not_allowed", 405, "the path has no such method", "use one that `Allow` names"),
+    ErrorCode("body_timeout", 408, "the body did not arrive in time", "send it again, in smaller pieces"),
+    ErrorCode("body_too_large", 413, "the body has too many bytes", "send smaller batches"),
+    ErrorCode("too_large", 413, "too many events or candidates at once", "send smaller batches"),
+    ErrorCode("content_type", 415, "bodies of this kind are not taken", "use one of those in `expected`"),
+    ErrorCode("encoding", 415, "compressed bodies are not taken", "send it uncompressed"),
+    ErrorCode(
+        "events_refused",
+        422,
+        "some events do not fit their schema, or are dated too far ahead; the others are durable",
+        "mend those that `refused` lists, and send only these again",
+    ),
+    ErrorCode("overloaded", 429, "a queue is full; nothing was taken", "wait `Retry-After`, send it again"),
+    ErrorCode("internal", 500, "an unforeseen error", "read the service's log; report it"),
+    ErrorCode(
+        "unavailable",
+        503,
+        "a part is not ready or cannot be reached; nothing is known to be done",
+        "wait `Retry-After`, send it again: events carry ids, so a repeat counts once",
+    ),
+)
+
+_ANY: Mapping[str, Any] = {"description": "text, a number, a list of these, or null"}
+
+ERROR: Mapping[str, Any] = {
+    "title": "Error",
+    "type": "object",
+    "required": ["error"],
+    "additionalProperties": False,
+    "properties": {
+        "error": {
+            "type": "object",
+            "required": ["code", "message", "expected", "found", "hint"],
+            "additionalProperties": False,
+            "properties": {
+                "code": {"type": "string", "enum": [c.code for c in CODES]},
+                "message": {"type": "string", "description": "what is wrong, for people"},
+                "expected": {**_ANY},
+                "found": {**_ANY},
+                "hint": {"type": ["string", "null"], "description": "what to do"},
+            },
+        }
+    },
+}
+"""The shape of every error."""
+
+
+def codes_of(status: int) -> str:
+    """The codes that go with a status, and what they mean, in a sentence."""
+    return "; ".join(f"`{c.code}`: {c.means}" for c in CODES if c.status == status)
