@@ -17,7 +17,9 @@ __all__ = ["command"]
 @click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path, exists=True))
 @click.option("--request", help="Column whose equal values mark rows that were served together.")
 @click.option("--lanes", type=click.IntRange(1, 64), help="Lanes; 1 gives the same result each time.")
-@click.option("--keep", type=click.Path(path_type=Path), help="Keep log, rows and versions in this folder.")
+@click.option(
+    "--keep", type=click.Path(path_type=Path), help="Keep log, rows and versions here; new or empty."
+)
 @json_option
 def command(
     spec_file: Path,

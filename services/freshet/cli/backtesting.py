@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -11,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from freshet.cli.keeping import folder_of_a_pass
 from freshet.cli.pipeline import Outcome, Pipeline
 from freshet.features import take
 from freshet.features.blocks import MAX_SAMPLES, encode_blocks
@@ -41,7 +41,7 @@ def backtest(
         files:    csv, csv.gz or parquet, in time order; columns named as the spec's fields and labels.
         request:  column whose equal values mark rows that were served together.
         lanes:    1 gives the same result each time; without it, as live.
-        keep:     folder for log, rows and versions; without it they are deleted at the end.
+        keep:     new or empty folder for log, rows and versions; without it they are deleted at the end.
         window_ms: length of a window of measures, in event time.
         progress: called with the share that is trained, from 0 to 1.
 
@@ -49,8 +49,7 @@ def backtest(
     Raises ConfigError if a column is missing, BadInput if a file cannot be read.
     """
     spec = replace(spec, train=replace(spec.train, measure_window_ms=window_ms))
-    with tempfile.TemporaryDirectory(prefix="freshet-") as temporary:
-        folder = Path(keep) if keep is not None else Path(temporary)
+    with folder_of_a_pass(keep) as folder:
         pipeline = Pipeline.of_samples(spec, folder, lanes)
         try:
             began = time.perf_counter()

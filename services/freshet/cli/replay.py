@@ -34,7 +34,9 @@ def _common(function: Callable[..., None]) -> Callable[..., None]:
                 "--direct", is_flag=True, help="Into a log of their own, joined and learned from at once."
             ),
             click.option(
-                "--keep", type=click.Path(path_type=Path), help="Keep log, rows and versions here (--direct)."
+                "--keep",
+                type=click.Path(path_type=Path),
+                help="Keep log, rows and versions here (--direct); new or empty.",
             ),
             click.option(
                 "--lanes", type=click.IntRange(1, 64), help="Lanes; 1 gives the same result each time."

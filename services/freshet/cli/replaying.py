@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -11,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from freshet.cli.keeping import folder_of_a_pass
 from freshet.cli.pipeline import Outcome, Pipeline
 from freshet.errors import BadInput
 from freshet.features import EventExtractor, JsonTranscoder, add_frames, partition_of, take
@@ -39,7 +39,7 @@ def replay(
 
     Args:
         pieces:    events in order of time, such as `freshet.recordings.sources.online_retail(path)`.
-        keep:      folder for log, rows and versions; without it they are deleted at the end.
+        keep:      new or empty folder for log, rows and versions; without it they are deleted at the end.
         lanes:     1 gives the same result each time; without it, as live.
         speed:     events a second; without it, as fast as possible.
         window_ms: length of a window of measures, in event time.
@@ -51,9 +51,9 @@ def replay(
     from freshet.joiner.start import make
 
     spec = replace(spec, train=replace(spec.train, measure_window_ms=window_ms))
-    with tempfile.TemporaryDirectory(prefix="freshet-") as temporary:
+    with folder_of_a_pass(keep) as folder:
         schemas = load_schemas(spec)
-        pipeline = Pipeline(spec, Path(keep) if keep is not None else Path(temporary), lanes, schemas)
+        pipeline = Pipeline(spec, folder, lanes, schemas)
         try:
             ingest = _Ingest(pipeline, schemas)
             began = time.perf_counter()

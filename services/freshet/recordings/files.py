@@ -91,7 +91,7 @@ def batches(path: Path) -> Iterator[Any]:
             options = pa.csv.ConvertOptions(strings_can_be_null=True, null_values=["", "NA", "null"])
             yield from pa.csv.read_csv(path, convert_options=options).to_batches(CHUNK_ROWS)
     except (OSError, pa.ArrowInvalid) as error:
-        raise BadInput(f"{path}: expected a csv, csv.gz or parquet file: {error}") from error
+        raise BadInput(f"{path}: expected a csv, csv.gz or parquet file: {_printable(error)}") from error
 
 
 def _rows(spec: Spec, path: Path, batch: Any, request: str | None, row: int) -> SampleRows:
@@ -189,3 +189,9 @@ def _times(path: Path, name: str, unit: str, array: Any) -> I64:
         )
     times: I64 = (array.cast("float64").to_numpy(zero_copy_only=False) * UNIT_MS[unit]).astype(np.int64)
     return times
+
+
+def _printable(error: Exception, most: int = 200) -> str:
+    """An error that may quote the file's bytes, fit for a terminal."""
+    text = "".join(c if c.isprintable() else "?" for c in str(error))
+    return text if len(text) <= most else f"{text[:most]} ..."
