@@ -187,6 +187,13 @@ def test_a_topic_in_json_gets_the_events_as_json(gateway: Running) -> None:
     assert (key, orjson.loads(value)) == (b"1", action())
 
 
+def test_a_topic_in_json_keeps_fields_that_the_schema_does_not_have(gateway: Running) -> None:
+    assert gateway.send("actions", {**action(), "app": {"build": 812}}).status_code == 202
+
+    [(_, _, _, value)] = gateway.records("app.actions")
+    assert orjson.loads(value)["app"] == {"build": 812}
+
+
 def test_events_of_one_request_id_share_a_partition_over_all_streams(gateway: Running) -> None:
     for request in range(20):
         gateway.send("impressions", ranked(request))

@@ -86,7 +86,7 @@ def files_command(
     files: dict[Role, Path] = {"served": impressions, "action": actions}
     if shown is not None:
         files["shown"] = shown
-    times = {stream.role: stream.time.path for stream in streams_of(spec)}
+    times = {stream.role: stream.time for stream in streams_of(spec)}
     _run(spec, events_of_files(files, times), **options)
 
 

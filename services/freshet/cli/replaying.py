@@ -16,6 +16,7 @@ from freshet.errors import BadInput
 from freshet.features import EventExtractor, JsonTranscoder, add_frames, partition_of, take
 from freshet.recordings.sources import AvroRecords, Piece, Role
 from freshet.spec import Spec
+from freshet.spec.model import Stream
 from freshet.spec.schemas import Schemas, load_schemas
 from freshet.types import Append, BytesColumn
 
@@ -100,7 +101,7 @@ class _Ingest:
     events: int = 0
     seconds: float = 0.0  # spent here, without the source
     _extractors: dict[tuple[Role, int], EventExtractor] = field(default_factory=dict)
-    _streams: Mapping[Role, tuple[str, JsonTranscoder, EventExtractor]] = field(init=False)
+    _streams: Mapping[Role, tuple[Stream, JsonTranscoder, EventExtractor]] = field(init=False)
 
     def __post_init__(self) -> None:
         spec = self.pipeline.spec
@@ -108,8 +109,8 @@ class _Ingest:
         for stream in streams_of(spec):
             schema = self.schemas.of(stream.role)
             schema_id = self.pipeline.registry.register(schema)
-            transcoder = JsonTranscoder(schema, schema_id=schema_id)
-            self._streams[stream.role] = (stream.topic, transcoder, EventExtractor(stream, schema))
+            transcoder = JsonTranscoder(schema, schema_id=schema_id, ignore_unknown=stream.format == "json")
+            self._streams[stream.role] = (stream, transcoder, EventExtractor(stream, schema))
 
     def append(self, piece: Piece) -> None:
         """Append one piece, impressions before actions, so that a reader never sees an action long before its
@@ -126,12 +127,15 @@ class _Ingest:
         self.seconds += time.perf_counter() - began
 
     def _encoded(self, role: Role, lines: bytes) -> Sequence[Append]:
-        topic, transcoder, extractor = self._streams[role]
-        made = transcoder.body(lines)
+        stream, transcoder, extractor = self._streams[role]
+        texts = BytesColumn.of([line for line in lines.splitlines() if line.strip()])
+        made = transcoder.column(texts)
         if made.bad:
             raise BadInput(f"{role} stream: {made.bad[0]}\n  the spec's schema of this stream says what fits")
         self.events += made.total
-        return self._placed(role, topic, extractor, made.records)
+        # A topic in JSON holds the texts themselves, as the gateway leaves them there.
+        values = texts if stream.format == "json" else made.records
+        return self._placed(stream, extractor, made.records, values)
 
     def _framed(self, part: AvroRecords) -> Sequence[Append]:
         """Records of another log, whose schema ids mean nothing here."""
@@ -141,22 +145,23 @@ class _Ingest:
             self._extractors[part.role, schema_id] = EventExtractor(stream, part.schema)
         self.events += len(part.payloads)
         records = add_frames(part.payloads, schema_id)
-        topic = self._streams[part.role][0]
-        return self._placed(part.role, topic, self._extractors[part.role, schema_id], records)
+        return self._placed(
+            self._streams[part.role][0], self._extractors[part.role, schema_id], records, records
+        )
 
     def _placed(
-        self, role: Role, topic: str, extractor: EventExtractor, records: BytesColumn
+        self, stream: Stream, extractor: EventExtractor, records: BytesColumn, values: BytesColumn
     ) -> Sequence[Append]:
-        """Framed records, each with its key in its partition."""
+        """What the topic will hold of framed records, each with its key in its partition."""
         events = extractor.extract(records, framed=True)
         if len(events.bad):
-            raise BadInput(f"{role} stream: event {events.bad[0]}: {events.why[0]}")
+            raise BadInput(f"{stream.role} stream: event {events.bad[0]}: {events.why[0]}")
         partitions = partition_of(events.request_keys, self.pipeline.spec.partitions)
         appends = []
         for p in np.unique(partitions).tolist():
             mine = np.flatnonzero(partitions == p)
             appends.append(
-                Append(topic, p, take(records, events.events[mine]), take(events.request_keys, mine))
+                Append(stream.topic, p, take(values, events.events[mine]), take(events.request_keys, mine))
             )
         return appends
 

@@ -62,7 +62,10 @@ class StreamCodec:
         fits(schema)
         self._extractors: dict[int, EventExtractor | ConfigError] = {}
         self.schema_id = registry.register(schema)
-        self._transcoder = JsonTranscoder(schema, schema_id=self.schema_id)
+        # A topic in JSON keeps the events as they came: fields beyond the schema are left alone there.
+        self._transcoder = JsonTranscoder(
+            schema, schema_id=self.schema_id, ignore_unknown=stream.format == "json"
+        )
         self._extractors[self.schema_id] = EventExtractor(stream, schema)
 
     def from_json(self, body: bytes, *, lines: bool, max_events: int) -> Checked:

@@ -7,6 +7,7 @@ import gzip
 import heapq
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,6 +16,7 @@ import orjson
 from freshet.errors import BadInput, ConfigError
 from freshet.recordings import retail
 from freshet.spec.avro import Record
+from freshet.spec.model import TimeField
 from freshet.types import BytesColumn
 
 __all__ = ["ONLINE_RETAIL", "AvroRecords", "Piece", "Role", "events_of_files", "online_retail"]
@@ -26,6 +28,7 @@ ONLINE_RETAIL = Path(__file__).parent / "online_retail" / "freshet.toml"
 
 EVENTS_FILE = "online_retail_ii_events.csv.gz"
 PIECE_EVENTS = 2_000
+UNIT_MS = {"s": 1000.0, "ms": 1.0, "us": 0.001}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -56,14 +59,14 @@ def online_retail(path: Path, seed: int = 0) -> Iterator[Piece]:
         yield Piece({"served": day.impressions, "action": day.actions}, day.requests + day.lines)
 
 
-def events_of_files(files: Mapping[Role, Path], times: Mapping[Role, str]) -> Iterator[Piece]:
+def events_of_files(files: Mapping[Role, Path], times: Mapping[Role, TimeField]) -> Iterator[Piece]:
     """Events from files, one a stream, merged by event time: .jsonl(.gz), .csv(.gz) or .parquet.
 
     Columns of csv and parquet are named by the paths of the fields (`user.id`); an empty cell is no value.
 
     Args:
         files: by stream; each in order of time.
-        times: by stream, the path of the time field; numbers, or ISO texts that sort as time does.
+        times: by stream, the path of the time field and its unit; streams may differ.
 
     Raises BadInput, naming file and row, for what is no event or has no time.
     """
@@ -80,18 +83,35 @@ def events_of_files(files: Mapping[Role, Path], times: Mapping[Role, str]) -> It
         yield Piece({r: b"\n".join(events) for r, events in gathered.items()}, count)
 
 
-def _tagged(role: Role, events: Iterator[tuple[Any, bytes]]) -> Iterator[tuple[Any, Role, bytes]]:
+def _tagged(role: Role, events: Iterator[tuple[float, bytes]]) -> Iterator[tuple[float, Role, bytes]]:
     return ((time, role, event) for time, event in events)
 
 
-def _timed(path: Path, time_path: str) -> Iterator[tuple[Any, bytes]]:
+def _timed(path: Path, time: TimeField) -> Iterator[tuple[float, bytes]]:
     for number, event in enumerate(_events(path), 1):
         found: Any = event
-        for part in time_path.split("."):
+        for part in time.path.split("."):
             found = found.get(part) if isinstance(found, dict) else None
-        if not isinstance(found, str | int | float):
-            raise BadInput(f"{path}, event {number}: expected a time at {time_path!r}, found {found!r}")
-        yield found, orjson.dumps(event)
+        at_ms = _ms(found, time.unit)
+        if at_ms is None:
+            wanted = "ISO 8601 text" if time.unit == "iso" else f"a number of {time.unit}"
+            raise BadInput(
+                f"{path}, event {number}: expected a time at {time.path!r} ({wanted}), found {found!r}"
+            )
+        yield at_ms, orjson.dumps(event)
+
+
+def _ms(found: Any, unit: str) -> float | None:
+    """A time in ms since 1970, None for what is none; without an offset it is UTC."""
+    if unit == "iso":
+        try:
+            moment = datetime.fromisoformat(found)
+        except (TypeError, ValueError):
+            return None
+        return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1000
+    if isinstance(found, bool) or not isinstance(found, int | float):
+        return None
+    return float(found) * UNIT_MS[unit]
 
 
 def _events(path: Path) -> Iterator[dict[str, Any]]:

@@ -5,9 +5,12 @@ import orjson
 import pytest
 
 from freshet.errors import BadInput, ConfigError
+from freshet.recordings import sources
 from freshet.recordings.sources import ONLINE_RETAIL, events_of_files, online_retail
 from freshet.spec import load_spec
+from freshet.spec.model import TimeField
 
+TS = TimeField(path="ts", unit="ms")
 EXAMPLE = Path(__file__).parents[3] / "examples" / "online-retail"
 
 
@@ -27,7 +30,7 @@ def test_events_of_files_come_in_order_of_time_whatever_their_format(tmp_path):
     actions = tmp_path / "actions.csv"
     actions.write_text("ts,user.id,kind\n2,7,click\n5,8,\n")
 
-    (piece,) = events_of_files({"served": impressions, "action": actions}, {"served": "ts", "action": "ts"})
+    (piece,) = events_of_files({"served": impressions, "action": actions}, {"served": TS, "action": TS})
 
     assert [orjson.loads(line)["ts"] for line in piece.lines["served"].splitlines()] == [1, 4, 6]
     assert [orjson.loads(line) for line in piece.lines["action"].splitlines()] == [
@@ -37,20 +40,42 @@ def test_events_of_files_come_in_order_of_time_whatever_their_format(tmp_path):
     assert piece.events == 5
 
 
+def test_streams_that_write_time_each_in_its_own_way_are_merged_by_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(sources, "PIECE_EVENTS", 1)
+    pages, clicks = tmp_path / "pages.jsonl", tmp_path / "clicks.jsonl"
+    pages.write_text('{"ts": 1000}\n{"ts": 3000}\n')
+    clicks.write_text('{"at": "1970-01-01T00:00:02Z"}\n{"at": "1970-01-01T01:00:04+01:00"}\n')
+
+    pieces = events_of_files(
+        {"action": clicks, "served": pages}, {"served": TS, "action": TimeField(path="at", unit="iso")}
+    )
+
+    assert [next(iter(piece.lines)) for piece in pieces] == ["served", "action", "served", "action"]
+
+
+@pytest.mark.parametrize("at", ['"2026"', '"soon"', "7", "null", '""'])
+def test_a_time_in_iso_that_is_none_is_refused_with_its_place(tmp_path, at):
+    path = tmp_path / "events.jsonl"
+    path.write_text(f'{{"at": {at}}}\n')
+
+    with pytest.raises(BadInput, match=r"event 1: expected a time at 'at' \(ISO 8601 text\)"):
+        list(events_of_files({"served": path}, {"served": TimeField(path="at", unit="iso")}))
+
+
 def test_a_line_that_is_no_object_is_refused_with_its_place(tmp_path):
     path = tmp_path / "events.jsonl"
     path.write_text('{"ts": 1}\n[1]\n')
 
     with pytest.raises(BadInput, match=r"events.jsonl:2: expected a JSON object"):
-        list(events_of_files({"served": path}, {"served": "ts"}))
+        list(events_of_files({"served": path}, {"served": TS}))
 
 
 def test_an_event_without_time_is_refused_with_its_place(tmp_path):
     path = tmp_path / "events.jsonl"
     path.write_text('{"at": 1}\n')
 
-    with pytest.raises(BadInput, match=r"event 1: expected a time at 'ts', found None"):
-        list(events_of_files({"served": path}, {"served": "ts"}))
+    with pytest.raises(BadInput, match=r"event 1: expected a time at 'ts' \(a number of ms\), found None"):
+        list(events_of_files({"served": path}, {"served": TS}))
 
 
 def test_a_folder_without_the_retail_file_is_refused(tmp_path):
