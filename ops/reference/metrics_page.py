@@ -6,6 +6,7 @@ from ops.reference.markdown import escaped, grid, header
 
 import freshet.gateway.metrics
 import freshet.inference.metrics
+import freshet.testing.simulator.metrics
 from freshet.cli.figures import JOINER_METRICS, TRAINER_METRICS
 from freshet.runtime.metrics import Metric
 
@@ -16,6 +17,7 @@ SERVICES: dict[str, tuple[Metric, ...]] = {
     "joiner": JOINER_METRICS,
     "trainer": TRAINER_METRICS,
     "inference": freshet.inference.metrics.METRICS,
+    "simulator": freshet.testing.simulator.metrics.METRICS,
 }
 """What `/metrics` of each service exposes."""
 

@@ -21,6 +21,7 @@ VERBS = {
     "up": "Run every service of a spec on this machine and keep them running.",
     "run": "Run one service in the foreground.",
     "status": "Say what runs, what it has done, and how fresh the served model is.",
+    "simulate": "Have simulated readers visit the demo's system.",
     "replay": "Send recorded events through the gateway, or straight into the log.",
     "backtest": "Learn from files of ready samples, once, in order; print the measures.",
     "rank": "Ask the inference server to rank candidates.",

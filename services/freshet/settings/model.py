@@ -11,7 +11,7 @@ from typing import Literal
 from freshet.options import Choice, Duration, Integer, Text, option
 from freshet.settings.run_folder import RunFolder
 
-__all__ = ["Common", "Console", "Gateway", "Inference", "Joiner", "Settings", "Trainer"]
+__all__ = ["Common", "Console", "Gateway", "Inference", "Joiner", "Settings", "Simulator", "Trainer"]
 
 SECOND, MINUTE, HOUR = 1_000, 60_000, 3_600_000  # milliseconds
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
@@ -212,6 +212,13 @@ class Console:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Simulator:
+    """Simulated readers: `freshet simulate` and `freshet demo`."""
+
+    admin_port: int = option("deployment", "health and metrics; 0 takes a free one", PORT, default=7012)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     """All settings of a run."""
 
@@ -221,3 +228,4 @@ class Settings:
     trainer: Trainer
     inference: Inference
     console: Console
+    simulator: Simulator

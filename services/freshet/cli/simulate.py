@@ -1,0 +1,77 @@
+"""`freshet simulate`: simulated readers visit a running system, and do what readers do."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+import click
+
+from freshet.cli.options import emit, folder_option, json_option
+
+__all__ = ["command"]
+
+DRIFT_AT, DRIFT_EVERY = "150s", "5m"
+
+
+@click.command()
+@folder_option
+@click.option(
+    "--rate",
+    type=click.FloatRange(10, 5_000),
+    default=1_000,
+    show_default=True,
+    help="Events a second: items shown and actions.",
+)
+@click.option("--seed", type=click.IntRange(0), default=7, show_default=True, help="Of everything by chance.")
+@click.option(
+    "--drift-at",
+    multiple=True,
+    metavar="DURATION",
+    help=f"When tastes change abruptly, after the beginning; may be repeated.  [default: {DRIFT_AT}]",
+)
+@click.option(
+    "--drift-every",
+    metavar="DURATION",
+    default=DRIFT_EVERY,
+    show_default=True,
+    help='Again and again after the last of them; "none" for no more.',
+)
+@json_option
+def command(
+    folder: Path, rate: float, seed: int, drift_at: tuple[str, ...], drift_every: str, as_json: bool
+) -> None:
+    """Have readers visit the system that runs in the run folder with the demo's spec, until Ctrl-C.
+
+    Ports are those of the settings. A simulator that is started again goes on with the same world.
+    """
+    from freshet.runtime.lifecycle import die_with_parent, stop_on_signals
+    from freshet.runtime.logging import configure_logging
+    from freshet.settings import load_settings
+    from freshet.testing.simulator.began import Began
+    from freshet.testing.simulator.service import run
+
+    at = tuple(sorted(_seconds("--drift-at", text) for text in drift_at or (DRIFT_AT,)))
+    every = None if drift_every == "none" else _seconds("--drift-every", drift_every)
+    supervisor = os.environ.get("FRESHET_SUPERVISOR_PID")
+    if supervisor:
+        die_with_parent(int(supervisor))
+    stop = threading.Event()
+    stop_on_signals(stop)
+    settings = load_settings(run_folder=folder)
+    configure_logging("simulator", level=settings.common.log_level, form=settings.common.log_format)
+    settings.common.run.create()
+    run(settings, Began(seed, at, every), rate, stop=stop)
+    emit({"role": "simulator", "ended": "stopped"}, as_json=as_json, text="simulator stopped")
+
+
+def _seconds(option: str, text: str) -> float:
+    from freshet.errors import ConfigError
+    from freshet.options import Duration, Wrong
+
+    form = Duration(1_000, 365 * 86_400_000)
+    try:
+        return float(form.read(text) or 0) / 1_000
+    except Wrong as wrong:
+        raise ConfigError(option, "", text, wrong.expected, wrong.hint) from None

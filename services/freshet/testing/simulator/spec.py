@@ -1,0 +1,42 @@
+"""The demo's spec and schemas, which stand beside this file, written to a folder of the user's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from freshet.errors import ConfigError
+
+__all__ = ["DEMO_SPEC", "write_spec"]
+
+DEMO_SPEC = Path(__file__).parent / "demo" / "freshet.toml"
+FILES = ("freshet.toml", "pages.avsc", "actions.avsc")
+
+
+def write_spec(folder: Path) -> Path:
+    """Write the demo's spec to a folder; returns the path of its freshet.toml.
+
+    A file that is there and the same is kept.
+
+    Raises:
+        ConfigError: a file of that name is there with other content, or the folder cannot be written to.
+    """
+    wanted = {name: DEMO_SPEC.with_name(name).read_bytes() for name in FILES}
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        missing = [name for name in FILES if not (folder / name).exists()]
+        for name in FILES:
+            if name not in missing and (folder / name).read_bytes() != wanted[name]:
+                raise ConfigError(
+                    str(folder / name),
+                    "",
+                    "another content than the demo's",
+                    "the file as the demo wrote it, or none",
+                    "a changed spec is run by `freshet up`; to see the demo again, use another folder",
+                )
+        for name in missing:
+            (folder / name).write_bytes(wanted[name])
+    except OSError as error:
+        raise ConfigError(
+            str(folder), "", f"{error.strerror}: {error.filename}", "a folder that can be written to"
+        ) from error
+    return folder / FILES[0]

@@ -1,0 +1,148 @@
+"""Does the demo learn? The real system and the real simulator, one seed after the other.
+
+    python -m tests.perf.demo_seeds --seeds 1 2 3 4 5 --minutes 5
+
+Prints the figures of each seed, then one JSON object. Click rates are expected clicks, by the world's truth,
+of the orders that were really shown: what the clicks themselves say, without their noise ("clicks" has those
+too, over the whole run). AUC is the trainer's own, on the random slates, of what was predicted at serving.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import urllib.request
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import freshet
+from freshet.cli.local import Local
+from freshet.cli.options import table
+from freshet.testing.simulator import write_spec
+
+LOOK_S = 5.0
+RECENT_S = 15.0  # how many seconds a click rate is the mean of
+DRIFT_S = 150.0
+
+Windows = Mapping[int, Mapping[str, Any]]
+"""The simulator's windows by the second at which they began, from the beginning of the world."""
+
+
+def status_of(port: int) -> dict[str, Any]:
+    """`/status` of a service."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/status", timeout=5) as answer:
+        found: dict[str, Any] = json.load(answer)
+        return found
+
+
+def rates(windows: Windows, start_s: float, stop_s: float, what: str = "expected") -> dict[str, float]:
+    """Clicks per item shown, of each kind of slate, in [start_s, stop_s)."""
+    chosen = [w for second, w in windows.items() if start_s <= second < stop_s]
+
+    def rate(kind: str) -> float:
+        key = "clicks" if kind == "best" else what
+        shown = sum(w[kind]["impressions"] for w in chosen)
+        return sum(w[kind][key] for w in chosen) / shown if shown else float("nan")
+
+    return {kind: rate(kind) for kind in ("model", "random", "best")}
+
+
+def figures(windows: Windows, drift_s: float, end_s: float) -> dict[str, Any]:
+    """What the acceptance asks for."""
+    starts = range(0, int(end_s - RECENT_S) + 1, 5)
+    recent = {s + RECENT_S: rates(windows, s, s + RECENT_S) for s in starts}
+    twice = next((at for at, r in recent.items() if r["model"] >= 2 * r["random"]), None)
+    before = rates(windows, drift_s - 30, drift_s - 1)
+    after = rates(windows, drift_s + 45, drift_s + 60)
+    end, whole = rates(windows, end_s - 60, end_s), rates(windows, 0, end_s, "clicks")
+
+    def lead(r: Mapping[str, float]) -> float:
+        return r["model"] - r["random"]
+
+    def possible(r: Mapping[str, float]) -> float:
+        return lead(r) / (r["best"] - r["random"])
+
+    return {
+        "twice after s": twice,
+        "x random at 120 s": recent[120.0]["model"] / recent[120.0]["random"] if 120.0 in recent else None,
+        "of best before drift": before["model"] / before["best"],
+        "of best, last minute": end["model"] / end["best"],
+        "lead recovered in 60 s": lead(after) / lead(before),
+        "of possible lead recovered": possible(after) / possible(before),
+        "clicks": whole,
+        "by 15 s, of best": [round(recent[a]["model"] / recent[a]["best"], 3) for a in recent if a % 15 == 0],
+    }
+
+
+def play(seed: int, minutes: float, rate: float) -> dict[str, Any]:
+    """One run of all processes."""
+    with tempfile.TemporaryDirectory(prefix="freshet-seeds-") as temporary:
+        spec = write_spec(Path(temporary) / "spec")
+        with freshet.local(spec, folder=Path(temporary) / "run") as system:
+            return watch(system, seed, minutes, rate)
+
+
+def watch(system: Local, seed: int, minutes: float, rate: float) -> dict[str, Any]:
+    """Run the simulator beside a system, and gather what it says."""
+    port = free_port()
+    environment = {
+        **os.environ,
+        "FRESHET_GATEWAY_PORT": str(system.ports["gateway"]),
+        "FRESHET_INFERENCE_PORT": str(system.ports["inference"]),
+        "FRESHET_SIMULATOR_ADMIN_PORT": str(port),
+    }
+    words = ["simulate", "--folder", str(system.folder), "--seed", str(seed), "--rate", str(rate)]
+    words += ["--drift-at", f"{DRIFT_S:g}s", "--drift-every", "none"]
+    simulator = subprocess.Popen([sys.executable, "-m", "freshet.cli", *words], env=environment)
+    windows: dict[int, Mapping[str, Any]] = {}
+    pause, began, told = threading.Event(), time.monotonic(), dict[str, Any]()
+    try:
+        while time.monotonic() - began < minutes * 60 + 16:  # the last windows close 13 s later
+            pause.wait(LOOK_S)
+            told = status_of(port)
+            for window in told["windows"]:
+                windows[round((window["start_ms"] - told["began_ms"]) / 1_000)] = window
+        measures = status_of(system.ports["trainer"])["measures"]
+    finally:
+        simulator.terminate()
+        simulator.wait(30)
+    auc = {of: measures.get(of, {}).get("click", {}).get("auc") for of in ("random", "popularity")}
+    kept = {k: told[k] for k in ("events", "measured_rate", "errors", "abandoned", "actions")}
+    return {"seed": seed, **figures(windows, DRIFT_S, minutes * 60), "auc": auc, **kept}
+
+
+def free_port() -> int:
+    """A port that nobody has now."""
+    import socket  # noqa: PLC0415
+
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return int(s.getsockname()[1])
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    """Run the seeds and print their figures."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3, 4, 5])
+    parser.add_argument("--minutes", type=float, default=5.0)
+    parser.add_argument("--rate", type=float, default=1_000.0)
+    options = parser.parse_args(words)
+    found = []
+    for seed in options.seeds:
+        found.append(play(seed, options.minutes, options.rate))
+        print(json.dumps(found[-1]), flush=True)
+    names = [n for n, v in found[0].items() if isinstance(v, float | int)]
+    rows = [[f["seed"], *(f[n] for n in names if n != "seed"), *f["auc"].values()] for f in found]
+    print(table(["seed", *(n for n in names if n != "seed"), "AUC random", "AUC popularity"], rows))
+    print(json.dumps({"minutes": options.minutes, "rate": options.rate, "seeds": found}))
+
+
+if __name__ == "__main__":
+    main()
