@@ -213,6 +213,7 @@ class Training:
             "applied": dict(self.ledger.applied),
             "lag_blocks": sum(self.stream.lag().values()),
             "rows": {names[table]: rows for table, rows in memory.rows.items()},
+            "evicted": {names[table]: rows for table, rows in self.shard.store.evicted().items()},
             "bytes": memory.bytes,
             "measures": measures,
             "open": open_windows,

@@ -195,7 +195,7 @@ class Shard:
     # --- publish and flush
 
     def publish(self) -> int:
-        """Publish changed rows, all of them; returns how many. Durable when it returns."""
+        """Publish the rows that have changed so far; returns how many. Durable when it returns."""
         with self._publishing:
             return self._publish_all()
 
@@ -242,13 +242,13 @@ class Shard:
         """All pieces of a round; returns rows. Under the lock.
 
         What is applied when the round starts has marked its rows by then, so the round, or one before it,
-        has appended them all once it ends.
+        has appended them all once every bucket had its turn. A round does not wait for what is pushed
+        meanwhile: under load there is always more.
         """
         applied = self._smallest_applied()
-        published, more = 0, True
-        while more:
-            rows, more = self._publish_some()
-            published += rows
+        published, done = 0, self._store.drained() + self._spec.buckets
+        while self._store.drained() < done:
+            published += self._publish_some()
         self._published = self._published_to(applied)
         return published
 
@@ -258,8 +258,8 @@ class Shard:
     def _published_to(self, applied: Mapping[int, int]) -> PublishedTo:
         return PublishedTo(applied, dict(enumerate(self._rows_next)))
 
-    def _publish_some(self) -> tuple[int, bool]:
-        """One bounded piece of publishing, acknowledged; (rows, whether there is more). Under the lock."""
+    def _publish_some(self) -> int:
+        """One bounded piece of publishing, acknowledged; returns rows. Under the lock."""
         batch = self._store.collect_publish(PUBLISH_ROWS)
         appends = records_of(batch, self._topics.rows, self._spec.buckets, self._fence)
         if appends:
@@ -273,7 +273,7 @@ class Shard:
                     self._rows_next[append.partition], first + len(append.values)
                 )
         self.counts.published_rows += len(batch)
-        return len(batch), batch.pending > 0
+        return len(batch)
 
     def _publish_loop(self) -> None:
         interval = self._spec.train.publish_interval_ms / 1000

@@ -170,8 +170,12 @@ class Store:
         *,
         create: bool = True,
         found: U8 | None = None,
+        touched: U32 | None = None,
     ) -> None:
         """Write each key's slots into `out` (U, S), and whether it had a row into `found` (U,), if given.
+
+        `touched` (U,), if given: seconds since 1970, in event time, at which each row had been touched last;
+        0 where there was none. Training touches rows that it looks up or steps.
 
         Absent rows: with `create` their initial values, and a row comes into being if the table admits the
         key; without it zeros. A row that is only looked up is not flushed or published: it can be made again.
@@ -180,7 +184,7 @@ class Store:
             ValueError: keys are not sorted by bucket, or of another group, or shapes do not agree.
             Unavailable: a bucket is not held; `out` is unfinished.
         """
-        missing = self._native.lookup(group, keys, tables, bucket_starts, out, create, found)
+        missing = self._native.lookup(group, keys, tables, bucket_starts, out, create, found, touched)
         if missing >= 0:
             raise Unavailable(f"bucket {missing} is not held by this shard; look up at its owner's")
 
@@ -279,6 +283,13 @@ class Store:
         tables, clock_ms, pending = self._native.collect_publish(max_rows)
         return Published(tuple(PublishedTable(*part) for part in tables), TimeMs(clock_ms), pending)
 
+    def drained(self) -> int:
+        """Buckets that `collect_publish` has left without changed rows, in turn, since the store was made.
+
+        Once it has grown by `buckets`, every row that was changed before has been handed out.
+        """
+        return self._native.drained()
+
     def put_back_published(self, published: Published) -> None:
         """A publish failed: its rows, as they then are, and its removals will be in a later one."""
         for part in published.tables:
@@ -310,14 +321,23 @@ class Store:
         return found.view(np.bool_), PackedRows(table, keys, records)
 
     def import_values(
-        self, table: int, keys: U64, values: F32, *, clock_ms: int = 0, only_absent: bool = False
+        self,
+        table: int,
+        keys: U64,
+        values: F32,
+        *,
+        clock_ms: int = 0,
+        touched: U32 | None = None,
+        only_absent: bool = False,
     ) -> int:
         """Set rows' values (N, S) in a serving store; returns how many were written.
 
-        `clock_ms` is their event time: what least-recently-used means here. With `only_absent` rows that are
-        here stay as they are: a read-through must not undo a delta (PROTOCOL 17).
+        `clock_ms` is their event time, and from then on that at which lookups touch rows: what
+        least-recently-used means here. Without it lookups touch nothing, and `touched` (N,), in seconds, says
+        when training had touched each row. With `only_absent` rows that are here stay as they are: a
+        read-through must not undo a delta (PROTOCOL 17).
         """
-        return self._native.import_values(table, keys, values, only_absent, clock_ms)
+        return self._native.import_values(table, keys, values, only_absent, clock_ms, touched)
 
     def remove(self, table: int, keys: U64) -> int:
         """Remove rows, dirty or not; flush and publish will report them. Returns how many there were."""
@@ -341,6 +361,10 @@ class Store:
             {table: self._native.rows(table) for table in sorted(self._group_of)},
             {g.index: self._native.record_bytes(g.index) for g in self.layout.groups},
         )
+
+    def evicted(self) -> dict[int, int]:
+        """{table id: rows evicted since the store was made}."""
+        return {table: self._native.evicted(table) for table in sorted(self._group_of)}
 
     def counts(self) -> Counts:
         """Events since the store was made."""

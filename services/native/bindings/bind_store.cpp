@@ -60,13 +60,15 @@ Keys keys_of(const Store& store, const In<u64>& keys, const In<u8>& tables, cons
 }
 
 i64 lookup(Store& store, u32 group, In<u64> keys, In<u8> tables, In<u32> bucket_starts, Out2<float> out, bool create,
-           std::optional<Out<u8>> found) {
+           std::optional<Out<u8>> found, std::optional<Out<u32>> touched) {
   const Keys batch = keys_of(store, keys, tables, bucket_starts);
   expect(group < store.groups(), "no such store group");
   expect(out.shape(0) == keys.size() && out.shape(1) == store.layout(group).width(), "out must be (keys, floats of a row)");
   expect(!found || found->size() == keys.size(), "found must be as long as keys");
+  expect(!touched || touched->size() == keys.size(), "touched must be as long as keys");
   const nb::gil_scoped_release release;
-  const auto missing = store.lookup(group, batch, out.data(), create, found ? found->data() : nullptr);
+  const auto missing = store.lookup(group, batch, out.data(), create, found ? found->data() : nullptr,
+                                    touched ? touched->data() : nullptr);
   return missing ? static_cast<i64>(*missing) : -1;
 }
 
@@ -139,11 +141,14 @@ nb::tuple export_rows(const Store& store, u8 table, In<u64> keys) {
   return nb::make_tuple(array(std::move(found)), array(std::move(records), {keys.size(), packed}));
 }
 
-i64 import_values(Store& store, u8 table, In<u64> keys, In2<float> values, bool only_absent, i64 clock_ms) {
+i64 import_values(Store& store, u8 table, In<u64> keys, In2<float> values, bool only_absent, i64 clock_ms,
+                  std::optional<In<u32>> touched) {
   expect(values.shape(0) == keys.size() && values.shape(1) == store.layout(store.group_of(table)).width(),
          "values must be (keys, floats of a row)");
+  expect(!touched || touched->size() == keys.size(), "touched must be as long as keys");
   const nb::gil_scoped_release release;
-  return store.import_values(table, keys.data(), values.data(), keys.size(), only_absent, clock_ms);
+  return store.import_values(table, keys.data(), values.data(), keys.size(), only_absent, clock_ms,
+                             touched ? touched->data() : nullptr);
 }
 
 i64 remove(Store& store, u8 table, In<u64> keys) {
@@ -189,7 +194,8 @@ void bind_store(nb::module_& m) {
       .def("__init__", &make, nb::arg("groups"), nb::arg("tables"), nb::arg("buckets"), nb::arg("partitions"), nb::arg("seed"),
            nb::arg("serving"), nb::arg("publish"), nb::arg("flush"))
       .def("lookup", &lookup, nb::arg("group"), nb::arg("keys"), nb::arg("tables"), nb::arg("bucket_starts"),
-           nb::arg("out").noconvert(), nb::arg("create"), nb::arg("found").noconvert().none())
+           nb::arg("out").noconvert(), nb::arg("create"), nb::arg("found").noconvert().none(),
+           nb::arg("touched").noconvert().none() = nb::none())
       .def("push", &push, nb::arg("ranges"), nb::arg("clock_ms"), nb::arg("groups"))
       .def("set_applied", &set_applied, nb::arg("bucket"), nb::arg("offsets"), nb::arg("clock_ms"))
       .def("applied_of", &applied_of, nb::arg("bucket"))
@@ -200,14 +206,16 @@ void bind_store(nb::module_& m) {
       .def("collect_flush", &collect_flush, nb::arg("buckets"), nb::arg("whole"))
       .def("collect_publish", &collect_publish, nb::arg("max_rows"))
       .def("put_back", &put_back, nb::arg("consumer"), nb::arg("table"), nb::arg("keys"), nb::arg("removed"))
+      .def("drained", &Store::drained)
       .def("pending", &Store::pending, nb::arg("consumer"))
       .def("import_rows", &import_rows, nb::arg("table"), nb::arg("keys"), nb::arg("records"))
       .def("export_rows", &export_rows, nb::arg("table"), nb::arg("keys"))
       .def("import_values", &import_values, nb::arg("table"), nb::arg("keys"), nb::arg("values"), nb::arg("only_absent"),
-           nb::arg("clock_ms"))
+           nb::arg("clock_ms"), nb::arg("touched").none() = nb::none())
       .def("remove", &remove, nb::arg("table"), nb::arg("keys"))
       .def("evict", &evict, nb::arg("now_ms"), nb::arg("budget"))
       .def("rows", &Store::rows, nb::arg("table"))
+      .def("evicted", &Store::evicted, nb::arg("table"))
       .def("bytes", &Store::bytes)
       .def("counts", &counts)
       .def("record_bytes", [](const Store& s, u32 g) { return s.layout(g).record_bytes(); }, nb::arg("group"))

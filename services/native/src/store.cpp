@@ -96,7 +96,7 @@ u32 Store::create_row(Group& group, u32 bucket, u64 key, u8 table) {
   return slot;
 }
 
-std::optional<u32> Store::lookup(u32 index, const Keys& keys, float* out, bool create, u8* found) {
+std::optional<u32> Store::lookup(u32 index, const Keys& keys, float* out, bool create, u8* found, u32* touched) {
   check_keys(index, keys);
   if (create && spec_.serving) refuse("a serving store makes no rows on lookup; look up with create=False");
   Group& group = *groups_[index];
@@ -119,6 +119,7 @@ std::optional<u32> Store::lookup(u32 index, const Keys& keys, float* out, bool c
       float* row = out + i * width;
       u32 slot = group.find(bin, key, table);
       if (found) found[i] = slot != Group::none;
+      if (touched) touched[i] = slot != Group::none ? group.header(slot).touched : 0;
       if (slot == Group::none && create) {
         Admission* gate = admission_[table].get();
         if (!gate || gate->see(bucket, key)) {

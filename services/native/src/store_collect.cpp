@@ -138,6 +138,7 @@ PublishBatch Store::collect_publish(i64 max_rows) {
         halves.of(side, gone.table, group.layout.width()).removed.push_back(gone.key);
     }
     state.removed[publish].clear();
+    drained_.fetch_add(left > 0, std::memory_order_relaxed);
     publish_cursor_ = left > 0 ? (b + 1) & (spec_.buckets - 1) : b;
   }
   PublishBatch out;

@@ -91,6 +91,7 @@ i64 Store::evict_bucket(u32 bucket) {
       }
       if (!old) continue;
       forget(*group, bucket, slot, relist);
+      evicted_of_[table].fetch_add(1, std::memory_order_relaxed);
       here++;
     }
     if (relist) group->relist(bin);

@@ -65,7 +65,8 @@ void Store::export_rows(u8 table, const u64* keys, size_t n, u8* records, u8* fo
   });
 }
 
-i64 Store::import_values(u8 table, const u64* keys, const float* values, size_t n, bool only_absent, i64 clock_ms) {
+i64 Store::import_values(u8 table, const u64* keys, const float* values, size_t n, bool only_absent, i64 clock_ms,
+                         const u32* touched) {
   Group& group = *groups_[group_of(table)];
   if (!spec_.serving) throw std::invalid_argument("only a serving store takes values; a training one needs packed rows");
   if (std::find(keys, keys + n, u64{0}) != keys + n) throw std::invalid_argument("key 0 has no row: it stands for null");
@@ -82,7 +83,7 @@ i64 Store::import_values(u8 table, const u64* keys, const float* values, size_t 
         rows_[table].fetch_add(1, std::memory_order_relaxed);
       }
       group.layout.store(group.record(slot), values + i * width);
-      touch(group.header(slot), now);
+      touch(group.header(slot), touched ? touched[i] : now);
       written++;
     }
   });

@@ -69,9 +69,51 @@ TEST(Store, EvictsByAgeAndKeepsWhatIsDirty) {
   const Evicted done = store.evict(1'060'000, 1 << 30);
 
   EXPECT_EQ(done.evicted, 399);
+  EXPECT_EQ(store.evicted(0), 399);
   EXPECT_EQ(store.rows(0), 200);
   EXPECT_EQ(store.collect_flush(all_buckets(store), false).removed.size(), 399u);
   EXPECT_EQ(store.collect_publish(1 << 30).tables[0].keys.size(), 200u);
+}
+
+TEST(Store, APublishIsWholeOnceItHasDrainedEveryBucket) {
+  Store store(spec_of({counting_slot()}, 16, 1));
+  const std::vector<u64> first = numbered(1, 200);
+  push(store, Batch(first, 16), 0, 0, std::vector<float>(2 * first.size(), 1.0f));
+  std::set<u64> collected;
+  i64 at = 1;
+  while (store.drained() < store.buckets()) {
+    const PublishBatch batch = store.collect_publish(20);
+    for (const PublishedTable& part : batch.tables)
+      for (size_t i = 0; i < part.keys.size(); i++) collected.insert(part.keys[i]);
+    push(store, Batch(first, 16), 0, at++, std::vector<float>(2 * first.size(), 1.0f));  // all are marked again
+    ASSERT_LT(at, 1000);
+  }
+  EXPECT_EQ(collected, std::set<u64>(first.begin(), first.end()));
+  EXPECT_GT(store.pending(0), 0);
+  const i64 before = store.drained();
+  store.collect_publish(0);
+  EXPECT_EQ(store.drained(), before);
+}
+
+TEST(Store, ServingRowsSayWhenTheyWereTouchedAndLookingAtThemIsNoTouch) {
+  StoreSpec spec = spec_of({counting_slot()});
+  spec.serving = true;
+  Store store(spec);
+  const std::vector<u64> keys = numbered(1, 4);
+  const std::vector<float> values(6, 1.0f);
+  const std::vector<u32> first{100, 0, 300}, again{50, 200, 400};
+  store.import_values(0, keys.data(), values.data(), 3, false, 0, first.data());
+  store.import_values(0, keys.data(), values.data(), 3, false, 0, again.data());
+
+  const Batch batch(numbered(1, 6));
+  std::map<u64, u32> found;
+  for (int turn = 0; turn < 2; turn++) {
+    std::vector<float> out(10);
+    std::vector<u32> touched(5, 7);
+    store.lookup(0, batch.keys(), out.data(), false, nullptr, touched.data());
+    for (size_t i = 0; i < 5; i++) found[batch.keys().keys[i]] = touched[i];
+    EXPECT_EQ(found, (std::map<u64, u32>{{keys[0], 100}, {keys[1], 200}, {keys[2], 400}, {numbered(4, 5)[0], 0}, {numbered(5, 6)[0], 0}}));
+  }
 }
 
 TEST(Store, ThreadsMayDoEverythingAtOnce) {

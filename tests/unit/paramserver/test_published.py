@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 from freshet.clock import SYSTEM_CLOCK
 from freshet.errors import Unavailable
+from freshet.paramserver import shard as module
 from freshet.paramserver.shard import PublishedTo, Shard
 from freshet.seams.eventlog import EventLog, Writer
 from freshet.seams.eventlog.sqlite import SqliteEventLog
@@ -16,14 +20,14 @@ from freshet.seams.rowstore.sqlite import SqliteRowStore
 from freshet.spec.layout import layout_of
 from freshet.spec.parse import parse_spec
 from freshet.spec.topics import ROWS_PARTITIONS, topics_of
-from freshet.testing.contracts.rowservice import PARTITIONS, Row, push_of
+from freshet.testing.contracts.rowservice import PARTITIONS, Row, look_up, push_of
 from freshet.types import Append, Fence, TopicPartition
 from freshet.wire.rows import decode_rows
 from tests.contract.test_rowservice import SPEC
 
 PARSED = parse_spec(SPEC)
 TOPICS = topics_of(PARSED)
-PUSHES = 150
+ROUNDS = 8
 ROWS: dict[int, list[Row]] = {
     p: [
         (table, (key * 0x9E3779B97F4A7C15) % (1 << 64))
@@ -158,3 +162,62 @@ def test_a_round_that_fails_tells_nothing(shard: Shard) -> None:
     writer.before = lambda: None
     shard.publish()
     assert shard.published.applied[0] == 1
+
+
+def test_every_sample_below_what_is_told_is_in_the_records_below_it(
+    shard: Shard, log: EventLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "PUBLISH_ROWS", 20)  # a round has many pieces
+    initial = {
+        row: values for rows in ROWS.values() for row, values in look_up(shard, rows, create=True).items()
+    }
+    told: list[PublishedTo] = []
+    errors: list[BaseException] = []
+    enough = threading.Event()
+    pushed = dict.fromkeys(range(PARTITIONS), 0)
+
+    def started(work: Callable[[], object]) -> threading.Thread:
+        def target() -> None:
+            try:
+                work()
+            except BaseException as error:
+                errors.append(error)
+
+        thread = threading.Thread(target=target)
+        thread.start()
+        return thread
+
+    def train(partition: int) -> None:
+        while not enough.is_set():
+            push(shard, partition, pushed[partition])
+            pushed[partition] += 1
+
+    def publish() -> None:
+        for _ in range(ROUNDS):
+            shard.publish()
+            told.append(shard.published)
+
+    def flush() -> None:
+        while not enough.is_set():
+            shard.flush()
+
+    others = [started(partial(train, p)) for p in range(PARTITIONS)] + [started(flush)]
+    publisher = started(publish)
+    publisher.join(60)
+    ended = not publisher.is_alive()
+    enough.set()
+    for thread in (publisher, *others):
+        thread.join(60)
+    assert ended, "a round must end although pushes go on"
+    assert not errors
+    shard.publish()
+    told.append(shard.published)
+
+    reader = Reader(log, initial)
+    assert told[-1].applied == pushed
+    for published in told:
+        pushes = reader.pushes_in(published)
+        for p, applied in published.applied.items():
+            assert min(pushes.get(row, 0) for row in ROWS[p]) >= applied
+    for earlier, later in pairwise(told):
+        assert all(earlier.applied[p] <= later.applied[p] for p in range(PARTITIONS))

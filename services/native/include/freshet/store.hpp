@@ -124,7 +124,8 @@ class Store {
   // --- rows of a batch (store.cpp)
   // Write each key's floats to `out` (n, S). Absent rows: initial values and, if the table admits them, a new row when
   // `create`; zeros otherwise. Returns a bucket that is not held, if any key needed it (then `out` is unfinished).
-  std::optional<u32> lookup(u32 group, const Keys& keys, float* out, bool create, u8* found);
+  // touched: (n,) seconds at which each row was last touched before, 0 for an absent one; null: not asked.
+  std::optional<u32> lookup(u32 group, const Keys& keys, float* out, bool create, u8* found, u32* touched = nullptr);
   // Apply gradients with the (n, 3) ranges partition, start, stop that they stand for. Every bucket is checked before any
   // is touched. Running out of memory in the middle ends the process: half a push must never be flushed.
   Pushed push(const i64* ranges, size_t n, i64 clock_ms, const std::vector<PushGroup>& groups);
@@ -139,7 +140,10 @@ class Store {
 
   // --- flush and publish (store_collect.cpp)
   FlushBatch collect_flush(const std::vector<u32>& buckets, bool whole);
+  // Buckets in turn, and how many have been left with nothing to publish since the store was made: once that has grown by
+  // all buckets, every row that was marked before has been collected.
   PublishBatch collect_publish(i64 max_rows);
+  i64 drained() const { return drained_.load(std::memory_order_relaxed); }
   // Rows that are there are dirty again; `removed` will be reported again.
   void put_back(u32 consumer, u8 table, const u64* keys, size_t n, const u64* removed, size_t n_removed);
   i64 pending(u32 consumer) const { return pending_[consumer].load(std::memory_order_relaxed); }
@@ -149,7 +153,9 @@ class Store {
   void import_rows(u8 table, const u64* keys, const u8* records, size_t n, size_t record_bytes);
   void export_rows(u8 table, const u64* keys, size_t n, u8* records, u8* found) const;
   // Values (n, S) of a serving table; `only_absent` leaves rows alone that are there (PROTOCOL 17). Returns rows written.
-  i64 import_values(u8 table, const u64* keys, const float* values, size_t n, bool only_absent, i64 clock_ms);
+  // They are touched at `clock_ms`, which lookups then touch rows at too, or each at its own of `touched` (n,) seconds.
+  i64 import_values(u8 table, const u64* keys, const float* values, size_t n, bool only_absent, i64 clock_ms,
+                    const u32* touched = nullptr);
   i64 remove(u8 table, const u64* keys, size_t n);
 
   // --- eviction (store_evict.cpp)
@@ -164,6 +170,7 @@ class Store {
   const RowLayout& layout(u32 group) const { return groups_.at(group)->layout; }
   const StoreSpec& spec() const { return spec_; }
   i64 rows(u8 table) const { return rows_[table].load(std::memory_order_relaxed); }
+  i64 evicted(u8 table) const { return evicted_of_[table].load(std::memory_order_relaxed); }  // since the store was made
   size_t bytes() const;
   Counts counts() const;
 
@@ -205,9 +212,9 @@ class Store {
   mutable std::vector<BucketState> states_;
   std::vector<i64> applied_;  // (partitions, buckets)
   std::unique_ptr<std::mutex[]> partition_locks_;
-  std::array<std::atomic<i64>, 256> rows_{};
+  std::array<std::atomic<i64>, 256> rows_{}, evicted_of_{};
   std::array<std::atomic<i64>, consumers> pending_{};
-  std::atomic<i64> clock_ms_{0}, created_{0}, evicted_{0}, not_finite_{0}, not_admitted_{0};
+  std::atomic<i64> clock_ms_{0}, created_{0}, evicted_{0}, not_finite_{0}, not_admitted_{0}, drained_{0};
   std::mutex publish_lock_;
   u32 publish_cursor_ = 0;
 
