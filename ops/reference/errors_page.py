@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import inspect
 
-from ops.reference.markdown import code, escaped, grid, header
-
 import freshet.client
 import freshet.errors
 from freshet.errors import FreshetError
 from freshet.runtime.http_errors import CODES
+from ops.reference.markdown import code, escaped, grid, header
 
 __all__ = ["page"]
 

@@ -7,14 +7,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ops.reference.markdown import code, escaped, grid, header
-from ops.reference.openapi import document
-
 import freshet.gateway.api
 import freshet.inference.api
 from freshet.inference import oip_endpoints as oip
 from freshet.runtime import admin
 from freshet.runtime.endpoint import LIVE, METRICS_PAGE, Endpoint
+from ops.reference.markdown import code, escaped, grid, header
+from ops.reference.openapi import document
 
 __all__ = ["APIS", "Api", "openapi", "page"]
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from ops.reference.markdown import escaped, grid, header
-
 import freshet.gateway.metrics
 import freshet.inference.metrics
 import freshet.testing.simulator.metrics
 from freshet.cli.figures import JOINER_METRICS, TRAINER_METRICS
 from freshet.runtime.metrics import Metric
+from ops.reference.markdown import escaped, grid, header
 
 __all__ = ["SERVICES", "page"]
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ops.reference.markdown import default_text, escaped, first_paragraph, grid, header
-
 from freshet.settings.parse import SERVICES, variables
+from ops.reference.markdown import default_text, escaped, first_paragraph, grid, header
 
 __all__ = ["page"]
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from ops.reference.markdown import grid, header, option_rows
-
 from freshet.spec import expression
 from freshet.spec.identity import EFFECTS
 from freshet.spec.model import Explore, Feature, Gate, Join, Label, Model, Serve, Spec, Stream, Table, Train
@@ -13,6 +11,7 @@ from freshet.spec.optimizers import OPTIMIZERS
 from freshet.spec.parameters import Parameter
 from freshet.spec.parse_inputs import DEFAULT_ROW_OPTIMIZER, DEFAULT_SCALAR_OPTIMIZER, KEYS_OF_KIND
 from freshet.spec.transforms import TRANSFORMS
+from ops.reference.markdown import grid, header, option_rows
 
 __all__ = ["page"]
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 from openapi_spec_validator import OpenAPIV31SpecValidator
-from ops.reference.http_page import APIS, Api, openapi
 
 from freshet.runtime.http_errors import CODES
+from ops.reference.http_page import APIS, Api, openapi
 
 PACKAGE = Path(__file__).parents[2] / "services" / "freshet"
 

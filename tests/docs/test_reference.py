@@ -1,11 +1,11 @@
 from pathlib import Path
 
 import pytest
-from ops.reference import PAGES, Page
 
 from freshet.options import key_of, options_of
 from freshet.settings import variables
 from freshet.spec.model import Explore, Feature, Gate, Join, Label, Model, Serve, Spec, Stream, Table, Train
+from ops.reference import PAGES, Page
 
 FOLDER = Path(__file__).parents[2] / "docs" / "reference"
 

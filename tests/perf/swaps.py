@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import Any
 
 from click.testing import CliRunner
-from examples.quickstart.demo import World, play
 
+from examples.quickstart.demo import World, play
 from freshet.cli.local import Local, local
 from freshet.cli.version import command as version_command
 from freshet.seams.open import open_versions

@@ -32,6 +32,11 @@ class TimeText:
             raise Wrong(self.expected)
         return TimeField(path=PATH.read(path), unit=unit)  # type: ignore[arg-type]
 
+    def json_schema(self) -> dict[str, Any]:
+        """Text of this form."""
+        path = PATH.json_schema()["pattern"].removesuffix("$")
+        return {"type": "string", "pattern": f"{path}:(?:s|ms|us|iso)$"}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stream:

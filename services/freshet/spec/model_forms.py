@@ -34,6 +34,10 @@ class Constant:
             return value
         raise Wrong(self.expected)
 
+    def json_schema(self) -> dict[str, Any]:
+        """Text or a number."""
+        return {"type": ["string", "number"]}
+
 
 @dataclass(frozen=True, slots=True)
 class Step:
@@ -76,3 +80,14 @@ class StepForm:
                 except Wrong as wrong:
                     raise Wrong(wrong.expected, f"a parameter of {name}", f".{key}", given) from None
         return Step(name, tuple(sorted(parameters)))
+
+    def json_schema(self) -> dict[str, Any]:
+        """A name, or a table; which names and parameters there are, `freshet.spec.json_schema` adds."""
+        name = TRANSFORM_NAME.json_schema()
+        table = {
+            "type": "object",
+            "properties": {"name": name},
+            "required": ["name"],
+            "additionalProperties": Number().json_schema(),
+        }
+        return {"anyOf": [name, table]}

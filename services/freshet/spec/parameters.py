@@ -28,4 +28,9 @@ class Parameter:
     @property
     def expected(self) -> str:
         """The range in words, for an error."""
-        return Number(self.low, self.high, open_low=self.low_open).expected
+        return self.form.expected
+
+    @property
+    def form(self) -> Number:
+        """How it is written."""
+        return Number(self.low, self.high, open_low=self.low_open)

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.unit.distributions import distribution
 
 from freshet.errors import ConfigError
 from freshet.spec.identity import diff, identity_hash
@@ -18,6 +17,7 @@ from freshet.spec.parse import load_spec, parse_spec
 from freshet.spec.render import render
 from freshet.spec.steps import PROBE, Column, column_of
 from freshet.spec.transforms import TRANSFORMS
+from tests.unit.distributions import distribution
 
 ORACLES: dict[str, tuple[dict[str, float], Callable[[float], float]]] = {
     "log1p": ({}, lambda x: math.copysign(math.log1p(abs(x)), x)),
