@@ -25,6 +25,11 @@ error, and so is one that would have no effect. `freshet init` writes a first sp
 retail](../../examples/online-retail/freshet.toml), the least that is needed, and [a video
 feed](../../examples/feed/freshet.toml) with three labels on topics that others write.
 
+Editors that know JSON Schema for TOML (taplo, Even Better TOML) complete and check keys by the first line
+that `freshet init` writes, `#:schema ./freshet.schema.json`, and the file beside the spec that it names.
+Other specs get that line by hand, and the file from `freshet check --json-schema > freshet.schema.json`;
+write it anew after an upgrade.
+
 Durations are text, a number and its unit: `"20ms"`, `"30s"`, `"2m"`, `"24h"`, `"30d"`. Paths name fields of
 your events, `user.id`; with `explode`, `items.id` is a field of the one element that a sample holds.
 """

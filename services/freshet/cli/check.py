@@ -13,12 +13,28 @@ from freshet.cli.options import emit, json_option
 __all__ = ["command"]
 
 
+def _print_json_schema(context: click.Context, _option: click.Parameter, asked: bool) -> None:
+    if asked and not context.resilient_parsing:
+        from freshet.spec.json_schema import schema_text
+
+        click.echo(schema_text(), nl=False)
+        context.exit()
+
+
 @click.command()
 @click.argument("spec_file", type=click.Path(path_type=Path))
 @click.option(
     "--against",
     type=click.Path(path_type=Path),
     help="Spec of a running model (state/spec.toml of its folder): say what the edits to it mean.",
+)
+@click.option(
+    "--json-schema",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_print_json_schema,
+    help="Print the JSON Schema of specs, for editors, and end.",
 )
 @json_option
 def command(spec_file: Path, against: Path | None, as_json: bool) -> None:

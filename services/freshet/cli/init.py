@@ -28,9 +28,14 @@ __all__ = ["command"]
 @json_option
 def command(schemas: tuple[Path, ...], name: str | None, out: Path, force: bool, as_json: bool) -> None:
     """Write a spec that fits your schemas, with comments on what it guessed and what else could stand
-    there."""
+    there.
+
+    Beside it comes freshet.schema.json: editors that know TOML (taplo, Even Better TOML) complete and check
+    keys by it, as the spec's first line tells them.
+    """
     from freshet.spec.avro import parse_schema
     from freshet.spec.generate import generate_spec
+    from freshet.spec.json_schema import FILE_NAME, schema_text
 
     if out.is_dir():
         hint = f"--out {out / 'freshet.toml'} writes into it"
@@ -42,9 +47,13 @@ def command(schemas: tuple[Path, ...], name: str | None, out: Path, force: bool,
     text = generate_spec(
         [(_seen_from(out, path), parse_schema(_read(path), str(path))) for path in schemas], name
     )
-    _write(out, text)
-    told = f"wrote {out}; next: read it, then `freshet check {out}`"
-    emit({"wrote": str(out)}, as_json=as_json, text=told)
+    keys = out.with_name(FILE_NAME)
+    _write(keys, schema_text())
+    _write(out, f"#:schema ./{FILE_NAME}\n{text}")
+    told = (
+        f"wrote {out}, and {keys} by which editors know its keys\nnext: read it, then `freshet check {out}`"
+    )
+    emit({"wrote": str(out), "json_schema": str(keys)}, as_json=as_json, text=told)
 
 
 def _read(path: Path) -> bytes:

@@ -7,6 +7,7 @@ that must stand elsewhere in the file, expressions, fields that the Avro schemas
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING as NO_DEFAULT
 from dataclasses import Field
@@ -29,7 +30,7 @@ from freshet.spec.parse_inputs import (
 from freshet.spec.rules import TIME_VALUES
 from freshet.spec.transforms import GROUP, TRANSFORMS
 
-__all__ = ["FILE_NAME", "json_schema"]
+__all__ = ["FILE_NAME", "json_schema", "schema_text"]
 
 FILE_NAME = "freshet.schema.json"
 """What `freshet init` calls it, beside the spec that names it in its first line."""
@@ -40,6 +41,11 @@ kinds. A change of an identity key needs a new model; a tunable one may change w
 deployment key says where and how it runs."""
 
 Schema = dict[str, Any]
+
+
+def schema_text() -> str:
+    """The schema as the text of a file."""
+    return json.dumps(json_schema(), indent=1) + "\n"
 
 
 def json_schema() -> Schema:
@@ -157,7 +163,13 @@ def _transform() -> Schema:
 
 def _kinds() -> Iterator[Schema]:
     """What a feature may hold follows from the keys that tell its kind, in the order in which they count."""
-    signs = {"dense": ("dense",), "time": ("time",), "bucket": ("buckets",), "list": ("max", "pool"), "id": ()}
+    signs = {
+        "dense": ("dense",),
+        "time": ("time",),
+        "bucket": ("buckets",),
+        "list": ("max", "pool"),
+        "id": (),
+    }
     before: list[str] = []
     for kind, keys in signs.items():
         here: Schema = {"anyOf": [{"required": [k]} for k in keys]} if keys else {}
@@ -213,7 +225,10 @@ def _serve() -> Schema:
         _if({"not": explores}, {"properties": {"share": {"const": 0}}}),
     ]
     gate = _object(Gate, description="When a version may serve.")
-    low, high = {"type": "number", "minimum": 0, "maximum": 1}, {"type": "number", "minimum": 1, "maximum": 1_000}
+    low, high = (
+        {"type": "number", "minimum": 0, "maximum": 1},
+        {"type": "number", "minimum": 1, "maximum": 1_000},
+    )
     gate["properties"]["calibration"] |= {"items": [low, high], "additionalItems": False}
     return _object(Serve, {"explore": explore, "gate": gate})
 
@@ -277,4 +292,4 @@ def _has(key: str, schema: Any = None) -> Schema:
 
 
 def _without(*keys: str) -> Schema:
-    return {"properties": {key: False for key in keys}}
+    return {"properties": dict.fromkeys(keys, False)}

@@ -111,6 +111,8 @@ def test_init_writes_a_spec_that_check_accepts_and_does_not_overwrite(tmp_path):
 
     assert run("init", *schemas, "--out", out).exit_code == 0
     assert run("check", out).exit_code == 0
+    assert out.read_text().startswith("#:schema ./freshet.schema.json\n")  # for editors
+    assert (tmp_path / "freshet.schema.json").read_text() == run("check", "--json-schema").stdout
     with pytest.raises(ConfigError, match="--force writes over it"):
         run("init", *schemas, "--out", out)
 
