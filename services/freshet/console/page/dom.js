@@ -1,0 +1,98 @@
+// Making and changing elements. Text from outside becomes text nodes only; there is no way to markup from here.
+
+const SVG = "http://www.w3.org/2000/svg";
+
+function made(node, attributes, children) {
+  for (const [name, value] of Object.entries(attributes ?? {})) {
+    if (value !== null && value !== undefined && value !== false) node.setAttribute(name, value === true ? "" : value);
+  }
+  node.append(...children.filter((c) => c !== null));
+  return node;
+}
+
+/** An HTML element; children are nodes or text. */
+export const el = (tag, attributes, ...children) => made(document.createElement(tag), attributes, children);
+
+/** An SVG element. */
+export const svg = (tag, attributes, ...children) => made(document.createElementNS(SVG, tag), attributes, children);
+
+export const byId = (id) => document.getElementById(id);
+
+/** Change a text only where it differs: selections live on, and nothing is laid out anew. */
+export function say(node, value) {
+  if (node.textContent !== value) node.textContent = value;
+}
+
+/** Change an attribute only where it differs; null takes it away. */
+export function mark(node, name, value) {
+  if (value === null) node.removeAttribute(name);
+  else if (node.getAttribute(name) !== value) node.setAttribute(name, value);
+}
+
+export function show(node, visible) {
+  if (node.hidden === visible) node.hidden = !visible;
+}
+
+/** Call `draw(width)` now and whenever the width of `host` changes, once a frame at most. */
+export function onWidth(host, draw) {
+  let width = 0;
+  new ResizeObserver(() => {
+    const now = Math.floor(host.clientWidth);
+    if (now === width || now === 0) return;
+    width = now;
+    requestAnimationFrame(() => draw(width));
+  }).observe(host);
+}
+
+/**
+ * A table that is changed in place, row by row and cell by cell.
+ *
+ * columns: [{head, cell(row) -> text or node, class?, wide?}]; a node replaces the cell's content only if its `key(row)`
+ * differs from the last one, so that a button keeps its focus.
+ */
+export class Table {
+  constructor(host, caption, columns, empty) {
+    this.columns = columns;
+    this.body = el("tbody");
+    const heads = columns.map((c) => el("th", { scope: "col", class: c.class ?? null }, c.head));
+    const table = el("table", {}, el("caption", { class: "sr" }, caption), el("thead", {}, el("tr", {}, ...heads)), this.body);
+    this.scroll = el("div", { class: "scroll", role: "group", "aria-label": caption }, table);
+    onWidth(this.scroll, () => this.#reach());
+    this.empty = el("p", { class: "empty" }, empty);
+    this.scroll.hidden = true;
+    host.append(this.scroll, this.empty);
+  }
+
+  /** Show these rows; of none, say what will appear here. */
+  fill(rows) {
+    show(this.scroll, rows.length > 0);
+    show(this.empty, rows.length === 0);
+    while (this.body.rows.length > rows.length) this.body.deleteRow(-1);
+    if (this.body.rows.length !== rows.length) requestAnimationFrame(() => this.#reach());
+    rows.forEach((row, i) => {
+      const line = this.body.rows[i] ?? this.body.appendChild(this.#blank());
+      this.columns.forEach((column, j) => this.#cell(line.cells[j], column, row));
+    });
+  }
+
+  /** Who has only a keyboard scrolls what they can focus: only where there is something to scroll. */
+  #reach() {
+    const { scroll } = this;
+    const more = scroll.scrollWidth > scroll.clientWidth + 1 || scroll.scrollHeight > scroll.clientHeight + 1;
+    mark(scroll, "tabindex", more ? "0" : null);
+  }
+
+  #blank() {
+    const cells = this.columns.map((c, j) => el(j === 0 ? "th" : "td", { scope: j === 0 ? "row" : null, class: c.class ?? null }));
+    return el("tr", {}, ...cells);
+  }
+
+  #cell(cell, column, row) {
+    if (!column.key) return say(cell, column.cell(row));
+    const key = column.key(row);
+    if (cell.dataset.key === key) return undefined;
+    cell.dataset.key = key;
+    const content = column.cell(row);
+    return cell.replaceChildren(...(Array.isArray(content) ? content : [content]));
+  }
+}

@@ -1,0 +1,84 @@
+// The top of the page: what a person across the room wants to know.
+
+import { byId, el, mark, say, show } from "./dom.js";
+import { ago, count, duration, fixed, part, percent, times } from "./format.js";
+import { lastMinute } from "./learning.js";
+import { num, record, records, list, text } from "./read.js";
+
+const HEALTH = { good: "● all good", degraded: "▲ degraded", starting: "◐ starting", down: "✕ down" };
+const CONNECTION = { live: "● live", connecting: "◐ connecting", lost: "✕ no connection" };
+
+export class Glance {
+  constructor() {
+    this.tiles = ["serving version", "freshness", "events in", "click rate", "ranking (AUC)", "calibration"].map((name) => {
+      const value = el("dd", { class: "value" }, "–");
+      const detail = el("dd", { class: "detail" }, "\u00a0");
+      byId("glance").append(el("div", {}, el("dt", {}, name), value, detail));
+      return { value, detail };
+    });
+    this.heard = ""; // what screen readers were told last
+  }
+
+  connection(status) {
+    const node = byId("connection");
+    say(node, CONNECTION[status]);
+    mark(node, "data-level", status === "live" ? "ok" : status === "lost" ? "bad" : "unknown");
+    this.#tell(status === "live" ? "Connected." : status === "lost" ? "Connection lost, trying again." : "Connecting.");
+  }
+
+  update(state, app) {
+    const health = text(state.health, 20);
+    const pill = byId("health");
+    const words = HEALTH[health] ?? "unknown";
+    if (pill.textContent !== words) this.#tell(`Health: ${health || "unknown"}. ${list(state.notes, 3).map((n) => text(n)).join(". ")}`);
+    say(pill, words);
+    mark(pill, "data-level", { good: "ok", degraded: "warn", starting: "idle", down: "bad" }[health] ?? "unknown");
+    say(byId("model"), text(state.model, 80) || "no model");
+    document.title = `${text(state.model, 40) || "freshet"}: ${words.slice(2) || words} · freshet`;
+    this.#notes(list(state.notes, 8).map((n) => text(n)));
+    this.#tiles(state, app);
+    const about = [`freshet ${text(state.freshet, 20)}`, text(state.folder, 200)].filter((s) => s.trim());
+    say(byId("about"), about.join(" · "));
+  }
+
+  #tell(words) {
+    if (words === this.heard) return;
+    this.heard = words;
+    say(byId("say"), words);
+  }
+
+  #notes(notes) {
+    const host = byId("notes");
+    show(host, notes.length > 0);
+    const key = JSON.stringify(notes);
+    if (host.dataset.key === key) return;
+    host.dataset.key = key;
+    host.replaceChildren(...notes.map((n) => el("li", {}, n)));
+  }
+
+  #tiles(state, app) {
+    const versions = record(state.versions);
+    const serving = num(versions.serving);
+    const since = records(versions.list, 50).find((v) => v.number === serving);
+    const edge = records(state.edges).find((e) => e.from === "client" && e.to === "gateway") ?? {};
+    const clicks = lastMinute(app);
+    const random = app.totals("random");
+    const best = random.auc !== undefined ? random : app.totals("served").auc !== undefined ? app.totals("served") : app.totals("training");
+    const where = best === random ? "random slates" : "all samples";
+    const popular = num(app.totals("popularity").auc);
+    const figures = [
+      [serving === null ? "–" : `v${serving}`, since ? `made ${ago(num(since.created_ms), app.now())}` : "none served yet"],
+      [duration(num(state.freshness_ms)), "behind the newest event"],
+      [num(edge.rate) === null ? "–" : count(num(edge.rate)), text(edge.unit, 30) || "events/s"],
+      clicks.model === null
+        ? ["–", "no clicks counted yet"]
+        : [percent(clicks.model), clicks.random ? `${times(clicks.model, clicks.random)} × random${clicks.best ? `, ${part(clicks.model, clicks.best)} of best` : ""}` : "no random slates"],
+      [fixed(num(best.auc)), popular === null ? where : `${where}; popularity ${fixed(popular)}`],
+      [fixed(num(best.calibration), 2), "predicted / observed"],
+    ];
+    figures.forEach(([value, detail], i) => {
+      say(this.tiles[i].value, value);
+      say(this.tiles[i].detail, detail);
+    });
+  }
+}

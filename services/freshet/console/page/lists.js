@@ -1,0 +1,144 @@
+// Panels that are tables: segments, services, tables, dead letters.
+
+import { byId, el, say, svg, Table } from "./dom.js";
+import { ago, bytes, clock, duration, fixed, megabytes, signed, UNKNOWN, whole } from "./format.js";
+import { num, record, records, text } from "./read.js";
+
+const DOTS = 150; // width of a segment's whisker, in px
+
+/** A dot with its whiskers on a common scale, zero in the middle; green is better, red is worse, grey is unclear. */
+function whisker({ change, low, high, most }) {
+  const x = (v) => DOTS / 2 + (Math.max(-most, Math.min(most, v)) / most) * (DOTS / 2 - 6);
+  const level = verdict({ low, high }).level;
+  return svg(
+    "svg",
+    { class: `whiskers ${level}`, width: DOTS, height: 18, viewBox: `0 0 ${DOTS} 18`, "aria-hidden": "true", focusable: "false" },
+    svg("line", { class: "zero", x1: DOTS / 2, x2: DOTS / 2, y1: 0, y2: 18 }),
+    low === null || high === null ? null : svg("path", { class: "whisker", d: `M${x(low)} 5v8m0 -4H${x(high)}m0 -4v8` }),
+    svg("circle", { class: "dot", cx: x(change), cy: 9, r: 4 }),
+  );
+}
+
+function verdict({ low, high }) {
+  if (low === null || high === null || (low <= 0 && high >= 0)) return { level: "unclear", word: "unclear" };
+  return high < 0 ? { level: "better", word: "better" } : { level: "worse", word: "worse" };
+}
+
+export class Segments {
+  constructor() {
+    this.table = new Table(
+      byId("segments"),
+      "Segments: change in normalised entropy of the newer half of the last hour against the older half",
+      [
+        { head: "segment", cell: (s) => s.name },
+        { head: "change in NE", class: "dots", key: (s) => JSON.stringify([s.change, s.low, s.high, s.most]), cell: whisker },
+        { head: "", class: "num", cell: (s) => `${signed(s.change)} ${verdict(s).word}` },
+        { head: "n", class: "num", cell: (s) => whole(s.n) },
+      ],
+      "Segments appear here once one of their values has 500 samples in both halves of the last hour. Name them in the spec: [train] segments = [\"country\"].",
+    );
+  }
+
+  update(state) {
+    const several = new Set(records(state.segments, 40).map((s) => s.label)).size > 1;
+    const rows = records(state.segments, 40).map((s) => ({
+      name: `${text(s.segment, 40)} = ${text(s.text, 60) || text(s.value, 60) || UNKNOWN}${several ? ` (${text(s.label, 30)})` : ""}`,
+      n: num(s.n),
+      change: num(s.change),
+      low: num(s.low),
+      high: num(s.high),
+    }));
+    const known = rows.filter((r) => r.change !== null);
+    const most = Math.max(1e-4, ...known.flatMap((r) => [r.change, r.low ?? 0, r.high ?? 0].map(Math.abs)));
+    this.table.fill(known.map((r) => ({ ...r, most })));
+  }
+}
+
+const STATES = { ready: "● ready", starting: "◐ starting", down: "✕ down" };
+
+export class Services {
+  constructor() {
+    this.table = new Table(
+      byId("services"),
+      "Services: state, memory, restarts, last exit",
+      [
+        { head: "service", cell: (s) => text(s.name, 40) },
+        { head: "state", key: (s) => `${s.state} ${s.reason}`, cell: state },
+        { head: "memory", class: "num", cell: (s) => megabytes(num(s.memory_mb)) },
+        { head: "up for", class: "num", cell: (s) => (num(s.up_s) === null ? UNKNOWN : duration(s.up_s * 1000)) },
+        { head: "restarts", class: "num", cell: (s) => whole(num(s.restarts)) },
+        { head: "last exit", cell: (s) => text(s.last_exit, 80) || "none" },
+        { head: "port", class: "num", cell: (s) => (num(s.port) === null ? UNKNOWN : `:${s.port}`) },
+        { head: "pid", class: "num", cell: (s) => (num(s.pid) === null ? UNKNOWN : String(s.pid)) },
+      ],
+      "The processes that freshet up keeps running appear here as soon as the console has found them in the run folder.",
+    );
+  }
+
+  update(state) {
+    this.table.fill(records(state.services, 50));
+  }
+}
+
+function state(service) {
+  const known = text(service.state, 20);
+  const reason = text(service.reason, 200);
+  const node = badge(STATES[known] ?? "unknown", { ready: "ok", starting: "idle", down: "bad" }[known] ?? "unknown");
+  return reason ? [node, el("span", { class: "quiet-text" }, ` ${reason}`)] : node;
+}
+
+export class Tables {
+  constructor() {
+    this.table = new Table(
+      byId("tables"),
+      "Embedding tables: rows, memory, evicted",
+      [
+        { head: "table", cell: (t) => text(t.table, 60) },
+        { head: "rows", class: "num", cell: (t) => whole(num(t.rows)) },
+        { head: "memory", class: "num", cell: (t) => bytes(num(t.bytes)) },
+        { head: "evicted", class: "num", cell: (t) => whole(num(t.evicted)) },
+      ],
+      "Embedding tables appear here with their rows once the trainer has learned from its first samples.",
+    );
+  }
+
+  update(state) {
+    this.table.fill(records(state.tables, 100));
+    const all = num(state.rows_bytes);
+    say(byId("tables-sub"), all === null ? "" : `${bytes(all)} in all`);
+  }
+}
+
+export class Letters {
+  constructor(app) {
+    this.table = new Table(
+      byId("letters"),
+      "Dead letters: the newest events that were refused or could not be joined, with the reason",
+      [
+        { head: "when", class: "when", cell: (l) => (num(l.time_ms) === null ? UNKNOWN : `${ago(num(l.time_ms), app.now())} (${clock(num(l.time_ms))})`) },
+        { head: "from", cell: (l) => text(l.from, 40) },
+        { head: "topic", cell: (l) => text(l.topic, 80) },
+        { head: "reason", class: "wide", cell: (l) => text(l.reason, 300) },
+        { head: "event", class: "wide code", cell: (l) => text(l.text, 300) },
+      ],
+      "Nothing has been refused. An event that does not fit its schema, or that the joiner cannot place, appears here with the reason; nothing is dropped in silence.",
+    );
+  }
+
+  update(state) {
+    const letters = record(state.dead_letters);
+    this.table.fill(records(letters.newest, 20));
+    const parts = [["refused", "refused by the gateway"], ["joiner", "set aside by the joiner"]];
+    say(byId("letters-sub"), parts.filter(([k]) => num(letters[k]) !== null).map(([k, words]) => `${whole(letters[k])} ${words}`).join(", "));
+  }
+}
+
+/** Text in a level's colour; the text says the same. */
+function badge(words, level) {
+  const node = document.createElement("span");
+  node.className = `level ${level}`;
+  node.textContent = words;
+  return node;
+}
+
+export { badge };

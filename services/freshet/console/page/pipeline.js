@@ -1,0 +1,121 @@
+// The pipeline as a drawing: nodes with their state, edges with rate and lag. One layout for wide, one for narrow.
+
+import { byId, el, onWidth, say, svg } from "./dom.js";
+import { count, megabytes, plural, rate, whole } from "./format.js";
+import { num, record, records, text } from "./read.js";
+import { edgesOf, tall, wide } from "./pipeline_layout.js";
+
+export const NODES = ["client", "gateway", "joiner", "trainer", "inference"];
+const WIDE = 860; // from this width on the nodes stand in one row
+const STATES = { ready: "● ready", starting: "◐ starting", down: "✕ down" };
+const LEVELS = { ok: "", warn: "▲", bad: "✕", idle: "", unknown: "" };
+const WORDS = { ok: "", warn: "▲ behind", bad: "✕ far behind", idle: "idle", unknown: "unknown" };
+const EMPTY = "The pipeline appears here as soon as the console has looked at the services: a second after it started.";
+
+export class Pipeline {
+  constructor() {
+    this.host = el("div", { class: "drawing pipeline" });
+    this.caption = el("figcaption", {}, EMPTY);
+    this.rows = el("tbody");
+    const heads = ["from", "to", "what", "rate", "lag", "level"].map((h) => el("th", { scope: "col" }, h));
+    const table = el("table", { class: "sr" }, el("caption", {}, "Edges of the pipeline"), el("thead", {}, el("tr", {}, ...heads)), this.rows);
+    const legend = el(
+      "div",
+      { class: "legend", "aria-hidden": "true" },
+      ...[["ok", "keeping up"], ["warn", "▲ behind"], ["bad", "✕ far behind"], ["idle", "idle"]].map(([level, name]) =>
+        el("span", { class: "key" }, el("i", { class: `edge-key ${level}` }), name),
+      ),
+    );
+    byId("pipeline").append(el("figure", {}, legend, this.host, this.caption, el("div", { class: "sr" }, table)));
+    onWidth(this.host, (width) => this.#draw((this.width = width)));
+  }
+
+  update(state) {
+    this.nodes = nodes(state);
+    this.edges = edges(state);
+    this.#draw(this.width);
+    say(this.caption, words(this.nodes, this.edges));
+    const lines = this.edges.map((e) => [e.from, e.to, e.what, e.rate, e.lag || "none known", e.level]);
+    const key = JSON.stringify(lines);
+    if (key === this.lines) return;
+    this.lines = key;
+    this.rows.replaceChildren(...lines.map((cells) => el("tr", {}, ...cells.map((c) => el("td", {}, c)))));
+  }
+
+  #draw(width) {
+    if (!width || !this.nodes) return;
+    const key = JSON.stringify([width, this.nodes, this.edges]);
+    if (key === this.key) return;
+    this.key = key;
+    const layout = width >= WIDE ? wide(width) : tall(width);
+    const root = svg("svg", { width, height: layout.height, viewBox: `0 0 ${width} ${layout.height}`, "aria-hidden": "true", focusable: "false" });
+    for (const edge of this.edges) drawEdge(root, layout.edges[`${edge.from}>${edge.to}`], edge);
+    for (const node of this.nodes) drawNode(root, layout.nodes[node.name], node);
+    this.host.replaceChildren(root);
+  }
+}
+
+function nodes(state) {
+  const services = Object.fromEntries(records(state.services, 50).map((s) => [text(s.name, 40), s]));
+  return NODES.map((name) => {
+    if (name === "client") {
+      const rateOf = num(record(state.simulator).rate);
+      return { name, level: "none", first: state.simulator ? "simulator" : "clients", second: rateOf === null ? "your application" : `${count(rateOf)} events/s asked` };
+    }
+    const s = record(services[name]);
+    const known = text(s.state, 20);
+    const memory = num(s.memory_mb);
+    const second = `${STATES[known] ?? "unknown"}${memory === null ? "" : ` · ${megabytes(memory)}`}`;
+    return { name, level: { ready: "ok", starting: "idle", down: "bad" }[known] ?? "unknown", first: name, second };
+  });
+}
+
+function edges(state) {
+  const found = Object.fromEntries(records(state.edges, 50).map((e) => [`${text(e.from, 40)}>${text(e.to, 40)}`, e]));
+  return edgesOf.map(([from, to, what]) => {
+    const e = record(found[`${from}>${to}`]);
+    const level = Object.hasOwn(LEVELS, text(e.level, 20)) ? e.level : "unknown";
+    const lag = num(e.lag);
+    return {
+      from,
+      to,
+      what: text(e.what, 60) || what,
+      level,
+      rate: rate(num(e.rate), text(e.unit, 20) || "/s"),
+      lag: lag === null ? "" : `lag ${lag < 10_000 ? whole(lag) : count(lag)} ${text(e.lag_unit, 20)}`.trim(),
+    };
+  });
+}
+
+function drawEdge(root, at, edge) {
+  if (!at) return;
+  const lag = edge.lag && edge.level !== "idle" ? `${LEVELS[edge.level]} ${edge.lag}`.trim() : WORDS[edge.level];
+  const labels = at.oneLine ? [[edge.rate, lag].filter(Boolean).join(" · ")] : [edge.rate, lag];
+  root.append(svg("path", { class: `edge ${edge.level}`, d: at.path }), svg("path", { class: `tip ${edge.level}`, d: at.tip }));
+  labels.filter(Boolean).forEach((label, i) => {
+    const y = at.label.y + (at.label.below ? 15 * i + 14 : i * 30 - 7);
+    root.append(svg("text", { class: i ? `lag ${edge.level}` : "rate", x: at.label.x, y, "text-anchor": at.label.anchor }, label));
+  });
+}
+
+function drawNode(root, at, node) {
+  const { x, y, width, height } = at;
+  root.append(
+    svg("rect", { class: `node ${node.level}`, x, y, width, height, rx: 8 }),
+    svg("text", { class: "node-name", x: x + width / 2, y: y + height / 2 - 4, "text-anchor": "middle" }, node.first),
+    svg("text", { class: `node-state ${node.level}`, x: x + width / 2, y: y + height / 2 + 14, "text-anchor": "middle" }, node.second),
+  );
+}
+
+function words(all, edges) {
+  const down = all.filter((n) => n.level === "bad").map((n) => n.name);
+  const starting = all.filter((n) => n.level === "idle").map((n) => n.name);
+  const behind = edges.filter((e) => e.level === "warn" || e.level === "bad");
+  const into = edges.find((e) => e.from === "client");
+  const said = [];
+  if (down.length) said.push(`${down.join(", ")} ${down.length > 1 ? "are" : "is"} down`);
+  if (starting.length) said.push(`${starting.join(", ")} starting`);
+  said.push(`${into.rate} come in`);
+  said.push(behind.length ? `${plural(behind.length, "edge")} behind: ${behind.map((e) => `${e.from} to ${e.to}, ${e.lag || "lag unknown"}`).join("; ")}` : "nothing is behind");
+  return `${said.join("; ")}.`.replace(/^./, (c) => c.toUpperCase());
+}

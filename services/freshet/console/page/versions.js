@@ -1,0 +1,84 @@
+// Versions of the dense weights: which one serves, why one was held, and moving it by hand.
+
+import { badge } from "./lists.js";
+import { byId, el, say, show, Table } from "./dom.js";
+import { ago, fixed, whole } from "./format.js";
+import { list, num, record, records, text } from "./read.js";
+import { confirmed } from "./token.js";
+
+const LEVELS = { promoted: "ok", stable: "ok", held: "bad" };
+
+export class Versions {
+  constructor(app) {
+    this.app = app;
+    const measure = (name, places) => (v) => fixed(num(record(v.measures)[name]), places);
+    this.table = new Table(
+      byId("versions"),
+      "Versions, newest first",
+      [
+        { head: "version", cell: (v) => (num(v.number) === null ? "–" : `v${v.number}`) },
+        { head: "serves as", class: "chips", key: (v) => JSON.stringify([v.aliases, v.serving]), cell: chips },
+        { head: "made", class: "num", cell: (v) => ago(num(v.created_ms), app.now()) },
+        { head: "verdict", key: (v) => text(v.verdict, 40), cell: (v) => badge(text(v.verdict, 40) || "not judged", LEVELS[v.verdict] ?? "idle") },
+        { head: "AUC", class: "num", cell: measure("auc", 3) },
+        { head: "NE", class: "num", cell: measure("ne", 3) },
+        { head: "calibration", class: "num", cell: measure("calibration", 2) },
+        { head: "step", class: "num", cell: (v) => whole(num(v.step)) },
+        { head: "why", class: "wide", cell: (v) => text(v.reason, 300) },
+        { head: "", key: (v) => `${v.number} ${v.serving}`, cell: (v) => this.#button(v) },
+      ],
+      "Versions appear here every few seconds once the trainer has learned from its first samples; a gate then promotes each one or says why it holds it.",
+    );
+    byId("rollback").addEventListener("click", () => this.#rollback());
+  }
+
+  update(state) {
+    const versions = record(state.versions);
+    const serving = num(versions.serving);
+    const rows = records(versions.list, 20).map((v) => ({ ...v, serving: serving !== null && v.number === serving }));
+    this.table.fill(rows);
+    show(byId("rollback"), rows.length > 1);
+    const held = rows.filter((v) => v.verdict === "held").length;
+    const parts = [serving === null ? "" : `v${serving} serves`, versions.pinned === true ? "pinned by hand: the gate promotes nothing" : "", held ? `${held} held of ${rows.length}` : ""];
+    say(byId("versions-sub"), parts.filter(Boolean).join(" · "));
+  }
+
+  #button(v) {
+    if (v.serving || num(v.number) === null) return el("span", { class: "quiet-text" }, v.serving ? "serving" : "");
+    const button = el("button", { type: "button", "aria-label": `Promote version ${v.number}` }, "Promote…");
+    button.addEventListener("click", () => this.#promote(num(v.number)));
+    return button;
+  }
+
+  #promote(number) {
+    this.#move({
+      title: `Serve version ${number}?`,
+      what: "It becomes stable and is served within a second, whatever the gate said of it.",
+      yes: `Promote v${number}`,
+      path: "/api/promote",
+      body: { number },
+      done: `Version ${number} was promoted.`,
+    });
+  }
+
+  #rollback() {
+    this.#move({
+      title: "Roll back?",
+      what: "The version that was stable before serves again, and stays until you promote another one.",
+      yes: "Roll back",
+      path: "/api/rollback",
+      body: {},
+      done: "Rolled back to the version before.",
+    });
+  }
+
+  async #move(move) {
+    if (await confirmed(move, text(record(this.app.state).folder, 300))) say(byId("versions-said"), move.done);
+  }
+}
+
+function chips(v) {
+  const names = list(v.aliases, 6).map((a) => text(a, 30)).filter(Boolean);
+  if (v.serving) names.unshift("serving");
+  return names.map((name) => el("span", { class: name === "serving" ? "chip main" : "chip" }, name));
+}

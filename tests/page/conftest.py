@@ -1,0 +1,80 @@
+"""One browser for all tests of the page; every page is watched for what must never happen."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+from playwright.sync_api import Browser, Page, sync_playwright
+
+from tests.page.scripted import Scripted
+
+CALM = (
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+)
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    found = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if found is None:
+        pytest.fail(
+            "no Chromium on PATH: apt-get install chromium, or leave these out: pytest -m 'not browser'"
+        )
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=found, args=list(CALM))
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def console() -> Iterator[Callable[..., Scripted]]:
+    """Start a scripted console with a world; it is stopped with the test."""
+    started: list[Scripted] = []
+
+    def start(world: dict[str, Any], **options: Any) -> Scripted:
+        console = Scripted(world, **options)
+        console.start()
+        started.append(console)
+        return console
+
+    yield start
+    for console in started:
+        console.stop()
+
+
+@pytest.fixture
+def opened(browser: Browser) -> Iterator[Callable[..., Page]]:
+    """Open a page; at the end of the test it has asked no other host and said nothing in its console.
+
+    A test that stops the server expects the browser to say so: `lost=True`.
+    """
+    watched = []
+
+    def open_page(url: str, *, lost: bool = False, width: int = 1440, **options: Any) -> Page:
+        context = browser.new_context(viewport={"width": width, "height": 900}, **options)
+        page = context.new_page()
+        said: list[str] = []
+        page.on("console", lambda m: said.append(m.text) if m.type in {"error", "warning"} else None)
+        page.on("pageerror", lambda error: said.append(f"uncaught: {error}"))
+        hosts: set[str] = set()
+        page.on("request", lambda r: hosts.add(urlsplit(r.url).netloc))
+        watched.append((context, said, hosts, urlsplit(url).netloc, lost))
+        page.goto(url)
+        return page
+
+    yield open_page
+    for context, said, hosts, own, lost in watched:
+        context.close()
+        assert hosts <= {own}
+        assert [s for s in said if not (lost and "Failed to load resource" in s)] == []

@@ -1,0 +1,266 @@
+"""The page as a person meets it, in a real browser, against a console that says what each test needs."""
+
+from __future__ import annotations
+
+import random
+import re
+import time
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Page, expect
+
+from tests.page import worlds
+from tests.page.scripted import TOKEN, Scripted
+from tests.system.waiting import wait_until
+
+pytestmark = pytest.mark.browser
+
+Console = Callable[..., Scripted]
+Opened = Callable[..., Page]
+
+INKED = """figure => {
+  const canvas = figure.querySelector("canvas");
+  if (!canvas) return figure.querySelectorAll("svg path, svg rect, svg circle").length;
+  const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+  return data.reduce((sum, alpha, i) => sum + (i % 4 === 3 && alpha > 0 ? 1 : 0), 0);
+}"""
+
+
+def live(page: Page) -> Page:
+    """The page, once it is connected and has drawn."""
+    expect(page.locator("#connection")).to_have_text("● live")
+    expect(page.locator(".u-over")).to_have_count(5)
+    return page
+
+
+def wait_for_caption(page: Page, title: str, words: str) -> None:
+    figure = page.locator("figure", has=page.get_by_role("heading", name=title))
+    expect(figure.locator("figcaption")).to_contain_text(words)
+
+
+def serious(page: Page) -> list[str]:
+    """What axe finds that is serious or critical."""
+    found = Axe().run(page).response["violations"]
+    grave = [v for v in found if v["impact"] in {"serious", "critical"}]
+    return [f"{v['id']}: {n['html'][:200]} {n.get('failureSummary')}" for v in grave for n in v["nodes"]]
+
+
+def _sent(server: Scripted, states: int) -> bool:
+    return server.states >= states
+
+
+def overflow(page: Page) -> int:
+    return int(page.evaluate("document.documentElement.scrollWidth - window.innerWidth"))
+
+
+def test_each_figure_draws_and_says_its_latest_value_in_words(console: Console, opened: Opened) -> None:
+    page = live(opened(console(worlds.learning()).url))
+
+    wait_for_caption(page, "Click rate", "times random")
+    figures = page.locator("figure")
+    captions = figures.locator("figcaption").all_inner_texts()
+    assert len(captions) == figures.count() == 8
+    assert all(any(c.isdigit() for c in caption) for caption in captions), captions
+    assert all(figure.evaluate(INKED) > 4 for figure in figures.all())
+    assert "lag 1,204 records" in captions[0]
+    assert "random slates" in page.locator("#quality figcaption").first.inner_text()
+    page.get_by_label("all samples").check()
+    expect(page.locator("#quality figcaption").first).to_contain_text("everything served")
+
+
+def test_charts_share_their_cursor(console: Console, opened: Opened) -> None:
+    page = live(opened(console(worlds.learning()).url))
+    wait_for_caption(page, "Click rate", "times random")
+
+    page.locator("#learning .u-over").hover()
+
+    expect(page.locator("#learning .when")).to_contain_text("at ")
+    expect(page.locator("#quality .when").first).to_contain_text("at ")
+
+
+def test_a_lost_server_greys_what_is_shown_and_is_found_again(console: Console, opened: Opened) -> None:
+    server = console(worlds.learning())
+    page = live(opened(server.url, lost=True))
+
+    server.stop()
+
+    expect(page.locator("#lost")).to_contain_text("Connection lost, trying again.")
+    expect(page.locator("#lost-age")).to_contain_text(" old")
+    expect(page.locator("main")).to_have_attribute("data-stale", "yes")
+    assert page.locator("#glance .value").first.inner_text() == "v142"
+    assert serious(page) == []
+    server.start()
+    expect(page.locator("#connection")).to_have_text("● live")
+    expect(page.locator("#lost")).to_be_hidden()
+    expect(page.locator("#say")).to_have_text("Connected.")
+
+
+def test_a_server_that_answers_nothing_at_the_start_is_asked_again(console: Console, opened: Opened) -> None:
+    server = console(worlds.learning())
+    server.refuse_api = True
+    page = opened(server.url, lost=True)
+
+    expect(page.locator("#lost")).to_contain_text("No connection to the console, trying again.")
+    assert page.get_by_text("appears here").count() > 5
+    server.refuse_api = False
+    live(page)
+
+
+def test_an_empty_system_says_what_will_appear_where(console: Console, opened: Opened) -> None:
+    page = live(opened(console(worlds.empty()).url))
+
+    expect(page.locator("#health")).to_have_text("◐ starting")
+    expect(page.locator("#notes")).to_contain_text("trainer: waits for its first samples")
+    for panel in ("learning", "freshness", "quality", "calibration", "versions", "segments", "tables", "try"):
+        assert " here " in page.locator(f"#{panel}").inner_text(), panel
+    expect(page.locator("#letters")).to_contain_text("Nothing has been refused")
+
+
+def test_nothing_hostile_is_run_or_breaks_the_page(console: Console, opened: Opened) -> None:
+    world = worlds.learning()
+    rng = random.Random(7)
+    server = console(world)
+    page = live(opened(server.url))
+    for turn in range(12):
+        state = worlds.poisoned(worlds.learning_state(int(time.time() * 1000), 0), rng)
+        world["state"] = state | {"model": f"turn {turn}"}
+        for at in range(20):
+            stop = int(time.time() * 1000) - at * 5_000
+            for record in (worlds.vitals(stop), worlds.clicks(stop), worlds.window("random", stop)):
+                server.publish(worlds.poisoned(record, rng))
+        server.publish("{not json, NaN")
+        expect(page.locator("#model")).to_have_text(f"turn {turn}")
+    world["requests"] = worlds.poisoned(world["requests"], rng)
+    world["ranking"] = worlds.poisoned(world["ranking"], rng)
+    page.get_by_role("button", name="Newer requests").click()
+    page.get_by_role("button", name="Rank", exact=True).click()
+    broken = '{"edges": 3, "services": {"a": 1}, "quality": [], "versions": "x"}'
+    for raw in ("null", "[]", "7", '{"now_ms": null}', broken):
+        world["state"], sent = raw, server.states
+        wait_until("the broken state is sent", partial(_sent, server, sent + 2), within_s=5)
+    world["state"] = {"model": worlds.HOSTILE}
+    expect(page.locator("#model")).to_contain_text("<img src=x")
+
+    assert page.evaluate("window.pwned") is None
+    assert page.locator("main img, main script").count() == 0
+    assert overflow(page) <= 0
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1440, 375])
+def test_axe_finds_nothing_serious_and_nothing_overflows(
+    console: Console, opened: Opened, scheme: str, width: int
+) -> None:
+    page = live(opened(console(worlds.learning()).url, width=width, color_scheme=scheme))
+    wait_for_caption(page, "Click rate", "times random")
+    page.get_by_role("button", name="Rank", exact=True).click()
+    expect(page.locator("#try .said")).to_contain_text("10 items ranked by version 142")
+
+    assert serious(page) == []
+    assert overflow(page) <= 0
+
+
+def test_the_theme_is_chosen_by_a_button_and_remembered(console: Console, opened: Opened) -> None:
+    page = live(opened(console(worlds.learning()).url, color_scheme="light"))
+    ground = "getComputedStyle(document.body).backgroundColor"
+    before = page.evaluate(ground)
+
+    page.get_by_role("button", name="Theme: system").click()
+    page.get_by_role("button", name="Theme: light").click()
+
+    assert page.evaluate(ground) != before
+    page.reload()
+    expect(page.get_by_role("button", name="Theme: dark")).to_be_visible()
+    assert page.evaluate(ground) != before
+
+
+def test_the_keyboard_goes_through_the_page_in_the_order_of_reading(console: Console, opened: Opened) -> None:
+    page = live(opened(console(worlds.learning()).url))
+    focused = "(({ id, name, textContent }) => id || name || textContent)(document.activeElement)"
+
+    page.keyboard.press("Tab")
+    assert page.evaluate(focused) == "Skip to the figures"
+    page.keyboard.press("Enter")
+    assert page.evaluate(focused) == "main"
+    page.reload()
+    live(page)
+    seen = []
+    for _ in range(5):
+        page.keyboard.press("Tab")
+        seen.append(page.evaluate(focused))
+    assert seen == ["Skip to the figures", "span", "theme", "of", "label"]
+    assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"
+
+
+def test_promoting_asks_and_teaches_where_the_token_is(console: Console, opened: Opened) -> None:
+    server = console(worlds.learning())
+    page = live(opened(server.url, lost=True))
+
+    page.get_by_role("button", name="Promote version 140").click()
+    dialog = page.get_by_role("dialog")
+    expect(dialog).to_contain_text("/home/ada/freshet-demo/state/console.token")
+    assert serious(page) == []
+    dialog.get_by_label("Token").fill("wrong")
+    dialog.get_by_role("button", name="Promote v140").click()
+    expect(dialog.get_by_role("alert")).to_contain_text("this is not the console's token")
+    dialog.get_by_label("Token").fill(TOKEN)
+    page.keyboard.press("Enter")
+    expect(page.locator("#versions-said")).to_have_text("Version 140 was promoted.")
+    page.get_by_role("button", name="Roll back…").click()
+    page.keyboard.press("Escape")
+    expect(dialog).to_be_hidden()
+    assert [a[1:] for a in server.asked] == [("/api/promote", {"number": 140})] * 2
+
+
+def test_a_token_in_the_address_is_kept_for_the_tab_and_taken_out(console: Console, opened: Opened) -> None:
+    server = console(worlds.learning())
+    page = live(opened(f"{server.url}/#token={TOKEN}"))
+
+    assert page.evaluate("location.href") == f"{server.url}/"
+    page.get_by_role("button", name="Roll back…").click()
+    page.get_by_role("dialog").get_by_role("button", name="Roll back").click()
+
+    expect(page.locator("#versions-said")).to_have_text("Rolled back to the version before.")
+
+
+def test_try_it_ranks_what_is_written_and_gives_curl_and_python(console: Console, opened: Opened) -> None:
+    server = console(worlds.learning())
+    page = live(opened(server.url))
+    expect(page.locator("#try-json")).to_have_value(re.compile("9007199254740993"))
+
+    page.get_by_role("button", name="Rank", exact=True).click()
+
+    expect(page.locator("#try tbody tr")).to_have_count(10)
+    expect(page.locator("#try tbody tr").nth(3)).to_contain_text("item: no row")
+    assert '"user":9007199254740993' in page.locator("pre").first.inner_text()
+    python = page.locator("pre").nth(1).inner_text()
+    compile(python, "snippet", "exec")
+    assert '"user": 9007199254740993' in python
+    page.locator("#try-json").fill('{"candidates": ')
+    expect(page.locator("#try .wrong")).to_contain_text("not a request yet")
+
+
+def test_memory_stays_flat_over_many_updates(console: Console, opened: Opened) -> None:
+    server = console(worlds.learning(), every_s=0.01)
+    page = live(opened(server.url))
+    cdp = page.context.new_cdp_session(page)
+
+    def used_after(name: str, updates: int) -> float:
+        for i in range(updates):
+            at = int(time.time() * 1000) - 20_000 + i * 10
+            for record in (worlds.vitals(at), worlds.clicks(at), worlds.window("random", at)):
+                server.publish(record)
+        wait_until("all records are sent", lambda: not server.waiting(), within_s=30)
+        server.world["state"]["model"] = name
+        expect(page.locator("#model")).to_have_text(name)
+        cdp.send("HeapProfiler.collectGarbage")
+        return float(cdp.send("Runtime.getHeapUsage")["usedSize"]) / 1e6
+
+    used_after("warm", 1_500)
+    before = used_after("before", 200)
+    after = used_after("after", 1_500)
+
+    assert after - before < 1.0, f"{before:.1f} MB before, {after:.1f} MB after"
