@@ -26,10 +26,13 @@ CALM = (
 
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Browser]:
-    found = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    named = os.environ.get("FRESHET_TEST_BROWSER")
+    names = (named, "chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+    found = next(filter(None, (shutil.which(name) for name in names if name)), None)
     if found is None:
         pytest.fail(
-            "no Chromium on PATH: apt-get install chromium, or leave these out: pytest -m 'not browser'"
+            "no Chromium on PATH: apt-get install chromium, name one in FRESHET_TEST_BROWSER, "
+            "or leave these tests out: pytest -m 'not browser'"
         )
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=found, args=list(CALM))

@@ -39,7 +39,7 @@ class Scripted:
             tuple[str, str, Any]
         ] = []  # method, path, body of what changed something or was tried
         self.states = 0  # sent so far, to all pages together
-        self._queues: set[queue.SimpleQueue[tuple[int, Any]]] = set()
+        self._queues: set[queue.SimpleQueue[tuple[int, str, Any]]] = set()
         self._next = 1_000_000
         self._port = 0
         self._server: ThreadingHTTPServer | None = None
@@ -63,11 +63,11 @@ class Scripted:
         self._server.shutdown()
         self._server.server_close()
 
-    def publish(self, record: Any) -> None:
-        """Send a record of the measures topic to all pages that are connected."""
+    def publish(self, record: Any, event: str = "record") -> None:
+        """Send an event, as a rule a record of the measures topic, to all pages that are connected."""
         self._next += 1
         for waiting in list(self._queues):
-            waiting.put((self._next, record))
+            waiting.put((self._next, event, record))
 
     def waiting(self) -> int:
         """How many records have been published and not sent yet."""
@@ -127,7 +127,7 @@ def _handler(console: Scripted) -> type[BaseHTTPRequestHandler]:
                 self._json(200, {"number": 1})
 
         def _events(self) -> None:
-            mine: queue.SimpleQueue[tuple[int, Any]] = queue.SimpleQueue()
+            mine: queue.SimpleQueue[tuple[int, str, Any]] = queue.SimpleQueue()
             console._queues.add(mine)
             stopped = console._stopped
             self._head(200, "text/event-stream", None)
@@ -137,10 +137,10 @@ def _handler(console: Scripted) -> type[BaseHTTPRequestHandler]:
                     until = time.monotonic() + console.every_s
                     while (left := until - time.monotonic()) > 0 and not stopped.is_set():
                         try:
-                            offset, record = mine.get(timeout=min(left, 0.05))
+                            offset, event, record = mine.get(timeout=min(left, 0.05))
                         except queue.Empty:
                             continue
-                        self._send(f"event: record\nid: {offset}\ndata: {_text(record)}\n\n")
+                        self._send(f"event: {event}\nid: {offset}\ndata: {_text(record)}\n\n")
             finally:
                 console._queues.discard(mine)
                 self.close_connection = True

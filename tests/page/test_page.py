@@ -81,6 +81,17 @@ def test_charts_share_their_cursor(console: Console, opened: Opened) -> None:
     expect(page.locator("#quality .when").first).to_contain_text("at ")
 
 
+def test_what_becomes_of_a_version_is_marked_as_it_happens(console: Console, opened: Opened) -> None:
+    server = console(worlds.learning())
+    page = live(opened(server.url))
+    wait_for_caption(page, "Click rate", "Version 141 was held")
+
+    held = {"time_ms": int(time.time() * 1000), "number": 977, "what": "held", "reason": "not finite"}
+    server.publish(held, event="version")
+
+    wait_for_caption(page, "Click rate", "Version 977 was held")
+
+
 def test_a_lost_server_greys_what_is_shown_and_is_found_again(console: Console, opened: Opened) -> None:
     server = console(worlds.learning())
     page = live(opened(server.url, lost=True))

@@ -6,7 +6,7 @@ const SILENCE_MS = 8_000; // states come every second; after so long without one
 const PAUSES_MS = [500, 1_000, 2_000, 4_000]; // between attempts; the last one for ever
 
 /**
- * Follows /api/events. `on` has: history(answer), state(state), record(record), status("connecting" | "live" | "lost").
+ * Follows /api/events. `on` has: history(answer), state(state), record(record), version(event), status("connecting" | "live" | "lost").
  *
  * Every attempt begins with /api/history, so that neither a gap nor a run folder that was begun anew leaves the charts
  * wrong. What arrives and is not JSON is passed over.
@@ -58,11 +58,15 @@ export class Feed {
     }
     if (turn !== this.#turn) return;
     this.on.history(answer);
-    const after = num(answer.next);
-    const source = new EventSource(after === null ? "/api/events" : `/api/events?after=${after}`);
+    const from = num(answer.next);
+    const source = new EventSource(from === null ? "/api/events" : `/api/events?from=${from}`);
     this.#source = source;
     source.addEventListener("state", (event) => this.#take(event, (state) => this.#state(state)));
     source.addEventListener("record", (event) => this.#take(event, (r) => this.on.record(r)));
+    source.addEventListener("version", (event) => this.#take(event, (v) => this.on.version(v)));
+    source.addEventListener("reset", () => {
+      if (source === this.#source) this.refresh(); // records were missed, or the log began anew
+    });
     source.addEventListener("error", () => {
       if (source === this.#source) this.#lost();
     });

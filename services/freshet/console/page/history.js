@@ -48,12 +48,11 @@ export class History {
     this.trim(now);
   }
 
-  /** Take note of the versions that a state lists: held ones are marked in the charts. */
-  seen(versions) {
-    for (const v of records(record(versions).list, 50)) {
-      const verdict = text(v.verdict, 40);
-      if (verdict === "held") this.#version(num(v.created_ms), { ...v, what: "held" });
-    }
+  /** Add what became of a version. */
+  addVersion(v, now) {
+    this.latest = now + AHEAD_MS;
+    this.#version(num(v.time_ms), v);
+    this.trim(now);
   }
 
   /** Windows of one kind and label, oldest first. */

@@ -68,13 +68,18 @@ const feed = new Feed(300, {
     const now = num(state.now_ms);
     if (now !== null) app.clock = { server: now, here: performance.now() };
     app.state = state;
-    app.history.seen(state.versions);
     draw();
   },
   record: (r) => {
     app.history.add(r, app.now());
     due = true;
-    if (app.history.full) feed.refresh();
+    if (!app.history.full) return;
+    app.history.full = false;
+    feed.refresh();
+  },
+  version: (v) => {
+    app.history.addVersion(v, app.now());
+    due = true;
   },
   status: (status) => {
     glance.connection(status);

@@ -11,7 +11,7 @@ const LEVELS = { promoted: "ok", stable: "ok", held: "bad" };
 export class Versions {
   constructor(app) {
     this.app = app;
-    const measure = (name, places) => (v) => fixed(num(record(v.measures)[name]), places);
+    const measure = (name, places) => (v) => fixed(num(measuresOf(v, app.label())[name]), places);
     this.table = new Table(
       byId("versions"),
       "Versions, newest first",
@@ -75,6 +75,13 @@ export class Versions {
   async #move(move) {
     if (await confirmed(move, text(record(this.app.state).folder, 300))) say(byId("versions-said"), move.done);
   }
+}
+
+/** A version's measures of a label, on random slates if there are any: {of: {label: {measure: value}}}. */
+function measuresOf(v, label) {
+  const of = record(v.measures);
+  const kind = ["random", "served", "training"].find((k) => Object.keys(record(record(of[k])[label])).length);
+  return kind ? record(record(of[kind])[label]) : {};
 }
 
 function chips(v) {
