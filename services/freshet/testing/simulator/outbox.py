@@ -26,8 +26,8 @@ LARGEST = 200_000
 class Outbox:
     """Thread-safe for `put`; one thread sends."""
 
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
+    def __init__(self, clock: Clock, largest: int = LARGEST) -> None:
+        self._clock, self._largest = clock, largest
         self._lock = threading.Lock()
         self._ties = itertools.count()
         self._waiting: list[tuple[int, int, Mapping[str, Any]]] = []  # a heap by time
@@ -40,7 +40,7 @@ class Outbox:
     def put(self, action: Mapping[str, Any]) -> None:
         """Send this action at its `ts`."""
         with self._lock:
-            if len(self._waiting) >= LARGEST:
+            if len(self._waiting) >= self._largest:
                 self.dropped += 1
                 return
             heapq.heappush(self._waiting, (action["ts"], next(self._ties), action))
