@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,10 +11,9 @@ import click
 import orjson
 
 from freshet.cli.options import emit, existing_folder, folder_option, json_option, table
-from freshet.errors import ConfigError
 
 if TYPE_CHECKING:
-    from freshet.seams.versions import Manifest, VersionStore
+    from freshet.seams.versions import VersionStore
 
 __all__ = ["command"]
 
@@ -56,8 +54,10 @@ def list_versions(folder: Path, as_json: bool) -> None:
 @json_option
 def show(number: int, folder: Path, as_json: bool) -> None:
     """One version's manifest, and whether its weights match their checksum."""
+    from freshet.seams.versions.moves import manifest_of
+
     store = _store(folder)
-    manifest = _manifest(store, number)
+    manifest = manifest_of(store, number)
     version = store.get(number)
     shapes = {name: list(tensor.shape) for name, tensor in version.tensors.items()}
     value = {**asdict(manifest), "tensors": shapes}
@@ -82,19 +82,9 @@ def rollback(number: int | None, folder: Path, as_json: bool) -> None:
 
     Rows go on learning; rollback moves the dense weights that serve, nothing else.
     """
-    store = _store(folder)
-    if number is None:
-        stable = store.aliases().get("stable")
-        older = [n for n in store.numbers() if stable is not None and n < stable and _promoted(store, n)]
-        if not older:
-            raise ConfigError(
-                "rollback",
-                "",
-                "no older promoted version is stored",
-                "a version number",
-                "see `freshet version list`",
-            )
-        number = older[-1]
+    from freshet.seams.versions.moves import version_to_roll_back_to
+
+    number = version_to_roll_back_to(_store(folder)) if number is None else number
     _move(folder, number, pinned=True, as_json=as_json)
 
 
@@ -116,42 +106,15 @@ def _store(folder: Path) -> VersionStore:
     return open_versions(f"file:{found}")
 
 
-def _promoted(store: VersionStore, number: int) -> bool:
-    return store.manifest(number).verdict == "promoted"
-
-
-def _manifest(store: VersionStore, number: int) -> Manifest:
-    try:
-        return store.manifest(number)
-    except KeyError:
-        numbers = list(store.numbers())
-        found = f"{numbers[0]} to {numbers[-1]}" if numbers else "none"
-        raise ConfigError(
-            "version", "number", number, f"a stored version ({found})", "see `freshet version list`"
-        ) from None
-
-
 def _move(folder: Path, number: int, *, pinned: bool, as_json: bool) -> None:
+    from freshet.clock import SYSTEM_CLOCK
     from freshet.seams.open import open_eventlog
-    from freshet.types import Append, BytesColumn
+    from freshet.seams.versions.moves import move
 
     store = _store(folder)
-    manifest = _manifest(store, number)
-    store.get(number)  # a version that cannot be read must not be pointed at
     log = open_eventlog(f"sqlite:{folder / 'log'}")
     try:
-        store.point("stable", number)
-        record = {
-            "v": 1,
-            "kind": "alias",
-            "alias": "stable",
-            "number": number,
-            "by": "operator",
-            "pinned": pinned,
-            "time_ms": int(time.time() * 1000),
-        }
-        value = BytesColumn.of([orjson.dumps(record)])
-        log.writer().append([Append(f"{manifest.model}.versions", 0, value)])
+        record = move(store, log, number, pinned=pinned, by="operator", now_ms=SYSTEM_CLOCK.now_ms())
     finally:
         log.close()
     text = f"stable is now version {number}" + (

@@ -6,13 +6,14 @@ from __future__ import annotations
 import orjson
 
 from freshet.seams.eventlog import EventLog
+from freshet.seams.versions.moves import PEOPLE
 from freshet.types import TopicPartition
 
 __all__ = ["Pins"]
 
 
 class Pins:
-    """Follows the alias moves; the last one by an operator counts. Used by one thread."""
+    """Follows the alias moves; the last one by a person counts. Used by one thread."""
 
     def __init__(self, log: EventLog, topic: str) -> None:
         self._log = log
@@ -37,7 +38,7 @@ class Pins:
         self._reader.close()
 
     def _take(self, record: dict[str, object]) -> None:
-        if record.get("kind") == "alias" and record.get("by") == "operator":
+        if record.get("kind") == "alias" and record.get("by") in PEOPLE:
             self._reason = (
                 f"an operator rolled back to version {record['number']}; "
                 "`freshet version promote` lets the gate go on"

@@ -42,3 +42,13 @@ def test_a_rollback_from_before_the_start_still_holds(log):
 
     assert pins.reason() is not None
     pins.close()
+
+
+def test_a_rollback_in_the_console_holds_as_one_on_the_command_line_does(log):
+    pins = Pins(log, TOPIC)
+    tell(log, alias="stable", number=2, by="console", pinned=True)
+    assert "rolled back to version 2" in (pins.reason() or "")
+
+    tell(log, alias="stable", number=5, by="console", pinned=False)
+    assert pins.reason() is None
+    pins.close()
