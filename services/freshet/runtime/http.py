@@ -1,8 +1,8 @@
 """A small HTTP face for services: routes, bounded bodies, errors as JSON, and a uvicorn server that drains.
 
 Raw ASGI: a framework's conveniences cost more than our handlers do. A handler takes a `Request` and returns a
-`Response` or raises; whatever it raises becomes JSON `{"error": {code, message, expected, found, hint}}`,
-never a stack trace.
+`Response` (or a `Stream`, whose body comes piece by piece) or raises; whatever it raises becomes JSON
+`{"error": {code, message, expected, found, hint}}`, never a stack trace.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ from prometheus_client.exposition import generate_latest
 from freshet.errors import BadInput, Overloaded, TooLarge, Unavailable
 from freshet.runtime.endpoint import METRICS_PAGE, Endpoint
 from freshet.runtime.metrics import Metric
+from freshet.runtime.streaming import Headers, Stream, send_pieces
 
-__all__ = ["HTTP_METRICS", "App", "Handler", "HttpError", "Request", "Response", "json_response"]
+__all__ = ["HTTP_METRICS", "App", "Handler", "HttpError", "Request", "Response", "Stream", "json_response"]
 
 log = structlog.get_logger(__name__)
 
@@ -39,7 +40,10 @@ REQUEST_SECONDS = Metric(
     ("route",),
     buckets=(0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0),
 )
-HTTP_METRICS = (REQUESTS, REQUEST_SECONDS)
+STREAMS = Metric(
+    "freshet_http_streams", "gauge", "streams", "Answers that are being streamed now.", ("route",)
+)
+HTTP_METRICS = (REQUESTS, REQUEST_SECONDS, STREAMS)
 """What every service counts that speaks HTTP through `App`."""
 
 
@@ -67,10 +71,10 @@ class Response:
     status: int
     body: bytes
     content_type: bytes = b"application/json"
-    headers: tuple[tuple[bytes, bytes], ...] = ()
+    headers: Headers = ()
 
 
-def json_response(status: int, content: object, headers: tuple[tuple[bytes, bytes], ...] = ()) -> Response:
+def json_response(status: int, content: object, headers: Headers = ()) -> Response:
     """A response of JSON; numpy arrays and scalars are written as numbers."""
     return Response(status, orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY), headers=headers)
 
@@ -87,7 +91,7 @@ class HttpError(Exception):
         expected: object = None,
         found: object = None,
         hint: str | None = None,
-        headers: tuple[tuple[bytes, bytes], ...] = (),
+        headers: Headers = (),
     ) -> None:
         super().__init__(message)
         self.status, self.headers = status, headers
@@ -104,7 +108,8 @@ class HttpError(Exception):
         return json_response(self.status, {"error": self.content}, self.headers)
 
 
-Handler = Callable[[Request], Awaitable[Response]]
+Handler = Callable[[Request], Awaitable[Response | Stream]]
+Admit = Callable[[Mapping[bytes, bytes]], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,13 +122,25 @@ class _Route:
 class App:
     """An ASGI application: routes, body limits, error bodies, request metrics."""
 
-    def __init__(self, registry: CollectorRegistry, *, max_body_bytes: int, body_timeout_s: float) -> None:
+    def __init__(
+        self,
+        registry: CollectorRegistry,
+        *,
+        max_body_bytes: int,
+        body_timeout_s: float,
+        headers: Headers = (),
+        admit: Admit = lambda headers: None,
+    ) -> None:
+        """`headers` go with every answer; `admit` looks at every request's headers first, and may raise."""
+        self._headers, self._admit = headers, admit
+        self._ending = asyncio.Event()  # set when streams are to end
         self._routes: dict[str, _Route] = {}
         self._patterns: list[_Route] = []
         self._max_body_bytes, self._body_timeout_s = max_body_bytes, body_timeout_s
         self._registry = registry
         self._requests = REQUESTS.counter(registry)
         self._seconds = REQUEST_SECONDS.histogram(registry)
+        self._streams = STREAMS.gauge(registry)
         self.endpoints: list[Endpoint] = []
         self.route(METRICS_PAGE, self._metrics)
 
@@ -141,6 +158,10 @@ class App:
                 self._routes[path] = known
         known.methods[endpoint.method] = handler
 
+    def end_streams(self) -> None:
+        """End every stream at once, and those that begin from now on; on the server's loop."""
+        self._ending.set()
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
         if scope["type"] != "http":
@@ -148,6 +169,8 @@ class App:
         started = asyncio.get_running_loop().time()
         route = "unknown"
         try:
+            headers = dict(scope["headers"])
+            self._admit(headers)
             found, arguments = self._find(scope)
             route = found.name
             handler = found.methods.get(scope["method"])
@@ -161,7 +184,6 @@ class App:
                     found=scope["method"],
                     headers=((b"allow", allowed.encode()),),
                 )
-            headers = dict(scope["headers"])
             body = await self._body(headers, receive)
             request = Request(
                 scope["method"],
@@ -179,9 +201,25 @@ class App:
             return
         except Exception as error:
             response = error_response(error)
+        if isinstance(response, Stream):
+            await self._stream(route, response, receive, send)
+            return
         self._requests.labels(route, str(response.status)).inc()
         self._seconds.labels(route).observe(asyncio.get_running_loop().time() - started)
-        await _send(send, response)
+        headers_sent = (*response.headers, *self._headers)
+        await send(_start(response.status, response.content_type, headers_sent, len(response.body)))
+        await send({"type": "http.response.body", "body": response.body})
+
+    async def _stream(self, route: str, stream: Stream, receive: Receive, send: Send) -> None:
+        self._requests.labels(route, "200").inc()
+        await send(_start(200, stream.content_type, (*stream.headers, *self._headers)))
+        with self._streams.labels(route).track_inprogress():
+            try:
+                how = await send_pieces(stream, receive, send, self._ending)
+            except Exception as error:
+                log.error("a stream broke off", route=route, exc_info=error)
+            else:
+                log.debug("a stream has ended", route=route, how=how)
 
     def _find(self, scope: Scope) -> tuple[_Route, tuple[str, ...]]:
         raw = scope.get("raw_path") or scope["path"].encode()
@@ -264,11 +302,13 @@ class _ClientGoneError(Exception):
     """The client went away before its body was whole."""
 
 
-async def _send(send: Send, response: Response) -> None:
-    headers = [
-        (b"content-type", response.content_type),
-        (b"content-length", str(len(response.body)).encode()),
-        *response.headers,
-    ]
-    await send({"type": "http.response.start", "status": response.status, "headers": headers})
-    await send({"type": "http.response.body", "body": response.body})
+def _start(
+    status: int, content_type: bytes, headers: Headers, length: int | None = None
+) -> Mapping[str, Any]:
+    """The head of an answer; where the length is not known, the body comes in chunks."""
+    lengths = () if length is None else ((b"content-length", str(length).encode()),)
+    return {
+        "type": "http.response.start",
+        "status": status,
+        "headers": [(b"content-type", content_type), *lengths, *headers],
+    }

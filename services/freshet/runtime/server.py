@@ -22,6 +22,9 @@ BACKLOG = 1024
 FIRST_BYTE_TIMEOUT_S = 10.0
 """A connection that has not sent a request's head by then is closed: idle ones would use up descriptors."""
 
+UNREAD_S = 0.2
+"""How long a client that has stopped reading may still begin to, once the server stops."""
+
 
 def bind(host: str, port: int) -> socket.socket:
     """A listening address; port 0 takes a free one. Raises ConfigError if the port cannot be had."""
@@ -61,9 +64,11 @@ class _Protocol(HttpToolsProtocol):
 class _Server(uvicorn.Server):
     """Stops when the event is set, by whomever; signals are the caller's."""
 
-    def __init__(self, config: uvicorn.Config, stop: threading.Event, started: Callable[[], None]) -> None:
+    def __init__(
+        self, app: App, config: uvicorn.Config, stop: threading.Event, started: Callable[[], None]
+    ) -> None:
         super().__init__(config)
-        self._stop, self._started = stop, started
+        self._app, self._stop, self._started = app, stop, started
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
@@ -71,6 +76,17 @@ class _Server(uvicorn.Server):
 
     async def on_tick(self, counter: int) -> bool:
         return await super().on_tick(counter) or self._stop.is_set()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._app.end_streams()
+        asyncio.get_running_loop().call_later(UNREAD_S, self._cut_off_unread)
+        await super().shutdown(sockets)
+
+    def _cut_off_unread(self) -> None:
+        """Close connections whose clients leave unread what was sent; else they would take up the drain."""
+        for connection in list(self.server_state.connections):
+            if isinstance(connection, _Protocol) and connection.flow.write_paused:
+                connection.transport.abort()
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
         await self._serve(sockets)  # not uvicorn's own, which takes over the process's signals
@@ -100,7 +116,7 @@ async def serve(
         timeout_keep_alive=30,
         timeout_graceful_shutdown=max(1, round(drain_s)),
     )
-    await _Server(config, stop, started).serve([sock])
+    await _Server(app, config, stop, started).serve([sock])
 
 
 def run_server(main: Callable[[], Awaitable[None]]) -> None:

@@ -206,9 +206,65 @@ class Inference:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Console:
-    """The pages for people."""
+    """The page for people: what the other services do, how well the model predicts, and its versions."""
 
     port: int = option("deployment", "HTTP; 0 takes a free one", PORT, default=7002)
+    token: str = option(
+        "deployment",
+        "what promote and rollback ask for; without it, that of state/console.token in the run folder",
+        Text("16 to 200 letters, digits, - and _", r"[A-Za-z0-9_-]{16,200}"),
+        default="",
+    )
+    host: str = option(
+        "deployment",
+        "a name that browsers may ask for it by, besides localhost and the bind address",
+        Text("a host name", r"[A-Za-z0-9.:-]{1,255}"),
+        default="",
+    )
+    poll_ms: int = option(
+        "deployment",
+        "how often the services are asked how they are",
+        Duration(50, MINUTE),
+        key="poll",
+        default=SECOND,
+    )
+    vitals_ms: int = option(
+        "deployment",
+        "how often rates, lags and memory are written to the topic of measures",
+        Duration(100, HOUR),
+        key="vitals",
+        default=5 * SECOND,
+    )
+    trace_ms: int = option(
+        "deployment",
+        "pause between two actions that are followed to the served rows",
+        Duration(100, HOUR),
+        key="trace",
+        default=3 * SECOND,
+    )
+    history_ms: int = option(
+        "deployment",
+        "how far back the page looks; the topic of measures is read back so far at the start",
+        Duration(MINUTE, 7 * 24 * HOUR),
+        key="history",
+        default=24 * HOUR,
+    )
+    max_streams: int = option(
+        "deployment",
+        "pages that are kept up to date at once; one more gets 503",
+        Integer(1, 10_000),
+        default=64,
+    )
+    max_body_bytes: int = option(
+        "deployment", "a larger request is refused with 413", Integer(KIB, GIB), default=MIB
+    )
+    body_timeout_ms: int = option(
+        "deployment",
+        "how long a whole body may take to arrive; a slower client gets 408",
+        Duration(10, HOUR),
+        key="body_timeout",
+        default=10 * SECOND,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
