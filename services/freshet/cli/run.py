@@ -12,7 +12,7 @@ from freshet.cli.options import emit, folder_option, json_option
 
 __all__ = ["ROLES", "command"]
 
-ROLES = ("gateway", "joiner", "trainer", "inference")
+ROLES = ("gateway", "joiner", "trainer", "inference", "console")
 
 
 @click.command()

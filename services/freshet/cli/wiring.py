@@ -127,11 +127,40 @@ def run_inference(spec: Spec, settings: Settings, stop: threading.Event) -> None
         cleanup.run()
 
 
+def run_console(spec: Spec, settings: Settings, stop: threading.Event) -> None:
+    """The page for people."""
+    from freshet.cli.ports import optional_ports_of, ports_of
+    from freshet.console.doors import token_of
+    from freshet.console.service import Sources, run
+
+    run_folder = settings.common.run
+    token = token_of(settings.console.token, run_folder.state)
+    cleanup = Cleanup()
+    log = open_eventlog(settings.common.log_url)
+    cleanup.add("log", log.close)
+    versions = open_versions(settings.common.versions_url)
+    cleanup.add("versions", versions.close)
+    ports = {name: port for name, port in ports_of(settings).items() if name != "console"}
+    try:
+        run(
+            Sources(spec, run_folder.path, log, versions),
+            settings.console,
+            settings.common,
+            ports=ports,
+            optional=optional_ports_of(settings),
+            token=token,
+            stop=stop,
+        )
+    finally:
+        cleanup.run()
+
+
 RUNNERS: Mapping[str, Runner] = {
     "gateway": run_gateway,
     "joiner": run_joiner,
     "trainer": run_trainer,
     "inference": run_inference,
+    "console": run_console,
 }
 
 

@@ -1,0 +1,137 @@
+"""Who may ask the console what: the names it is asked by, and the token for what changes something.
+
+A page that the browser has open from elsewhere can send requests to this machine. It cannot read answers, but
+by a name of its own that is made to point here (DNS rebinding) it could; so names are checked. It can post
+forms; so posts must be JSON, and whatever changes something needs a token that no browser sends by itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import os
+import secrets
+from collections.abc import Mapping
+from pathlib import Path
+
+from freshet.errors import ConfigError
+from freshet.runtime.http import Headers, HttpError, Request
+
+__all__ = ["HEADERS", "TOKEN_FILE", "Doors", "name_of", "token_of"]
+
+TOKEN_FILE = "console.token"
+LEAST_TOKEN = 16
+
+HEADERS: Headers = (
+    (
+        b"content-security-policy",
+        b"default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; font-src 'self'; "
+        b"connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    ),
+    (b"x-content-type-options", b"nosniff"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+    (b"cross-origin-opener-policy", b"same-origin"),
+)
+"""With every answer: nothing from elsewhere is loaded, run, framed or told where one came from."""
+
+
+def name_of(host: str) -> str:
+    """The name in a Host header or an origin: no port, lower case; "" if it is none."""
+    host = host.strip().lower()
+    if host.startswith("["):
+        name, bracket, rest = host[1:].partition("]")
+        return name if bracket and (not rest or _is_port(rest)) else ""
+    name, colon, rest = host.partition(":")
+    return name.removesuffix(".") if not colon or _is_port(colon + rest) else ""
+
+
+def _is_port(text: str) -> bool:
+    return text[:1] == ":" and text[1:].isascii() and text[1:].isdigit()
+
+
+class Doors:
+    """What every request must show. Raises HttpError, which says what is missing."""
+
+    def __init__(self, token: str, *, names: frozenset[str]) -> None:
+        """`names`: what browsers may ask for this server by, besides the names of this machine itself."""
+        self._token = token.encode()
+        self._names = names | {"localhost", "127.0.0.1", "::1"}
+
+    def admit(self, headers: Mapping[bytes, bytes]) -> None:
+        """Refuse names that are not ours, and requests of pages from elsewhere (403)."""
+        host = headers.get(b"host", b"").decode("latin-1")
+        if name_of(host) not in self._names:
+            raise HttpError(
+                403, "host", "the console is not asked for by this name", expected=sorted(self._names),
+                found=host[:200], hint="FRESHET_CONSOLE_HOST adds a name",
+            )  # fmt: skip
+        origin = headers.get(b"origin")
+        if origin is not None and name_of(origin.decode("latin-1").partition("://")[2]) not in self._names:
+            raise HttpError(
+                403, "origin", "a page from elsewhere may not ask this", expected=sorted(self._names),
+                found=origin.decode("latin-1")[:200],
+            )  # fmt: skip
+
+    def may_change(self, request: Request) -> None:
+        """Let through who shows the token (401 without one, 403 with another)."""
+        hint = (
+            f"the link that `freshet up` prints holds it; it stands in state/{TOKEN_FILE} of the run folder"
+        )
+        scheme, _, shown = request.headers.get(b"authorization", b"").partition(b" ")
+        if scheme.lower() != b"bearer" or not shown.strip():
+            raise HttpError(
+                401, "token_missing", "promoting and rolling back need the console's token",
+                expected="Authorization: Bearer TOKEN", found="no token", hint=hint,
+                headers=((b"www-authenticate", b'Bearer realm="freshet console"'),),
+            )  # fmt: skip
+        if not hmac.compare_digest(shown.strip(), self._token):
+            raise HttpError(403, "token_wrong", "this is not the console's token", expected="its token",
+                            found="another one", hint=hint)  # fmt: skip
+
+
+def json_only(request: Request) -> None:
+    """Refuse bodies that a form of another site could post (415)."""
+    if request.content_type != "application/json":
+        raise HttpError(
+            415,
+            "content_type",
+            "this takes JSON",
+            expected="application/json",
+            found=request.content_type[:100],
+        )
+
+
+def token_of(given: str, state: Path) -> str:
+    """The token in use: the one given, else that of the run folder, which is made if it is not there.
+
+    Its file is readable by its owner only, whoever has made it.
+
+    Raises:
+        ConfigError: the file cannot be read or written, or holds no token.
+    """
+    if given:
+        return given
+    path = state / TOKEN_FILE
+    try:
+        with contextlib.suppress(FileExistsError):
+            made = path.with_name(f".{TOKEN_FILE}.{os.getpid()}")
+            handle = os.open(made, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+            with os.fdopen(handle, "w") as file:
+                file.write(secrets.token_urlsafe(24) + "\n")
+            try:
+                os.link(made, path)  # whole or not at all, and never over another's
+            finally:
+                made.unlink()
+        path.chmod(0o600)
+        token = path.read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            "console", "token", str(path), "a file that can be read and written", str(error)
+        ) from error
+    if len(token) < LEAST_TOKEN or not token.replace("-", "").replace("_", "").isalnum():
+        raise ConfigError(
+            "console", "token", str(path), f"a token of at least {LEAST_TOKEN} letters, digits, - and _",
+            "delete the file: the next start makes a new one",
+        )  # fmt: skip
+    return token

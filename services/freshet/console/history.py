@@ -1,0 +1,199 @@
+"""What `<model>.measures` and `<model>.versions` tell of the past, in bounded memory. Pure; for one thread.
+
+Records come from a topic that others write, too: what is not understood is left out, never an error.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import orjson
+
+from freshet.console.core import number
+from freshet.console.segments import Segments
+from freshet.console.series import POINTS, Series, added
+
+__all__ = ["History", "Reliability", "parsed", "version_event"]
+
+MOST_SERIES = 200
+"""Kinds of prediction × labels that are told apart; beyond it windows are left out."""
+
+RELIABILITY_WINDOWS = 12
+"""Windows whose reliability is added up: a minute at 5 s a window, enough for a curve that stands still."""
+
+SHOWN_OF = ("random", "served", "training")
+"""Which predictions a reliability curve is of: the first of these that there is."""
+
+LATEST_MS = 1 << 48
+"""No record is dated beyond this (the year 10889): what is, is damage."""
+
+
+def parsed(value: bytes) -> dict[str, Any] | None:
+    """A JSON record of a topic of ours; None if it is none that we know."""
+    try:
+        record = orjson.loads(value)
+    except orjson.JSONDecodeError:
+        return None
+    if not isinstance(record, dict) or record.get("v") != 1 or not isinstance(record.get("kind"), str):
+        return None
+    return record
+
+
+def _time(record: Mapping[str, Any], key: str) -> int | None:
+    value = record.get(key)
+    return value if type(value) is int and 0 <= value < LATEST_MS else None
+
+
+class History:
+    """Series of windows, vitals, clicks, drifts and versions."""
+
+    def __init__(self, longest_ms: int) -> None:
+        self._longest_ms = longest_ms
+        self.segments = Segments()
+        self.reliability = Reliability()
+        self._windows: dict[tuple[str, str], Series] = {}
+        self._vitals = Series(longest_ms)
+        self._clicks = Series(longest_ms, added)
+        self._drifts: dict[int, dict[str, Any]] = {}  # by time
+        self._versions: deque[dict[str, Any]] = deque(maxlen=POINTS)
+        self.next = 0  # first offset of measures that is not in here
+        self.last_vitals: dict[str, Any] | None = None
+
+    @property
+    def clicks_until_ms(self) -> int:
+        """End of the newest window of clicks; 0 if there is none."""
+        return self._clicks.newest_ms or 0
+
+    @property
+    def drifts(self) -> Sequence[Mapping[str, Any]]:
+        """Changes of the simulated world's tastes, oldest first."""
+        return [self._drifts[at] for at in sorted(self._drifts)]
+
+    def add(self, offset: int, value: bytes) -> dict[str, Any] | None:
+        """Take a record of the measures; returns what pages are told of it, or None if they are not."""
+        self.next = max(self.next, offset + 1)
+        record = parsed(value)
+        if record is None:
+            return None
+        told: dict[str, Any] | None = None
+        match record["kind"]:
+            case "window":
+                told = self._window(offset, record)
+            case "vitals" if (at := _time(record, "time_ms")) is not None:
+                told = {"offset": offset, **record}
+                self._vitals.add(at, told)
+                self.last_vitals = told
+            case "clicks" if (at := _time(record, "stop_ms")) is not None and _clicks(record):
+                told = {"offset": offset, **record}
+                self._clicks.add(at, told)
+            case "drift" if (at := _time(record, "time_ms")) is not None:
+                told = {"offset": offset, **record}
+                self._drifts[at] = told
+                while len(self._drifts) > POINTS:
+                    del self._drifts[min(self._drifts)]
+        return told
+
+    def add_version(self, event: Mapping[str, Any]) -> None:
+        """Take what `version_event` made of a record of `<model>.versions`."""
+        self._versions.append(dict(event))
+
+    def _window(self, offset: int, record: dict[str, Any]) -> dict[str, Any] | None:
+        of, label, stop_ms = record.get("of"), record.get("label"), _time(record, "stop_ms")
+        if not isinstance(of, str) or not isinstance(label, str) or stop_ms is None:
+            return None
+        if record.get("segment") is not None:
+            self.segments.add(record)
+            return None
+        bins = record.pop("reliability", None)
+        if bins is not None:
+            self.reliability.add(of, label, bins)
+        if (of, label) not in self._windows and len(self._windows) >= MOST_SERIES:
+            return None
+        told = {"offset": offset, **record}
+        self._windows.setdefault((of, label), Series(self._longest_ms)).add(stop_ms, told)
+        return told
+
+    def to_json(self, span_ms: int, now_ms: int) -> dict[str, Any]:
+        """What /api/history answers, of the last `span_ms`."""
+        windows = [w for series in self._windows.values() for w in series.last(span_ms, now_ms)]
+        return {
+            "next": self.next,
+            "vitals": self._vitals.last(span_ms, now_ms),
+            "windows": sorted(windows, key=lambda w: int(w["stop_ms"])),
+            "clicks": self._clicks.last(span_ms, now_ms),
+            "drifts": [d for d in self.drifts if d["time_ms"] >= now_ms - span_ms],
+            "versions": [v for v in self._versions if v["time_ms"] >= now_ms - span_ms],
+        }
+
+
+def _clicks(record: Mapping[str, Any]) -> bool:
+    """Whether a window of clicks holds counts that can be added up."""
+    for slate in ("model", "random", "best"):
+        counts = record.get(slate)
+        if not isinstance(counts, Mapping):
+            return False
+        if any(number(counts.get(key)) is None for key in ("impressions", "clicks")):
+            return False
+    return _time(record, "start_ms") is not None
+
+
+def version_event(record: Mapping[str, Any]) -> dict[str, Any] | None:
+    """A record of `<model>.versions` for pages, {time_ms, number, what, reason, by}; None: not for them."""
+    at, version = _time(record, "time_ms"), record.get("number")
+    if at is None or type(version) is not int:
+        return None
+    event = {"time_ms": at, "number": version, "reason": str(record.get("reason") or "")[:500]}
+    if record["kind"] == "verdict" and record.get("verdict") in ("promoted", "held"):
+        return {**event, "what": record["verdict"], "by": "gate"}
+    by = str(record.get("by"))[:40]
+    if record["kind"] == "alias" and record.get("alias") == "stable" and by not in ("trainer", "gate"):
+        pinned = "; the gate promotes nothing until the next promote" if record.get("pinned") else ""
+        return {**event, "what": "moved", "by": by, "reason": f"stable moved by {by}{pinned}"}
+    return None
+
+
+class Reliability:
+    """Reliability curves of the newest windows, added up bin by bin."""
+
+    def __init__(self) -> None:
+        self._kept: dict[tuple[str, str], deque[list[tuple[float, float, float]]]] = {}
+
+    def add(self, of: str, label: str, bins: Any) -> None:
+        """Take a window's bins, [n, mean predicted, mean label] each; what is no such thing is left out."""
+        if (of, label) not in self._kept and len(self._kept) >= MOST_SERIES:
+            return
+        kept = self._kept.setdefault((of, label), deque(maxlen=RELIABILITY_WINDOWS))
+        kept.append([b for b in map(_bin, bins if isinstance(bins, list) else []) if b is not None])
+
+    def to_json(self) -> dict[str, list[list[float]]]:
+        """{label: bins}, rising; of random slates if there are any, else of what was served or trained on."""
+        found: dict[str, list[list[float]]] = {}
+        for label in dict.fromkeys(label for _, label in self._kept):
+            of = next((of for of in SHOWN_OF if any(self._kept.get((of, label), ()))), None)
+            if of is not None:
+                found[label] = _summed([b for window in self._kept[of, label] for b in window])
+        return found
+
+
+def _bin(value: Any) -> tuple[float, float, float] | None:
+    if not isinstance(value, list) or len(value) != 3:
+        return None
+    n, predicted, labelled = (number(x) for x in value)
+    if n is None or predicted is None or labelled is None or n <= 0 or not 0 < predicted < 1:
+        return None
+    return n, predicted, labelled
+
+
+def _summed(bins: Sequence[tuple[float, float, float]]) -> list[list[float]]:
+    """Bins of several windows by half a logit, so that what windows share a place adds up."""
+    sums: dict[int, list[float]] = {}
+    for n, predicted, labelled in bins:
+        place = round(2 * math.log(predicted / (1 - predicted)))
+        cell = sums.setdefault(max(-16, min(16, place)), [0.0, 0.0, 0.0])
+        cell[0] += n
+        cell[1] += n * predicted
+        cell[2] += n * labelled
+    return [[n, p / n, y / n] for _, (n, p, y) in sorted(sums.items())]

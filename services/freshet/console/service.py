@@ -1,0 +1,293 @@
+"""The console as a process: routes, threads, lifecycle. Decisions are in `core` and its neighbours."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.parse import parse_qs
+
+import orjson
+import structlog
+from prometheus_client import CollectorRegistry, Gauge
+
+from freshet.clock import SYSTEM_CLOCK, Clock
+from freshet.console.board import Board
+from freshet.console.collector import Collector, Sources
+from freshet.console.doors import HEADERS, Doors, json_only
+from freshet.console.pages import PAGE, read_pages
+from freshet.console.services import Services
+from freshet.console.tracer import Tracer
+from freshet.console.trying import asked, body_of
+from freshet.errors import BadInput, ConfigError, Unavailable
+from freshet.runtime.http import App, Handler, HttpError, Request, Response, Stream, json_response
+from freshet.runtime.server import bind, run_server, serve
+from freshet.seams.versions.moves import move, version_to_roll_back_to
+from freshet.settings import Common
+from freshet.settings import Console as Settings
+from freshet.settings.run_folder import RunFolder
+from freshet.spec.topics import topics_of
+
+__all__ = ["Console", "Sources", "run"]
+
+logger = structlog.get_logger(__name__)
+
+DEFAULT_SPAN_S = 3_600
+FRESH: tuple[tuple[bytes, bytes], ...] = ((b"cache-control", b"no-store"),)
+START_LOOK_S = 0.05
+START_WAIT_S = 10.0
+"""How long a page waits for a console that still reads the past back; then it gets 503."""
+
+LARGEST_NUMBER = 1 << 53
+
+T = TypeVar("T")
+
+
+class Console:
+    """One page and what is behind it. Requests live on one event loop; looking and tracing on threads."""
+
+    def __init__(
+        self,
+        sources: Sources,
+        settings: Settings,
+        ports: Mapping[str, int],
+        optional: Mapping[str, int],
+        doors: Doors,
+        *,
+        clock: Clock = SYSTEM_CLOCK,
+        pages: Path = PAGE,
+    ) -> None:
+        """`ports`: where the services answer; `optional`: of those that need not be there."""
+        self._sources, self._settings, self._doors, self._clock = sources, settings, doors, clock
+        self._services = Services(RunFolder(sources.folder), ports, optional)
+        self._board = Board()
+        self._tracer = Tracer(
+            sources.spec,
+            topics_of(sources.spec),
+            sources.log,
+            self._services.port,
+            clock,
+            settings.trace_ms / 1e3,
+        )
+        self._collector = Collector(
+            sources, settings, self._services, self._board, self._tracer.traces, clock
+        )
+        self._pool = ThreadPoolExecutor(4, thread_name_prefix="console")
+        registry = CollectorRegistry()
+        streams = Gauge("freshet_console_streams", "Pages that are kept up to date now.", registry=registry)
+        streams.set_function(lambda: self._board.streams)
+        self.app = App(
+            registry,
+            max_body_bytes=settings.max_body_bytes,
+            body_timeout_s=settings.body_timeout_ms / 1e3,
+            headers=HEADERS,
+            admit=doors.admit,
+        )
+        self._add_routes(pages)
+
+    def _add_routes(self, pages: Path) -> None:
+        routes: tuple[tuple[str, str, Handler], ...] = (
+            ("GET", "/api/state", self._state),
+            ("GET", "/api/history", self._history),
+            ("GET", "/api/events", self._events),
+            ("GET", "/api/requests", self._requests),
+            ("POST", "/api/try", self._try),
+            ("POST", "/api/promote", self._promote),
+            ("POST", "/api/rollback", self._rollback),
+            ("GET", "/health/live", self._live),
+            ("GET", "/health/ready", self._ready),
+            ("GET", "/status", self._status),
+        )
+        for method, path, handler in routes:
+            self.app.route(method, path, handler)
+        for path, page in read_pages(pages).items():
+
+            async def answer(request: Request, page: Any = page) -> Response:
+                found: Response = page.answer(request)
+                return found
+
+            self.app.route("GET", path, answer)
+
+    def start(self, stop: threading.Event) -> list[threading.Thread]:
+        """Start to look and to trace, until `stop` is set."""
+        jobs = {"look": self._collector.run, "trace": self._tracer.run}
+        threads = [
+            threading.Thread(target=job, args=(stop,), name=name, daemon=True) for name, job in jobs.items()
+        ]
+        for thread in threads:
+            thread.start()
+        return threads
+
+    def close(self) -> None:
+        """Have the threads notice that they are to stop, and take no more work."""
+        self._collector.look_soon()
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    # --- what is read
+
+    async def _state(self, _request: Request) -> Response:
+        await self._until(lambda: bool(self._board.state), "the first look at the services is under way")
+        return Response(200, self._board.state, headers=FRESH)
+
+    async def _history(self, request: Request) -> Response:
+        span_s = _whole(request, "span_s", DEFAULT_SPAN_S, LARGEST_NUMBER)
+        span_ms = min(span_s * 1000, self._settings.history_ms)
+        await self._until(self._collector.caught_up.is_set, "the past is being read back")
+        body = await self._in_thread(
+            lambda: orjson.dumps(self._collector.history(span_ms), option=orjson.OPT_NON_STR_KEYS)
+        )
+        return Response(200, body, headers=FRESH)
+
+    async def _events(self, request: Request) -> Stream:
+        if self._board.streams >= self._settings.max_streams:
+            raise HttpError(
+                503, "streams", "too many pages are open", expected=f"at most {self._settings.max_streams}",
+                found=self._board.streams, hint="close some, or raise FRESHET_CONSOLE_MAX_STREAMS",
+                headers=((b"retry-after", b"5"),),
+            )  # fmt: skip
+        start = _whole(request, "from", None, LARGEST_NUMBER)
+        last = request.headers.get(b"last-event-id", b"")
+        if last.isdigit() and int(last) < LARGEST_NUMBER:
+            start = int(last) + 1
+        await self._until(self._collector.caught_up.is_set, "the past is being read back")
+        return Stream(self._board.stream(start), b"text/event-stream", FRESH)
+
+    async def _requests(self, _request: Request) -> Response:
+        return json_response(200, self._collector.requests, FRESH)
+
+    # --- what is done
+
+    async def _try(self, request: Request) -> Response:
+        json_only(request)
+        body = body_of(request.body)
+        return await self._in_thread(lambda: asked(self._services.port("inference"), body))
+
+    async def _promote(self, request: Request) -> Response:
+        number = self._number(request)
+        if number is None:
+            raise BadInput('expected {"number": N}, the version to promote; found no number')
+        return await self._moved(lambda: number, pinned=False)
+
+    async def _rollback(self, request: Request) -> Response:
+        number = self._number(request)
+        store = self._sources.versions
+        return await self._moved(
+            lambda: version_to_roll_back_to(store) if number is None else number, pinned=True
+        )
+
+    def _number(self, request: Request) -> int | None:
+        """The version named in a body, of one who may change something."""
+        self._doors.may_change(request)
+        json_only(request)
+        try:
+            wanted = orjson.loads(request.body or b"{}")
+        except orjson.JSONDecodeError as error:
+            raise BadInput(f"the body is not JSON: {error}") from None
+        if not isinstance(wanted, dict) or wanted.keys() - {"number"}:
+            raise BadInput('expected an object with the key "number"')
+        number = wanted.get("number")
+        if number is not None and (type(number) is not int or not 0 <= number < LARGEST_NUMBER):
+            raise BadInput(f"number: expected a version's number, found {number!r:.60}")
+        return number
+
+    async def _moved(self, number: Callable[[], int], *, pinned: bool) -> Response:
+        def do() -> Mapping[str, object]:
+            return move(
+                self._sources.versions,
+                self._sources.log,
+                number(),
+                pinned=pinned,
+                by="console",
+                now_ms=self._clock.now_ms(),
+            )
+
+        try:
+            record = await self._in_thread(do)
+        except ConfigError as error:
+            raise HttpError(
+                404, "no_such_version", str(error).splitlines()[0], expected=error.expected,
+                found=error.found, hint=error.hint,
+            ) from None  # fmt: skip
+        logger.info("stable moved", **{k: record[k] for k in ("number", "pinned", "by")})
+        self._collector.look_soon()
+        return json_response(200, record, FRESH)
+
+    # --- how it is
+
+    async def _live(self, _request: Request) -> Response:
+        return json_response(200, {"status": "live"})
+
+    async def _ready(self, _request: Request) -> Response:
+        if self._collector.caught_up.is_set():
+            return json_response(200, {"status": "ready"})
+        return json_response(503, {"status": "unready", "reason": "the past is being read back"})
+
+    async def _status(self, _request: Request) -> Response:
+        return json_response(200, {"streams": self._board.streams})
+
+    async def _until(self, holds: Callable[[], bool], why: str) -> None:
+        """Hold a request back while the console starts: a restart is then a pause to its pages, no error."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + START_WAIT_S
+        while not holds():
+            if loop.time() > deadline:
+                raise Unavailable(f"the console is not ready: {why}")
+            await asyncio.sleep(START_LOOK_S)
+
+    async def _in_thread(self, do: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._pool, do)
+
+
+def _whole(request: Request, name: str, otherwise: T, most: int) -> int | T:
+    """A whole number of the query. Raises BadInput for what is none."""
+    given = parse_qs(request.query, max_num_fields=10).get(name)
+    if not given:
+        return otherwise
+    text = given[-1]
+    if not text.isascii() or not text.isdigit() or len(text) > 16 or not int(text) < most:
+        raise BadInput(f"{name}: expected a whole number, found {text!r:.60}")
+    return int(text)
+
+
+def run(
+    sources: Sources,
+    settings: Settings,
+    common: Common,
+    *,
+    ports: Mapping[str, int],
+    optional: Mapping[str, int],
+    token: str,
+    stop: threading.Event,
+    clock: Clock = SYSTEM_CLOCK,
+    ready: Callable[[str], None] = lambda url: None,
+) -> None:
+    """Serve on the calling thread until `stop` is set; streams end then, at once.
+
+    `ready` is called with the address once connections are taken. Signals are the caller's.
+
+    Raises:
+        ConfigError: the port cannot be had.
+    """
+    sock = bind(common.bind_address, settings.port)
+    host, port = sock.getsockname()[:2]
+    names = frozenset(name.lower() for name in (common.bind_address, settings.host) if name)
+    console = Console(sources, settings, ports, optional, Doors(token, names=names), clock=clock)
+    drain_s = common.drain_ms / 1e3
+    stop_threads = threading.Event()
+
+    async def main() -> None:
+        await serve(console.app, sock, stop, started=lambda: ready(f"http://{host}:{port}"), drain_s=drain_s)
+
+    threads = console.start(stop_threads)
+    try:
+        run_server(main)
+    finally:
+        stop_threads.set()
+        console.close()
+        for thread in threads:
+            thread.join(drain_s)
+        sock.close()
+        logger.info("console stopped", threads_left=[t.name for t in threads if t.is_alive()])

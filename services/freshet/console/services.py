@@ -1,0 +1,137 @@
+"""Asking the services how they are: health and /status over HTTP, processes from the run folder."""
+
+from __future__ import annotations
+
+import http.client
+import os
+import time
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from freshet.console.core import Service
+from freshet.errors import Corrupt
+from freshet.runtime.supervisor import read_state
+from freshet.settings import RunFolder
+
+__all__ = ["Services", "fetched", "memory_mb"]
+
+PATIENCE_S = 0.8
+"""How long a service may take to answer: less than a look's interval."""
+
+MOST_BYTES = 8 << 20
+"""Of an answer of /status; more is no status."""
+
+
+def fetched(port: int, path: str, timeout_s: float = PATIENCE_S) -> tuple[int, Any]:
+    """(status code, parsed JSON or None) of a GET on this machine. Raises OSError if nothing answers."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=timeout_s)
+    try:
+        connection.request("GET", path)
+        answer = connection.getresponse()
+        body = answer.read(MOST_BYTES + 1)
+    except http.client.HTTPException as error:
+        raise OSError(f"what answers on port {port} does not speak HTTP: {error!r}") from error
+    finally:
+        connection.close()
+    try:
+        return answer.status, orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return answer.status, None
+
+
+class Services:
+    """The services of a run, asked all at once."""
+
+    def __init__(self, folder: RunFolder, ports: Mapping[str, int], optional: Mapping[str, int]) -> None:
+        """`ports`: where each service answers, unless the run folder's state knows another place; `optional`:
+        of those that are shown only if they answer, or are supervised."""
+        self._folder, self._ports, self._optional = folder, dict(ports), dict(optional)
+        self._pool = ThreadPoolExecutor(8, thread_name_prefix="look")
+        self._state: Mapping[str, Mapping[str, Any]] = {}
+
+    def look(self) -> dict[str, Service]:
+        """Every service as it is now, in the order of an event's way; also those nobody supervises."""
+        try:
+            self._state = read_state(self._folder)
+        except (Corrupt, OSError):
+            self._state = {}  # `freshet status` says so; the services are asked all the same
+        names = dict.fromkeys([*self._ports, *self._state, *self._optional])
+        jobs = {name: self._pool.submit(self._service, name) for name in names}
+        found = {name: job.result() for name, job in jobs.items()}
+        return {
+            name: service
+            for name, service in found.items()
+            if name in self._ports or name in self._state or service.state != "down"
+        }
+
+    def port(self, name: str) -> int | None:
+        """Where a service answers."""
+        known = self._state.get(name, {}).get("port")
+        return known if isinstance(known, int) and known else (self._ports | self._optional).get(name)
+
+    def close(self) -> None:
+        """Ask no more."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _service(self, name: str) -> Service:
+        state, port = self._state.get(name, {}), self.port(name)
+        pid = state.get("pid")
+        pid = pid if isinstance(pid, int) and _alive(pid) else None
+        last_exit = str(state.get("last_exit") or "")
+        service = Service(name, "down", last_exit or "it is not started", port, last_exit=last_exit)
+        if pid is not None:
+            service = replace(service, pid=pid, up_s=_up_s(state.get("since_s")), memory_mb=memory_mb(pid))
+        if type(restarts := state.get("restarts")) is int:
+            service = replace(service, restarts=restarts)
+        if (name in self._state and pid is None) or not port:
+            return service  # another process may have its port
+        try:
+            reason = _why_unready(port)
+            _, figures = fetched(port, "/status")
+        except OSError as error:
+            if pid is None:
+                return replace(service, reason=f"nothing answers on port {port}")
+            return replace(service, state="starting", reason=f"it does not answer on port {port}: {error}")
+        figures = figures if isinstance(figures, dict) else {}
+        return replace(service, state="starting" if reason else "ready", reason=reason, figures=figures)
+
+
+def _why_unready(port: int) -> str:
+    """What /health/ready says; "" if the service is ready. Raises OSError if nothing answers."""
+    code, said = fetched(port, "/health/ready")
+    if code == 200:
+        return ""
+    reason = said.get("reason") if isinstance(said, dict) else None
+    return str(reason or f"/health/ready answers {code}")[:500]
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def _up_s(since_s: Any) -> float | None:
+    return (
+        round(max(0.0, time.time() - since_s), 1) if isinstance(since_s, (int, float)) and since_s else None
+    )
+
+
+def memory_mb(pid: int) -> float | None:
+    """Resident memory of a process, MB; None where that cannot be found out."""
+    try:
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+            if line.startswith("VmRSS:"):
+                return round(int(line.split()[1]) / 1024, 1)
+    except (OSError, ValueError):
+        pass  # it has just ended, or this is no Linux
+    return None

@@ -1,0 +1,54 @@
+"""Try it: a request that inference ranks for the page only. Nothing of it is logged, or explored."""
+
+from __future__ import annotations
+
+import http.client
+from typing import Any
+
+import orjson
+
+from freshet.errors import BadInput, Unavailable
+from freshet.runtime.http import Response
+
+__all__ = ["asked", "body_of"]
+
+KEYS = {"context", "candidates", "k"}
+PATIENCE_S = 10.0
+"""A request may wait for a server that starts."""
+
+MOST_BYTES = 16 << 20
+
+
+def body_of(body: bytes) -> bytes:
+    """The rank request of what the page sends, {context, candidates, k}; inference judges what it means.
+
+    Raises BadInput for what is no such object.
+    """
+    try:
+        wanted: Any = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise BadInput(f"the body is not JSON: {error}") from None
+    if not isinstance(wanted, dict):
+        raise BadInput(f"expected an object with context and candidates, found {type(wanted).__name__}")
+    unknown = sorted(wanted.keys() - KEYS)
+    if unknown:
+        raise BadInput(f"expected context, candidates and k, found {unknown[0]!r:.60}")
+    return orjson.dumps({**wanted, "dry_run": True, "explain": True})
+
+
+def asked(port: int | None, body: bytes) -> Response:
+    """What inference answers, passed through. Blocks. Raises Unavailable if it does not answer."""
+    if port is None:
+        raise Unavailable("inference: its port is not known; is it started?")
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE_S)
+    try:
+        connection.request("POST", "/v1/rank", body, {"content-type": "application/json"})
+        answer = connection.getresponse()
+        content = answer.read(MOST_BYTES + 1)
+    except (OSError, http.client.HTTPException) as error:
+        raise Unavailable(f"inference does not answer on port {port}: {error}") from None
+    finally:
+        connection.close()
+    if len(content) > MOST_BYTES:
+        raise Unavailable(f"inference answered with more than {MOST_BYTES} bytes")
+    return Response(answer.status, content)
