@@ -27,8 +27,8 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install -q --upgrade pip
 
-setup: $(BIN)/python ## Install freshet with gateway, inference and client (no torch) into .venv.
-	$(BIN)/pip install -q ".[gateway,inference,client,replay]"
+setup: $(BIN)/python ## Install freshet with gateway, inference, console and client (no torch) into .venv.
+	$(BIN)/pip install -q ".[gateway,inference,console,client,replay]"
 
 demo: setup ## Install, start a whole loop on generated events, print `freshet status`; Ctrl-C ends it.
 	$(BIN)/python examples/quickstart/demo.py $(DEMO)

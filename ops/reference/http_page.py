@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import freshet.console.api
 import freshet.gateway.api
 import freshet.inference.api
 from freshet.inference import oip_endpoints as oip
@@ -67,10 +68,22 @@ APIS = (
         ),
     ),
     Api(
+        "console",
+        7002,
+        "The page for people, and what is behind it.",
+        (
+            *freshet.console.api.ENDPOINTS,
+            LIVE,
+            freshet.console.api.READY,
+            freshet.console.api.STATUS,
+            METRICS_PAGE,
+        ),
+    ),
+    Api(
         "admin",
         7010,
         "What joiner (port 7010) and trainer (7011) answer: health, metrics, figures.",
-        admin.ENDPOINTS,
+        (*admin.ENDPOINTS, admin.PROGRESS),
     ),
 )
 

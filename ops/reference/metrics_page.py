@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import freshet.console.metrics
 import freshet.gateway.metrics
 import freshet.inference.metrics
 import freshet.testing.simulator.metrics
@@ -17,6 +18,7 @@ SERVICES: dict[str, tuple[Metric, ...]] = {
     "trainer": TRAINER_METRICS,
     "inference": freshet.inference.metrics.METRICS,
     "simulator": freshet.testing.simulator.metrics.METRICS,
+    "console": freshet.console.metrics.METRICS,
 }
 """What `/metrics` of each service exposes."""
 

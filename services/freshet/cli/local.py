@@ -16,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from freshet.cli.ports import PORT_SETTINGS
 from freshet.cli.supervising import is_ready
 from freshet.client import Ack, Client, Ranking, Receipt
 from freshet.errors import Unavailable
@@ -25,12 +26,6 @@ from freshet.spec.render import render
 
 __all__ = ["Local", "local"]
 
-ROLES = {
-    "gateway": "FRESHET_GATEWAY_PORT",
-    "inference": "FRESHET_INFERENCE_PORT",
-    "joiner": "FRESHET_JOINER_ADMIN_PORT",
-    "trainer": "FRESHET_TRAINER_ADMIN_PORT",
-}
 STOP_WAIT_S = 30.0
 LOOK_S = 0.05
 
@@ -74,6 +69,11 @@ class Local:
         """Order candidates by the spec's score, best first."""
         return self.client.rank(context, candidates, k=k)
 
+    @property
+    def console(self) -> str | None:
+        """Address of the console, without the token; None if it does not run."""
+        return f"http://127.0.0.1:{self.ports['console']}" if "console" in self.ports else None
+
     def status(self) -> dict[str, Any]:
         """What `freshet status` says."""
         from freshet.cli.status import collect
@@ -83,7 +83,11 @@ class Local:
 
 @contextmanager
 def local(
-    spec: Spec | str | Path, *, folder: str | Path | None = None, ready_s: float = 60.0
+    spec: Spec | str | Path,
+    *,
+    folder: str | Path | None = None,
+    ready_s: float = 60.0,
+    console: bool = False,
 ) -> Iterator[Local]:
     """Run every service of a spec on this machine, on free ports, until the block ends.
 
@@ -91,6 +95,7 @@ def local(
         spec:    a spec or the path of one.
         folder:  run folder to keep; without it one that is deleted at the end.
         ready_s: how long to wait for all services to be ready.
+        console: run the page for people, too; `Local.console` is its address.
 
     Raises:
         ConfigError: the spec cannot be accepted.
@@ -102,16 +107,25 @@ def local(
         run = Path(folder) if folder is not None else Path(temporary) / "run"
         spec_file = Path(temporary) / "freshet.toml"
         spec_file.write_text(render(_with_absolute_paths(spec)), encoding="utf-8")
-        ports = dict(zip(ROLES, _free_ports(len(ROLES)), strict=True))
+        roles = [role for role in PORT_SETTINGS if console or role != "console"]
+        ports = dict(zip(roles, _free_ports(len(roles)), strict=True))
+        command = [
+            "up",
+            str(spec_file),
+            "--folder",
+            str(run),
+            "--json",
+            *([] if console else ["--no-console"]),
+        ]
         environment = {
             **os.environ,
-            **{ROLES[role]: str(port) for role, port in ports.items()},
+            **{PORT_SETTINGS[role]: str(port) for role, port in ports.items()},
             "PYTHONPATH": _with_this_freshet(os.environ.get("PYTHONPATH", "")),
         }
         said = Path(temporary) / "up.log"  # a pipe that nobody reads would hold the supervisor up
         with said.open("wb") as file:
             process = subprocess.Popen(
-                [sys.executable, "-m", "freshet.cli", "up", str(spec_file), "--folder", str(run), "--json"],
+                [sys.executable, "-m", "freshet.cli", *command],
                 env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=file,

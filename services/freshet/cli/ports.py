@@ -31,5 +31,4 @@ def ports_of(settings: Settings) -> Mapping[str, int]:
 
 def optional_ports_of(settings: Settings) -> Mapping[str, int]:
     """Those of what a run may do without."""
-    simulator = getattr(settings, "simulator", None)
-    return {} if simulator is None else {"simulator": simulator.admin_port}
+    return {"simulator": settings.simulator.admin_port}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import shlex
 import sys
 import threading
@@ -16,18 +17,20 @@ import click
 
 from freshet.cli.kept import keep_spec, refuse_another_model
 from freshet.cli.options import emit
+from freshet.cli.ports import PORT_SETTINGS, ports_of
 from freshet.cli.run import ROLES
 from freshet.errors import ConfigError
 from freshet.runtime.lifecycle import stop_on_signals
 from freshet.runtime.logging import configure_logging
 from freshet.runtime.ports import owner_of_port
 from freshet.runtime.supervisor import Process, Supervisor, read_state
+from freshet.runtime.token import token_of
 from freshet.seams.open import open_eventlog
 from freshet.settings import Settings, load_settings
 from freshet.spec import load_spec
 from freshet.spec.schemas import load_schemas
 
-__all__ = ["Run", "Summary", "is_ready", "ports_of", "prepare", "run_up", "tell_ready"]
+__all__ = ["Run", "Summary", "console_address", "is_ready", "prepare", "run_up", "tell_ready"]
 
 READY_WAIT_S = 60.0
 """How long the terminal waits for all services to be ready before it says which are not; they go on
@@ -77,14 +80,16 @@ def prepare(
     folder: Path,
     *,
     again: Sequence[str],
+    console: bool = True,
     more: Callable[[Settings], Sequence[Process]] = lambda settings: (),
 ) -> Run:
     """Check everything that can be checked, then take the run folder: what is wrong is said here, once, and
     not in each service's log.
 
     Args:
-        again: the command that goes on with this folder.
-        more:  processes beside the services.
+        again:   the command that goes on with this folder.
+        console: whether the console runs, too.
+        more:    processes beside the services.
 
     Raises:
         ConfigError, Mismatch, Corrupt, Unavailable: nothing was started.
@@ -92,9 +97,11 @@ def prepare(
     spec = load_spec(spec_file)
     schemas = load_schemas(spec, str(spec_file))
     settings = load_settings(run_folder=folder)
+    if console:
+        _refuse_without_console()
     run = settings.common.run.create()
     configure_logging(again[1], level=settings.common.log_level, form="text")
-    wanted = [*processes(spec_file, folder, settings), *more(settings)]
+    wanted = [*processes(spec_file, folder, settings, console=console), *more(settings)]
     supervisor = Supervisor(run, wanted, again=shlex.join(again))  # the folder is ours from here on
     _refuse_taken_ports(wanted)
     open_eventlog(settings.common.log_url).close()
@@ -103,9 +110,10 @@ def prepare(
     return Run(folder, settings, wanted, supervisor)
 
 
-def run_up(spec_file: Path, folder: Path, *, as_json: bool) -> None:
+def run_up(spec_file: Path, folder: Path, *, console: bool, as_json: bool) -> None:
     """Start the services and keep them running until Ctrl-C; then say how each ended."""
-    run = prepare(spec_file, folder, again=["freshet", "up", str(spec_file), "--folder", str(folder)])
+    again = ["freshet", "up", str(spec_file), "--folder", str(folder), *([] if console else ["--no-console"])]
+    run = prepare(spec_file, folder, again=again, console=console)
     stop = threading.Event()
     stop_on_signals(stop)
     summary = run.until_stopped(stop, lambda: _tell_up(run, stop, as_json))
@@ -117,7 +125,7 @@ def run_up(spec_file: Path, folder: Path, *, as_json: bool) -> None:
     emit(summary.as_json(), as_json=as_json, text="\n".join(lines))
 
 
-def processes(spec_file: Path, folder: Path, settings: Settings) -> list[Process]:
+def processes(spec_file: Path, folder: Path, settings: Settings, *, console: bool = True) -> list[Process]:
     """The services of a run, in the order of an event's way through them."""
     ports = ports_of(settings)
     return [
@@ -127,17 +135,8 @@ def processes(spec_file: Path, folder: Path, settings: Settings) -> list[Process
             ports[role],
         )
         for role in ROLES
+        if console or role != "console"
     ]
-
-
-def ports_of(settings: Settings) -> Mapping[str, int]:
-    """{service: the port where it answers /health/ready}."""
-    return {
-        "gateway": settings.gateway.port,
-        "joiner": settings.joiner.admin_port,
-        "trainer": settings.trainer.admin_port,
-        "inference": settings.inference.port,
-    }
 
 
 def is_ready(port: int) -> bool:
@@ -171,18 +170,44 @@ def _tell_up(run: Run, stop: threading.Event, as_json: bool) -> None:
         click.echo(line, err=as_json)
 
     if tell_ready(run.processes, run.folder, stop, say):
+        address = console_address(run)
+        if address is not None:
+            say(f"look at it: {address}")
         say(f"all ready; `freshet status --folder {run.folder}` says how it goes, Ctrl-C stops everything")
+
+
+def console_address(run: Run) -> str | None:
+    """Where a browser finds the console of a run, with the token that lets it promote and roll back.
+
+    What stands behind the # is not sent to any server, and the page takes it away. None without a console.
+    """
+    process = next((p for p in run.processes if p.name == "console"), None)
+    if process is None:
+        return None
+    token = token_of(run.settings.console.token, run.settings.common.run.state)
+    return f"http://127.0.0.1:{process.port}/#token={token}"
+
+
+def _refuse_without_console() -> None:
+    if importlib.util.find_spec("fastavro") is None:
+        raise ConfigError(
+            "console",
+            "",
+            "the package fastavro is not installed",
+            "what the console needs",
+            'pip install "freshet[console]", or go on without it: --no-console',
+        )
 
 
 def _refuse_taken_ports(wanted: Sequence[Process]) -> None:
     for process in wanted:
         owner = owner_of_port(process.port) if process.port else None
         if owner is not None:
-            option = "PORT" if process.name in ("gateway", "inference", "console") else "ADMIN_PORT"
+            option = PORT_SETTINGS.get(process.name, f"FRESHET_{process.name.upper()}_ADMIN_PORT")
             raise ConfigError(
                 "up",
                 f"{process.name} port",
                 process.port,
                 f"a free port ({owner})",
-                f"stop that process, or set FRESHET_{process.name.upper()}_{option} to another port",
+                f"stop that process, or set {option} to another port",
             )

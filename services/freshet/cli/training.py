@@ -221,6 +221,10 @@ class Training:
             "shard": asdict(self.shard.counts),
         }
 
+    def progress(self) -> Mapping[str, Any]:
+        """How far samples are applied and published: what the console asks often, and no more."""
+        return {"applied": dict(self.ledger.applied), "published": asdict(self.shard.published)}
+
     def _stop_at_the_end(self) -> None:
         while not self.trainer.stop.wait(0.02):
             if not any(self.stream.lag().values()):

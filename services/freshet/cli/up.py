@@ -14,12 +14,14 @@ __all__ = ["command"]
 @click.command()
 @click.argument("spec_file", type=click.Path(path_type=Path))
 @folder_option
+@click.option("--console/--no-console", default=True, show_default=True, help="A page to look at, too.")
 @json_option
-def command(spec_file: Path, folder: Path, as_json: bool) -> None:
-    """Start gateway, joiner, trainer and inference of SPEC_FILE; start again what dies. Ctrl-C stops all.
+def command(spec_file: Path, folder: Path, console: bool, as_json: bool) -> None:
+    """Start gateway, joiner, trainer, inference and console of SPEC_FILE; start again what dies. Ctrl-C stops
+    all.
 
     Everything that is written lies in the run folder; deleting it deletes the model.
     """
     from freshet.cli.supervising import run_up
 
-    run_up(spec_file, folder, as_json=as_json)
+    run_up(spec_file, folder, console=console, as_json=as_json)

@@ -11,6 +11,7 @@ import click
 import orjson
 
 from freshet.cli.options import emit, existing_folder, folder_option, json_option, table
+from freshet.errors import ConfigError
 
 if TYPE_CHECKING:
     from freshet.seams.versions import VersionStore

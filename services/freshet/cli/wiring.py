@@ -86,6 +86,7 @@ def run_trainer(spec: Spec, settings: Settings, stop: threading.Event) -> None:
         registry=registry,
         ready=lambda: training[0].ready() if training else "claiming buckets and loading rows",
         status=lambda: training[0].status() if training else {},
+        progress=lambda: training[0].progress() if training else {},
     )
     cleanup.add("admin", admin.close)
     log = open_eventlog(settings.common.log_url)
@@ -130,8 +131,8 @@ def run_inference(spec: Spec, settings: Settings, stop: threading.Event) -> None
 def run_console(spec: Spec, settings: Settings, stop: threading.Event) -> None:
     """The page for people."""
     from freshet.cli.ports import optional_ports_of, ports_of
-    from freshet.console.doors import token_of
     from freshet.console.service import Sources, run
+    from freshet.runtime.token import token_of
 
     run_folder = settings.common.run
     token = token_of(settings.console.token, run_folder.state)

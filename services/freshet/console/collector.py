@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 import orjson
 import structlog
+from prometheus_client import CollectorRegistry
 
 from freshet.clock import Clock
 from freshet.console.board import Board
@@ -20,6 +21,7 @@ from freshet.console.core import Edge, Look, Rates, Service, edges_of, health_of
 from freshet.console.following import Commits, Follower
 from freshet.console.history import History
 from freshet.console.letters import Letters
+from freshet.console.metrics import LOOK_SECONDS, LOOKS
 from freshet.console.served import ServedSample
 from freshet.console.services import Services
 from freshet.console.tracing import Traces
@@ -76,10 +78,12 @@ class Collector:
         board: Board,
         traces: Traces,
         clock: Clock,
+        registry: CollectorRegistry,
     ) -> None:
         self._sources, self._settings, self._services = sources, settings, services
         self._board, self._traces, self._clock = board, traces, clock
         self._topics = topics_of(sources.spec)
+        self._looks, self._seconds = LOOKS.counter(registry), LOOK_SECONDS.histogram(registry)
         self._rates = Rates()
         self._lock = threading.Lock()  # history and board change together
         self._history = History(settings.history_ms)
@@ -98,8 +102,11 @@ class Collector:
             self._soon.clear()
             try:
                 self.look()
+                self._looks.labels("troubled" if self._notes else "good").inc()
             except Exception as error:  # a fault of ours must not end the looking
                 log.error("a look failed", exc_info=error)
+                self._looks.labels("failed").inc()
+            self._seconds.observe(self._clock.monotonic() - started)
             left = self._settings.poll_ms / 1e3 - (self._clock.monotonic() - started)
             self._soon.wait(max(0.02, left)) if not stop.is_set() else None
         self._close()

@@ -7,20 +7,14 @@ forms; so posts must be JSON, and whatever changes something needs a token that 
 
 from __future__ import annotations
 
-import contextlib
 import hmac
-import os
-import secrets
 from collections.abc import Mapping
-from pathlib import Path
 
-from freshet.errors import ConfigError
-from freshet.runtime.http import Headers, HttpError, Request
+from freshet.runtime.http import HttpError, Request
+from freshet.runtime.streaming import Headers
+from freshet.runtime.token import TOKEN_FILE
 
-__all__ = ["HEADERS", "TOKEN_FILE", "Doors", "name_of", "token_of"]
-
-TOKEN_FILE = "console.token"
-LEAST_TOKEN = 16
+__all__ = ["HEADERS", "Doors", "json_only", "name_of"]
 
 HEADERS: Headers = (
     (
@@ -100,38 +94,3 @@ def json_only(request: Request) -> None:
             expected="application/json",
             found=request.content_type[:100],
         )
-
-
-def token_of(given: str, state: Path) -> str:
-    """The token in use: the one given, else that of the run folder, which is made if it is not there.
-
-    Its file is readable by its owner only, whoever has made it.
-
-    Raises:
-        ConfigError: the file cannot be read or written, or holds no token.
-    """
-    if given:
-        return given
-    path = state / TOKEN_FILE
-    try:
-        with contextlib.suppress(FileExistsError):
-            made = path.with_name(f".{TOKEN_FILE}.{os.getpid()}")
-            handle = os.open(made, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-            with os.fdopen(handle, "w") as file:
-                file.write(secrets.token_urlsafe(24) + "\n")
-            try:
-                os.link(made, path)  # whole or not at all, and never over another's
-            finally:
-                made.unlink()
-        path.chmod(0o600)
-        token = path.read_text(encoding="ascii").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(
-            "console", "token", str(path), "a file that can be read and written", str(error)
-        ) from error
-    if len(token) < LEAST_TOKEN or not token.replace("-", "").replace("_", "").isalnum():
-        raise ConfigError(
-            "console", "token", str(path), f"a token of at least {LEAST_TOKEN} letters, digits, - and _",
-            "delete the file: the next start makes a new one",
-        )  # fmt: skip
-    return token

@@ -12,9 +12,10 @@ from urllib.parse import parse_qs
 
 import orjson
 import structlog
-from prometheus_client import CollectorRegistry, Gauge
+from prometheus_client import CollectorRegistry
 
 from freshet.clock import SYSTEM_CLOCK, Clock
+from freshet.console import api
 from freshet.console.board import Board
 from freshet.console.collector import Collector, Sources
 from freshet.console.doors import HEADERS, Doors, json_only
@@ -23,6 +24,7 @@ from freshet.console.services import Services
 from freshet.console.tracer import Tracer
 from freshet.console.trying import asked, body_of
 from freshet.errors import BadInput, ConfigError, Unavailable
+from freshet.runtime.endpoint import LIVE, Endpoint
 from freshet.runtime.http import App, Handler, HttpError, Request, Response, Stream, json_response
 from freshet.runtime.server import bind, run_server, serve
 from freshet.seams.versions.moves import move, version_to_roll_back_to
@@ -72,13 +74,11 @@ class Console:
             clock,
             settings.trace_ms / 1e3,
         )
+        registry = CollectorRegistry()
         self._collector = Collector(
-            sources, settings, self._services, self._board, self._tracer.traces, clock
+            sources, settings, self._services, self._board, self._tracer.traces, clock, registry
         )
         self._pool = ThreadPoolExecutor(4, thread_name_prefix="console")
-        registry = CollectorRegistry()
-        streams = Gauge("freshet_console_streams", "Pages that are kept up to date now.", registry=registry)
-        streams.set_function(lambda: self._board.streams)
         self.app = App(
             registry,
             max_body_bytes=settings.max_body_bytes,
@@ -89,27 +89,27 @@ class Console:
         self._add_routes(pages)
 
     def _add_routes(self, pages: Path) -> None:
-        routes: tuple[tuple[str, str, Handler], ...] = (
-            ("GET", "/api/state", self._state),
-            ("GET", "/api/history", self._history),
-            ("GET", "/api/events", self._events),
-            ("GET", "/api/requests", self._requests),
-            ("POST", "/api/try", self._try),
-            ("POST", "/api/promote", self._promote),
-            ("POST", "/api/rollback", self._rollback),
-            ("GET", "/health/live", self._live),
-            ("GET", "/health/ready", self._ready),
-            ("GET", "/status", self._status),
+        routes: tuple[tuple[Endpoint, Handler], ...] = (
+            (api.STATE, self._state),
+            (api.HISTORY, self._history),
+            (api.EVENTS, self._events),
+            (api.REQUESTS, self._requests),
+            (api.TRY, self._try),
+            (api.PROMOTE, self._promote),
+            (api.ROLLBACK, self._rollback),
+            (LIVE, self._live),
+            (api.READY, self._ready),
+            (api.STATUS, self._status),
         )
-        for method, path, handler in routes:
-            self.app.route(method, path, handler)
+        for endpoint, handler in routes:
+            self.app.route(endpoint, handler)
         for path, page in read_pages(pages).items():
 
             async def answer(request: Request, page: Any = page) -> Response:
                 found: Response = page.answer(request)
                 return found
 
-            self.app.route("GET", path, answer)
+            self.app.route(api.file_at(path), answer)
 
     def start(self, stop: threading.Event) -> list[threading.Thread]:
         """Start to look and to trace, until `stop` is set."""

@@ -7,7 +7,7 @@ Prometheus, `/status` as JSON for `freshet status`.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -15,14 +15,51 @@ import orjson
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 
 from freshet.errors import ConfigError
-from freshet.runtime.endpoint import LIVE, METRICS_PAGE, Endpoint, ready_page, status_page
+from freshet.runtime.endpoint import (
+    LIVE,
+    METRICS_PAGE,
+    Answer,
+    Endpoint,
+    json,
+    mapping,
+    ready_page,
+    record,
+    refusals,
+    status_page,
+)
 from freshet.runtime.http import HttpError, error_response
 from freshet.runtime.ports import owner_of_port
 
-__all__ = ["ENDPOINTS", "Admin"]
+__all__ = ["ENDPOINTS", "PROGRESS", "Admin"]
 
 READY = ready_page("Service")
 STATUS = status_page({"type": "object", "description": "depends on the service; readers take what they know"})
+_OFFSETS = mapping({"type": "integer"})
+PROGRESS = Endpoint(
+    "GET",
+    "/progress",
+    "How far the trainer has learned and published, and nothing else: it may be asked many times a second.",
+    (
+        Answer(
+            200,
+            "next offsets, by partition of samples and of `rows`",
+            (
+                json(
+                    record(
+                        "TrainerProgress",
+                        {
+                            "applied": {**_OFFSETS, "description": "by the dense weights"},
+                            "published": record("", {"applied": _OFFSETS, "rows_next": _OFFSETS}),
+                        },
+                    )
+                ),
+            ),
+        ),
+        *refusals(404),
+    ),
+    "Every sample below `published.applied` is in records of `rows` below `published.rows_next`. Only the "
+    "trainer has it.",
+)
 ENDPOINTS: tuple[Endpoint, ...] = (LIVE, READY, METRICS_PAGE, STATUS)
 """What every service answers on its admin port."""
 
@@ -38,6 +75,7 @@ class Admin:
         registry: CollectorRegistry,
         ready: Callable[[], str | None],
         status: Callable[[], Mapping[str, Any]],
+        progress: Callable[[], Mapping[str, Any]] | None = None,
     ) -> None:
         """Raises ConfigError if the port cannot be had, naming who has it."""
         routes: dict[str, Callable[[], tuple[int, str, bytes]]] = {
@@ -46,6 +84,8 @@ class Admin:
             METRICS_PAGE.path: lambda: (200, CONTENT_TYPE_LATEST, generate_latest(registry)),
             STATUS.path: lambda: (200, "application/json", _json(status())),
         }
+        if progress is not None:
+            routes[PROGRESS.path] = lambda: (200, "application/json", _json(progress()))
 
         class Handler(BaseHTTPRequestHandler):
             timeout = 10  # seconds; a client that says nothing holds no thread for ever
@@ -53,7 +93,7 @@ class Admin:
             def do_GET(self) -> None:
                 path = self.path.partition("?")[0]
                 try:
-                    code, kind, body = routes[path]() if path in routes else _unknown(path)
+                    code, kind, body = routes[path]() if path in routes else _unknown(path, sorted(routes))
                 except Exception as error:  # told as every service tells it; the log has the whole of it
                     told = error_response(error)
                     code, kind, body = told.status, "application/json", told.body
@@ -92,8 +132,8 @@ class Admin:
         self._thread.join()
 
 
-def _unknown(path: str) -> tuple[int, str, bytes]:
-    raise HttpError(404, "not_found", "no such path", expected=[e.path for e in ENDPOINTS], found=path[:200])
+def _unknown(path: str, known: Sequence[str]) -> tuple[int, str, bytes]:
+    raise HttpError(404, "not_found", "no such path", expected=known, found=path[:200])
 
 
 def _readiness(reason: str | None) -> tuple[int, str, bytes]:

@@ -25,11 +25,23 @@ class ErrorCode:
 
 CODES = (
     ErrorCode("bad_input", 400, "the request cannot be understood", "mend it; the message says where"),
+    ErrorCode(
+        "token_missing",
+        401,
+        "this changes something, and no token was sent",
+        "send `Authorization: Bearer TOKEN`; state/console.token of the run folder holds it",
+    ),
+    ErrorCode("token_wrong", 403, "another token was sent", "send that of state/console.token"),
+    ErrorCode(
+        "host", 403, "the console is not asked for by this name", "use localhost, or FRESHET_CONSOLE_HOST"
+    ),
+    ErrorCode("origin", 403, "a page from elsewhere asks", "open the console's own page"),
     ErrorCode("not_found", 404, "there is no such path", "see `expected` for the paths there are"),
     ErrorCode("no_model", 404, "another model is served here", "use the name in `expected`"),
     ErrorCode(
         "no_version", 404, "another version is served", "leave the version out, or move `stable` to it"
     ),
+    ErrorCode("no_such_version", 404, "no such version is stored", "see `expected` for those there are"),
     ErrorCode("method_not_allowed", 405, "the path has no such method", "use one that `Allow` names"),
     ErrorCode("body_timeout", 408, "the body did not arrive in time", "send it again, in smaller pieces"),
     ErrorCode("body_too_large", 413, "the body has too many bytes", "send smaller batches"),
@@ -44,6 +56,7 @@ CODES = (
     ),
     ErrorCode("overloaded", 429, "a queue is full; nothing was taken", "wait `Retry-After`, send it again"),
     ErrorCode("internal", 500, "an unforeseen error", "read the service's log; report it"),
+    ErrorCode("streams", 503, "too many pages are open", "close some, or raise the limit in `hint`"),
     ErrorCode(
         "unavailable",
         503,

@@ -53,14 +53,14 @@ async def send_pieces(stream: Stream, receive: Receive, send: Send, ending: asyn
             job.cancel()
         results = await asyncio.gather(*jobs.values(), return_exceptions=True)
         await stream.pieces.aclose()
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(LAST_WORD_S):
-            await send({"type": "http.response.body", "body": b""})
     problem = results[0]
     if isinstance(problem, TimeoutError):
         return "stalled"
     if isinstance(problem, Exception):
-        raise problem
+        raise problem  # without a last word: the client sees that this was not all
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(LAST_WORD_S):
+            await send({"type": "http.response.body", "body": b""})
     return how
 
 
@@ -68,6 +68,7 @@ async def _pump(stream: Stream, send: Send) -> None:
     async for piece in stream.pieces:
         async with asyncio.timeout(STALLED_S):
             await send({"type": "http.response.body", "body": piece, "more_body": True})
+        await asyncio.sleep(0)  # pieces that are always there must not keep the client's end unnoticed
 
 
 async def _until_gone(receive: Receive) -> None:

@@ -1,0 +1,284 @@
+"""The console's routes, described."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from freshet.runtime.endpoint import (
+    Answer,
+    Body,
+    Endpoint,
+    Parameter,
+    array,
+    boolean,
+    integer,
+    json,
+    mapping,
+    nullable,
+    number,
+    ready_page,
+    record,
+    refusals,
+    status_page,
+    text,
+    words,
+)
+
+__all__ = ["ENDPOINTS", "EVENTS", "HISTORY", "PAGE", "PROMOTE", "READY", "REQUESTS", "ROLLBACK", "STATE",
+           "STATUS", "TRY", "file_at"]  # fmt: skip
+
+ANY: dict[str, Any] = {"type": "object"}
+TIME = integer("ms since 1970")
+
+SERVICE = record(
+    "ServiceSeen",
+    {
+        "name": text(),
+        "state": words(("ready", "starting", "down")),
+        "reason": text('why it is not ready; "": it is'),
+        "port": nullable(integer()),
+        "pid": nullable(integer()),
+        "up_s": nullable(number()),
+        "restarts": nullable(integer()),
+        "last_exit": text('how it last ended; "": it never did'),
+        "memory_mb": nullable(number("resident")),
+    },
+)
+EDGE = record(
+    "Edge",
+    {
+        "from": text("a service, or client"),
+        "to": text(),
+        "what": text("what passes"),
+        "rate": nullable(number(), "over the last few seconds"),
+        "unit": text("of the rate"),
+        "lag": nullable(integer(), "what waits on the way"),
+        "lag_unit": nullable(text()),
+        "level": words(("ok", "warn", "bad", "idle", "unknown"), "by seconds of work that wait"),
+        "note": text(),
+    },
+)
+STAGE = record(
+    "Stage",
+    {
+        "stage": words(("logged", "joined", "trained", "published", "served")),
+        "ms": number("median, since the log took the action"),
+        "p90": number(),
+    },
+)
+FAILED = record("TraceGivenUp", {"at_ms": TIME, "stage": text("the one not reached"), "reason": text()})
+TRACE = record(
+    "Trace",
+    {
+        "at_ms": TIME,
+        "n": integer("actions followed"),
+        "stages": array(STAGE),
+        "failed": nullable(FAILED, "the last that was given up, if it is among the newest"),
+    },
+)
+QUALITY = record(
+    "Quality",
+    {
+        "labels": array(text()),
+        "totals": mapping(ANY, "training, served, …: by label the measures since the model began"),
+        "open": array(ANY, "windows that are not closed yet, as records of `<model>.measures`"),
+        "reliability": mapping(array(array(number())), "by label: [n, mean predicted, mean label]"),
+    },
+)
+SEGMENT = record(
+    "SegmentChange",
+    {
+        "of": text("served or training"),
+        "segment": text(),
+        "value": integer("key of the value"),
+        "text": nullable(text(), "the value, if it was seen in events looked at"),
+        "label": text(),
+        "n": integer("samples"),
+        "ne": number("normalised entropy of the last hour's newer half"),
+        "change": number("against the older half"),
+        "low": number("of a 95 % interval"),
+        "high": number(),
+    },
+)
+TABLE = record(
+    "TableSeen",
+    {
+        "table": text(),
+        "rows": nullable(integer()),
+        "bytes": nullable(integer()),
+        "evicted": nullable(integer()),
+    },
+)
+VERSION = record(
+    "VersionSeen",
+    {
+        "number": integer(),
+        "created_ms": nullable(TIME),
+        "step": nullable(integer()),
+        "verdict": nullable(text("promoted, held or pending")),
+        "reason": text(),
+        "aliases": array(text()),
+        "measures": ANY,
+    },
+)
+VERSIONS = record(
+    "Versions",
+    {
+        "serving": nullable(integer()),
+        "aliases": mapping(integer()),
+        "pinned": boolean("whether a person rolled back, and the gate promotes nothing"),
+        "list": array(VERSION, "newest first"),
+    },
+)
+LETTER = record(
+    "Letter",
+    {
+        "time_ms": nullable(TIME),
+        "from": words(("gateway", "joiner", "trainer")),
+        "topic": text(),
+        "reason": text(),
+        "text": text("the event; hexadecimal digits if it is no text"),
+    },
+)
+LETTERS = record(
+    "Letters",
+    {"refused": integer("that the log holds"), "joiner": integer(), "newest": array(LETTER)},
+)
+SYSTEM = record(
+    "State",
+    {
+        "v": integer("1"),
+        "now_ms": TIME,
+        "model": text(),
+        "freshet": text("release"),
+        "folder": text("of the run"),
+        "health": words(("good", "degraded", "starting", "down")),
+        "notes": array(text(), "why it is not good"),
+        "services": array(SERVICE),
+        "edges": array(EDGE),
+        "freshness_ms": nullable(integer(), "now minus the newest event that serving has learned from"),
+        "trace": nullable(TRACE),
+        "quality": QUALITY,
+        "segments": array(SEGMENT),
+        "tables": array(TABLE),
+        "rows_bytes": nullable(integer()),
+        "versions": VERSIONS,
+        "dead_letters": LETTERS,
+        "simulator": nullable(ANY),
+        "console": record("ConsoleFigures", {"streams": integer("pages kept up to date")}),
+    },
+)
+PAST = record(
+    "History",
+    {
+        "next": integer("offset of the measures from which on events follow"),
+        "vitals": array(ANY),
+        "windows": array(ANY),
+        "clicks": array(ANY),
+        "drifts": array(ANY),
+        "versions": array(ANY),
+    },
+)
+RANKABLE = {
+    "context": {**ANY, "description": "the served event's fields outside the candidates"},
+    "candidates": array(ANY, "the items' fields"),
+}
+RECENT = record("Recent", {"request_id": {"type": ["string", "integer", "null"]}, **RANKABLE})
+MOVED = record(
+    "Moved",
+    {
+        "v": integer("1"),
+        "kind": words(("alias",)),
+        "alias": words(("stable",)),
+        "number": integer(),
+        "by": words(("console",)),
+        "pinned": boolean("whether the gate promotes nothing until the next promote"),
+        "time_ms": TIME,
+    },
+)
+
+STATE = Endpoint(
+    "GET",
+    "/api/state",
+    "Everything that the page shows of now.",
+    (Answer(200, "as of the last look, about a second ago", (json(SYSTEM),)), *refusals(403, 503)),
+    "null is what is not known. Totals of a service fall back to 0 with its process.",
+)
+HISTORY = Endpoint(
+    "GET",
+    "/api/history",
+    "The past: vitals, windows of measures, clicks, drifts, versions.",
+    (Answer(200, "the past, at most 720 points a series", (json(PAST),)), *refusals(400, 403, 503)),
+    "Windows hold all samples, no segments. Clicks that were thinned are sums of neighbouring windows; of "
+    "the others the newest of a place is kept.",
+    (Parameter("span_s", "query", "seconds back; 3600 without it", integer(minimum=0)),),
+)
+EVENTS = Endpoint(
+    "GET",
+    "/api/events",
+    "Server-sent events: the state about once a second, and records as they are written.",
+    (Answer(200, "until either side ends it", (Body("text/event-stream"),)), *refusals(400, 403, 503)),
+    "`state`: as /api/state. `record`, its id the offset: a new record of the measures. `version`: what "
+    "became of a version. `reset`: records were missed that are no longer at hand, or the log began anew; "
+    "read the history again. A comment comes where nothing else does for 10 s. A client that does not read "
+    "skips states.",
+    (
+        Parameter("from", "query", "offset to begin at: `next` of the history", integer(minimum=0)),
+        Parameter("Last-Event-ID", "header", "goes on after this offset; wins over `from`"),
+    ),
+)
+REQUESTS = Endpoint(
+    "GET",
+    "/api/requests",
+    "Recent served requests, to be tried again.",
+    (Answer(200, "newest first", (json(array(RECENT)),)), *refusals(403)),
+)
+TRY = Endpoint(
+    "POST",
+    "/api/try",
+    "Rank candidates without logging or exploring, with the rows explained.",
+    (Answer(200, "as inference answers /v1/rank; its errors, too", (json(ANY),)),
+     *refusals(400, 403, 408, 413, 415, 503)),
+    bodies=(json(record("TryRequest", {"candidates": RANKABLE["candidates"]},
+                        {"context": RANKABLE["context"], "k": integer(minimum=1)})),),
+)  # fmt: skip
+_MOVES = (Answer(200, "it is done, and written to `<model>.versions`", (json(MOVED),)),
+          *refusals(400, 401, 403, 404, 408, 413, 415, 503))  # fmt: skip
+PROMOTE = Endpoint(
+    "POST",
+    "/api/promote",
+    "Serve a version, whatever the gate said, and let the gate go on.",
+    _MOVES,
+    bodies=(json(record("PromoteRequest", {"number": integer(minimum=0)}), {"number": 12}),),
+    token=True,
+)
+ROLLBACK = Endpoint(
+    "POST",
+    "/api/rollback",
+    "Serve an older version, the last promoted one without a number, and stay there until a promote.",
+    _MOVES,
+    bodies=(json(record("RollbackRequest", {}, {"number": nullable(integer(minimum=0))}), {"number": 11}),),
+    token=True,
+)
+READY = ready_page("Console")
+STATUS = status_page(record("ConsoleStatus", {"streams": integer("pages kept up to date")}))
+
+
+def file_at(path: str) -> Endpoint:
+    """One file of the page."""
+    return Endpoint(
+        "GET",
+        path,
+        "The page." if path == "/" else "A file of the page.",
+        (
+            Answer(200, "the file", (Body("text/html" if path == "/" else "*/*"),), {"ETag": "of its bytes"}),
+            Answer(304, "the browser has it already"),
+            *refusals(403),
+        ),
+    )
+
+
+PAGE = (file_at("/"), file_at("/static/{file}").at("/static/{file}", Parameter(
+    "file", "path", "a name of the fixed list that was read at the start", required=True)))  # fmt: skip
+
+ENDPOINTS = (STATE, HISTORY, EVENTS, REQUESTS, TRY, PROMOTE, ROLLBACK, *PAGE)

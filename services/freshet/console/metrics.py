@@ -1,0 +1,24 @@
+"""What the console counts, described."""
+
+from __future__ import annotations
+
+from freshet.runtime.http import HTTP_METRICS
+from freshet.runtime.metrics import Metric
+
+__all__ = ["LOOKS", "LOOK_SECONDS", "METRICS"]
+
+LOOKS = Metric(
+    "freshet_console_looks",
+    "counter",
+    "looks",
+    "Looks at the services, by whether all of it went well.",
+    ("outcome",),
+)
+LOOK_SECONDS = Metric(
+    "freshet_console_look_seconds",
+    "histogram",
+    "seconds",
+    "Time that a look at services and log took.",
+    buckets=(0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0),
+)
+METRICS = (*HTTP_METRICS, LOOKS, LOOK_SECONDS)
