@@ -81,7 +81,7 @@ TRANSFORM = """
 parameters: `dense = [{ name = "clip", high = 100 }, "log1p", "standard"]`. What is missing stays missing,
 unless a transform makes a number of it; what is not finite after it counts as missing. A transform of your
 own is a function, `"my_module:my_function"`, found beside your spec or where Python finds it
-([how](extending.md)).
+([how](../extending.md)).
 """
 
 OPTIONS = """
