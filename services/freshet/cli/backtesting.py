@@ -12,6 +12,7 @@ import numpy as np
 
 from freshet.cli.keeping import folder_of_a_pass
 from freshet.cli.pipeline import Outcome, Pipeline
+from freshet.errors import BadInput
 from freshet.features import take
 from freshet.features.blocks import MAX_SAMPLES, encode_blocks
 from freshet.features.columns import encode_columns, schema_of_columns
@@ -54,6 +55,8 @@ def backtest(
         try:
             began = time.perf_counter()
             written = _write(pipeline, [Path(f) for f in files], request)
+            if not written:
+                raise BadInput(f"{', '.join(map(str, files))}: expected samples, found none with a label")
             wrote_s = time.perf_counter() - began
             outcome = pipeline.train(progress or (lambda share: None))
             return replace(outcome, stages={"encode and append": written / wrote_s, **outcome.stages})

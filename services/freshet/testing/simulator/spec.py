@@ -34,7 +34,9 @@ def write_spec(folder: Path) -> Path:
                     "a changed spec is run by `freshet up`; to see the demo again, use another folder",
                 )
         for name in missing:
-            (folder / name).write_bytes(wanted[name])
+            made = folder / f".{name}.new"  # whole or not there: a torn one would count as changed
+            made.write_bytes(wanted[name])
+            made.replace(folder / name)
     except OSError as error:
         raise ConfigError(
             str(folder), "", f"{error.strerror}: {error.filename}", "a folder that can be written to"

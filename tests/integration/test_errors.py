@@ -1,0 +1,339 @@
+"""Every verb in every state that it can be met in: a clear error, the right exit code, nothing half-made.
+
+An error says what was expected, what was found, where, and what to do; no traceback (an exception that
+escapes the command fails the test).
+"""
+
+from __future__ import annotations
+
+import shutil
+import socket
+from pathlib import Path
+
+import pytest
+
+from tests.integration.errors import (
+    Shell,
+    State,
+    a_file,
+    contents,
+    damaged_log,
+    damaged_state,
+    empty,
+    ended,
+    missing,
+    no_permission,
+    no_space,
+    somebody_elses,
+    without_data,
+)
+
+pytestmark = pytest.mark.timeout(30)
+
+QUICKSTART = Path(__file__).parents[2] / "examples" / "quickstart"
+
+LOOKING = (
+    ("status",),
+    ("peek",),
+    ("peek", "impressions"),
+    ("version", "list"),
+    ("version", "show", "1"),
+    ("version", "promote", "1"),
+    ("version", "rollback"),
+    ("rank", "REQUEST"),
+    ("replay", "topics", "SPEC", "--from"),
+)
+"""Verbs that look at a run folder: `--folder RUN` is added, where they do not name it themselves."""
+
+
+@pytest.fixture
+def shell(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Shell:
+    return Shell(capsys, monkeypatch)
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working folder with a spec, its schemas and a request."""
+    folder = tmp_path / "place"
+    shutil.copytree(QUICKSTART, folder, ignore=shutil.ignore_patterns("*.py", "__pycache__"))
+    (folder / "request.json").write_text('{"context": {"reader": "u1"}, "candidates": [{"article": "a1"}]}')
+    (folder / "rows.csv").write_text("ts,reader\n1,u1\n")
+    monkeypatch.chdir(folder)
+    for name in ("GATEWAY_PORT", "INFERENCE_PORT", "JOINER_ADMIN_PORT", "TRAINER_ADMIN_PORT"):
+        monkeypatch.setenv(f"FRESHET_{name}", "0")
+    return folder
+
+
+def looking(verb: tuple[str, ...], folder: str) -> list[str]:
+    words = [{"REQUEST": "request.json", "SPEC": "freshet.toml"}.get(word, word) for word in verb]
+    return [*words, *([folder] if words[-1] == "--from" else ["--folder", folder])]
+
+
+@pytest.mark.parametrize("verb", LOOKING, ids=" ".join)
+@pytest.mark.parametrize("state", [missing, a_file, empty, somebody_elses], ids=lambda s: s.__name__)
+def test_a_folder_that_is_no_run_is_refused_and_left_as_it_is(
+    shell: Shell, place: Path, verb: tuple[str, ...], state: State
+) -> None:
+    state(place / "run")
+    before = contents(place)
+
+    said = shell(*looking(verb, "run"))
+
+    assert said.code == 1
+    assert "run " in said.text
+    assert "expected" in said.text
+    assert "freshet demo" in said.text  # what to do
+    assert contents(place) == before
+
+
+NO_DATA = {
+    ("status",): (0, "nothing has run in run yet; `freshet up SPEC --folder run` starts it"),
+    ("peek",): (0, "the log holds no topics yet"),
+    ("peek", "impressions"): (1, "none: the log is empty"),
+    ("version", "list"): (0, "no version is stored yet"),
+    ("version", "show", "1"): (1, "see `freshet version list`"),
+    ("version", "promote", "1"): (1, "see `freshet version list`"),
+    ("version", "rollback"): (1, "no older promoted version is stored"),
+    ("rank", "REQUEST"): (1, "`freshet up SPEC --folder run` starts one"),
+    ("replay", "topics", "SPEC", "--from"): (1, "the log has no topic 'impressions'"),
+}
+
+
+@pytest.mark.parametrize("verb", LOOKING, ids=" ".join)
+def test_where_there_is_no_data_yet_that_is_said(shell: Shell, place: Path, verb: tuple[str, ...]) -> None:
+    without_data(place / "run")
+    code, words = NO_DATA[verb]
+
+    said = shell(*looking(verb, "run"))
+
+    assert (said.code, words in said.text) == (code, True), said.text
+
+
+def test_the_status_of_a_stopped_run_says_how_to_go_on(shell: Shell, place: Path) -> None:
+    ended(place / "run")
+
+    said = shell("status", "--folder", "run")
+
+    assert said.code == 0
+    assert "`freshet up here` goes on where it was" in said.text
+
+
+def test_a_request_to_a_dead_server_says_where_to_look(shell: Shell, place: Path) -> None:
+    ended(place / "run")
+
+    said = shell("rank", "request.json", "--folder", "run")
+
+    assert said.code == 1
+    assert "`freshet status --folder run` says how it is" in said.text
+
+
+def test_a_wrong_url_is_refused_at_once(shell: Shell, place: Path) -> None:
+    said = shell("rank", "request.json", "--url", "localhost:7001")
+
+    assert said.code == 1
+    assert "expected a URL such as http://127.0.0.1:7001" in said.text
+
+
+@pytest.mark.parametrize("request_text", ["[1]", "3", "{", "\x00"])
+def test_a_request_that_is_no_object_is_refused_with_an_example(
+    shell: Shell, place: Path, request_text: str
+) -> None:
+    (place / "request.json").write_text(request_text)
+
+    said = shell("rank", "request.json", "--url", "http://127.0.0.1:9")
+
+    assert said.code == 1
+    assert 'such as {"context"' in said.text
+
+
+@pytest.mark.parametrize("verb", [("peek",), ("replay", "topics", "SPEC", "--from")], ids=" ".join)
+def test_a_damaged_log_is_named_and_not_touched(shell: Shell, place: Path, verb: tuple[str, ...]) -> None:
+    damaged_log(place / "run")
+    before = contents(place)
+
+    said = shell(*looking(verb, "run"))
+
+    assert said.code == 1
+    assert "run/log/catalog.sqlite: expected an intact SQLite file" in said.text
+    assert contents(place) == before
+
+
+@pytest.mark.parametrize("verb", [("status",), ("rank", "REQUEST")], ids=" ".join)
+def test_a_damaged_state_is_named_with_what_to_do(shell: Shell, place: Path, verb: tuple[str, ...]) -> None:
+    damaged_state(place / "run")
+
+    said = shell(*looking(verb, "run"))
+
+    assert said.code == 1
+    assert "run/state/services.json: expected the state of services" in said.text
+    assert "delete it" in said.text
+
+
+STARTING = (
+    ("up", "freshet.toml", "--folder"),
+    ("run", "gateway", "freshet.toml", "--folder"),
+    ("backtest", "freshet.toml", "rows.csv", "--keep"),
+    ("replay", "files", "freshet.toml", "--impressions", "rows.csv", "--actions", "rows.csv", "--keep"),
+)
+"""Verbs that make a run folder: its path is added."""
+
+
+@pytest.mark.parametrize("verb", STARTING, ids=" ".join)
+@pytest.mark.parametrize("at", ["file", "file/run", "/proc/freshet-run"])
+def test_where_no_folder_can_be_made_nothing_starts(
+    shell: Shell, place: Path, verb: tuple[str, ...], at: str
+) -> None:
+    (place / "file").write_text("mine")
+    before = contents(place)
+
+    said = shell(*verb, at)
+
+    assert said.code == 1
+    assert at in said.text
+    assert "--folder" in said.text
+    assert contents(place) == before
+
+
+@pytest.mark.parametrize("verb", STARTING, ids=" ".join)
+def test_without_permission_nothing_starts(shell: Shell, place: Path, verb: tuple[str, ...]) -> None:
+    (place / "file").write_text("mine")
+    shell(*verb, "file/run")  # now everything is imported that nobody may not read
+    (place / "locked").mkdir()
+
+    with no_permission(place / "locked"):
+        said = shell(*verb, str(place / "locked" / "run"))
+
+    assert said.code == 1
+    assert "ermission denied" in said.text
+    assert contents(place / "locked") == {}
+
+
+@pytest.mark.parametrize("verb", LOOKING, ids=" ".join)
+def test_without_permission_looking_says_so(shell: Shell, place: Path, verb: tuple[str, ...]) -> None:
+    ended(place / "run")
+    shell(*looking(verb, "run"))
+
+    with no_permission(place / "run"):
+        said = shell(*looking(verb, str(place / "run")))
+
+    assert said.code == 1
+    assert "ermission denied" in said.text or "may this user" in said.text
+
+
+@pytest.mark.parametrize("verb", STARTING, ids=" ".join)
+def test_without_space_nothing_starts(shell: Shell, place: Path, verb: tuple[str, ...]) -> None:
+    with no_space():
+        said = shell(*verb, "run")
+
+    assert said.code == 1
+    assert "space" in said.text or "disk" in said.text
+    left = [name for name, what in contents(place / "run").items() if what != "folder"]
+    assert left in ([], ["state/supervisor.lock"])  # and the next start takes the folder
+
+
+def test_without_space_init_leaves_what_was_there(shell: Shell, place: Path) -> None:
+    before = contents(place)
+    schemas = ["--schema", "impressions.avsc", "--schema", "actions.avsc"]
+
+    with no_space():
+        said = shell("init", *schemas, "--out", "freshet.toml", "--force")
+
+    assert said.code == 1
+    assert "expected a path that can be written to" in said.text
+    assert contents(place) == before
+
+
+@pytest.mark.parametrize(
+    ("out", "words"),
+    [
+        ("freshet.toml", "--force writes over it"),
+        ("folder", "the path of a file, not a folder"),
+        ("missing/freshet.toml", "No such file or directory"),
+        ("/proc/freshet.toml", "expected a path that can be written to"),
+    ],
+)
+def test_init_says_where_it_cannot_write(shell: Shell, place: Path, out: str, words: str) -> None:
+    (place / "folder").mkdir()
+    before = contents(place)
+
+    said = shell("init", "--schema", "impressions.avsc", "--schema", "actions.avsc", "--out", out)
+
+    assert (said.code, words in said.text) == (1, True), said.text
+    assert contents(place) == before
+
+
+@pytest.mark.parametrize("verb", [("check",), ("up",), ("run", "joiner"), ("backtest", "SPEC", "rows.csv")])
+@pytest.mark.parametrize("spec", ["missing.toml", "folder", "binary.toml", "empty.toml", "actions.avsc"])
+def test_what_is_no_spec_is_refused_before_anything_is_made(
+    shell: Shell, place: Path, verb: tuple[str, ...], spec: str
+) -> None:
+    (place / "folder").mkdir()
+    (place / "binary.toml").write_bytes(bytes(range(256)))
+    (place / "empty.toml").write_text("")
+    words = [spec if word == "SPEC" else word for word in verb]
+    before = contents(place)
+
+    said = shell(*words, *([] if "backtest" in verb else [spec]))
+
+    assert said.code == 1
+    assert spec in said.text
+    assert "expected" in said.text
+    assert {name for name in contents(place) if not name.startswith("freshet-run")} == set(before)
+    assert not (place / "freshet-run" / "log" / "catalog.sqlite").exists()
+
+
+@pytest.mark.parametrize("text", ["", "ts,reader\n"])
+def test_a_file_without_rows_is_refused(shell: Shell, place: Path, text: str) -> None:
+    (place / "rows.csv").write_text(text)
+
+    said = shell("backtest", "freshet.toml", "rows.csv")
+
+    assert said.code == 1
+    assert "rows.csv" in said.text
+
+
+def test_a_folder_that_holds_a_run_takes_no_second_pass(shell: Shell, place: Path) -> None:
+    without_data(place / "run")
+    before = contents(place)
+
+    said = shell("backtest", "freshet.toml", "rows.csv", "--keep", "run")
+
+    assert said.code == 1
+    assert "run is not empty" in said.text
+    assert contents(place) == before
+
+
+@pytest.mark.parametrize("existed", [False, True])
+def test_a_pass_that_fails_leaves_no_half_of_it(shell: Shell, place: Path, existed: bool) -> None:
+    if existed:
+        (place / "run").mkdir()
+    before = contents(place)
+
+    said = shell("backtest", "freshet.toml", "rows.csv", "--keep", "run")
+
+    assert said.code == 1
+    assert "no column" in said.text
+    assert contents(place) == before
+
+
+def test_a_second_gateway_on_a_port_names_the_first(
+    shell: Shell, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        monkeypatch.setenv("FRESHET_GATEWAY_PORT", str(taken.getsockname()[1]))
+
+        said = shell("run", "gateway", "freshet.toml", "--folder", "run")
+
+    assert said.code == 1
+    assert "is held by process" in said.text
+
+
+def test_the_nearest_run_folder_is_offered(shell: Shell, place: Path) -> None:
+    ended(place / "freshet-demo")
+
+    said = shell("status")
+
+    assert said.code == 1
+    assert "did you mean --folder freshet-demo?" in said.text
