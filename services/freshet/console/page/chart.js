@@ -4,7 +4,7 @@ import { el, onWidth, say } from "./dom.js";
 import { clock } from "./format.js";
 
 const HEIGHT = 190;
-const NARROW = 480; // on a phone a chart is at most LOW high
+const NARROW = 400; // on a phone a chart is at most LOW high
 const LOW = 220;
 const charts = new Set();
 

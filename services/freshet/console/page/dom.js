@@ -47,15 +47,18 @@ export function onWidth(host, draw) {
 /**
  * A table that is changed in place, row by row and cell by cell.
  *
+ * Roles are spelt out, since a table of the look "cards" is laid out as a list of cards on a phone, and would lose them.
+ *
  * columns: [{head, cell(row) -> text or node, class?, wide?}]; a node replaces the cell's content only if its `key(row)`
  * differs from the last one, so that a button keeps its focus.
  */
 export class Table {
-  constructor(host, caption, columns, empty) {
+  constructor(host, caption, columns, empty, look = null) {
     this.columns = columns;
-    this.body = el("tbody");
-    const heads = columns.map((c) => el("th", { scope: "col", class: c.class ?? null }, c.head));
-    const table = el("table", {}, el("caption", { class: "sr" }, caption), el("thead", {}, el("tr", {}, ...heads)), this.body);
+    this.body = el("tbody", { role: "rowgroup" });
+    const heads = columns.map((c) => el("th", { scope: "col", role: "columnheader", class: c.class ?? null }, c.head));
+    const head = el("thead", { role: "rowgroup" }, el("tr", { role: "row" }, ...heads));
+    const table = el("table", { role: "table", class: look }, el("caption", { class: "sr" }, caption), head, this.body);
     this.scroll = el("div", { class: "scroll", role: "group", "aria-label": caption }, table);
     onWidth(this.scroll, () => this.#reach());
     this.empty = el("p", { class: "empty" }, empty);
@@ -83,8 +86,11 @@ export class Table {
   }
 
   #blank() {
-    const cells = this.columns.map((c, j) => el(j === 0 ? "th" : "td", { scope: j === 0 ? "row" : null, class: c.class ?? null }));
-    return el("tr", {}, ...cells);
+    const cells = this.columns.map((c, j) => {
+      const shared = { class: c.class ?? null, "data-head": c.head };
+      return j === 0 ? el("th", { scope: "row", role: "rowheader", ...shared }) : el("td", { role: "cell", ...shared });
+    });
+    return el("tr", { role: "row" }, ...cells);
   }
 
   #cell(cell, column, row) {

@@ -59,7 +59,7 @@ export function ago(time, now) {
   if (time === null || now === null) return UNKNOWN;
   const past = now - time;
   if (past < -2000) return `in ${duration(-past)}`;
-  return past < 1500 ? "just now" : `${duration(past)} ago`;
+  return past < 1500 ? "just now" : `${duration(Math.max(1000, Math.round(past / 1000) * 1000)).replace(".0", "")} ago`;
 }
 
 /** A share as a percentage: 12.3 %, 0.45 %. */

@@ -43,7 +43,7 @@ export class Freshness {
     const steps = known.map((s) => `${s.name} after ${duration(s.ms)}`).join(", ");
     say(
       this.caption,
-      known.length === 0 ? EMPTY : `Median of the last ${n ?? ""} actions followed: ${steps}; last seen ${ago(num(trace.at_ms), app.now())}.`,
+      known.length === 0 ? EMPTY : `Median of the last ${n ?? ""} actions followed: ${steps}; last seen ${ago(num(trace.at_ms), app.now())}.${failed(trace, app)}`,
     );
     this.#waterfall(this.width);
   }
@@ -65,6 +65,12 @@ export class Freshness {
     this.key = key;
     this.host.replaceChildren(drawn(width, this.stages));
   }
+}
+
+/** Of an action that was given up. */
+function failed(trace, app) {
+  const f = record(trace.failed);
+  return text(f.stage) ? ` One was not ${text(f.stage, 20)} ${ago(num(f.at_ms), app.now())}: ${text(f.reason, 160)}.` : "";
 }
 
 /** Bars that begin where the stage before ended; a thin line to the 90th percentile. */

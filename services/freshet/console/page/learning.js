@@ -86,7 +86,7 @@ export function marksOf(app) {
 function caption(app) {
   const { model, random, best } = lastMinute(app);
   if (model === null && random === null) return EMPTY;
-  const said = [`In the last minute whose clicks are in, ${percent(model)} of what the model showed was clicked`];
+  const said = [`Over the last minute that is complete, ${percent(model)} of what the model showed was clicked`];
   if (random !== null) said.push(`${percent(random)} of random slates`);
   if (best !== null) said.push(`${percent(best)} would be possible`);
   let words = `${said.join(", ")}.`;

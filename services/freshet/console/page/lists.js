@@ -36,6 +36,7 @@ export class Segments {
         { head: "n", class: "num", cell: (s) => whole(s.n) },
       ],
       "Segments appear here once one of their values has 500 samples in both halves of the last hour. Name them in the spec: [train] segments = [\"country\"].",
+      "cards",
     );
   }
 
@@ -57,7 +58,8 @@ export class Segments {
 const STATES = { ready: "● ready", starting: "◐ starting", down: "✕ down" };
 
 export class Services {
-  constructor() {
+  constructor(app) {
+    const past = (s) => app.history.vitals.map((v) => num(record(v.memory_mb)[text(s.name, 40)])).filter((mb) => mb !== null);
     this.table = new Table(
       byId("services"),
       "Services: state, memory, restarts, last exit",
@@ -65,6 +67,7 @@ export class Services {
         { head: "service", cell: (s) => text(s.name, 40) },
         { head: "state", key: (s) => `${s.state} ${s.reason}`, cell: state },
         { head: "memory", class: "num", cell: (s) => megabytes(num(s.memory_mb)) },
+        { head: "over time", class: "spark", key: (s) => JSON.stringify(past(s).slice(-2)) + past(s).length, cell: (s) => sparkline(past(s)) },
         { head: "up for", class: "num", cell: (s) => (num(s.up_s) === null ? UNKNOWN : duration(s.up_s * 1000)) },
         { head: "restarts", class: "num", cell: (s) => whole(num(s.restarts)) },
         { head: "last exit", cell: (s) => text(s.last_exit, 80) || "none" },
@@ -72,12 +75,25 @@ export class Services {
         { head: "pid", class: "num", cell: (s) => (num(s.pid) === null ? UNKNOWN : String(s.pid)) },
       ],
       "The processes that freshet up keeps running appear here as soon as the console has found them in the run folder.",
+      "cards",
     );
   }
 
   update(state) {
     this.table.fill(records(state.services, 50));
   }
+}
+
+/** Values in the order of time, from zero up: what is flat looks flat. */
+function sparkline(values) {
+  const [width, height] = [96, 18];
+  const most = Math.max(1e-9, ...values) * 1.15;
+  const step = Math.max(1, Math.floor(values.length / width)); // one point a pixel
+  const points = values.filter((_, i) => i % step === 0);
+  const at = (v, i) => `${((i / Math.max(1, points.length - 1)) * width).toFixed(1)} ${(height - (v / most) * height).toFixed(1)}`;
+  const root = svg("svg", { class: "sparkline", width, height, viewBox: `0 0 ${width} ${height}`, "aria-hidden": "true", focusable: "false" });
+  if (points.length > 1) root.append(svg("path", { d: `M${points.map(at).join("L")}` }));
+  return root;
 }
 
 function state(service) {
@@ -122,6 +138,7 @@ export class Letters {
         { head: "event", class: "wide code", cell: (l) => text(l.text, 300) },
       ],
       "Nothing has been refused. An event that does not fit its schema, or that the joiner cannot place, appears here with the reason; nothing is dropped in silence.",
+      "cards",
     );
   }
 

@@ -6,7 +6,8 @@ import { num, record, records, text } from "./read.js";
 import { edgesOf, tall, wide } from "./pipeline_layout.js";
 
 export const NODES = ["client", "gateway", "joiner", "trainer", "inference"];
-const WIDE = 860; // from this width on the nodes stand in one row
+const WIDE = 1080; // from this width on the nodes stand in one row with room for labels
+const ROW = 820; // from this width on in one row, with labels on two lines
 const STATES = { ready: "● ready", starting: "◐ starting", down: "✕ down" };
 const LEVELS = { ok: "", warn: "▲", bad: "✕", idle: "", unknown: "" };
 const WORDS = { ok: "", warn: "▲ behind", bad: "✕ far behind", idle: "idle", unknown: "unknown" };
@@ -35,7 +36,7 @@ export class Pipeline {
     this.edges = edges(state);
     this.#draw(this.width);
     say(this.caption, words(this.nodes, this.edges));
-    const lines = this.edges.map((e) => [e.from, e.to, e.what, e.rate, e.lag || "none known", e.level]);
+    const lines = this.edges.map((e) => [e.from, e.to, e.what, e.rate, [e.lag || "none known", e.note].filter(Boolean).join(", "), e.level]);
     const key = JSON.stringify(lines);
     if (key === this.lines) return;
     this.lines = key;
@@ -47,7 +48,7 @@ export class Pipeline {
     const key = JSON.stringify([width, this.nodes, this.edges]);
     if (key === this.key) return;
     this.key = key;
-    const layout = width >= WIDE ? wide(width) : tall(width);
+    const layout = width >= ROW ? wide(width, width < WIDE) : tall(width);
     const root = svg("svg", { width, height: layout.height, viewBox: `0 0 ${width} ${layout.height}`, "aria-hidden": "true", focusable: "false" });
     for (const edge of this.edges) drawEdge(root, layout.edges[`${edge.from}>${edge.to}`], edge);
     for (const node of this.nodes) drawNode(root, layout.nodes[node.name], node);
@@ -60,7 +61,7 @@ function nodes(state) {
   return NODES.map((name) => {
     if (name === "client") {
       const rateOf = num(record(state.simulator).rate);
-      return { name, level: "none", first: state.simulator ? "simulator" : "clients", second: rateOf === null ? "your application" : `${count(rateOf)} events/s asked` };
+      return { name, level: "none", first: state.simulator ? "simulator" : "clients", second: rateOf === null ? "your application" : `set to ${count(rateOf)}/s` };
     }
     const s = record(services[name]);
     const known = text(s.state, 20);
@@ -81,6 +82,7 @@ function edges(state) {
       to,
       what: text(e.what, 60) || what,
       level,
+      note: text(e.note, 120),
       rate: rate(num(e.rate), text(e.unit, 20) || "/s"),
       lag: lag === null ? "" : `lag ${lag < 10_000 ? whole(lag) : count(lag)} ${text(e.lag_unit, 20)}`.trim(),
     };
@@ -92,10 +94,20 @@ function drawEdge(root, at, edge) {
   const lag = edge.lag && edge.level !== "idle" ? `${LEVELS[edge.level]} ${edge.lag}`.trim() : WORDS[edge.level];
   const labels = at.oneLine ? [[edge.rate, lag].filter(Boolean).join(" · ")] : [edge.rate, lag];
   root.append(svg("path", { class: `edge ${edge.level}`, d: at.path }), svg("path", { class: `tip ${edge.level}`, d: at.tip }));
+  const { x, y, anchor, below } = at.label;
+  const put = (words, line, look) => root.append(svg("text", { class: look, x, y: y + line, "text-anchor": anchor }, words));
   labels.filter(Boolean).forEach((label, i) => {
-    const y = at.label.y + (at.label.below ? 15 * i + 14 : i * 30 - 7);
-    root.append(svg("text", { class: i ? `lag ${edge.level}` : "rate", x: at.label.x, y, "text-anchor": at.label.anchor }, label));
+    const look = i ? `lag ${edge.level}` : "rate";
+    const lines = at.twoLines ? halves(label) : [label];
+    const first = below ? 15 * i + 14 : i ? 18 : 8 - 15 * lines.length;
+    lines.forEach((line, j) => put(line, first + 15 * j, look));
   });
+}
+
+/** "1,012 events/s" as two lines: the unit stands below. */
+function halves(label) {
+  const at = label.lastIndexOf(" ");
+  return at < 0 ? [label] : [label.slice(0, at), label.slice(at + 1)];
 }
 
 function drawNode(root, at, node) {
@@ -116,6 +128,6 @@ function words(all, edges) {
   if (down.length) said.push(`${down.join(", ")} ${down.length > 1 ? "are" : "is"} down`);
   if (starting.length) said.push(`${starting.join(", ")} starting`);
   said.push(`${into.rate} come in`);
-  said.push(behind.length ? `${plural(behind.length, "edge")} behind: ${behind.map((e) => `${e.from} to ${e.to}, ${e.lag || "lag unknown"}`).join("; ")}` : "nothing is behind");
+  said.push(behind.length ? `${plural(behind.length, "edge")} behind: ${behind.map((e) => `${e.from} to ${e.to}, ${[e.lag || "lag unknown", e.note].filter(Boolean).join(", ")}`).join("; ")}` : "nothing is behind");
   return `${said.join("; ")}.`.replace(/^./, (c) => c.toUpperCase());
 }

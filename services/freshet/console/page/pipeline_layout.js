@@ -17,9 +17,9 @@ const up = (x, y) => `M${x} ${y}l-4.5 8h9z`;
 const down = (x, y) => `M${x} ${y}l-4.5 -8h9z`;
 const left = (x, y) => `M${x} ${y}l8 -4.5v9z`;
 
-/** One row; what inference gives back runs below it. */
-export function wide(all) {
-  const size = { width: Math.min(168, Math.max(132, all * 0.118)), height: 58 };
+/** One row; what inference gives back runs below it. `tight`: labels take two lines. */
+export function wide(all, tight) {
+  const size = { width: Math.min(168, Math.max(118, all * 0.118)), height: 66 };
   const gap = (all - 2 - ORDER.length * size.width) / (ORDER.length - 1);
   const top = 8;
   const middle = top + size.height / 2;
@@ -34,6 +34,7 @@ export function wide(all) {
       path: `M${from} ${middle}H${to - 6}`,
       tip: right(to, middle),
       label: { x: (from + to) / 2, y: middle, anchor: "middle", below: false },
+      twoLines: tight,
     };
   }
   const back = (to, depth, shift) => {
@@ -47,13 +48,14 @@ export function wide(all) {
       oneLine: true,
     };
   };
-  back("joiner", 34, -24);
+  back("joiner", 36, -24);
   back("client", 74, 24);
   return { nodes, edges, height: foot + 82 };
 }
 
 /** One column; what inference gives back runs up on the right. */
-export function tall(all) {
+export function tall(width) {
+  const all = Math.min(width, 460);
   const size = { width: Math.min(190, Math.max(136, all * 0.44)), height: 50 };
   const step = size.height + 54;
   const nodes = {};

@@ -40,12 +40,13 @@ export class Try {
       "Ranked candidates, best first",
       [
         { head: "place", class: "num", cell: (i) => String(i.place) },
-        { head: "candidate", class: "wide code", cell: (i) => i.candidate },
+        { head: "candidate", class: "wide", cell: (i) => i.candidate },
         { head: "score", class: "num", cell: (i) => fixed(num(i.score), 4) },
-        { head: "predictions", class: "num", cell: (i) => i.predictions },
+        { head: "predictions", key: (i) => JSON.stringify(i.predictions), cell: (i) => i.predictions.map((p) => el("span", { class: "rowfact" }, p)) },
         { head: "rows", key: (i) => JSON.stringify(i.rows), cell: (i) => rowsOf(i.rows) },
       ],
       "Ranked items appear here with their scores, the predictions of each label, the ages of the rows that were used, and what had no row yet.",
+      "cards",
     );
     this.edit.value = pretty(BLANK);
     this.pick.addEventListener("change", () => this.#chosen());
@@ -152,9 +153,9 @@ export class Try {
   #show(answer, candidates, tookMs) {
     const items = records(answer.items, 1000).map((item, i) => ({
       place: i + 1,
-      candidate: text(JSON.stringify(candidates[item.index] ?? null), 160),
+      candidate: told(candidates[item.index]),
       score: num(item.score),
-      predictions: Object.entries(record(item.predictions)).slice(0, 8).map(([label, p]) => `${text(label, 30)} ${fixed(num(p), 4)}`).join(", "),
+      predictions: Object.entries(record(item.predictions)).slice(0, 8).map(([label, p]) => `${text(label, 30)} ${fixed(num(p), 4)}`),
       rows: record(item.rows),
     }));
     this.table.fill(items);
@@ -178,6 +179,12 @@ function rowsOf(rows) {
     const nothing = num(known) === 0;
     return el("span", { class: missing ? "rowfact missing" : "rowfact" }, `${text(feature, 40)}: ${nothing ? "no row" : what}${old}`);
   });
+}
+
+/** A candidate's fields in one line. */
+function told(candidate) {
+  const plain = (v) => (typeof v === "string" ? v : (JSON.stringify(v) ?? ""));
+  return text(Object.entries(record(candidate)).map(([k, v]) => `${k} ${plain(v)}`).join(", "), 200);
 }
 
 /** What tells a request from others: its id, and the first fields of its context. */

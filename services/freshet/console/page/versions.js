@@ -28,6 +28,7 @@ export class Versions {
         { head: "", key: (v) => `${v.number} ${v.serving}`, cell: (v) => this.#button(v) },
       ],
       "Versions appear here every few seconds once the trainer has learned from its first samples; a gate then promotes each one or says why it holds it.",
+      "cards",
     );
     byId("rollback").addEventListener("click", () => this.#rollback());
   }
@@ -53,7 +54,7 @@ export class Versions {
   #promote(number) {
     this.#move({
       title: `Serve version ${number}?`,
-      what: "It becomes stable and is served within a second, whatever the gate said of it.",
+      what: "It becomes stable and is served within seconds, whatever the gate said of it. The gate goes on with the versions after it.",
       yes: `Promote v${number}`,
       path: "/api/promote",
       body: { number },
@@ -64,7 +65,7 @@ export class Versions {
   #rollback() {
     this.#move({
       title: "Roll back?",
-      what: "The version that was stable before serves again, and stays until you promote another one.",
+      what: "The version that was promoted before serves again and stays: the gate promotes nothing until you promote a version yourself.",
       yes: "Roll back",
       path: "/api/rollback",
       body: {},
