@@ -409,6 +409,19 @@ def test_metrics_count_events_by_what_became_of_them(gateway: Running) -> None:
     assert 'freshet_http_requests_total{route="/v1/impressions",status="422"} 1.0' in text
 
 
+def test_the_status_counts_events_of_each_stream(gateway: Running) -> None:
+    def counts() -> dict[str, dict[str, int]]:
+        found: dict[str, dict[str, int]] = httpx.get(f"{gateway.url}/status").json()["events"]
+        return found
+
+    before = counts()
+    gateway.send("impressions", [ranked(1), 7])
+
+    assert before.keys() == {"served", "shown", "action"}
+    assert counts()["served"] == {outcome: n + 1 for outcome, n in before["served"].items()}
+    assert counts()["action"] == before["action"]
+
+
 def test_the_client_sends_and_reads_refusals(gateway: Running) -> None:
     with Client(gateway.url) as client:
         receipt = client.impressions(ranked())

@@ -12,6 +12,7 @@ from freshet.runtime.endpoint import (
     array,
     integer,
     json,
+    mapping,
     ready_page,
     record,
     refusals,
@@ -59,6 +60,7 @@ PARTLY = record(
     "PartlyAccepted", {**_ACCEPTED, "error": ERROR["properties"]["error"], "refused": array(REFUSED)}
 )
 
+EVENT_COUNTS = record("EventCounts", {"accepted": integer(), "refused": integer()})
 FIGURES = record(
     "GatewayStatus",
     {
@@ -66,6 +68,7 @@ FIGURES = record(
         "events_waiting": integer("for the log"),
         "bytes_waiting": integer("for the log"),
         "appends_failed": integer(),
+        "events": mapping(EVENT_COUNTS, "by stream: served, shown, action"),
     },
 )
 

@@ -79,6 +79,7 @@ class Gateway:
             retry_after_s=settings.retry_after_ms / 1e3,
         )
         self._events = metrics.EVENTS.counter(registry)
+        self._counts = {role: {"accepted": 0, "refused": 0} for role in codecs}
         self.app = App(
             registry, max_body_bytes=settings.max_body_bytes, body_timeout_s=settings.body_timeout_ms / 1e3
         )
@@ -121,8 +122,9 @@ class Gateway:
             for r in refused
         ]
         offsets = await self.committer.append([*entries, *letters])
-        self._events.labels(stream.role, "accepted").inc(accepted)
-        self._events.labels(stream.role, "refused").inc(len(refused))
+        for outcome, count in (("accepted", accepted), ("refused", len(refused))):
+            self._events.labels(stream.role, outcome).inc(count)
+            self._counts[stream.role][outcome] += count
         acks = [
             {"topic": e.topic, "partition": e.partition, "offset": offset}
             for e, offset in zip(entries, offsets, strict=False)  # the letters' offsets are nobody's business
@@ -171,7 +173,7 @@ class Gateway:
         return json_response(200, {"status": "live"})
 
     async def _status(self, _request: Request) -> Response:
-        return json_response(200, self.committer.figures())
+        return json_response(200, {**self.committer.figures(), "events": self._counts})
 
     async def _ready(self, _request: Request) -> Response:
         probe = TopicPartition(self._topics.served, 0)
