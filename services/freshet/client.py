@@ -20,7 +20,17 @@ import orjson
 
 from freshet.errors import BadInput, Overloaded, Unavailable
 
-__all__ = ["Ack", "AsyncClient", "Client", "EventsRefused", "Item", "Ranking", "Receipt", "RetryPolicy"]
+__all__ = [
+    "Ack",
+    "AsyncClient",
+    "Client",
+    "EventsRefused",
+    "Item",
+    "Ranking",
+    "Receipt",
+    "RetryPolicy",
+    "Rows",
+]
 
 Event = Mapping[str, Any]
 PROGRESS_POLL_S = 0.05
@@ -55,6 +65,15 @@ class EventsRefused(BadInput):
 
 
 @dataclass(frozen=True, slots=True)
+class Rows:
+    """What is known of one feature's values of a candidate."""
+
+    known: int  # values that have a row
+    of: int  # values: one, or as many as a list holds; 0 for a null
+    age_s: int | None  # since the newest event that one of the rows has learned from
+
+
+@dataclass(frozen=True, slots=True)
 class Item:
     """One candidate in its place."""
 
@@ -62,6 +81,7 @@ class Item:
     score: float
     predictions: Mapping[str, float]  # label -> prediction
     propensity: float  # probability with which the policy puts this candidate in this place
+    rows: Mapping[str, Rows] | None = None  # by feature; None: not asked for by `explain`
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,9 +128,16 @@ class _Talk:
         return orjson.dumps(events, option=orjson.OPT_SERIALIZE_NUMPY)
 
     def rank(
-        self, context: Event, candidates: Sequence[Event], k: int | None, request_id: str | int | None
+        self,
+        context: Event,
+        candidates: Sequence[Event],
+        k: int | None,
+        request_id: str | int | None,
+        dry_run: bool,
+        explain: bool,
     ) -> bytes:
         asked = {"context": context, "candidates": candidates, "k": k, "request_id": request_id}
+        asked |= {"dry_run": dry_run or None, "explain": explain or None}
         return orjson.dumps(
             {key: value for key, value in asked.items() if value is not None},
             option=orjson.OPT_SERIALIZE_NUMPY,
@@ -144,7 +171,7 @@ class _Talk:
         body = self.body(answer, (200,))
         return Ranking(
             str(body["request_id"]),
-            tuple(Item(i["index"], i["score"], i["predictions"], i["propensity"]) for i in body["items"]),
+            tuple(map(_item, body["items"])),
             body["version"],
             body["freshness_ms"],
             body["unknown_rows"],
@@ -164,6 +191,17 @@ class _Talk:
         if answer.status_code >= 500:
             raise Unavailable(message)
         raise BadInput(message)
+
+
+def _item(item: Mapping[str, Any]) -> Item:
+    rows = item.get("rows")
+    return Item(
+        item["index"],
+        item["score"],
+        item["predictions"],
+        item["propensity"],
+        None if rows is None else {n: Rows(r["known"], r["of"], r["age_s"]) for n, r in rows.items()},
+    )
 
 
 def _message(body: Any) -> str:
@@ -217,12 +255,17 @@ class Client:
         *,
         k: int | None = None,
         request_id: str | int | None = None,
+        dry_run: bool = False,
+        explain: bool = False,
     ) -> Ranking:
         """Order candidates by the spec's score, best first; at most `k` of them.
 
+        With `dry_run` nothing is logged as served and nothing is explored: for looking, not for showing.
+        With `explain` each item tells what its rows are (`Item.rows`).
+
         Raises BadInput if a field has the wrong type, Unavailable after all attempts.
         """
-        content = self._talk.rank(context, candidates, k, request_id)
+        content = self._talk.rank(context, candidates, k, request_id, dry_run, explain)
         return self._talk.ranking(self._post(f"{self._talk.inference}/v1/rank", content))
 
     def wait_until_served(self, ack: Ack | Receipt, *, timeout_s: float = 30.0) -> bool:
@@ -313,9 +356,11 @@ class AsyncClient:
         *,
         k: int | None = None,
         request_id: str | int | None = None,
+        dry_run: bool = False,
+        explain: bool = False,
     ) -> Ranking:
         """As `Client.rank`."""
-        content = self._talk.rank(context, candidates, k, request_id)
+        content = self._talk.rank(context, candidates, k, request_id, dry_run, explain)
         return self._talk.ranking(await self._post(f"{self._talk.inference}/v1/rank", content))
 
     async def wait_until_served(self, ack: Ack | Receipt, *, timeout_s: float = 30.0) -> bool:

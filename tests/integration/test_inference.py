@@ -19,11 +19,13 @@ import numpy as np
 import orjson
 import pytest
 import tritonclient.http as triton
+from click.testing import CliRunner
 from hypothesis import HealthCheck, given
 from hypothesis import settings as quick
 from hypothesis import strategies as st
 from tritonclient.utils import InferenceServerException
 
+from freshet.cli.rank import command as rank
 from freshet.client import Ack, Client
 from freshet.errors import BadInput
 from freshet.features import EventExtractor
@@ -210,7 +212,10 @@ def test_too_many_candidates_are_413(server: Running) -> None:
 
 def test_the_client_ranks(server: Running) -> None:
     with Client(inference=server.url) as client:
-        ranking = client.rank(CONTEXT, CANDIDATES, k=2, request_id=5)
+        ranking = client.rank(CONTEXT, CANDIDATES, k=2, request_id=5, dry_run=True, explain=True)
+        rows = ranking.items[0].rows
+        assert rows is not None
+        assert (rows["user"].known, rows["user"].age_s) == (1, 5)
         assert len(ranking.items) == 2
         assert ranking.items[0].predictions.keys() == {"click", "watch", "buy"}
         with pytest.raises(BadInput, match="candidates"):
@@ -353,6 +358,58 @@ def test_exploration_is_in_the_answer_and_in_the_log(tmp_path: Path) -> None:
         if not answer["explored"]:
             assert {round(i["propensity"], 3) for i in answer["items"]} == {0.55}
     world.close()
+
+
+def test_a_dry_run_is_answered_by_score_and_neither_explored_nor_logged(tmp_path: Path) -> None:
+    world = trained(tmp_path, greedy(SPEC, share=1.0))
+    with serving(world) as server:
+        wait_for(lambda: server.get("/health/ready").status_code == 200)
+        answers = [server.rank(dry_run=True).json() for _ in range(5)]
+        assert server.rank(context={**CONTEXT, "request_id": 77}).json()["explored"]
+        wait_for(lambda: len(server.logged()) > 0)
+        status = server.get("/status").json()
+        assert len(server.logged()) == 1
+    for answer in answers:
+        scores = [item["score"] for item in answer["items"]]
+        assert scores == sorted(scores, reverse=True)
+        assert not answer["explored"]
+        assert {item["propensity"] for item in answer["items"]} == {1.0}
+    assert (status["requests"], status["candidates"], status["explored"]) == (6, 60, 1)
+    world.close()
+
+
+def test_an_explained_answer_tells_the_rows_of_each_item_and_their_age(server: Running) -> None:
+    answer = server.rank(explain=True, candidates=[{"id": 3}, {"id": 999_999}]).json()
+    by_index = {item["index"]: item["rows"] for item in answer["items"]}
+
+    assert by_index[0].keys() == {f.name for f in SPEC.features if f.table is not None}
+    assert by_index[0]["user"] == {"known": 1, "of": 1, "age_s": 5}
+    assert by_index[0]["item"] == {"known": 1, "of": 1, "age_s": 5}
+    assert by_index[1]["item"] == {"known": 0, "of": 1, "age_s": None}
+    assert by_index[0]["recent"]["of"] == 2
+    assert "rows" not in server.rank().json()["items"][0]
+    unknown: dict[str, int] = {}
+    for rows in by_index.values():
+        for feature, found in rows.items():
+            unknown[feature] = unknown.get(feature, 0) + found["of"] - found["known"]
+    assert {name: n for name, n in unknown.items() if n} == answer["unknown_rows"]
+
+
+def test_the_verb_rank_says_what_rows_are_behind_each_item(server: Running, tmp_path: Path) -> None:
+    request = tmp_path / "request.json"
+    request.write_bytes(orjson.dumps({"context": CONTEXT, "candidates": [{"id": 3}, {"id": 999_999}]}))
+    options = [str(request), "--url", server.url, "--dry-run", "--explain"]
+
+    text = CliRunner().invoke(rank, options).output
+    items = orjson.loads(CliRunner().invoke(rank, [*options, "--json"]).output)["items"]
+
+    assert "1 of 1, 5 s" in text
+    assert "0 of 1" in text
+    assert {i["index"]: i["rows"]["item"]["known"] for i in items} == {0: 1, 1: 0}
+
+
+def test_the_status_tells_how_far_rows_were_followed(server: Running) -> None:
+    assert server.get("/status").json()["rows_next"] == server.get("/v1/progress").json()["rows_next"]
 
 
 # --- the Open Inference Protocol, by its own client

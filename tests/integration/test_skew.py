@@ -132,8 +132,10 @@ def watched() -> Iterator[list[tuple[Decoded, Scored]]]:
     seen: list[tuple[Decoded, Scored]] = []
     original = Pipeline.score
 
-    def score(self: Pipeline, samples: Decoded, table: Lookup, scorer: Scorer) -> Scored:
-        scored = original(self, samples, table, scorer)
+    def score(
+        self: Pipeline, samples: Decoded, table: Lookup, scorer: Scorer, *, explain: bool = False
+    ) -> Scored:
+        scored = original(self, samples, table, scorer, explain=explain)
         seen.append((samples, scored))
         return scored
 

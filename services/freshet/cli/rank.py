@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import asdict
 from pathlib import Path
-from typing import IO
+from typing import IO, TYPE_CHECKING, Any
 
 import click
 import orjson
 
 from freshet.cli.options import emit, existing_folder, folder_option, json_option, table
 from freshet.errors import BadInput, ConfigError, Unavailable
+
+if TYPE_CHECKING:
+    from freshet.client import Ranking, Rows
 
 __all__ = ["command"]
 
@@ -21,8 +25,12 @@ EXAMPLE = 'such as {"context": {"reader": "u1"}, "candidates": [{"article": "a7"
 @click.argument("request_file", type=click.File("rb"), default="-")
 @folder_option
 @click.option("--url", help="Inference server; without it, the one of the run folder.")
+@click.option("--dry-run", is_flag=True, help="Log nothing as served, and explore nothing.")
+@click.option("--explain", is_flag=True, help="Say of each item how many rows it has, and how old they are.")
 @json_option
-def command(request_file: IO[bytes], folder: Path, url: str | None, as_json: bool) -> None:
+def command(
+    request_file: IO[bytes], folder: Path, url: str | None, dry_run: bool, explain: bool, as_json: bool
+) -> None:
     """Rank the candidates of a JSON request {"context": {...}, "candidates": [{...}], "k": 10}.
 
     REQUEST_FILE is a path, or - for standard input.
@@ -40,31 +48,62 @@ def command(request_file: IO[bytes], folder: Path, url: str | None, as_json: boo
     with Client(inference=_checked(url) if url else _url_of(folder)) as client:
         try:
             ranking = client.rank(
-                request.get("context", {}), request.get("candidates", []), k=request.get("k")
+                request.get("context", {}),
+                request.get("candidates", []),
+                k=request.get("k"),
+                dry_run=dry_run or request.get("dry_run") is True,
+                explain=explain or request.get("explain") is True,
             )
         except Unavailable as error:
             look = "is --url right?" if url else f"`freshet status --folder {folder}` says how it is"
             raise Unavailable(f"{error}\n  {look}") from error
-    rows = [[n + 1, i.index, i.score, *i.predictions.values()] for n, i in enumerate(ranking.items)]
+    emit(_value(ranking), as_json=as_json, text=_text(ranking))
+
+
+def _text(ranking: Ranking) -> str:
     labels = list(ranking.items[0].predictions) if ranking.items else []
-    text = table(["place", "candidate", "score", *labels], rows)
+    features = list(ranking.items[0].rows or ()) if ranking.items else []
+    lines = [
+        [
+            place + 1,
+            item.index,
+            item.score,
+            *item.predictions.values(),
+            *map(_rows_text, (item.rows or {}).values()),
+        ]
+        for place, item in enumerate(ranking.items)
+    ]
+    text = table(["place", "candidate", "score", *labels, *features], lines)
     text += f"\nversion {ranking.version}, fresh to {ranking.freshness_ms} ms"
     text += f", unknown {dict(ranking.unknown_rows)}" if ranking.unknown_rows else ""
-    value = {
+    if features:
+        text += (
+            "\nunder a feature: how many of its values have a row, and how long ago one of these has learned"
+        )
+    return text
+
+
+def _rows_text(rows: Rows) -> str:
+    age = "" if rows.age_s is None else f", {rows.age_s} s"
+    return f"{rows.known} of {rows.of}{age}" if rows.of else "null"
+
+
+def _value(ranking: Ranking) -> dict[str, Any]:
+    return {
         "items": [
             {
-                "index": i.index,
-                "score": i.score,
-                "predictions": dict(i.predictions),
-                "propensity": i.propensity,
+                "index": item.index,
+                "score": item.score,
+                "predictions": dict(item.predictions),
+                "propensity": item.propensity,
+                **({} if item.rows is None else {"rows": {n: asdict(r) for n, r in item.rows.items()}}),
             }
-            for i in ranking.items
+            for item in ranking.items
         ],
         "version": ranking.version,
         "freshness_ms": ranking.freshness_ms,
         "unknown_rows": dict(ranking.unknown_rows),
     }
-    emit(value, as_json=as_json, text=text)
 
 
 def _checked(url: str) -> str:

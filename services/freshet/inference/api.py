@@ -36,6 +36,18 @@ RANK_REQUEST = record(
             "type": ["string", "integer", "null"],
             "description": "of the impression that is logged; made if neither this nor the context has one",
         },
+        "dry_run": boolean("nothing is logged as served, and nothing is explored"),
+        "explain": boolean("each item tells what its rows are"),
+    },
+)
+ROWS = record(
+    "Rows",
+    {
+        "known": integer("values that have a row", minimum=0),
+        "of": integer("values: one, or as many as a list holds; 0 for a null", minimum=0),
+        "age_s": nullable(
+            integer(minimum=0), "seconds since the newest event that one of the rows has learned from"
+        ),
     },
 )
 ITEM = record(
@@ -46,6 +58,7 @@ ITEM = record(
         "predictions": mapping(nullable(number()), "by label"),
         "propensity": number("probability that the policy puts it in this place", minimum=0, maximum=1),
     },
+    {"rows": mapping(ROWS, "by feature; where `explain` asks for it")},
 )
 RANKING = record(
     "Ranking",
@@ -108,6 +121,10 @@ _FIGURES = {
     "freshness_ms": nullable(integer(), "now minus the newest event learned from"),
     "rows_held": integer("rows in memory"),
     "corrupt_deltas": integer("damaged row deltas left out"),
+    "requests": integer("answered with scores"),
+    "candidates": integer("scored"),
+    "explored": integer("requests ordered at random"),
+    "rows_next": _ROWS_NEXT,
     "rows": text('what is wrong with the rows; "": nothing'),
     "versions": text('what is wrong with the versions; "": nothing'),
     "served_log": text('why the last served event was not logged; "": it was'),

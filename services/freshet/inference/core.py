@@ -43,6 +43,11 @@ class RankRequest:
     candidates: Sequence[Mapping[str, Any]]  # (C,)
     k: int  # items wanted, 1 to C
     request_id: str | int | None
+    dry_run: bool = False  # nothing is logged as served, nothing is explored
+    explain: bool = False  # each item tells what its rows are
+
+
+KEYS = ("candidates", "context", "dry_run", "explain", "k", "request_id")
 
 
 def parse_rank(body: bytes, max_candidates: int) -> RankRequest:
@@ -57,9 +62,9 @@ def parse_rank(body: bytes, max_candidates: int) -> RankRequest:
         raise BadInput(f"the body is not JSON: {error}") from None
     if not isinstance(tree, dict):
         raise BadInput(f"expected an object with context and candidates, found {type(tree).__name__}")
-    unknown = tree.keys() - {"context", "candidates", "k", "request_id"}
+    unknown = tree.keys() - set(KEYS)
     if unknown:
-        raise BadInput(f"expected context, candidates, k and request_id, found {sorted(unknown)[0]!r}")
+        raise BadInput(f"expected {', '.join(KEYS[:-1])} and {KEYS[-1]}, found {sorted(unknown)[0]!r}")
     context, candidates = tree.get("context", {}), tree.get("candidates")
     if not isinstance(context, dict):
         raise BadInput(f"context: expected an object, found {type(context).__name__}")
@@ -77,7 +82,11 @@ def parse_rank(body: bytes, max_candidates: int) -> RankRequest:
     request_id = tree.get("request_id")
     if isinstance(request_id, bool) or not isinstance(request_id, (str, int, type(None))):
         raise BadInput(f"request_id: expected a string or an integer, found {request_id!r:.60}")
-    return RankRequest(context, candidates, min(k, len(candidates)), request_id)
+    dry_run, explain = tree.get("dry_run", False), tree.get("explain", False)
+    for key, flag in (("dry_run", dry_run), ("explain", explain)):
+        if not isinstance(flag, bool):
+            raise BadInput(f"{key}: expected true or false, found {flag!r:.60}")
+    return RankRequest(context, candidates, min(k, len(candidates)), request_id, dry_run, explain)
 
 
 def get_path(tree: Mapping[str, Any], path: str) -> Any:

@@ -15,6 +15,7 @@ import orjson
 
 from freshet.errors import BadInput
 from freshet.features import Decoded, EventExtractor, GroupKeys, JsonTranscoder, SampleDecoder
+from freshet.inference.explaining import FeatureRows, rows_of_feature
 from freshet.inference.fields import request_schema, row_schema
 from freshet.inference.oip_rows import inputs_of
 from freshet.inference.versions import Scorer
@@ -44,8 +45,10 @@ class Lookup(Protocol):
         *,
         create: bool = True,
         found: U8 | None = None,
+        touched: U32 | None = None,
     ) -> None:
-        """Write rows into `out` (U, S), zeros where there is none, and which were found."""
+        """Write rows into `out` (U, S), zeros where there is none, which were found, and when they were
+        touched."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -55,6 +58,7 @@ class Scored:
     predictions: F32  # (B, L)
     scores: F32  # (B,) by the spec's score expression
     unknown: Mapping[str, int]  # feature -> values that have no row
+    rows: Mapping[str, FeatureRows] | None = None  # by feature; None: not asked
 
 
 class Pipeline:
@@ -108,24 +112,44 @@ class Pipeline:
             raise BadInput(f"the request cannot be read: {decoded.why[0]}")
         return decoded
 
-    def score(self, samples: Decoded, table: Lookup, scorer: Scorer) -> Scored:
-        """Predict with the rows and weights as they are now."""
+    def score(self, samples: Decoded, table: Lookup, scorer: Scorer, *, explain: bool = False) -> Scored:
+        """Predict with the rows and weights as they are now; with `explain`, say what the rows are."""
         groups: list[GroupInputs] = []
         unknown: dict[str, int] = {}
+        facts: dict[str, FeatureRows] | None = {} if explain else None
         for index, keys in enumerate(samples.groups):
-            groups.append(self._looked_up(index, keys, table, unknown))
+            groups.append(self._looked_up(index, keys, table, unknown, facts))
         predictions = scorer.score(ModelInputs(samples.size, groups, samples.dense, None))
         columns = dict(zip(self._labels, predictions.T.astype(np.float64), strict=True))
         scores = self._score.numbers(columns, samples.size)
-        return Scored(predictions, scores.astype(np.float32), unknown)
+        return Scored(predictions, scores.astype(np.float32), unknown, facts)
 
-    def _looked_up(self, index: int, keys: GroupKeys, table: Lookup, unknown: dict[str, int]) -> GroupInputs:
+    def _looked_up(
+        self,
+        index: int,
+        keys: GroupKeys,
+        table: Lookup,
+        unknown: dict[str, int],
+        facts: dict[str, FeatureRows] | None,
+    ) -> GroupInputs:
         plan, group = self._plans[index], self._layout.groups[index]
         count = plan.build(keys.keys, keys.feature_starts)
         rows = np.empty((count, group.width), np.float32)
         found = np.empty(count, np.uint8)
-        table.lookup(index, plan.keys, plan.tables, plan.bucket_starts, rows, create=False, found=found)
+        touched = None if facts is None else np.empty(count, np.uint32)
+        table.lookup(
+            index, plan.keys, plan.tables, plan.bucket_starts, rows,
+            create=False, found=found, touched=touched,
+        )  # fmt: skip
         positions = plan.positions
+        if facts is not None and touched is not None:
+            for place, feature in enumerate(group.features):
+                mine = positions[keys.feature_starts[place] : keys.feature_starts[place + 1]]
+                ends = keys.list_ends[place]
+                candidates = len(mine) if ends is None else len(ends)
+                facts[self._spec.features[feature].name] = rows_of_feature(
+                    mine, ends, found, touched, candidates
+                )
         if count and not found.all():
             missing = np.append(found == 0, False)[positions]  # -1, a null, is the last: not missing
             sums = np.zeros(len(positions) + 1, np.int64)

@@ -33,8 +33,8 @@ class RowSink(Protocol):
     def import_rows(self, rows: PackedRows) -> None:
         """Take rows as the row store keeps them."""
 
-    def import_values(self, table: int, keys: U64, values: F32) -> object:
-        """Set rows whole: (N,) keys, (N, S) values."""
+    def import_values(self, table: int, keys: U64, values: F32, *, event_time_ms: int = 0) -> object:
+        """Set rows whole: (N,) keys, (N, S) values that have learned from events up to this time."""
 
     def remove(self, table: int, keys: U64) -> object:
         """Forget rows; unknown keys are no error."""
@@ -163,11 +163,12 @@ class _Table:
 
     def _take(self, offset: int, record: bytes) -> None:
         delta = decode_rows(record)
-        wanted = self.view.wanted(offset, delta.fence, delta.keys)
+        wanted, time_ms = self.view.wanted(offset, delta.fence, delta.keys), delta.event_time_ms
         if wanted.all():
-            self.sink.import_values(delta.table, delta.keys, delta.values)
+            self.sink.import_values(delta.table, delta.keys, delta.values, event_time_ms=time_ms)
         elif wanted.any():
-            self.sink.import_values(delta.table, delta.keys[wanted], delta.values[wanted])
+            keys, values = delta.keys[wanted], delta.values[wanted]
+            self.sink.import_values(delta.table, keys, values, event_time_ms=time_ms)
         gone = self.view.wanted(offset, delta.fence, delta.removed)
         if gone.any():
             self.sink.remove(delta.table, delta.removed[gone])

@@ -13,7 +13,7 @@ import threading
 import uuid
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, cast
 from urllib.parse import parse_qs
 
@@ -33,6 +33,7 @@ from freshet.inference.core import (
     set_path,
     time_value,
 )
+from freshet.inference.explaining import explained
 from freshet.inference.oip_api import OipRoutes
 from freshet.inference.pipeline import Lookup, Pipeline, Scored
 from freshet.inference.progress import Progress
@@ -51,7 +52,7 @@ from freshet.settings import Common
 from freshet.settings import Inference as Settings
 from freshet.spec.avro import Primitive, Record, field_at, served_schema
 from freshet.spec.layout import layout_of
-from freshet.spec.model import Spec
+from freshet.spec.model import Explore, Spec
 from freshet.spec.outcomes import check_outcomes
 from freshet.spec.topics import topics_of
 from freshet.types import I64
@@ -76,6 +77,15 @@ class Parts:
     log: EventLog
     store: RowStore
     versions: VersionStore
+
+
+@dataclass(slots=True)
+class Totals:
+    """What the server has done since it started."""
+
+    requests: int = 0  # answered with scores, those of the Open Inference Protocol too
+    candidates: int = 0  # scored
+    explored: int = 0  # requests ordered at random
 
 
 class Inference:
@@ -147,6 +157,7 @@ class Inference:
         self._progress = Progress(spec, parts.log, parts.store)
         self._progress_thread = ThreadPoolExecutor(1, thread_name_prefix="progress")
         self._number_ids = _takes_numbers(spec, parts.served)
+        self._totals = Totals()
         self._measure(registry)
         self.app = App(
             registry, max_body_bytes=settings.max_body_bytes, body_timeout_s=settings.body_timeout_ms / 1e3
@@ -214,6 +225,8 @@ class Inference:
         return scored, serving
 
     def _count(self, scored: Scored) -> None:
+        self._totals.requests += 1
+        self._totals.candidates += len(scored.scores)
         self._candidates.inc(len(scored.scores))
         for feature, n in scored.unknown.items():
             self._unknown.labels(feature).inc(n)
@@ -231,20 +244,22 @@ class Inference:
         table, serving = self._now_served()
         context, candidates = self._filled(asked.context, asked.candidates, asked.request_id)
         samples = self._pipeline.candidates(events_of(self._spec, context, candidates))
-        scored = self._pipeline.score(samples, table, serving.scorer)
+        scored = self._pipeline.score(samples, table, serving.scorer, explain=asked.explain)
         self._count(scored)
-        found = order(scored.scores, asked.k, self._spec.serve.explore, self._rng)
+        explore = Explore() if asked.dry_run else self._spec.serve.explore
+        found = order(scored.scores, asked.k, explore, self._rng)
         if found.explored:
             self._explored.inc()
+            self._totals.explored += 1
         version = serving.manifest.number
-        if self.logger is not None:
+        if self.logger is not None and not asked.dry_run:
             events = served_events(
                 self._spec, context, candidates, found, scored.scores, scored.predictions, version
             )
             self.logger.offer(Served(events))
         labels = [label.name for label in self._spec.labels]
         indices = found.indices
-        items = [
+        items: list[dict[str, Any]] = [
             {"index": i, "score": s, "predictions": dict(zip(labels, p, strict=True)), "propensity": q}
             for i, s, p, q in zip(
                 indices.tolist(),
@@ -254,6 +269,10 @@ class Inference:
                 strict=True,
             )
         ]
+        if scored.rows is not None:
+            now_ms = self._clock.now_ms()
+            for item in items:
+                item["rows"] = explained(scored.rows, item["index"], now_ms)
         return json_response(
             200,
             {
@@ -339,6 +358,8 @@ class Inference:
             "freshness_ms": self._freshness(),
             "rows_held": sum(table.rows().values()) if isinstance(table, ServingTable) else 0,
             "corrupt_deltas": rows.corrupt,
+            **asdict(self._totals),
+            "rows_next": {str(p): n for p, n in rows.next.items()},
             "rows": rows.reason,
             "versions": self.versions.state.reason,
             "served_log": self.logger.reason if self.logger is not None else "",

@@ -12,6 +12,10 @@ from freshet.types import F32, U8, U32, U64, PackedRows, bucket_of
 __all__ = ["ServingTable"]
 
 
+NEVER_LATER_S = 0xFFFFFFFF
+"""The latest second that a row can keep, in 2106."""
+
+
 class ServingTable:
     """Rows for lookups. Lookups may run while rows are written; writes come from one thread."""
 
@@ -36,9 +40,13 @@ class ServingTable:
         *,
         create: bool = False,
         found: U8 | None = None,
+        touched: U32 | None = None,
     ) -> None:
-        """Write rows into `out` (U, S), zeros where there is none, and which were found: `Store.lookup`."""
-        self._rows.lookup(group, keys, tables, bucket_starts, out, create=create, found=found)
+        """Write rows into `out` (U, S), zeros where there is none, which were found, and when training had
+        touched them: `Store.lookup`."""
+        self._rows.lookup(
+            group, keys, tables, bucket_starts, out, create=create, found=found, touched=touched
+        )
 
     def import_rows(self, rows: PackedRows) -> None:
         """Take rows of one bucket as the row store keeps them.
@@ -57,19 +65,24 @@ class ServingTable:
         values = np.empty((count, self._layout.groups[group].width), np.float32)
         self._unpacker.import_rows(rows)
         tables = np.full(count, rows.table, np.uint8)
-        self._unpacker.lookup(group, np.ascontiguousarray(rows.keys), tables, starts, values, create=False)
+        keys, touched = np.ascontiguousarray(rows.keys), np.empty(count, np.uint32)
+        self._unpacker.lookup(group, keys, tables, starts, values, create=False, touched=touched)
         self._unpacker.drop_bucket(bucket)
         self._unpacker.set_applied(bucket, {}, 0)  # held again, and empty
-        self._rows.import_values(rows.table, rows.keys, values)
+        self._rows.import_values(rows.table, keys, values, touched=touched)
 
-    def import_values(self, table: int, keys: U64, values: F32) -> None:
-        """Set rows whole: (N,) keys, (N, S) values. Raises Corrupt for an unknown table or another width."""
+    def import_values(self, table: int, keys: U64, values: F32, *, event_time_ms: int = 0) -> None:
+        """Set rows whole: (N,) keys, (N, S) values that have learned from events up to this time.
+
+        Raises Corrupt for an unknown table or another width.
+        """
         group = self._group_of.get(table)
         if group is None or values.shape[1] != self._layout.groups[group].width:
             raise Corrupt(
                 f"a delta of table {table} with {values.shape[1]} floats a row does not fit the spec"
             )
-        self._rows.import_values(table, keys, values)
+        touched = np.full(len(keys), min(max(event_time_ms, 0) // 1000, NEVER_LATER_S), np.uint32)
+        self._rows.import_values(table, keys, values, touched=touched)
 
     def remove(self, table: int, keys: U64) -> None:
         """Forget rows; unknown keys are no error."""

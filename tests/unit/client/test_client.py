@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
-from freshet.client import Ack, AsyncClient, Client, EventsRefused, Receipt, RetryPolicy
+from freshet.client import Ack, AsyncClient, Client, EventsRefused, Receipt, RetryPolicy, Rows
 from freshet.errors import BadInput, Overloaded, Unavailable
 from freshet.runtime.endpoint import Endpoint
 from freshet.runtime.http import App, Request, Response, json_response
@@ -167,6 +167,24 @@ def test_a_ranking_is_read(script: Scripted, client: Client) -> None:
             {"context": {"user": 1}, "candidates": [{"id": 1}, {"id": 2}], "k": 1, "request_id": "r"},
         )
     ]
+
+
+def test_a_dry_run_with_its_rows_is_asked_for_and_read(script: Scripted, client: Client) -> None:
+    item = {"index": 0, "score": 0.5, "predictions": {"buy": 0.5}, "propensity": 1.0}
+    rows = {"user": {"known": 1, "of": 1, "age_s": 12}, "tags": {"known": 0, "of": 2, "age_s": None}}
+    body = {"request_id": 9, "version": 4, "freshness_ms": 80, "unknown_rows": {}, "explored": False}
+    script.answers = [
+        json_response(200, {**body, "items": [{**item, "rows": rows}]}),
+        json_response(200, {**body, "items": [item]}),
+    ]
+
+    explained = client.rank({}, [{"id": 1}], dry_run=True, explain=True)
+    plain = client.rank({}, [{"id": 1}])
+
+    assert explained.items[0].rows == {"user": Rows(1, 1, 12), "tags": Rows(0, 2, None)}
+    assert plain.items[0].rows is None
+    assert script.asked[0][1] == {"context": {}, "candidates": [{"id": 1}], "dry_run": True, "explain": True}
+    assert script.asked[1][1] == {"context": {}, "candidates": [{"id": 1}]}
 
 
 def test_waiting_asks_until_the_event_is_served(script: Scripted, client: Client) -> None:

@@ -68,6 +68,12 @@ def test_k_beyond_the_candidates_is_all_of_them() -> None:
     assert parse_rank(asked(k=7), 10).k == 2
 
 
+def test_a_request_is_served_in_earnest_and_not_explained_unless_it_says_so() -> None:
+    assert (parse_rank(asked(), 10).dry_run, parse_rank(asked(), 10).explain) == (False, False)
+    asking = parse_rank(asked(dry_run=True, explain=True), 10)
+    assert (asking.dry_run, asking.explain) == (True, True)
+
+
 def test_a_request_without_context_has_an_empty_one() -> None:
     assert parse_rank(b'{"candidates": [{}]}', 10).context == {}
 
@@ -86,6 +92,8 @@ def test_a_request_without_context_has_an_empty_one() -> None:
         (asked(k="2"), "k: expected"),
         (asked(request_id=1.5), "request_id: expected"),
         (asked(request_id=False), "request_id: expected"),
+        (asked(dry_run=1), "dry_run: expected true or false, found 1"),
+        (asked(explain="yes"), "explain: expected true or false, found 'yes'"),
         (asked(canditates=[]), "found 'canditates'"),
     ],
 )
@@ -118,7 +126,8 @@ json_values = st.recursive(
 
 @given(
     st.dictionaries(
-        st.sampled_from(["context", "candidates", "k", "request_id", "x"]), json_values | st.just([{}])
+        st.sampled_from(["context", "candidates", "k", "request_id", "dry_run", "explain", "x"]),
+        json_values | st.just([{}]),
     )
 )
 def test_any_json_is_a_request_or_bad_input(tree: Any) -> None:

@@ -181,6 +181,35 @@ def test_a_reader_that_starts_late_has_every_row_of_the_store(
     assert follower.state.reason == ""
 
 
+def touched_s(follower: RowFollower, *numbers: int) -> list[int]:
+    sink = follower.state.sink
+    assert isinstance(sink, ServingTable)
+    batch = batch_of(keys_of(*numbers), buckets=BUCKETS)
+    out, touched = np.empty((len(numbers), 2), np.float32), np.empty(len(numbers), np.uint32)
+    sink.lookup(0, batch.keys, batch.tables, batch.bucket_starts, out, touched=touched)
+    in_order = np.empty(len(numbers), np.uint32)
+    in_order[batch.order] = touched
+    return in_order.tolist()
+
+
+def test_a_row_tells_when_it_was_learned_from_the_store_and_the_log_alike(
+    shard: Shard, follow: Callable[[], RowFollower]
+) -> None:
+    shard.train([1], 1.0, clock_ms=70_000)
+    shard.train([2], 1.0, clock_ms=80_000)
+    shard.flush()
+    shard.train([3, 1], 1.0, clock_ms=90_999)
+
+    follower = follow()
+    wait_for(lambda: follower.state.sink is not None)
+    assert touched_s(follower, 1, 2, 3, 4) == [70, 80, 0, 0]
+
+    shard.publish()
+    wait_for(lambda: served(follower, 3).tolist() == [1])
+    for _ in range(2):  # looking is no learning
+        assert touched_s(follower, 1, 3, 4) == [90, 90, 0]
+
+
 def test_rows_published_and_not_yet_flushed_are_served(
     shard: Shard, follow: Callable[[], RowFollower]
 ) -> None:
