@@ -47,7 +47,7 @@ def judge(spec: Spec, candidate: Scored, stable: Scored | None) -> Verdict:
     It is held if a prediction is not finite; if a label's mean prediction over its mean label leaves the
     spec's bounds by more than chance, unless `stable` is as far off; or if its normalised entropy (for a
     number: mean squared error) is worse than `stable`'s by more than the spec's share. With fewer samples
-    than the spec asks for, that last difference must exceed chance too.
+    of a label than the spec asks for, that last difference must exceed chance too.
     """
     wrong = int((~np.isfinite(candidate.predictions)).sum())
     if wrong:
@@ -65,7 +65,7 @@ def judge(spec: Spec, candidate: Scored, stable: Scored | None) -> Verdict:
             continue
         now = _Head.of(candidate, label, mine)
         then = _Head.of(stable, label, mine) if stable is not None else None
-        for complaint in _complaints(gate, label, now, then, enough=samples >= gate.samples):
+        for complaint in _complaints(gate, label, now, then, enough=len(now.y) >= gate.samples):
             return Verdict(False, f"{label.name}: {complaint}, on {len(now.y):,} samples")
         good.append(f"{label.name}: {now.figure(label)}, calibration {now.calibration:.3f}")
     return Verdict(True, f"{'; '.join(good)}, on {samples:,} samples")

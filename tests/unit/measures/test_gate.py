@@ -68,6 +68,20 @@ def test_the_allowed_difference_comes_from_the_spec() -> None:
     assert judge(spec, scored(noise=0.5), scored()).promote
 
 
+def test_a_rare_label_among_many_samples_is_judged_by_its_own() -> None:
+    spec = make_spec(losses=("logloss", "logloss"))
+    rare = (np.arange(2000) < 60).astype(np.uint8)
+
+    def both(seed: int, noise: float) -> Scored:
+        """The first label as by a perfect model, the second with noise."""
+        first, second = scored(seed=seed), scored(noise=noise, seed=seed)
+        return replace(first, predictions=np.hstack([first.predictions, second.predictions]), label=rare)
+
+    worse = [judge(spec, both(s, 0.3), both(s, 0.0)) for s in range(20)]
+
+    assert sum(v.promote for v in worse) >= 15
+
+
 def test_with_few_samples_a_difference_within_chance_is_no_reason() -> None:
     worse = [judge(SPEC, scored(60, noise=0.3, seed=s), scored(60, seed=s)) for s in range(20)]
     assert sum(v.promote for v in worse) >= 15
