@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import socket
 import subprocess
 import sys
 import tempfile
@@ -120,8 +121,6 @@ def watch(system: Local, seed: int, minutes: float, rate: float) -> dict[str, An
 
 def free_port() -> int:
     """A port that nobody has now."""
-    import socket  # noqa: PLC0415
-
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         return int(s.getsockname()[1])

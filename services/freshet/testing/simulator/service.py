@@ -23,7 +23,7 @@ from freshet.testing.simulator.door import Door, HttpDoor
 from freshet.testing.simulator.metrics import METRICS
 from freshet.testing.simulator.outbox import Outbox
 from freshet.testing.simulator.pace import Pace
-from freshet.testing.simulator.readers import Readers
+from freshet.testing.simulator.readers import Counts, Readers
 from freshet.testing.simulator.world import World
 
 __all__ = ["STATE_FILE", "Simulator", "run"]
@@ -36,6 +36,10 @@ SEND_EVERY_S = 0.02
 """How often actions that have come due are sent: together, so that the gateway writes them together."""
 VISITS_OF_A_THREAD = 20
 """Visits a second for each thread: one takes some milliseconds, most of it waiting."""
+
+DRIFT = "two readers of five, and three age groups of six, like other topics now"
+MOST_DRIFTS = 100
+"""Drifts that `/status` tells of, the last ones."""
 
 
 @dataclass(slots=True)
@@ -90,15 +94,15 @@ class Simulator:
 
     def status(self) -> Mapping[str, Any]:
         """Figures of this process; windows only once all their clicks have been made."""
-        if self._running is None:
-            return {"seed": self._wanted.seed, "rate": self._rate, "windows": [], "drifts": []}
-        readers, outbox = self._running.readers, self._running.outbox
-        counts, now_ms = readers.counts, self._clock.now_ms()
+        running, now_ms = self._running, self._clock.now_ms()
+        counts = running.readers.counts if running else Counts()
+        outbox = running.outbox if running else Outbox(self._clock)
+        began = running.began if running else self._began
         return {
-            "seed": self._running.began.seed,
+            "seed": self._wanted.seed,
             "rate": self._rate,
-            "measured_rate": round(self._running.pace.measured(self._clock.monotonic()), 1),
-            "began_ms": self._running.began.began_ms,
+            "measured_rate": round(running.pace.measured(self._clock.monotonic()), 1) if running else 0.0,
+            "began_ms": began.began_ms if began else None,
             "events": counts.impressions + counts.clicks + counts.purchases,
             "impressions": counts.impressions,
             "clicks": counts.clicks,
@@ -111,8 +115,8 @@ class Simulator:
                 "refused": outbox.refused,
                 "dropped": outbox.dropped,
             },
-            "drifts": self._drifts(self._running.began, now_ms),
-            "windows": readers.windows.closed(now_ms),
+            "drifts": _drifts(began, now_ms) if began else [],
+            "windows": running.readers.windows.closed(now_ms) if running else [],
         }
 
     def readings(self) -> Mapping[str, Reading]:
@@ -130,13 +134,6 @@ class Simulator:
             f"{prefix}events_per_second": self._running.pace.measured(self._clock.monotonic()),
             f"{prefix}waiting": outbox.waiting(),
         }
-
-    def _drifts(self, began: Began, now_ms: int) -> list[dict[str, Any]]:
-        passed = began.plan.passed((now_ms - began.began_ms) / 1_000)
-        return [
-            {"time_ms": began.began_ms + round(1_000 * began.plan.time_s(n)), "what": DRIFT}
-            for n in range(max(1, passed - MOST_DRIFTS + 1), passed + 1)
-        ]
 
     def _read(self, running: _Running, stop: threading.Event) -> None:
         door = self._door(self._settings.inference.port)
@@ -183,8 +180,12 @@ class Simulator:
             return False
 
 
-DRIFT = "two readers of five, and three age groups of six, like other topics now"
-MOST_DRIFTS = 100
+def _drifts(began: Began, now_ms: int) -> list[dict[str, Any]]:
+    passed = began.plan.passed((now_ms - began.began_ms) / 1_000)
+    return [
+        {"time_ms": began.began_ms + round(1_000 * began.plan.time_s(n)), "what": DRIFT}
+        for n in range(max(1, passed - MOST_DRIFTS + 1), passed + 1)
+    ]
 
 
 def run(settings: Settings, wanted: Began, events_per_s: float, *, stop: threading.Event) -> None:

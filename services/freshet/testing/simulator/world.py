@@ -50,7 +50,9 @@ class WorldOptions:
     fresh: float = 0.6  # what a new item has over an old one
     fresh_s: float = 600.0  # in this time, 1/e of it is left
     bias: float = 0.7  # place j (from 0) is looked at with probability (1 + j) ** -bias
-    purchase: float = 0.12  # of a click, on average
+    purchase: float = -2.2  # log-odds that a click leads to a purchase: rarely
+    buys: float = 0.5  # deviation over age groups, devices and topics of these log-odds
+    price: float = 0.4  # deviation over items of these log-odds
     activity: float = 0.8  # deviation of the logarithm of how often readers come
     tastes: TasteOptions = field(default_factory=TasteOptions)
 
@@ -104,6 +106,9 @@ class World:
         self._topic = options.topic * draws.normal("topic", topics)
         self._hour = options.hour * draws.normal("hour", np.arange(4)[:, None], topics)
         self._device = options.device * draws.normal("device", np.arange(3)[:, None], np.arange(3))
+        self._buys_group = options.buys * draws.normal("buys group", np.arange(len(GROUPS)))
+        self._buys_device = options.buys * draws.normal("buys device", np.arange(len(DEVICES)))
+        self._buys_topic = options.buys * draws.normal("buys topic", topics)
         self.looked_at: F64 = np.power(1.0 + np.arange(options.shown), -options.bias)  # (K,)
 
     # --- the catalogue
@@ -165,14 +170,22 @@ class World:
         after_s = np.minimum(
             0.4 + 1.2 * np.exp(0.8 * draws.normal("click delay", visit.number, items)), LONGEST_CLICK_S
         )
-        bought = clicked & (draws.uniform("purchase", visit.number, items) < self.purchase_of(items))
+        chances = self.purchase(visit, shown)
+        bought = clicked & (draws.uniform("purchase", visit.number, items) < chances)
         later_s = 1.0 + (LONGEST_PURCHASE_S - 1.0) * draws.uniform("purchase delay", visit.number, items)
         return Reactions(clicked, after_s, bought, after_s + later_s)
 
-    def purchase_of(self, items: I64) -> F64:
-        """Probability that a click on each item leads to a purchase; differs by item, fivefold and more."""
-        drawn = self._draws.normal("price", items)
-        return np.minimum(0.9, self.options.purchase * np.exp(0.6 * drawn - 0.18))
+    def purchase(self, visit: Visit, shown: I64) -> F64:
+        """(K,) probability that a click on each item leads to a purchase.
+
+        It is the reader's age group, the device, the topic and the item (its price) that make the difference.
+        """
+        items = visit.items[shown]
+        price = self.options.price * self._draws.normal("price", items)
+        logit = self._buys_group[visit.group] + self._buys_device[visit.device] + price
+        logit = logit + self._buys_topic[self.topic_of(items)] + self.options.purchase
+        chances: F64 = 1.0 / (1.0 + np.exp(-logit))
+        return chances
 
     # --- what is known about it
 

@@ -1,0 +1,161 @@
+"""The demo's readers and a system that runs: they are served, and go on while parts of it are killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+from freshet.cli.local import Local, local
+from freshet.errors import ConfigError
+from freshet.runtime.supervisor import read_state
+from freshet.settings import RunFolder, Settings, load_settings
+from freshet.testing.simulator import write_spec
+from freshet.testing.simulator.began import Began
+from freshet.testing.simulator.service import Simulator, run
+from tests.system.running import status
+from tests.system.waiting import wait_until
+
+pytestmark = [pytest.mark.system, pytest.mark.timeout(240)]
+
+WORLD = Began(7, (150.0,), None)
+
+
+def settings_of(system: Local) -> Settings:
+    """What a simulator beside this system is started with."""
+    ports = {
+        "FRESHET_GATEWAY_PORT": str(system.ports["gateway"]),
+        "FRESHET_INFERENCE_PORT": str(system.ports["inference"]),
+        "FRESHET_SIMULATOR_ADMIN_PORT": "0",
+    }
+    return load_settings(ports, run_folder=system.folder)
+
+
+@contextmanager
+def readers(system: Local, rate: float) -> Iterator[Simulator]:
+    """Readers who come until the block ends."""
+    stop, simulator = threading.Event(), Simulator(settings_of(system), WORLD, rate)
+    thread = threading.Thread(target=simulator.run, args=(stop,))
+    thread.start()
+    try:
+        wait_until("readers come", lambda: simulator.reason() is None, within_s=30)
+        yield simulator
+    finally:
+        stop.set()
+        thread.join(30)
+        assert not thread.is_alive()
+
+
+def kill(system: Local, role: str) -> int:
+    """SIGKILL a service; returns the id of the process that is gone."""
+    pid = int(read_state(RunFolder(system.folder))[role]["pid"])
+    os.kill(pid, signal.SIGKILL)
+    return pid
+
+
+def test_readers_are_served_and_their_clicks_are_joined_with_what_they_saw(tmp_path: Path) -> None:
+    with (
+        local(write_spec(tmp_path / "demo"), folder=tmp_path / "run") as system,
+        readers(system, 300) as simulator,
+    ):
+        wait_until("actions sent", lambda: simulator.status()["actions"]["sent"] > 30, within_s=60)
+
+        def joined() -> bool:
+            events = status(system, "joiner")["ledger"]["events"]
+            return bool(events["actions_matched"] > 30)
+
+        wait_until("clicks are joined", joined, within_s=30)
+        events = status(system, "joiner")["ledger"]["events"]
+        wait_until("a window is told", lambda: len(simulator.status()["windows"]) > 0, within_s=30)
+        [window, *_] = simulator.status()["windows"]
+
+    assert {name: events[name] for name in ("actions_orphan", "actions_late", "actions_no_label")} == {
+        "actions_orphan": 0,
+        "actions_late": 0,
+        "actions_no_label": 0,
+    }
+    assert 0 < window["model"]["expected"] < window["best"]["clicks"]
+    assert simulator.status()["errors"] == 0
+
+
+@pytest.mark.parametrize("role", ["gateway", "inference"])
+def test_readers_go_on_after_a_kill_and_every_action_arrives(tmp_path: Path, role: str) -> None:
+    with (
+        local(write_spec(tmp_path / "demo"), folder=tmp_path / "run") as system,
+        readers(system, 300) as simulator,
+    ):
+        wait_until("actions sent", lambda: simulator.status()["actions"]["sent"] > 10, within_s=60)
+        kill(system, role)
+        wait_until("errors are counted", lambda: simulator.status()["errors"] > 0, within_s=30)
+        before = simulator.status()
+
+        def on_again() -> bool:
+            now = simulator.status()
+            sent = now["actions"]["sent"] > before["actions"]["sent"] + 30
+            return bool(sent and now["impressions"] > before["impressions"] + 500)
+
+        wait_until("readers are served again", on_again, within_s=60)
+        after = simulator.status()
+
+    made = after["clicks"] + after["purchases"]
+    assert after["actions"]["refused"] == after["actions"]["dropped"] == 0
+    assert after["actions"]["sent"] + after["actions"]["waiting"] == pytest.approx(made, abs=20)
+
+
+def test_a_simulator_goes_on_with_its_world_and_refuses_another(tmp_path: Path) -> None:
+    with local(write_spec(tmp_path / "demo"), folder=tmp_path / "run") as system:
+        with readers(system, 300) as first:
+            wait_until("items are shown", lambda: first.status()["impressions"] > 0, within_s=30)
+            began_ms = first.status()["began_ms"]
+        with readers(system, 300) as second:
+            assert second.status()["began_ms"] == began_ms
+            wait_until("actions sent", lambda: second.status()["actions"]["sent"] > 0, within_s=60)
+            ledger = status(system, "joiner")["ledger"]["events"]
+
+        with pytest.raises(ConfigError, match="start over in another folder"):
+            Simulator(settings_of(system), Began(8, (150.0,), None), 300)
+
+    assert ledger["impressions_repeated"] == 0
+
+
+def test_health_metrics_and_status_are_served(tmp_path: Path) -> None:
+    services = ("GATEWAY_PORT", "INFERENCE_PORT", "SIMULATOR_ADMIN_PORT")  # of the first two nobody is there
+    ports = {f"FRESHET_{service}": str(free_port()) for service in services}
+    settings = load_settings(ports, run_folder=tmp_path)
+    settings.common.run.create()
+    stop = threading.Event()
+    thread = threading.Thread(target=run, args=(settings, WORLD, 300.0), kwargs={"stop": stop})
+    thread.start()
+    url = f"http://127.0.0.1:{settings.simulator.admin_port}"
+    try:
+        wait_until("it answers", lambda: answers(f"{url}/health/live"), within_s=20)
+        ready, told = httpx.get(f"{url}/health/ready"), httpx.get(f"{url}/status")
+    finally:
+        stop.set()
+        thread.join(20)
+
+    assert ready.status_code == 503
+    assert ready.json()["reason"] == "waiting for gateway and inference to be ready"
+    assert (told.json()["seed"], told.json()["rate"], told.json()["events"]) == (7, 300.0, 0)
+
+
+def answers(url: str) -> bool:
+    """Whether somebody answers there."""
+    try:
+        return httpx.get(url, timeout=1).status_code == 200
+    except httpx.HTTPError:
+        return False
+
+
+def free_port() -> int:
+    """A port that nobody has now."""
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return int(s.getsockname()[1])
