@@ -40,7 +40,8 @@ def _print_json_schema(context: click.Context, _option: click.Parameter, asked: 
 def command(spec_file: Path, against: Path | None, as_json: bool) -> None:
     """Check SPEC_FILE against its schemas and explain what it means.
 
-    With --against it ends with 3 if an edit needs a new model.
+    A model of your own is built and tried on random samples. With --against it ends with 3 if an edit needs
+    a new model.
     """
     from freshet.spec import load_spec
     from freshet.spec.check import explain
@@ -51,6 +52,10 @@ def command(spec_file: Path, against: Path | None, as_json: bool) -> None:
     schemas = load_schemas(spec, str(spec_file))
     if against is None:
         report = explain(spec, schemas, str(spec_file))
+        if ":" in spec.model.kind:
+            from freshet.model.trial import try_out
+
+            try_out(spec)
         value = {**report.as_dict(), "identity": identity_hash(spec, schemas)}
         emit(value, as_json=as_json, text=report.text())
         return

@@ -125,7 +125,7 @@ def build_model(spec: Spec, *, training: bool, precision: Precision | None = Non
     if ":" in spec.model.kind:
         from freshet.model.own import DENSE_MODEL_HOOK, class_of  # noqa: PLC0415 - a module of the user's
 
-        build = getattr(class_of(spec.model.kind), DENSE_MODEL_HOOK, None)
+        build = getattr(class_of(spec.model.kind, spec.folder), DENSE_MODEL_HOOK, None)
         if build is not None:
             own: DenseModel = build(spec, training=training, precision=precision)
             return own

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from freshet.errors import ConfigError
+from freshet.errors import ConfigError, FreshetError
 from freshet.model import Precision
 from freshet.model.custom import Model
 from freshet.model.own import DENSE_MODEL_HOOK, class_of
@@ -23,9 +23,11 @@ def build_alone(spec: Spec, *, training: bool, precision: Precision) -> TorchDen
     kind = spec.model.kind
     if kind in KINDS:
         return TorchDense(spec, KINDS[kind], training=training, precision=precision)
-    build = partial(_network_class(kind), **dict(spec.model.options))
+    build = partial(_network_class(kind, spec.folder), **dict(spec.model.options))
     try:
         return TorchDense(spec, build, training=training, precision=precision)
+    except FreshetError:
+        raise
     except TypeError as error:
         raise ConfigError(
             "spec",
@@ -34,10 +36,18 @@ def build_alone(spec: Spec, *, training: bool, precision: Precision) -> TorchDen
             f"arguments that {kind} takes after its shape",
             str(error),
         ) from error
+    except Exception as error:  # whatever a class of the user's raises
+        raise ConfigError(
+            "spec",
+            "model.kind",
+            kind,
+            "a class that can be built from its shape and model.options",
+            f"it raised {type(error).__name__}: {error}",
+        ) from error
 
 
-def _network_class(kind: str) -> type[Model]:
-    found = class_of(kind)
+def _network_class(kind: str, folder: str) -> type[Model]:
+    found = class_of(kind, folder)
     if not issubclass(found, Model):
         expected = f"a subclass of freshet.Model, or a class with a classmethod {DENSE_MODEL_HOOK}"
         raise ConfigError("spec", "model.kind", kind, expected)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import Any
 
 from freshet.errors import ConfigError
+from freshet.spec.extensions import load_object
 
 __all__ = ["DENSE_MODEL_HOOK", "class_of"]
 
@@ -17,16 +17,15 @@ torch if it likes: gradients of the rows, steps, state and scores, by `freshet.m
 """
 
 
-def class_of(kind: str) -> type[Any]:
-    """The class that `package.module:Class` names. Raises ConfigError if there is none."""
-    module, _, name = kind.partition(":")
-    if not name:
+def class_of(kind: str, folder: str) -> type[Any]:
+    """The class that `package.module:Class` names; the module may stand in the spec's folder.
+
+    Raises ConfigError if there is none.
+    """
+    if ":" not in kind:
         expected = "hedge, linear, dlrm, deepfm, dcnv2, or package.module:Class"
         raise ConfigError("spec", "model.kind", kind, expected)
-    try:
-        found = getattr(import_module(module), name)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError("spec", "model.kind", kind, "a class that can be imported", str(error)) from error
+    found = load_object(kind, folder, where="spec", key="model.kind")
     if not isinstance(found, type):
         raise ConfigError("spec", "model.kind", kind, "a class", f"it is a {type(found).__name__}")
     return found

@@ -247,13 +247,14 @@ class TorchLane:
         dense = whole[:, : inputs.dense.shape[1] + len(plan.flags)]
         with self._precision():
             logits = model.network(Inputs(inputs.size, by_name, vectors[:, :total], dense, linear))
-        if logits.shape != (inputs.size, model.labels):
+        if not isinstance(logits, torch.Tensor) or logits.shape != (inputs.size, model.labels):
+            tensor = isinstance(logits, torch.Tensor)
             raise ConfigError(
                 "spec",
                 "model.kind",
                 model.spec.model.kind,
                 f"logits of shape {(inputs.size, model.labels)} from its forward, one column a label",
-                f"it returned {tuple(logits.shape)}",
+                f"it returned {tuple(logits.shape) if tensor else f'a {type(logits).__name__}'}",
             )
         return vectors, linear, logits
 

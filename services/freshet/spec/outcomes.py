@@ -1,4 +1,4 @@
-"""What transforms of the user's make of the probe: kept with each version, compared before one is gone on with.
+"""What transforms of the user's make of the probe: kept with each version, compared before it goes on.
 
 The name and parameters of a transform are part of the model's identity; its code cannot be. So a version says
 what each column came to when it was trained, and code that gives other numbers is noticed before it trains on

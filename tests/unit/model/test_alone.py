@@ -208,8 +208,8 @@ def test_a_class_of_ones_own_takes_the_specs_options() -> None:
     ("kind", "reason"),
     [
         ("dlmr", "hedge, linear, dlrm"),
-        ("no.such.module:Class", "No module named"),
-        ("tests.unit.model.test_alone:Missing", "has no attribute"),
+        ("no.such.module:Class", "there is no module no"),
+        ("tests.unit.model.test_alone:Missing", "there is no Missing in"),
         ("tests.unit.model.test_alone:NotAModel", r"subclass of freshet\.Model"),
     ],
 )

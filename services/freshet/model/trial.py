@@ -1,0 +1,122 @@
+"""A class of the user's, tried before anything runs: built, shown random samples, trained a step, served.
+
+What would otherwise end a trainer at its first batch, or let served scores differ from trained ones without a
+word, is said by `freshet check` and `freshet up`. Letters: B samples, U unique rows of a group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+import numpy as np
+
+from freshet.errors import ConfigError, FreshetError
+from freshet.model import DenseModel, GroupInputs, Labels, ModelInputs, StepResult, build_model
+from freshet.model.custom import Model
+from freshet.model.own import class_of
+from freshet.spec.layout import Group, layout_of
+from freshet.spec.model import Spec
+from freshet.types import I32, U32
+
+__all__ = ["random_inputs", "try_out"]
+
+SIZES = (8, 1)
+"""Samples of the batches shown: a batch of one is where `squeeze` and means over a batch come to light."""
+
+UNIQUE = 5
+ROW_SCALE = 0.05
+
+T = TypeVar("T")
+
+
+def try_out(spec: Spec) -> None:
+    """Try the class that `model.kind` names; a kind of freshet's own needs no trial.
+
+    Raises:
+        ConfigError: it cannot be imported, built or run, gives logits of another shape or that are not
+            finite, or is no function of its inputs alone.
+    """
+    if ":" not in spec.model.kind:
+        return
+    model = build_model(spec, training=True)
+    if not issubclass(class_of(spec.model.kind, spec.folder), Model):
+        return  # it makes its own dense model, which may count on what only a trainer gives
+    for size in SIZES:
+        _learn(spec, model, random_inputs(spec, size))
+
+
+def _learn(spec: Spec, model: DenseModel, inputs: ModelInputs) -> None:
+    def called(what: str, function: Callable[[], T]) -> T:
+        try:
+            return function()
+        except FreshetError:
+            raise
+        except Exception as error:  # whatever a class of the user's raises
+            hint = f"{what} raised {type(error).__name__}: {error}"
+            raise _error(spec, "forward(self, x) -> logits (B, L)", hint) from error
+
+    lane = model.lane()
+    before = model.state()
+    first = called("forward", lambda: lane.forward_backward(inputs))
+    predictions = first.predictions.copy()
+    _check_finite(spec, first)
+    changed = [name for name, array in model.state().items() if not np.array_equal(array, before[name])]
+    if changed:
+        hint = f"{changed[0]} changed, though several lanes run it at once: no BatchNorm, use LayerNorm"
+        raise _error(spec, "a forward that leaves the module as it is", hint)
+    again = called("forward", lambda: lane.forward_backward(inputs)).predictions
+    if not np.array_equal(predictions, again):
+        hint = "called twice it gave two answers: no dropout and no draws, or serving scores otherwise"
+        raise _error(spec, "a forward that is a function of its inputs", hint)
+    model.step([lane])
+    served = build_model(spec, training=False)
+    served.load_state(model.state(), weights_only=True)
+    if not np.array_equal(called("forward", lambda: served.score(inputs)), model.score(inputs)):
+        hint = "a module made anew with the same parameters and buffers scores otherwise: keep no other state"
+        raise _error(spec, "scores that follow from parameters and buffers", hint)
+
+
+def _check_finite(spec: Spec, result: StepResult) -> None:
+    finite = np.isfinite(result.predictions).all() and np.isfinite(result.expert_losses).all()
+    if not finite:
+        hint = "on small random inputs its loss is NaN or infinite: look for a log, a division, an overflow"
+        raise _error(spec, "finite logits", hint)
+    if not all(np.isfinite(g).all() for g in result.gradients):
+        hint = "one at its inputs is NaN or infinite: sqrt and norms have none at 0"
+        raise _error(spec, "finite gradients", hint)
+
+
+def _error(spec: Spec, expected: str, hint: str) -> ConfigError:
+    return ConfigError("spec", "model.kind", spec.model.kind, expected, hint)
+
+
+def random_inputs(spec: Spec, size: int) -> ModelInputs:
+    """A batch as the spec's features make it: small rows, nulls, lists (some empty), missing numbers."""
+    rng = np.random.default_rng(size)
+    layout = layout_of(spec)
+    dense = rng.normal(size=(size, len(layout.dense))).astype(np.float32)
+    dense[rng.random(dense.shape) < 0.1] = np.nan
+    labels = Labels(
+        (np.arange(size) % len(spec.labels)).astype(np.uint8),
+        (rng.random(size) < 0.5).astype(np.float32),
+        np.ones(size, np.float32),
+    )
+    groups = [_group(spec, group, size, rng) for group in layout.groups]
+    return ModelInputs(size, groups, dense, labels)
+
+
+def _group(spec: Spec, group: Group, size: int, rng: np.random.Generator) -> GroupInputs:
+    positions: list[I32] = []
+    starts = [0]
+    ends: list[U32 | None] = []
+    for index in group.features:
+        listed = spec.features[index].kind == "list"
+        end = np.cumsum(rng.integers(0, 4, size)).astype(np.uint32) if listed else None
+        count = int(end[-1]) if end is not None else size
+        ends.append(end)
+        positions.append(rng.integers(-1, UNIQUE, count).astype(np.int32))
+        starts.append(starts[-1] + count)
+    rows = (rng.normal(size=(UNIQUE, group.width)) * ROW_SCALE).astype(np.float32)
+    where = np.concatenate(positions) if positions else np.empty(0, np.int32)
+    return GroupInputs(rows, where, np.array(starts, np.uint32), ends)
