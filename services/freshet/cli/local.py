@@ -120,7 +120,7 @@ def local(
         environment = {
             **os.environ,
             **{PORT_SETTINGS[role]: str(port) for role, port in ports.items()},
-            "PYTHONPATH": _with_this_freshet(os.environ.get("PYTHONPATH", "")),
+            "PYTHONPATH": _python_path(os.environ.get("PYTHONPATH", ""), spec),
         }
         said = Path(temporary) / "up.log"  # a pipe that nobody reads would hold the supervisor up
         with said.open("wb") as file:
@@ -194,9 +194,12 @@ def _with_absolute_paths(spec: Spec) -> Spec:
     )
 
 
-def _with_this_freshet(path: str) -> str:
-    """A PYTHONPATH by which the processes find the freshet that runs here, installed or not."""
-    return os.pathsep.join([str(Path(__file__).parents[2]), *filter(None, [path])])
+def _python_path(path: str, spec: Spec) -> str:
+    """A PYTHONPATH by which the processes find the freshet that runs here, installed or not, and modules
+    that stand beside the spec: the copy of it that they read stands elsewhere.
+    """
+    beside = str(Path(spec.folder or ".").resolve())
+    return os.pathsep.join([str(Path(__file__).parents[2]), *filter(None, [path]), beside])
 
 
 def _free_ports(count: int) -> list[int]:

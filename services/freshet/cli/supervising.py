@@ -19,6 +19,7 @@ from freshet.cli.kept import keep_spec, refuse_another_model
 from freshet.cli.options import emit
 from freshet.cli.ports import PORT_SETTINGS, ports_of
 from freshet.cli.run import ROLES
+from freshet.cli.trying import refuse_bad_model
 from freshet.errors import ConfigError
 from freshet.runtime.lifecycle import stop_on_signals
 from freshet.runtime.logging import configure_logging
@@ -96,6 +97,7 @@ def prepare(
     """
     spec = load_spec(spec_file)
     schemas = load_schemas(spec, str(spec_file))
+    refuse_bad_model(spec, spec_file)
     settings = load_settings(run_folder=folder)
     if console:
         _refuse_without_console()

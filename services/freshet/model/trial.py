@@ -92,7 +92,7 @@ def _error(spec: Spec, expected: str, hint: str) -> ConfigError:
 
 
 def random_inputs(spec: Spec, size: int) -> ModelInputs:
-    """A batch as the spec's features make it: small rows, nulls, lists (some empty), missing numbers."""
+    """A batch as features make it: small rows, one of zeros; nulls, lists (some empty), missing numbers."""
     rng = np.random.default_rng(size)
     layout = layout_of(spec)
     dense = rng.normal(size=(size, len(layout.dense))).astype(np.float32)
@@ -118,5 +118,6 @@ def _group(spec: Spec, group: Group, size: int, rng: np.random.Generator) -> Gro
         positions.append(rng.integers(-1, UNIQUE, count).astype(np.int32))
         starts.append(starts[-1] + count)
     rows = (rng.normal(size=(UNIQUE, group.width)) * ROW_SCALE).astype(np.float32)
+    rows[0] = 0.0  # as rows may start, and their scalars do
     where = np.concatenate(positions) if positions else np.empty(0, np.int32)
     return GroupInputs(rows, where, np.array(starts, np.uint32), ends)

@@ -62,7 +62,7 @@ class NotANumber(Good):
 
 class Root(Good):
     def forward(self, x: Inputs) -> torch.Tensor:
-        return super().forward(x) + torch.sqrt(torch.relu(x.vectors["f0"])).sum(1, keepdim=True)
+        return super().forward(x) + torch.sqrt(torch.sum(x.vectors["f0"] ** 2, 1, keepdim=True))
 
 
 class Draws(Good):
