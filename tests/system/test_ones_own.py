@@ -216,7 +216,10 @@ def test_up_refuses_a_model_that_cannot_be_trained_before_anything_starts(tmp_pa
 def up(spec_file: Path, folder: Path) -> str:
     """What `freshet up` says as it refuses."""
     command = [sys.executable, "-m", "freshet.cli", "up", str(spec_file), "--folder", str(folder)]
-    ports = [f"FRESHET_{name}_PORT" for name in ("GATEWAY", "INFERENCE", "JOINER_ADMIN", "TRAINER_ADMIN")]
+    ports = [
+        f"FRESHET_{name}_PORT"
+        for name in ("GATEWAY", "INFERENCE", "JOINER_ADMIN", "TRAINER_ADMIN", "CONSOLE")
+    ]
     environment = {
         **os.environ,
         **dict.fromkeys(ports, "0"),
