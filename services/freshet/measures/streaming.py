@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import numpy as np
@@ -135,14 +135,15 @@ class Measures:
         self._table = Table.merge([self._table.where(~leaving), done.moved_to(TOTAL)])
         return self._figures(done)
 
-    def windows(self, *, segments: bool = True) -> list[Figures]:
+    def windows(self) -> list[Figures]:
         """Figures so far of the windows that are still open."""
-        table = self._chosen(segments)
-        return self._figures(table.where(table.keys["window"] != TOTAL))
+        self._group()
+        return self._figures(self._table.where(self._table.keys["window"] != TOTAL))
 
-    def total(self, *, segments: bool = True) -> list[Figures]:
+    def total(self) -> list[Figures]:
         """Figures since the beginning, open windows included."""
-        return self._figures(self._chosen(segments).moved_to(TOTAL))
+        self._group()
+        return self._figures(self._table.moved_to(TOTAL))
 
     def view(self) -> Self:
         """What has been added so far, for another thread to work on; cheap, as samples and tables are
@@ -150,6 +151,13 @@ class Measures:
         view = copy.copy(self)
         view._waiting, view._known = list(self._waiting), list(self._known)
         return view
+
+    def overall(self) -> Self:
+        """The same without segments, whose figures are many times quicker to come by."""
+        overall = self.view()
+        overall._table = self._table.where(self._table.keys["field"] == 0)
+        overall._waiting = [replace(samples, segments=()) for samples in self._waiting]
+        return overall
 
     def merge(self, other: Measures) -> None:
         """Add another's sums, of the same labels and segments; its open windows become open here."""
@@ -219,10 +227,6 @@ class Measures:
             fresh = Table.of(Samples.concat(self._waiting))
             self._table = Table.merge([self._table, fresh])
             self._waiting, self._waiting_count = [], 0
-
-    def _chosen(self, segments: bool) -> Table:
-        self._group()
-        return self._table if segments else self._table.where(self._table.keys["field"] == 0)
 
     def _figures(self, table: Table) -> list[Figures]:
         starts = np.searchsorted(table.cell, np.arange(len(table.keys) + 1))

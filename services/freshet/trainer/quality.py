@@ -79,14 +79,12 @@ class Quality:
         """(summary, records of the windows that are still open, without segments), for any thread."""
         with self._lock:
             views = {name: measures.view() for name, measures in self._of.items()}
+        overall = {name: view.overall() for name, view in views.items()}
         summary = {
-            name: {f.label: dict(f.measures) for f in measures.total(segments=False)}
-            for name, measures in views.items()
+            name: {f.label: dict(f.measures) for f in measures.total()} for name, measures in overall.items()
         }
         return summary, [
-            _record(name, figures)
-            for name, measures in views.items()
-            for figures in measures.windows(segments=False)
+            _record(name, figures) for name, measures in overall.items() for figures in measures.windows()
         ]
 
     def segments(self) -> list[dict[str, Any]]:

@@ -219,10 +219,12 @@ def test_a_view_is_what_was_added_so_far_whatever_is_added_later() -> None:
 
 
 def test_figures_without_segments_are_those_of_all_samples() -> None:
-    stream, measures = Stream(3000), make()
-    stream.into(measures)
-    same(measures.total(segments=False), [f for f in measures.total() if f.segment is None])
-    same(measures.windows(segments=False), [f for f in measures.windows() if f.segment is None])
+    stream, measures = Stream(GROUP_SAMPLES + 3000), make()
+    stream.into(measures, slice(0, GROUP_SAMPLES))
+    stream.into(measures, slice(GROUP_SAMPLES, None))  # some are grouped by now, some wait
+    overall = measures.overall()
+    same(overall.total(), [f for f in measures.total() if f.segment is None])
+    same(overall.windows(), [f for f in measures.windows() if f.segment is None])
 
 
 def clicks(p: np.ndarray, rng: np.random.Generator, weight: np.ndarray | None = None) -> Figures:
