@@ -30,8 +30,8 @@ $(BIN)/python:
 setup: $(BIN)/python ## Install freshet with gateway, inference, console and client (no torch) into .venv.
 	$(BIN)/pip install -q ".[gateway,inference,console,client,replay]"
 
-demo: setup ## Install, start a whole loop on generated events, print `freshet status`; Ctrl-C ends it.
-	$(BIN)/python examples/quickstart/demo.py $(DEMO)
+demo: setup ## Install and run `freshet demo`; DEMO="--seconds 60" passes arguments. Ctrl-C ends it.
+	$(BIN)/freshet demo $(DEMO)
 
 READY_TO_TEST := $(VENV)/.test-installed
 $(READY_TO_TEST): pyproject.toml | $(BIN)/python

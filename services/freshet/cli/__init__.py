@@ -18,6 +18,7 @@ from freshet.errors import FreshetError
 __all__ = ["main"]
 
 VERBS = {
+    "demo": "Watch a model learn: everything on a small news site with simulated readers.",
     "up": "Run every service of a spec on this machine and keep them running.",
     "run": "Run one service in the foreground.",
     "status": "Say what runs, what it has done, and how fresh the served model is.",

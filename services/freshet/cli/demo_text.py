@@ -21,6 +21,10 @@ class ClickRates:
     random: float | None
     best: float | None  # of the best order of the requests that the model ranked
 
+    def as_json(self) -> dict[str, float | None]:
+        """For `--json`."""
+        return {"model": self.model, "random": self.random, "best": self.best}
+
     def __str__(self) -> str:
         parts = [f"model {_percent(self.model)}", f"random {_percent(self.random)}"]
         if self.model is not None and self.random:
@@ -44,9 +48,7 @@ def click_rates(windows: Sequence[Mapping[str, Any]], last: int = RECENT_WINDOWS
     return ClickRates(rate("model"), rate("random"), rate("best"))
 
 
-def progress_line(
-    seconds: float, simulator: Mapping[str, Any], inference: Mapping[str, Any], events_per_s: float | None
-) -> str:
+def progress_line(seconds: float, simulator: Mapping[str, Any], inference: Mapping[str, Any]) -> str:
     """How it goes, in one line."""
     rates = click_rates(simulator.get("windows", ()))
     clicks = (
@@ -55,8 +57,8 @@ def progress_line(
     parts = [clicks]
     if (fresh := inference.get("freshness_ms")) is not None:
         parts.append(f"fresh to {fresh / 1000:.1f} s")
-    if events_per_s is not None:
-        parts.append(f"{events_per_s:,.0f} events/s")
+    if (rate := simulator.get("measured_rate")) is not None:
+        parts.append(f"{rate:,.0f} events/s")
     return f"{span_of(seconds):>6}  " + "; ".join(parts)
 
 
@@ -69,7 +71,7 @@ def drift_lines(seconds: float, drifts: Sequence[Mapping[str, Any]], told: int) 
 def farewell(folder: str, seconds: float, simulator: Mapping[str, Any] | None) -> Iterator[str]:
     """The summary at the end, and how to go on."""
     yield f"stopped after {span_of(seconds)}"
-    if simulator:
+    if simulator and "events" in simulator:
         yield (
             f"  sent {simulator['events']:,} events: {simulator['impressions']:,} items shown, "
             f"{simulator['clicks']:,} clicks, {simulator['purchases']:,} purchases"

@@ -10,7 +10,7 @@ import click
 
 from freshet.cli.options import emit, folder_option, json_option
 
-__all__ = ["command"]
+__all__ = ["DRIFT_AT", "DRIFT_EVERY", "command", "seconds_of"]
 
 DRIFT_AT, DRIFT_EVERY = "150s", "5m"
 
@@ -52,8 +52,8 @@ def command(
     from freshet.testing.simulator.began import Began
     from freshet.testing.simulator.service import run
 
-    at = tuple(sorted(_seconds("--drift-at", text) for text in drift_at or (DRIFT_AT,)))
-    every = None if drift_every == "none" else _seconds("--drift-every", drift_every)
+    at = tuple(sorted(seconds_of("--drift-at", text) for text in drift_at or (DRIFT_AT,)))
+    every = None if drift_every == "none" else seconds_of("--drift-every", drift_every)
     supervisor = os.environ.get("FRESHET_SUPERVISOR_PID")
     if supervisor:
         die_with_parent(int(supervisor))
@@ -66,7 +66,8 @@ def command(
     emit({"role": "simulator", "ended": "stopped"}, as_json=as_json, text="simulator stopped")
 
 
-def _seconds(option: str, text: str) -> float:
+def seconds_of(option: str, text: str) -> float:
+    """A duration of the command line. Raises ConfigError, naming the option."""
     from freshet.errors import ConfigError
     from freshet.options import Duration, Wrong
 

@@ -20,7 +20,7 @@ from freshet.cli.status_text import as_text
 if TYPE_CHECKING:
     from freshet.runtime.run_state import RunState
 
-__all__ = ["as_text", "collect", "command"]
+__all__ = ["as_text", "collect", "command", "figures_of"]
 
 
 @click.command()
@@ -90,7 +90,7 @@ def _service(state: Mapping[str, Any]) -> dict[str, Any]:
         "restarts": state["restarts"],
         "last_exit": state["last_exit"],
         "memory_mb": _memory_mb(int(pid)) if alive else None,
-        "figures": _figures(port) if ready else {},
+        "figures": figures_of(port) if ready else {},
     }
 
 
@@ -122,7 +122,8 @@ def _ready(port: int) -> tuple[bool, str]:
         return False, f"does not answer on port {port} yet: {getattr(error, 'reason', error)}"
 
 
-def _figures(port: int) -> dict[str, Any]:
+def figures_of(port: int) -> dict[str, Any]:
+    """`/status` of the service on this port; empty while it does not answer."""
     try:
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/status", timeout=1) as answer:
             figures: dict[str, Any] = orjson.loads(answer.read())

@@ -11,13 +11,14 @@ def window(model, random, best, shown=100):
 def test_rates_are_clicks_by_items_shown_over_the_last_windows():
     rates = click_rates([window(0, 0, 0), *[window(20, 5, 25)] * 6])
 
+    assert rates is not None
     assert (rates.model, rates.random, rates.best) == (0.20, 0.05, 0.25)
     assert str(rates) == "model 20.0 %, random 5.0 % (4.0x), best possible 25.0 % (80 %)"
 
 
 def test_before_a_window_has_closed_no_rate_is_made_up():
     assert click_rates([]) is None
-    assert "known once" in progress_line(3, {"windows": []}, {}, None)
+    assert "known once" in progress_line(3, {"windows": []}, {})
 
 
 def test_without_random_slates_there_is_no_ratio():
@@ -27,7 +28,9 @@ def test_without_random_slates_there_is_no_ratio():
 
 
 def test_a_line_says_rates_freshness_and_traffic():
-    line = progress_line(65, {"windows": [window(20, 10, 25)]}, {"freshness_ms": 900}, 1012.4)
+    line = progress_line(
+        65, {"windows": [window(20, 10, 25)], "measured_rate": 1012.4}, {"freshness_ms": 900}
+    )
 
     assert line == (
         "  1:05  clicks: model 20.0 %, random 10.0 % (2.0x), best possible 25.0 % (80 %); "
@@ -55,7 +58,7 @@ def test_the_end_says_what_was_sent_and_how_to_go_on():
 
 
 def test_an_end_before_the_simulator_answered_still_says_how_to_go_on():
-    assert "freshet demo here" in "\n".join(farewell("here", 1, None))
+    assert "freshet demo here" in "\n".join(farewell("here", 1, {"windows": [], "drifts": []}))
 
 
 def test_spans_are_minutes_and_seconds():

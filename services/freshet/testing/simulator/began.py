@@ -12,7 +12,9 @@ import orjson
 from freshet.errors import ConfigError
 from freshet.testing.simulator.tastes import DriftPlan
 
-__all__ = ["Began", "begin", "read_began"]
+__all__ = ["STATE_FILE", "Began", "begin", "kept_world", "read_began"]
+
+STATE_FILE = "simulator.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,20 +37,9 @@ def read_began(file: Path, wanted: Began) -> Began | None:
 
     Raises ConfigError if it is another one than `wanted`: what was learned from it would be wrong.
     """
-    try:
-        said: dict[str, Any] = orjson.loads(file.read_bytes())
-        found = Began(
-            int(said["seed"]),
-            tuple(float(at) for at in said["drift_at_s"]),
-            None if said["drift_every_s"] is None else float(said["drift_every_s"]),
-            int(said["began_ms"]),
-        )
-    except FileNotFoundError:
+    found = _read(file)
+    if found is None:
         return None
-    except (orjson.JSONDecodeError, KeyError, TypeError, ValueError) as error:
-        raise ConfigError(
-            str(file), "", f"not what the simulator wrote: {error!r}", "its own file", "delete the run folder"
-        ) from None
     for name in ("seed", "drift_at_s", "drift_every_s"):
         mine, asked = getattr(found, name), getattr(wanted, name)
         if mine != asked:
@@ -60,6 +51,31 @@ def read_began(file: Path, wanted: Began) -> Began | None:
                 "leave the option away or as it was, or start over in another folder",
             )
     return found
+
+
+def kept_world(state: Path) -> Began | None:
+    """The world of a run, by its folder of states; None if it has none yet.
+
+    Raises ConfigError if it cannot be read.
+    """
+    return _read(state / STATE_FILE)
+
+
+def _read(file: Path) -> Began | None:
+    try:
+        said: dict[str, Any] = orjson.loads(file.read_bytes())
+        return Began(
+            int(said["seed"]),
+            tuple(float(at) for at in said["drift_at_s"]),
+            None if said["drift_every_s"] is None else float(said["drift_every_s"]),
+            int(said["began_ms"]),
+        )
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (orjson.JSONDecodeError, KeyError, TypeError, ValueError) as error:
+        raise ConfigError(
+            str(file), "", f"not what the simulator wrote: {error!r}", "its own file", "delete the run folder"
+        ) from None
 
 
 def begin(file: Path, wanted: Began, now_ms: int) -> Began:

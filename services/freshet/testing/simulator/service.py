@@ -18,7 +18,7 @@ from freshet.runtime.admin import Admin
 from freshet.runtime.lifecycle import Cleanup
 from freshet.runtime.metrics import Reading, register
 from freshet.settings import Settings
-from freshet.testing.simulator.began import Began, begin, read_began
+from freshet.testing.simulator.began import STATE_FILE, Began, begin, read_began
 from freshet.testing.simulator.door import Door, HttpDoor
 from freshet.testing.simulator.metrics import METRICS
 from freshet.testing.simulator.outbox import Outbox
@@ -30,7 +30,6 @@ __all__ = ["STATE_FILE", "Simulator", "run"]
 
 log = structlog.get_logger("freshet.simulator")
 
-STATE_FILE = "simulator.json"
 LOOK_S = 0.1
 SEND_EVERY_S = 0.02
 """How often actions that have come due are sent: together, so that the gateway writes them together."""

@@ -1,0 +1,49 @@
+"""`freshet demo`: a model that one can watch learn, with one command."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from freshet.cli.options import json_option
+
+__all__ = ["DEMO_FOLDER", "command"]
+
+DEMO_FOLDER = "freshet-demo"
+
+
+@click.command()
+@click.argument("folder", type=click.Path(path_type=Path), default=DEMO_FOLDER)
+@click.option(
+    "--rate",
+    type=click.FloatRange(10, 5_000),
+    default=500,
+    show_default=True,
+    help="Events a second: items shown and actions.",
+)
+@click.option("--seed", type=click.IntRange(0), help="Of everything by chance.  [default: 7]")
+@click.option(
+    "--drift-at",
+    multiple=True,
+    metavar="DURATION",
+    help="When readers' tastes change abruptly; may be repeated.  [default: 150s, then every 5m]",
+)
+@click.option("--seconds", type=click.FloatRange(min=0, min_open=True), help="End by itself after so long.")
+@json_option
+def command(
+    folder: Path,
+    rate: float,
+    seed: int | None,
+    drift_at: tuple[str, ...],
+    seconds: float | None,
+    as_json: bool,
+) -> None:
+    """Run everything on a small news site with simulated readers, in FOLDER (./freshet-demo), until Ctrl-C.
+
+    The terminal says how often what the model chooses is clicked, beside random choices and the best possible
+    ones; the console shows the rest. Started again it goes on where it was; deleting FOLDER starts over.
+    """
+    from freshet.cli.demonstrating import Wish, run_demo
+
+    run_demo(folder, Wish(rate, seed, drift_at), seconds=seconds, as_json=as_json)
