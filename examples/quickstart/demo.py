@@ -1,5 +1,5 @@
-"""A closed loop that one can watch learn: readers with tastes of their own ask for headlines, and click or do
-not.
+"""A closed loop in a hundred lines of the Python API: readers with tastes of their own ask for headlines, and
+click or do not. `freshet demo` shows more; this one is to read and to change.
 
     python examples/quickstart/demo.py                 until Ctrl-C; the status is printed every half minute
     python examples/quickstart/demo.py --seconds 60    ends by itself

@@ -18,7 +18,7 @@ DEMO_FOLDER = "freshet-demo"
 @click.option(
     "--rate",
     type=click.FloatRange(10, 5_000),
-    default=500,
+    default=1_000,
     show_default=True,
     help="Events a second: items shown and actions.",
 )

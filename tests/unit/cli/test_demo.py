@@ -1,0 +1,62 @@
+import pytest
+
+from freshet.cli.demonstrating import Wish
+from freshet.errors import ConfigError
+from freshet.settings import RunFolder
+from freshet.testing.simulator.began import STATE_FILE, Began, begin
+from tests.unit.cli.test_cli import run
+
+
+@pytest.fixture
+def played(tmp_path):
+    """A folder whose readers began with seed 3 and a drift after 60 s."""
+    folder = RunFolder(tmp_path / "played").create()
+    (folder.path / "log" / "catalog.sqlite").write_bytes(b"")
+    begin(folder.state / STATE_FILE, Began(3, (60.0,), None), 1_000)
+    return folder.path
+
+
+def test_without_options_the_demo_begins_with_the_simulators_defaults():
+    words = Wish(1_000, None, ()).options(None)
+
+    assert " ".join(words) == "--rate 1000 --seed 7 --drift-at 150s --drift-every 5m"
+
+
+def test_a_drift_that_is_asked_for_is_the_only_one():
+    words = Wish(10, 1, ("30s", "1m")).options(None)
+
+    assert " ".join(words) == "--rate 10 --seed 1 --drift-at 30s --drift-at 1m --drift-every none"
+
+
+def test_started_again_the_demo_goes_on_with_the_world_that_its_folder_has():
+    words = Wish(10, None, ()).options(Began(3, (60.0,), 300.0))
+
+    assert " ".join(words) == "--rate 10 --seed 3 --drift-at 60000ms --drift-every 300000ms"
+
+
+@pytest.mark.parametrize(("option", "value"), [("--seed", "4"), ("--drift-at", "90s")])
+def test_another_world_than_the_folders_is_refused(played, option, value):
+    with pytest.raises(ConfigError, match=f"{option} = [\\s\\S]*delete the folder"):
+        run("demo", played, option, value)
+
+
+def test_a_folder_of_another_purpose_is_left_as_it_is(tmp_path):
+    (tmp_path / "letter.txt").write_text("mine")
+
+    with pytest.raises(ConfigError, match=r"it holds letter\.txt; take another: freshet demo"):
+        run("demo", tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["letter.txt"]
+
+
+def test_a_file_in_the_folders_place_is_left_as_it_is(tmp_path):
+    (tmp_path / "file").write_text("mine")
+
+    with pytest.raises(ConfigError, match="found a file"):
+        run("demo", tmp_path / "file")
+
+
+def test_a_changed_spec_is_not_run_as_the_demo(tmp_path):
+    (tmp_path / "freshet.toml").write_text("name = 'mine'")
+
+    with pytest.raises(ConfigError, match="a changed spec is run by `freshet up`"):
+        run("demo", tmp_path)
