@@ -6,6 +6,7 @@ import inspect
 
 import freshet.client
 import freshet.errors
+from freshet.cli import EXITS
 from freshet.errors import FreshetError
 from freshet.runtime.http_errors import CODES
 from ops.reference.markdown import code, escaped, grid, header
@@ -27,16 +28,9 @@ HTTP = """
 The routes of the Open Inference Protocol say the same in one text, `{"error": "text"}`.
 """
 
-EXITS = """
+EXIT = """
 ## Exit status of `freshet`
 
-| status | means |
-| --- | --- |
-| 0 | done; for `up` and `run`: stopped as told |
-| 1 | an error of one of the families above, printed as `Family: what, where, what to do` |
-| 2 | the command line is not understood |
-| 3 | `freshet check --against`: an edit needs a new model |
-| 130 | interrupted by Ctrl-C before it was done |
 """
 
 STATUS = {
@@ -59,8 +53,9 @@ def page() -> str:
     told = escaped(inspect.getdoc(refused) or "")
     families.append(("`freshet.client.EventsRefused`", _above(refused), "422", told))
     lines += grid(families, ("family", "is a", "HTTP", "means, and what to do"))
-    lines += [HTTP, *grid([_code(c) for c in CODES], ("code", "status", "means", "what to do")), EXITS]
-    return "\n".join(lines)
+    lines += [HTTP, *grid([_code(c) for c in CODES], ("code", "status", "means", "what to do")), EXIT]
+    lines += grid([(str(status), means) for status, means in EXITS.items()], ("status", "means"))
+    return "\n".join(lines) + "\n"
 
 
 def _above(cls: type) -> str:

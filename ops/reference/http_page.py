@@ -70,7 +70,8 @@ APIS = (
     Api(
         "console",
         7002,
-        "The page for people, and what is behind it.",
+        "The page for people. Promoting and rolling back ask for the token of state/console.token in the run "
+        "folder; requests with another Host than its own names are refused.",
         (
             *freshet.console.api.ENDPOINTS,
             LIVE,
@@ -82,7 +83,7 @@ APIS = (
     Api(
         "admin",
         7010,
-        "What joiner (port 7010) and trainer (7011) answer: health, metrics, figures.",
+        "What joiner (port 7010), trainer (7011) and simulator (7012) answer: health, metrics, figures.",
         (*admin.ENDPOINTS, admin.PROGRESS),
     ),
 )

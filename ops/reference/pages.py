@@ -6,7 +6,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from ops.reference import errors_page, http_page, metrics_page, settings_page, spec_page
+from ops.reference import (
+    cli_page,
+    errors_page,
+    http_page,
+    measures_page,
+    metrics_page,
+    python_page,
+    settings_page,
+    spec_page,
+    topics_page,
+)
 
 __all__ = ["PAGES", "Page", "index"]
 
@@ -46,6 +56,10 @@ PAGES = (
     Page("README.md", "", "", index),
     Page("feature-spec.md", "Feature spec", "every key of `freshet.toml`", spec_page.page),
     Page("settings.md", "Settings", "every `FRESHET_…` variable", settings_page.page),
+    Page("cli.md", "Command", "every verb of `freshet`, with examples", cli_page.page),
+    Page("measures.md", "Measures", "what quality is measured by", measures_page.page),
+    Page("python.md", "Python API", "public names, seams, contract suites", python_page.page),
+    Page("topics.md", "Topics", "who writes and reads what in the log", topics_page.page),
     Page("metrics.md", "Metrics", "what each service tells Prometheus", metrics_page.page),
     Page("errors.md", "Errors", "families, codes of HTTP errors, exit status", errors_page.page),
     Page("http.md", "HTTP API", "what each service answers", http_page.page),

@@ -18,6 +18,10 @@ def test_each_page_is_what_the_code_says(page: Page) -> None:
     assert found == page.text(), f"docs/reference/{page.name} is stale: `make docs` writes it anew"
 
 
+def test_each_page_is_written_once() -> None:
+    assert len({page.name for page in PAGES}) == len(PAGES)
+
+
 def test_no_page_is_left_over() -> None:
     files = {str(p.relative_to(FOLDER)) for p in FOLDER.rglob("*") if p.is_file()}
 

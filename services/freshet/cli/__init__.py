@@ -15,7 +15,16 @@ import click
 
 from freshet.errors import FreshetError
 
-__all__ = ["main"]
+__all__ = ["EXITS", "main"]
+
+EXITS = {
+    0: "done; for `up`, `run` and `simulate`: stopped as told",
+    1: "an error of freshet's families or of the system, printed as `Family: what, where, what to do`",
+    2: "the command line is not understood",
+    3: "`freshet check --against`: an edit needs a new model",
+    130: "interrupted by Ctrl-C before it was done",
+}
+"""What the exit status says."""
 
 VERBS = {
     "demo": "Watch a model learn: everything on a small news site with simulated readers.",

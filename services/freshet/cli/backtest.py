@@ -7,12 +7,17 @@ from typing import Any
 
 import click
 
-from freshet.cli.options import emit, json_option
+from freshet.cli.options import emit, examples, json_option
 
 __all__ = ["command"]
 
 
-@click.command()
+@click.command(
+    epilog=examples(
+        "freshet backtest freshet.toml samples.csv.gz",
+        "freshet backtest freshet.toml january.parquet february.parquet --request page --keep kept",
+    )
+)
 @click.argument("spec_file", type=click.Path(path_type=Path))
 @click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path, exists=True))
 @click.option("--request", help="Column whose equal values mark rows that were served together.")

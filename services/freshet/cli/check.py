@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from freshet.cli.options import emit, json_option
+from freshet.cli.options import emit, examples, json_option
 
 __all__ = ["command"]
 
@@ -21,7 +21,13 @@ def _print_json_schema(context: click.Context, _option: click.Parameter, asked: 
         context.exit()
 
 
-@click.command()
+@click.command(
+    epilog=examples(
+        "freshet check freshet.toml",
+        "freshet check freshet.toml --against freshet-run/state/spec.toml",
+        "freshet check --json-schema > freshet.schema.json",
+    )
+)
 @click.argument("spec_file", type=click.Path(path_type=Path))
 @click.option(
     "--against",

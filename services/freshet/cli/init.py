@@ -7,13 +7,13 @@ from pathlib import Path
 
 import click
 
-from freshet.cli.options import emit, json_option
+from freshet.cli.options import emit, examples, json_option
 from freshet.errors import ConfigError
 
 __all__ = ["command"]
 
 
-@click.command()
+@click.command(epilog=examples("freshet init --schema impressions.avsc --schema actions.avsc"))
 @click.option(
     "--schema",
     "schemas",

@@ -11,11 +11,16 @@ import orjson
 
 from freshet.errors import ConfigError
 
-__all__ = ["DEFAULT_FOLDER", "emit", "existing_folder", "folder_option", "json_option", "table"]
+__all__ = ["DEFAULT_FOLDER", "emit", "examples", "existing_folder", "folder_option", "json_option", "table"]
 
 DEFAULT_FOLDER = "freshet-run"
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+
+def examples(*lines: str) -> str:
+    """The end of a verb's help: command lines to copy. They stand in the reference, too; tests parse them."""
+    return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)
 
 
 def folder_option(command: F) -> F:

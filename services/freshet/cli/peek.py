@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import orjson
 
-from freshet.cli.options import existing_folder, folder_option, json_option
+from freshet.cli.options import examples, existing_folder, folder_option, json_option
 from freshet.errors import ConfigError, Corrupt, FreshetError
 
 if TYPE_CHECKING:
@@ -22,7 +22,13 @@ __all__ = ["command"]
 Decode = Callable[[bytes], Any]
 
 
-@click.command()
+@click.command(
+    epilog=examples(
+        "freshet peek",
+        "freshet peek news.measures -n 1",
+        "freshet peek impressions --partition 3 --from 1200 --json",
+    )
+)
 @click.argument("topic", required=False)
 @folder_option
 @click.option("-n", "--records", default=5, show_default=True, help="How many of the newest, per partition.")

@@ -10,7 +10,7 @@ from typing import IO, TYPE_CHECKING, Any
 import click
 import orjson
 
-from freshet.cli.options import emit, existing_folder, folder_option, json_option, table
+from freshet.cli.options import emit, examples, existing_folder, folder_option, json_option, table
 from freshet.errors import BadInput, ConfigError, Unavailable
 
 if TYPE_CHECKING:
@@ -21,7 +21,12 @@ __all__ = ["command"]
 EXAMPLE = 'such as {"context": {"reader": "u1"}, "candidates": [{"article": "a7"}], "k": 10}'
 
 
-@click.command()
+@click.command(
+    epilog=examples(
+        "freshet rank request.json",
+        'echo \'{"context": {"reader": "u1"}, "candidates": [{"article": "a7"}]}\' | freshet rank',
+    )
+)
 @click.argument("request_file", type=click.File("rb"), default="-")
 @folder_option
 @click.option("--url", help="Inference server; without it, the one of the run folder.")

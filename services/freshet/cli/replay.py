@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from freshet.cli.options import emit, json_option
+from freshet.cli.options import emit, examples, json_option
 from freshet.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def _common(function: Callable[..., None]) -> Callable[..., None]:
     return function
 
 
-@command.command("online-retail")
+@command.command("online-retail", epilog=examples("freshet replay online-retail retail-data --lanes 1"))
 @click.argument("path", type=click.Path(path_type=Path))
 @click.option("--spec", "spec_file", type=click.Path(path_type=Path), help="Instead of ours.")
 @click.option(
@@ -68,7 +68,14 @@ def retail_command(path: Path, spec_file: Path | None, seed: int, **options: Any
     _run(load_spec(spec_file or ONLINE_RETAIL), online_retail(path, seed), **options)
 
 
-@command.command("files")
+@command.command(
+    "files",
+    epilog=examples(
+        "freshet replay files freshet.toml --impressions served.jsonl --actions clicks.jsonl",
+        "freshet replay files freshet.toml --impressions served.csv.gz --actions clicks.csv.gz "
+        "--gateway http://127.0.0.1:7000 --speed 500",
+    ),
+)
 @click.argument("spec_file", type=click.Path(path_type=Path))
 @click.option("--impressions", type=click.Path(path_type=Path, exists=True), required=True)
 @click.option("--shown", type=click.Path(path_type=Path, exists=True))
@@ -90,7 +97,9 @@ def files_command(
     _run(spec, events_of_files(files, times), **options)
 
 
-@command.command("topics")
+@command.command(
+    "topics", epilog=examples("freshet replay topics new.toml --from freshet-run --keep new-run")
+)
 @click.argument("spec_file", type=click.Path(path_type=Path))
 @click.option(
     "--from", "source", type=click.Path(path_type=Path), required=True, help="Run folder that has the events."

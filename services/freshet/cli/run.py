@@ -8,14 +8,14 @@ from pathlib import Path
 
 import click
 
-from freshet.cli.options import emit, folder_option, json_option
+from freshet.cli.options import emit, examples, folder_option, json_option
 
 __all__ = ["ROLES", "command"]
 
 ROLES = ("gateway", "joiner", "trainer", "inference", "console")
 
 
-@click.command()
+@click.command(epilog=examples("freshet run trainer freshet.toml --folder news-run"))
 @click.argument("role", type=click.Choice(ROLES))
 @click.argument("spec_file", type=click.Path(path_type=Path))
 @folder_option

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import click
 
-from freshet.cli.options import emit, folder_option, json_option
+from freshet.cli.options import emit, examples, folder_option, json_option
 
 __all__ = ["DRIFT_AT", "DRIFT_EVERY", "command", "seconds_of"]
 
 DRIFT_AT, DRIFT_EVERY = "150s", "5m"
 
 
-@click.command()
+@click.command(epilog=examples("freshet simulate --rate 200 --seed 7 --drift-at 2m"))
 @folder_option
 @click.option(
     "--rate",

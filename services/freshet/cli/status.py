@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import orjson
 
-from freshet.cli.options import emit, existing_folder, folder_option, json_option
+from freshet.cli.options import emit, examples, existing_folder, folder_option, json_option
 from freshet.cli.status_text import as_text
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["as_text", "collect", "command", "figures_of"]
 
 
-@click.command()
+@click.command(epilog=examples("freshet status", "freshet status --folder news-run --json"))
 @folder_option
 @json_option
 def command(folder: Path, as_json: bool) -> None:

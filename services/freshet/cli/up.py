@@ -6,12 +6,14 @@ from pathlib import Path
 
 import click
 
-from freshet.cli.options import folder_option, json_option
+from freshet.cli.options import examples, folder_option, json_option
 
 __all__ = ["command"]
 
 
-@click.command()
+@click.command(
+    epilog=examples("freshet up freshet.toml", "freshet up freshet.toml --folder news-run --no-console")
+)
 @click.argument("spec_file", type=click.Path(path_type=Path))
 @folder_option
 @click.option("--console/--no-console", default=True, show_default=True, help="A page to look at, too.")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 import orjson
 
-from freshet.cli.options import emit, existing_folder, folder_option, json_option, table
+from freshet.cli.options import emit, examples, existing_folder, folder_option, json_option, table
 from freshet.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ def command() -> None:
     """List, show, promote and roll back dense versions."""
 
 
-@command.command("list")
+@command.command("list", epilog=examples("freshet version list"))
 @folder_option
 @json_option
 def list_versions(folder: Path, as_json: bool) -> None:
@@ -49,7 +49,7 @@ def list_versions(folder: Path, as_json: bool) -> None:
     emit({"versions": [asdict(m) for m in manifests], "aliases": aliases}, as_json=as_json, text=text)
 
 
-@command.command("show")
+@command.command("show", epilog=examples("freshet version show 12"))
 @click.argument("number", type=int)
 @folder_option
 @json_option
@@ -65,7 +65,7 @@ def show(number: int, folder: Path, as_json: bool) -> None:
     emit(value, as_json=as_json, text=orjson.dumps(value, option=_PRETTY).decode())
 
 
-@command.command("promote")
+@command.command("promote", epilog=examples("freshet version promote 12"))
 @click.argument("number", type=int)
 @folder_option
 @json_option
@@ -74,7 +74,7 @@ def promote(number: int, folder: Path, as_json: bool) -> None:
     _move(folder, number, pinned=False, as_json=as_json)
 
 
-@command.command("rollback")
+@command.command("rollback", epilog=examples("freshet version rollback", "freshet version rollback 11"))
 @click.argument("number", type=int, required=False)
 @folder_option
 @json_option

@@ -7,9 +7,20 @@ Everything here is pure: arrays in, figures out, no clock and no I/O. Letters: B
 from __future__ import annotations
 
 from freshet.measures.auc import auc
-from freshet.measures.descriptors import MEASURES, Measure
+from freshet.measures.descriptors import MEASURES, SOURCES, Measure, Source
 from freshet.measures.popularity import Popularity
 from freshet.measures.reliability import Reliability
 from freshet.measures.streaming import Figures, LabelKind, Measures
 
-__all__ = ["MEASURES", "Figures", "LabelKind", "Measure", "Measures", "Popularity", "Reliability", "auc"]
+__all__ = [
+    "MEASURES",
+    "SOURCES",
+    "Figures",
+    "LabelKind",
+    "Measure",
+    "Measures",
+    "Popularity",
+    "Reliability",
+    "Source",
+    "auc",
+]

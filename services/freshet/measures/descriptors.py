@@ -15,7 +15,7 @@ import numpy as np
 from freshet.measures.auc import auc_of_histogram, logits_of
 from freshet.types import F64, I64
 
-__all__ = ["MEASURES", "Cell", "Measure"]
+__all__ = ["MEASURES", "SOURCES", "Cell", "Measure", "Source"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -46,6 +46,14 @@ class Measure:
     better: Literal["higher", "lower", "one", "none"]  # which way is good; "one": near 1
     of: Literal["logloss", "number", "any"]  # kinds of label that have it
     compute: Callable[[Cell], float]  # NaN where it is not defined
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where the predictions come from that are measured: the key `of` of windows, metrics and summaries."""
+
+    name: str
+    doc: str
 
 
 def _ratio(a: float, b: float) -> float:
@@ -141,3 +149,15 @@ MEASURES = (
     ),
 )
 """All measures, in the order in which they are shown."""
+
+SOURCES = (
+    Source("training", "made by the training model before each sample was trained on"),
+    Source("served", "logged when it was served: the headline, as it is what users saw"),
+    Source("random", "served, of requests in random order only: the samples that favour no model"),
+    Source(
+        "popularity",
+        "a baseline that a model must beat: the past rate of its item, on the samples of `random` (where the "
+        "spec explores nothing, on all); without segments",
+    ),
+)
+"""All sources, in the order in which they are shown."""

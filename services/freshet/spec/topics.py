@@ -6,7 +6,15 @@ from dataclasses import dataclass
 
 from freshet.spec.model import Spec
 
-__all__ = ["ROWS_PARTITIONS", "SCHEMAS_TOPIC", "TopicPlan", "Topics", "topics_of"]
+__all__ = [
+    "KINDS_OF_TOPICS",
+    "ROWS_PARTITIONS",
+    "SCHEMAS_TOPIC",
+    "TopicKind",
+    "TopicPlan",
+    "Topics",
+    "topics_of",
+]
 
 ROWS_PARTITIONS = 8
 """Partitions of `<model>.rows`, fixed for life: as many readers can share the work of following rows."""
@@ -15,6 +23,7 @@ SCHEMAS_TOPIC = "schemas"
 """One for all models of a log: a schema's id is its first record's offset, plus 1."""
 
 DAY_MS = 86_400_000
+WEEK_MS = 7 * DAY_MS
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +34,133 @@ class TopicPlan:
     partitions: int
     retention_ms: int | None
     group: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TopicKind:
+    """What one of a model's topics is for. From these come the plans, the reference and a test of running
+    systems."""
+
+    role: str  # how `Topics` calls it
+    name: str  # `<model>` stands for the spec's name; of event topics: without a topic of the spec's own
+    partitions: int | None  # None: as many as the spec says
+    retention_ms: int | None  # None: for ever. Never past what somebody holds
+    holds: str
+    written_by: str
+    read_by: str
+    kinds: tuple[str, ...] = ()  # of its JSON records; none: the records are no JSON of ours
+    joined: bool = False  # changes in one atomic append with the other joined ones (PROTOCOL 18)
+
+
+KINDS_OF_TOPICS = (
+    TopicKind(
+        "schemas",
+        SCHEMAS_TOPIC,
+        1,
+        None,
+        "Avro schemas as canonical JSON; a schema's id is its first record's offset, plus 1",
+        "gateway, inference, joiner",
+        "every service",
+    ),
+    TopicKind(
+        "served",
+        "impressions",
+        None,
+        WEEK_MS,
+        "what was served, framed Avro or JSON; with `freshet_served` where inference logged it",
+        "inference, gateway, or others",
+        "joiner",
+    ),
+    TopicKind("shown", "shown", None, WEEK_MS, "what was really seen", "gateway, or others", "joiner"),
+    TopicKind("action", "actions", None, WEEK_MS, "what was done", "gateway, or others", "joiner"),
+    TopicKind(
+        "samples", "<model>.samples", None, WEEK_MS, "samples in blocks", "joiner", "trainer", joined=True
+    ),
+    TopicKind(
+        "late",
+        "<model>.samples.late",
+        None,
+        WEEK_MS,
+        "samples whose action came after their window and grace; not trained on",
+        "joiner",
+        "people",
+        joined=True,
+    ),
+    TopicKind(
+        "joiner",
+        "<model>.joiner",
+        None,
+        WEEK_MS,
+        "the joiner's commits: next offsets, watermark, counts; one a commit and partition",
+        "joiner",
+        "joiner (its history), inference (progress)",
+        ("commit",),
+        joined=True,
+    ),
+    TopicKind(
+        "dead_letters",
+        "<model>.dead-letters",
+        1,
+        WEEK_MS,
+        "records of event topics that the joiner cannot read, with the reason; the bytes in base64",
+        "joiner",
+        "console, people",
+        ("dead-letter",),
+        joined=True,
+    ),
+    TopicKind(
+        "refused",
+        "<model>.refused",
+        1,
+        WEEK_MS,
+        "events that the gateway refused and samples that the trainer cannot decode, with the reason",
+        "gateway, trainer",
+        "console, people",
+        ("refused", "sample"),
+    ),
+    TopicKind(
+        "rows",
+        "<model>.rows",
+        ROWS_PARTITIONS,
+        DAY_MS,
+        "changed rows as serving needs them; the row store has the rest",
+        "trainer",
+        "inference",
+    ),
+    TopicKind(
+        "control",
+        "<model>.control",
+        1,
+        None,
+        "who owns buckets, training and joining: claims with their fences",
+        "joiner, trainer",
+        "joiner, trainer",
+        ("claim", "heartbeat", "release", "state"),
+    ),
+    TopicKind(
+        "versions",
+        "<model>.versions",
+        1,
+        None,
+        "dense versions, verdicts of the gate, moves of aliases",
+        "trainer, console, `freshet version`",
+        "trainer, console",
+        ("version", "verdict", "alias"),
+    ),
+    TopicKind(
+        "measures",
+        "<model>.measures",
+        1,
+        WEEK_MS,
+        "windows of quality; the console's own history",
+        "trainer, console",
+        "console",
+        ("window", "vitals", "clicks", "drift"),
+    ),
+)
+"""Every topic of a model, in an order in which they may be created. Event and sample topics are kept a week,
+far longer than any join horizon; claims and schemas for ever.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,42 +183,34 @@ class Topics:
 
 
 def topics_of(spec: Spec) -> Topics:
-    """Names and creation plans of all topics of a model, in an order in which they may be created.
-
-    Event and sample topics are kept a week, far longer than any join horizon; claims and schemas for ever.
-    """
-    model = spec.name
+    """Names and creation plans of all topics of a model, in an order in which they may be created."""
     events = spec.events
-    joined = f"{model}.joined"  # samples and the joiner's commit change in one append (PROTOCOL 18)
-    week = 7 * DAY_MS
-    shown = events.shown.topic if events.shown else None
-    plans = [
-        TopicPlan(SCHEMAS_TOPIC, 1, None),
-        TopicPlan(events.served.topic, spec.partitions, week),
-        *([TopicPlan(shown, spec.partitions, week)] if shown else []),
-        TopicPlan(events.action.topic, spec.partitions, week),
-        TopicPlan(f"{model}.samples", spec.partitions, week, joined),
-        TopicPlan(f"{model}.samples.late", spec.partitions, week, joined),
-        TopicPlan(f"{model}.joiner", spec.partitions, week, joined),
-        TopicPlan(f"{model}.dead-letters", 1, week, joined),
-        TopicPlan(f"{model}.refused", 1, week),
-        TopicPlan(f"{model}.rows", ROWS_PARTITIONS, DAY_MS),
-        TopicPlan(f"{model}.control", 1, None),
-        TopicPlan(f"{model}.versions", 1, None),
-        TopicPlan(f"{model}.measures", 1, week),
-    ]
+    named = {"served": events.served.topic, "action": events.action.topic}
+    if events.shown is not None:
+        named["shown"] = events.shown.topic
+    names: dict[str, str] = {}
+    plans = []
+    for kind in KINDS_OF_TOPICS:
+        if kind.role == "shown" and events.shown is None:
+            continue
+        name = named.get(kind.role, kind.name.replace("<model>", spec.name))
+        partitions = kind.partitions or spec.partitions
+        plans.append(
+            TopicPlan(name, partitions, kind.retention_ms, f"{spec.name}.joined" if kind.joined else None)
+        )
+        names[kind.role] = name
     return Topics(
-        served=events.served.topic,
-        shown=shown,
-        action=events.action.topic,
-        samples=f"{model}.samples",
-        late=f"{model}.samples.late",
-        joiner=f"{model}.joiner",
-        dead_letters=f"{model}.dead-letters",
-        refused=f"{model}.refused",
-        rows=f"{model}.rows",
-        control=f"{model}.control",
-        versions=f"{model}.versions",
-        measures=f"{model}.measures",
+        served=names["served"],
+        shown=names.get("shown"),
+        action=names["action"],
+        samples=names["samples"],
+        late=names["late"],
+        joiner=names["joiner"],
+        dead_letters=names["dead_letters"],
+        refused=names["refused"],
+        rows=names["rows"],
+        control=names["control"],
+        versions=names["versions"],
+        measures=names["measures"],
         plans=tuple(plans),
     )

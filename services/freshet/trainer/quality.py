@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from freshet.measures import Figures, LabelKind, Measures, Popularity
+from freshet.measures import SOURCES, Figures, LabelKind, Measures, Popularity
 from freshet.model.inputs import Labels
 from freshet.seams.batches import TrainBatch
 from freshet.spec.model import Spec
@@ -18,20 +18,14 @@ from freshet.types import F32, Bool
 
 __all__ = ["Quality"]
 
-TRAINING, SERVED, RANDOM, POPULARITY = "training", "served", "random", "popularity"
+TRAINING, SERVED, RANDOM, POPULARITY = (source.name for source in SOURCES)
 RATES = "rates"
 ADDED_LATER = (RANDOM, POPULARITY, RATES)
 """What versions written before these were measured do not hold: they count from then on."""
 
 
 class Quality:
-    """Measures of every sample, by where its prediction comes from:
-
-    - training: made before the sample was trained on;
-    - served: logged when it was served: the headline, as it is what users saw;
-    - random: served, of requests in random order only: the samples that favour no model;
-    - popularity: the past rate of its item, on the samples of `random` (where the spec explores nothing, on
-      all): what a model must beat. Without segments.
+    """Measures of every sample, by where its prediction comes from: `freshet.measures.SOURCES`.
 
     `add`, `finished_windows`, `summary` and `state` are the trainer's; `now` may be called from any thread.
     """

@@ -1,0 +1,47 @@
+"""The topics of a model, from their descriptors."""
+
+from __future__ import annotations
+
+from freshet.options import duration_text
+from freshet.spec.topics import KINDS_OF_TOPICS, TopicKind
+from ops.reference.markdown import code, escaped, grid, header
+
+__all__ = ["page"]
+
+INTRO = """\
+Services meet in topics of the event log. `<model>` is the spec's `name`; the topics of events are called
+as the spec says (`events.served.topic`), or as here. Whoever starts first creates them all; one that
+exists with another number of partitions is refused. `freshet peek TOPIC` shows records; what stands in
+them byte for byte is in [schemas/README.md](../../schemas/README.md).
+
+Retention by time never removes what somebody still needs to start again (`EventLog.hold`).
+"""
+
+HEAD = ("topic", "holds", "partitions", "kept", "written by", "read by", "`kind` of JSON records")
+
+JOINED = """
+Topics marked * change together: the joiner appends samples and its commit in one atomic write, which is why
+a sample is never written twice and never lost.
+"""
+
+
+def page() -> str:
+    """The whole page."""
+    lines = [
+        header("Topics", "services/freshet/spec/topics.py"),
+        INTRO,
+        *grid(map(_row, KINDS_OF_TOPICS), HEAD),
+    ]
+    return "\n".join([*lines, JOINED])
+
+
+def _row(topic: TopicKind) -> tuple[str, ...]:
+    return (
+        code(topic.name) + (" *" if topic.joined else ""),
+        escaped(topic.holds),
+        str(topic.partitions or "`partitions`"),
+        duration_text(topic.retention_ms) if topic.retention_ms else "for ever",
+        topic.written_by,
+        topic.read_by,
+        ", ".join(code(kind) for kind in topic.kinds),
+    )
