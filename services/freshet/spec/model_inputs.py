@@ -17,7 +17,7 @@ __all__ = ["Feature", "Optimizer", "Table"]
 class Optimizer:
     """An update rule with its parameters; which it takes is said by its rule in `freshet.spec.optimizers`."""
 
-    name: Literal["sgd", "adagrad", "rowwise_adagrad", "adam", "ftrl"]
+    name: str  # of a rule
     parameters: Mapping[str, float]  # complete: defaults filled in
 
     def __hash__(self) -> int:

@@ -93,7 +93,7 @@ def _table(table: Table) -> dict[str, Any]:
         ("scalar_optimizer", DEFAULT_SCALAR_OPTIMIZER),
     ):
         optimizer: Optimizer = getattr(table, key)
-        if optimizer != Optimizer(name=default, parameters=complete(default)):  # type: ignore[arg-type]
+        if optimizer != Optimizer(name=default, parameters=complete(default)):
             found[key] = {"name": optimizer.name, **optimizer.parameters}
     return found
 

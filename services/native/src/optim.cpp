@@ -4,6 +4,7 @@
 #include <cmath>
 #include <set>
 #include <stdexcept>
+#include <utility>
 
 namespace freshet {
 
@@ -46,6 +47,9 @@ FRESHET_INLINE double power(double beta, u32 t) {
 struct Prepared {
   float rate = 0.0f, correct_mean = 1.0f, correct_square = 1.0f;
 };
+
+// Whether a row's floats all take one rate, which `prepare` has worked out.
+constexpr bool has_one_rate(Rule rule) { return rule == Rule::sgd || rule == Rule::rowwise_adagrad; }
 
 FRESHET_INLINE Prepared prepare(const Slot& s, float* state, float squared) {
   constexpr float most_steps = 16777216.0f;  // a float counts to 2^24; by then both corrections are 1
@@ -124,13 +128,11 @@ FRESHET_INLINE void step_piece(const Slot& s, const Prepared& p, u8* values, flo
     std::memcpy(w, values + 4 * at, sizeof w);
   }
   switch (s.rule) {
-    case Rule::sgd:
-    case Rule::rowwise_adagrad:
-      for (u32 i = 0; i < N; i++) w[i] -= p.rate * g[i];
-      break;
     case Rule::adagrad: step_adagrad<N>(s, w, g, state + at); break;
     case Rule::adam: step_adam<N>(s, p, w, g, state + 1 + at, state + 1 + s.width + at); break;
     case Rule::ftrl: step_ftrl<N>(s, w, g, state + at, state + s.width + at); break;
+    default:  // has_one_rate
+      for (u32 i = 0; i < N; i++) w[i] -= p.rate * g[i];
   }
   if (s.half) {
     for (u32 i = 0; i < N; i++) half[i] = float_to_bf16_stochastic(w[i], noise(seed, at + i));
@@ -155,7 +157,7 @@ FRESHET_INLINE void step_slot(const Slot& s, u8* record, const float* gradient, 
   const float* g = gradient + s.start;
   const Prepared p = prepare(s, state, squared);
   u32 at = 0;
-  if (!s.half && (s.rule == Rule::sgd || s.rule == Rule::rowwise_adagrad))
+  if (!s.half && has_one_rate(s.rule))
     for (; at + 16 <= s.width; at += 16) step_at_rate(p.rate, values + 4 * at, g + at);
   for (; at + 16 <= s.width; at += 16) step_piece<16>(s, p, values, state, g, at, seed);
   for (; at + 4 <= s.width; at += 4) step_piece<4>(s, p, values, state, g, at, seed);
@@ -186,13 +188,19 @@ FRESHET_CLONES void fill_uniform(u64 stream, u32 start, u32 n, float init, float
   for (u32 i = 0; i < n; i++) out[i] = uniform(stream, start + i, scale);
 }
 
+constexpr std::pair<const char*, Rule> rules[] = {{"sgd", Rule::sgd},
+                                                  {"adagrad", Rule::adagrad},
+                                                  {"rowwise_adagrad", Rule::rowwise_adagrad},
+                                                  {"adam", Rule::adam},
+                                                  {"ftrl", Rule::ftrl}};
+
 Rule rule_of(const std::string& name) {
-  if (name == "sgd") return Rule::sgd;
-  if (name == "adagrad") return Rule::adagrad;
-  if (name == "rowwise_adagrad") return Rule::rowwise_adagrad;
-  if (name == "adam") return Rule::adam;
-  if (name == "ftrl") return Rule::ftrl;
-  throw std::invalid_argument("expected an optimiser of sgd, adagrad, rowwise_adagrad, adam, ftrl; found " + name);
+  std::string known;
+  for (const auto& [text, rule] : rules) {
+    if (name == text) return rule;
+    known += std::string(known.empty() ? "" : ", ") + text;
+  }
+  throw std::invalid_argument("expected an optimiser of " + known + "; found " + name);
 }
 
 u32 state_floats(Rule rule, u32 width) {

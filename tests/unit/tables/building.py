@@ -16,7 +16,7 @@ GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
 def rule(name: str, **parameters: float) -> Optimizer:
-    return Optimizer(name=name, parameters=complete(name, parameters))  # type: ignore[arg-type]
+    return Optimizer(name=name, parameters=complete(name, parameters))
 
 
 def group(

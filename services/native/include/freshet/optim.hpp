@@ -1,4 +1,4 @@
-// Slots of a row and how each is stepped: SGD, Adagrad, row-wise Adagrad, Adam, FTRL-proximal.
+// Slots of a row and how each is stepped, by the rules of `freshet.spec.optimizers`.
 //
 // All arithmetic is float32, element by element, in the order that optim.cpp writes; no contraction, fixed-order sums.
 // So a row's bytes after a step are equal on every instruction set, and a numpy oracle can follow them exactly.
@@ -19,7 +19,7 @@ struct SlotSpec {
   u32 start = 0;  // first float in the row
   u32 width = 0;
   float init = 0.0f;  // initial values are uniform in [-init, init)
-  std::string rule;   // "sgd", "adagrad", "rowwise_adagrad", "adam", "ftrl"
+  std::string rule;   // name of a Rule
   std::map<std::string, double> parameters;
 };
 
