@@ -69,6 +69,19 @@ OPTIMIZERS: Mapping[str, Rule] = {
             0,
         ),
         Rule(
+            "rowwise_rmsprop",
+            "one mean per row, of its squared gradients, that forgets: steps do not shrink for good, so rows"
+            " follow what drifts (Hinton 2012, by rows)",
+            (
+                _lr(0.01),
+                Parameter("decay", 0.99, 0.0, 0.999999, doc="how slowly the mean squared gradient forgets"),
+                _accumulator(0.1),
+                _eps(1e-8),
+            ),
+            1,
+            0,
+        ),
+        Rule(
             "adam",
             "first and second moments per float, steps counted per row (Kingma and Ba 2015)",
             (

@@ -49,7 +49,9 @@ struct Prepared {
 };
 
 // Whether a row's floats all take one rate, which `prepare` has worked out.
-constexpr bool has_one_rate(Rule rule) { return rule == Rule::sgd || rule == Rule::rowwise_adagrad; }
+constexpr bool has_one_rate(Rule rule) {
+  return rule == Rule::sgd || rule == Rule::rowwise_adagrad || rule == Rule::rowwise_rmsprop;
+}
 
 FRESHET_INLINE Prepared prepare(const Slot& s, float* state, float squared) {
   constexpr float most_steps = 16777216.0f;  // a float counts to 2^24; by then both corrections are 1
@@ -58,6 +60,9 @@ FRESHET_INLINE Prepared prepare(const Slot& s, float* state, float squared) {
     p.rate = s.lr;
   } else if (s.rule == Rule::rowwise_adagrad) {
     state[0] += squared / static_cast<float>(s.width);
+    p.rate = s.lr / (std::sqrt(state[0]) + s.eps);
+  } else if (s.rule == Rule::rowwise_rmsprop) {
+    state[0] = s.beta2 * state[0] + (1.0f - s.beta2) * (squared / static_cast<float>(s.width));
     p.rate = s.lr / (std::sqrt(state[0]) + s.eps);
   } else if (s.rule == Rule::adam) {
     state[0] = std::min(state[0] + 1.0f, most_steps);
@@ -192,7 +197,8 @@ constexpr std::pair<const char*, Rule> rules[] = {{"sgd", Rule::sgd},
                                                   {"adagrad", Rule::adagrad},
                                                   {"rowwise_adagrad", Rule::rowwise_adagrad},
                                                   {"adam", Rule::adam},
-                                                  {"ftrl", Rule::ftrl}};
+                                                  {"ftrl", Rule::ftrl},
+                                                  {"rowwise_rmsprop", Rule::rowwise_rmsprop}};
 
 Rule rule_of(const std::string& name) {
   std::string known;
@@ -208,6 +214,7 @@ u32 state_floats(Rule rule, u32 width) {
     case Rule::sgd: return 0;
     case Rule::adagrad: return width;
     case Rule::rowwise_adagrad: return 1;
+    case Rule::rowwise_rmsprop: return 1;
     case Rule::adam: return 1 + 2 * width;
     case Rule::ftrl: return 2 * width;
   }
@@ -224,7 +231,9 @@ void read_parameters(Slot& slot, const SlotSpec& spec) {
     return static_cast<float>(found->second);
   };
   slot.lr = take("lr");
-  if (slot.rule == Rule::adagrad || slot.rule == Rule::rowwise_adagrad) slot.accumulator = take("initial_accumulator");
+  if (slot.rule == Rule::rowwise_rmsprop) slot.beta2 = take("decay");
+  if (slot.rule == Rule::adagrad || slot.rule == Rule::rowwise_adagrad || slot.rule == Rule::rowwise_rmsprop)
+    slot.accumulator = take("initial_accumulator");
   if (slot.rule != Rule::sgd && slot.rule != Rule::ftrl) slot.eps = take("eps");
   if (slot.rule == Rule::adam) slot.beta1 = take("beta1"), slot.beta2 = take("beta2");
   if (slot.rule == Rule::ftrl) slot.beta = take("beta"), slot.l1 = take("l1"), slot.l2 = take("l2");

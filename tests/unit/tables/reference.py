@@ -58,6 +58,13 @@ def rowwise_adagrad(p: Mapping[str, float], w: F32, state: F32, g: F32) -> None:
     w -= f(p["lr"]) / (np.sqrt(state[0]) + f(p["eps"])) * g
 
 
+def rowwise_rmsprop(p: Mapping[str, float], w: F32, state: F32, g: F32) -> None:
+    """Hinton's lecture 6e of 2012, with one mean a row."""
+    decay = f(p["decay"])
+    state[0] = decay * state[0] + (f(1) - decay) * (squared_sum(g) / f(len(g)))
+    w -= f(p["lr"]) / (np.sqrt(state[0]) + f(p["eps"])) * g
+
+
 def adam(p: Mapping[str, float], w: F32, state: F32, g: F32) -> None:
     """Kingma and Ba 2015, algorithm 1; `state`: steps, means, mean squares."""
     n = len(w)
@@ -101,7 +108,7 @@ def first_state(name: str, p: Mapping[str, float], w: F32) -> F32:
     if name == "ftrl":
         z = -w * (f(p["beta"]) / f(p["lr"]) + f(p["l2"])) - np.copysign(f(p["l1"]), w)
         return np.concatenate([np.where(w == 0, f(0), z), np.zeros(n, np.float32)]).astype(np.float32)
-    floats = {"sgd": 0, "adagrad": n, "rowwise_adagrad": 1, "adam": 1 + 2 * n}[name]
+    floats = {"sgd": 0, "adagrad": n, "rowwise_adagrad": 1, "rowwise_rmsprop": 1, "adam": 1 + 2 * n}[name]
     return np.full(floats, p.get("initial_accumulator", 0.0), np.float32)
 
 
@@ -110,6 +117,7 @@ STEPS: dict[str, Step] = {
     "sgd": sgd,
     "adagrad": adagrad,
     "rowwise_adagrad": rowwise_adagrad,
+    "rowwise_rmsprop": rowwise_rmsprop,
     "adam": adam,
     "ftrl": ftrl,
 }

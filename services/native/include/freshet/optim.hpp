@@ -12,7 +12,7 @@
 
 namespace freshet {
 
-enum class Rule : u8 { sgd, adagrad, rowwise_adagrad, adam, ftrl };
+enum class Rule : u8 { sgd, adagrad, rowwise_adagrad, adam, ftrl, rowwise_rmsprop };
 
 // A run of floats of a row that one optimiser steps, as the spec's layout says it.
 struct SlotSpec {
@@ -30,7 +30,7 @@ struct Slot {
   float init = 0.0f;
   bool half = false;  // values are bf16 in memory
   float lr = 0.0f, accumulator = 0.0f, eps = 0.0f;
-  float beta1 = 0.0f, beta2 = 0.0f;
+  float beta1 = 0.0f, beta2 = 0.0f;  // beta2 is also the decay of row-wise RMSprop
   float beta = 0.0f, l1 = 0.0f, l2 = 0.0f;
   u32 value_at = 0;  // byte offsets in the record
   u32 state_at = 0;
