@@ -12,6 +12,7 @@ from typing import Any
 import orjson
 import pytest
 
+from freshet.cli.figures import TRAINER_METRICS, trainer_readings
 from freshet.cli.training import Training
 from freshet.seams.eventlog import EventLog
 from freshet.types import TopicPartition
@@ -92,10 +93,13 @@ def test_everything_learned_is_published_once_training_has_stopped(trained: Trai
     }
 
 
-def test_tables_are_told_by_name(trained: Trained) -> None:
+def test_tables_are_told_by_name_in_status_and_metrics(trained: Trained) -> None:
     names = {table.name for table in SPEC.tables}
     assert trained.status["rows"].keys() == trained.status["evicted"].keys() == names
     assert sum(trained.status["rows"].values()) > 0
+    readings = trainer_readings(trained.status)
+    assert readings.keys() == {metric.name for metric in TRAINER_METRICS}
+    assert readings["freshet_shard_evicted_rows"] == {(name,): 0.0 for name in names}
 
 
 def test_versions_carry_the_measures_and_their_records_the_time(trained: Trained) -> None:

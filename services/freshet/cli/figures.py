@@ -46,6 +46,7 @@ TRAINER_METRICS = (
         ("of", "label", "measure"),
     ),
     Metric("freshet_shard_rows", "gauge", "rows", "Rows resident, by table.", ("table",)),
+    Metric("freshet_shard_evicted_rows", "counter", "rows", "Rows evicted, by table.", ("table",)),
     Metric("freshet_shard_memory_bytes", "gauge", "bytes", "Memory of rows and indexes."),
     Metric("freshet_shard_pushes", "counter", "pushes", "Pushes applied or skipped."),
     Metric("freshet_shard_refused", "counter", "pushes", "Pushes that did not continue what was applied."),
@@ -90,6 +91,7 @@ def trainer_readings(status: Mapping[str, Any]) -> Mapping[str, Reading]:
             if value is not None
         },
         "freshet_shard_rows": {(str(table),): float(n) for table, n in status["rows"].items()},
+        "freshet_shard_evicted_rows": {(str(table),): float(n) for table, n in status["evicted"].items()},
         "freshet_shard_memory_bytes": status["bytes"],
         "freshet_shard_pushes": shard["pushes"],
         "freshet_shard_refused": shard["refused"],
