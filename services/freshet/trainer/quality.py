@@ -16,10 +16,14 @@ from freshet.seams.batches import TrainBatch
 from freshet.spec.model import Spec
 from freshet.types import F32, Bool
 
-__all__ = ["Quality"]
+__all__ = ["Quality", "lateness_ms"]
 
 TRAINING, SERVED, RANDOM, POPULARITY = (source.name for source in SOURCES)
 RATES = "rates"
+MOST_OPEN = 60
+"""Windows that are held open at once; each holds a histogram for every value of every segment."""
+SETTLING_MS = 1_000
+"""From the moment in which a label is decided until its samples are trained on, with time to spare."""
 ADDED_LATER = (RANDOM, POPULARITY, RATES)
 """What versions written before these were measured do not hold: they count from then on."""
 
@@ -34,7 +38,12 @@ class Quality:
         labels = [LabelKind(label.name, label.loss != "logloss") for label in spec.labels]
         window_ms = spec.train.measure_window_ms
         self._of = {
-            name: Measures(labels, () if name == POPULARITY else spec.train.segments, window_ms=window_ms)
+            name: Measures(
+                labels,
+                () if name == POPULARITY else spec.train.segments,
+                window_ms=window_ms,
+                lateness_ms=lateness_ms(spec),
+            )
             for name in (TRAINING, SERVED, RANDOM, POPULARITY)
         }
         self._popularity = Popularity(len(labels))
@@ -119,6 +128,19 @@ class Quality:
             batch.event_times_ms[kept],
             {segment: values[kept] for segment, values in batch.segments.items()},
         )
+
+
+def lateness_ms(spec: Spec) -> int:
+    """How far event time passes the end of a window of measures before the window closes.
+
+    Until then its last negatives are decided: they come when the longest label's window and grace are over,
+    while event time goes on with the first positives (`early`) or with the shortest label. Of labels that
+    take longer than `MOST_OPEN` windows a window tells what was decided by then; totals have all.
+    """
+    decided = [label.window_ms + spec.join.grace_ms for label in spec.labels]
+    ahead = max(decided) - (0 if spec.join.emit == "early" else min(decided))
+    window_ms = spec.train.measure_window_ms
+    return max(window_ms, min(ahead + SETTLING_MS, MOST_OPEN * window_ms))
 
 
 def _own(batch: TrainBatch, names: Sequence[str], labels: Labels) -> F32:

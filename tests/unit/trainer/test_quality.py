@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from dataclasses import replace
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from freshet.model.inputs import Labels, ModelInputs
 from freshet.seams.batches import TrainBatch
 from freshet.spec.model import Explore, Spec
 from freshet.spec.parse import parse_spec
-from freshet.trainer.quality import Quality
+from freshet.trainer.quality import Quality, lateness_ms
 from freshet.types import F32, Fence, OffsetRange
 
 SPEC = parse_spec("""
@@ -136,10 +137,35 @@ def test_open_windows_are_told_until_they_close_and_then_written() -> None:
     assert sum(n for n, _, _ in window["reliability"]) == N
     assert quality.finished_windows() == []
 
-    quality.add(*batch(3 * SPEC.train.measure_window_ms // 1000))
+    quality.add(*batch((2 * SPEC.train.measure_window_ms + lateness_ms(SPEC)) // 1000))
     closed = quality.finished_windows()
     assert [w["start_ms"] for w in closed if w["of"] == "training"] == [0]
     assert 0 not in {w["start_ms"] for w in quality.now()[1]}
+
+
+@pytest.mark.parametrize(
+    ("emit", "windows_s", "late_s"),
+    [
+        ("early", (10,), 13),  # event time is now, by the first clicks; a negative comes 12 s after its page
+        ("early", (10, 20), 23),
+        ("early", (1,), 10),  # never less than a window: samples come out of order
+        ("early", (86_400,), 600),  # and never more than 60 windows
+        ("window", (60,), 10),  # all samples are as late as each other
+        ("window", (10, 60), 51),
+    ],
+)
+def test_a_window_waits_for_the_negatives_of_the_slowest_label(
+    emit: Literal["early", "window"], windows_s: tuple[int, ...], late_s: int
+) -> None:
+    [click] = SPEC.labels
+    spec = replace(
+        SPEC,
+        labels=tuple(replace(click, window_ms=1_000 * s) for s in windows_s),
+        join=replace(SPEC.join, emit=emit, grace_ms=2_000),
+        train=replace(SPEC.train, measure_window_ms=10_000),
+    )
+
+    assert lateness_ms(spec) == 1_000 * late_s
 
 
 def test_other_threads_may_ask_while_samples_come() -> None:
