@@ -21,7 +21,7 @@ from freshet.seams.rowservice import KeyGroup, Push, RowService
 from freshet.spec.layout import Layout, item_of
 from freshet.spec.model import Spec
 from freshet.tables import Plan
-from freshet.types import F32, U64, BytesColumn, Fence, TimeMs, TopicPartition
+from freshet.types import F32, U64, Fence, TimeMs, TopicPartition
 
 __all__ = ["LocalStream"]
 
@@ -36,9 +36,9 @@ class _InFlight:
     """What must be kept of a batch between lookup and push."""
 
     credit: int
-    groups: Sequence[KeyGroup]
-    clock_ms: int
-    blocks: BytesColumn
+    groups: Sequence[KeyGroup] = ()
+    clock_ms: int = 0
+    inputs: ModelInputs | None = None
 
 
 @dataclass
@@ -78,12 +78,12 @@ class LocalStream:
     ) -> None:
         self._spec, self._layout, self._topic = spec, layout, topic
         self._item = item_of(spec, layout)
-        self._log, self._rows, self._new_decoder = log, rows, decoder
+        self._log, self._rows = log, rows
         self._dense_applied, self._fence, self._clock = dense_applied, fence, clock
         self._batch_rows, self._behind_rows = batch_rows, max(batch_rows, spec.train.batch_behind_rows)
         self._credits = Credits(staleness_rows)
         self._changed = threading.Condition()  # guards credits and recent
-        self._recent: deque[tuple[BytesColumn, int]] = deque()
+        self._recent: deque[ModelInputs] = deque()
         self._recent_rows = 0
         partitions = range(spec.partitions)
         self._lanes = [
@@ -122,7 +122,8 @@ class LocalStream:
             self._rows.push(
                 Push(batch.ranges, self._fence, TimeMs(flight.clock_ms), flight.groups, gradients)
             )
-            self._remember(flight.blocks, len(batch))
+            if flight.inputs is not None:
+                self._remember(flight.inputs)
         except Refused as refused:
             log.warning("a push was refused; the lane starts again from what is applied", reason=str(refused))
             state.assembler = None
@@ -135,20 +136,12 @@ class LocalStream:
     def recent(self, rows: int) -> Sequence[ModelInputs]:
         """The newest samples with their rows as they are now; see the protocol."""
         with self._changed:
-            blocks = list(self._recent)
-        chosen: list[BytesColumn] = []
-        total = 0
-        for column, size in reversed(blocks):
-            if total >= rows:
-                break
-            chosen.append(column)
-            total += size
-        inputs = []
-        for column in reversed(chosen):
-            decoded = self._new_decoder().decode(column, ())
-            plans = [self._new_plan(g) for g in range(len(self._layout.groups))]
-            inputs.append(self._look_up(decoded, plans, None, create=False)[0])
-        return inputs
+            newest = list(self._recent)
+        first, total = len(newest), 0
+        while first and total < rows:
+            first -= 1
+            total += newest[first].size
+        return newest[first:]
 
     def lag(self) -> Mapping[int, int]:
         """{partition: blocks that no batch has covered yet}."""
@@ -206,15 +199,15 @@ class LocalStream:
         with self._changed:
             if not self._changed.wait_for(self._credits.free, max(0.0, deadline - self._clock.monotonic())):
                 return False
-            state.in_flight = _InFlight(self._credits.take(plan.rows), (), 0, plan.blocks)
+            state.in_flight = _InFlight(self._credits.take(plan.rows))
             return True
 
     def _issue(self, state: _Lane, plan: BatchPlan) -> TrainBatch:
         decoded = state.decoder.decode(plan.blocks, plan.places)
-        inputs, groups = self._look_up(decoded, state.plans, state.rows, create=True)
+        inputs, groups = self._look_up(decoded, state.plans, state.rows)
         flight = state.in_flight
         assert flight is not None
-        flight.groups = groups
+        flight.groups, flight.inputs = groups, inputs
         flight.clock_ms = int(decoded.event_times_ms.max(initial=0))
         return TrainBatch(
             ranges=plan.ranges,
@@ -240,7 +233,7 @@ class LocalStream:
         return keys.keys[start:stop]
 
     def _look_up(
-        self, decoded: DecodedBatch, plans: Sequence[Plan], memory: list[F32] | None, *, create: bool
+        self, decoded: DecodedBatch, plans: Sequence[Plan], memory: list[F32]
     ) -> tuple[ModelInputs, list[KeyGroup]]:
         """Unique keys, their rows, and the occurrences that use them. `memory` is reused if it is large
         enough."""
@@ -250,7 +243,7 @@ class LocalStream:
             plan.build(keys.keys, keys.feature_starts)
             groups.append(KeyGroup(g, plan.keys, plan.tables, plan.bucket_starts))
             rows.append(self._memory(g, len(plan.keys), memory))
-        self._rows.lookup(groups, rows, create=create)
+        self._rows.lookup(groups, rows, create=True)
         inputs = [
             GroupInputs(rows[g], plan.positions, keys.feature_starts, keys.list_ends)
             for g, (keys, plan) in enumerate(zip(decoded.columns.groups, plans, strict=True))
@@ -258,17 +251,16 @@ class LocalStream:
         labels = Labels(decoded.label_index, decoded.label_value, decoded.weight)
         return ModelInputs(decoded.columns.size, inputs, decoded.columns.dense, labels), groups
 
-    def _memory(self, group: int, rows: int, memory: list[F32] | None) -> F32:
+    def _memory(self, group: int, rows: int, memory: list[F32]) -> F32:
         width = self._layout.groups[group].width
-        if memory is None:
-            return np.empty((rows, width), np.float32)
         if len(memory[group]) < rows:
             memory[group] = np.empty((rows + rows // 4, width), np.float32)
         return memory[group][:rows]
 
-    def _remember(self, blocks: BytesColumn, rows: int) -> None:
+    def _remember(self, inputs: ModelInputs) -> None:
+        kept = inputs.copied()  # the lane's memory is used again by its next batch
         with self._changed:
-            self._recent.append((blocks, rows))
-            self._recent_rows += rows
-            while self._recent_rows - self._recent[0][1] >= self._spec.serve.gate.samples:
-                self._recent_rows -= self._recent.popleft()[1]
+            self._recent.append(kept)
+            self._recent_rows += kept.size
+            while self._recent_rows - self._recent[0].size >= self._spec.serve.gate.samples:
+                self._recent_rows -= self._recent.popleft().size

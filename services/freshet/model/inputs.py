@@ -49,3 +49,19 @@ class ModelInputs:
     groups: Sequence[GroupInputs]
     dense: F32  # (B, D) after stateless transforms, before standardisation; NaN where missing
     labels: Labels | None  # None when serving
+
+    def copied(self) -> ModelInputs:
+        """The same in memory of its own, to be kept beyond the lane's next batch."""
+        groups = [
+            GroupInputs(
+                g.rows.copy(),
+                g.positions.copy(),
+                g.feature_starts.copy(),
+                [None if ends is None else ends.copy() for ends in g.list_ends],
+            )
+            for g in self.groups
+        ]
+        labels = self.labels
+        if labels is not None:
+            labels = Labels(labels.index.copy(), labels.value.copy(), labels.weight.copy())
+        return ModelInputs(self.size, groups, self.dense.copy(), labels)

@@ -59,10 +59,11 @@ class BatchStream(Protocol):
         """
 
     def recent(self, rows: int) -> Sequence[ModelInputs]:
-        """The newest samples given back, at least `rows` of them if there are, with their rows as they are
-        now.
+        """The newest samples given back, at least `rows` of them if there are, with their rows as they were
+        before they were trained on.
 
-        For the gate, which judges versions on equal samples. The arrays are the caller's. Creates no rows.
+        For the gate, which judges versions on equal samples. Rows as they are now know these by heart: a
+        version that leans on the expert that memorises most would look best. The arrays must not be changed.
         """
 
     def lag(self) -> Mapping[int, int]:
