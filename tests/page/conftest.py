@@ -9,9 +9,11 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from tests.page.scripted import Scripted
+
+expect.set_options(timeout=20_000)  # a machine that is shared is slow at times
 
 CALM = (
     "--no-sandbox",

@@ -18,10 +18,13 @@ document.addEventListener("freshet:theme", () => {
 export class TimeChart {
   /**
    * series: [{name, colour: "--accent", dash?, width?, quiet?}] in the order of the columns given to `draw`.
-   * format: a value as text. range: (min, max) -> [low, high] of the y axis. marks: whether the legend explains marks.
+   * format: a value as text. range: (min, max) -> [low, high] of the y axis. marks: [{sign, name, look}] that the
+   * legend explains. cap: the axis ends at this many times the median, so that one wild window does not flatten all others;
+   * the caption says how many lie above.
    */
-  constructor(host, { title, series, format, range, height = HEIGHT, marks = [], empty }) {
-    Object.assign(this, { series, format, range });
+  constructor(host, { title, series, format, range, height = HEIGHT, marks = [], cap = null, empty }) {
+    Object.assign(this, { series, format, range, cap });
+    this.top = Infinity;
     this.data = [[], ...series.map(() => [])];
     this.view = { from: 0, to: 1, marks: [], openFrom: null };
     this.values = series.map((s) => el("b", {}, "–"));
@@ -44,11 +47,14 @@ export class TimeChart {
     });
   }
 
-  /** Show these columns over [from, to] (ms), with marks [{time_ms, sign, colour}] and the open part greyed. */
+  /** Show these columns over [from, to] (ms), with marks [{time_ms, sign, colour, short?}] and the open part greyed. */
   draw(data, view, caption) {
     this.data = data;
     this.view = { marks: [], openFrom: null, ...view };
-    say(this.caption, caption);
+    const values = data.slice(1).flat().filter((v) => v !== null);
+    this.top = this.cap === null || values.length === 0 ? Infinity : this.cap * median(values);
+    const above = values.filter((v) => v > this.top).length;
+    say(this.caption, above ? `${caption} ${above === 1 ? "One point lies" : `${above} points lie`} above the chart.` : caption);
     this.figure.classList.toggle("void", data[0].length === 0);
     if (this.u) this.u.setData(data);
     else this.rebuild();
@@ -83,11 +89,11 @@ export class TimeChart {
       },
       scales: {
         x: { time: true, range: () => [this.view.from / 1000, this.view.to / 1000] },
-        y: { range: (u, low, high) => this.range(low, high) },
+        y: { range: (u, low, high) => this.range(low, high === null ? null : Math.min(high, this.top)) },
       },
       axes: [
         { ...axis, grid: { show: false }, size: 26, gap: 7, space: 46, values: (u, ticks) => ticks.map((t) => clock(t * 1000, t % 60 !== 0)) },
-        { ...axis, size: 52, gap: 6, space: 34, values: (u, ticks) => ticks.map((t) => this.format(t)) },
+        { ...axis, size: 52, gap: 6, space: 34, values: (u, ticks) => ticks.map((t) => this.format(t).replace(/\.0+(?= )/, "")) },
       ],
       series: [
         {},
@@ -131,7 +137,7 @@ export class TimeChart {
       u.ctx.setLineDash([3 * scale, 3 * scale]);
       u.ctx.beginPath();
       u.ctx.moveTo(x, top);
-      u.ctx.lineTo(x, top + height);
+      u.ctx.lineTo(x, m.short ? top + 4 * scale : top + height);
       u.ctx.stroke();
       u.ctx.fillText(m.sign, x, top - 3 * scale);
     }
@@ -154,6 +160,11 @@ function line(series) {
   const node = el("i", { class: `line ${series.look ?? ""}` });
   node.style.setProperty("--line", `var(${series.colour})`);
   return node;
+}
+
+function median(values) {
+  const sorted = Float64Array.from(values).sort();
+  return sorted[sorted.length >> 1];
 }
 
 /** From zero to a little above the highest value. */

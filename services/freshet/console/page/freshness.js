@@ -26,6 +26,7 @@ export class Freshness {
       ],
       format: (v) => duration(v),
       range: fromZero(100),
+      cap: 6,
       height: 120,
       empty: "Freshness over time appears here five seconds after the console started.",
     });

@@ -3,14 +3,15 @@
 import { byId, el, mark, say, show } from "./dom.js";
 import { ago, count, duration, fixed, part, percent, times } from "./format.js";
 import { lastMinute } from "./learning.js";
-import { num, record, records, list, text } from "./read.js";
+import { recent } from "./quality.js";
+import { list, num, record, records, text } from "./read.js";
 
 const HEALTH = { good: "● all good", degraded: "▲ degraded", starting: "◐ starting", down: "✕ down" };
 const CONNECTION = { live: "● live", connecting: "◐ connecting", lost: "✕ no connection" };
 
 export class Glance {
   constructor() {
-    this.tiles = ["serving version", "freshness", "events in", "click rate", "ranking (AUC)", "calibration"].map((name) => {
+    this.tiles = ["serving version", "freshness", "samples", "click rate", "ranking (AUC)", "calibration"].map((name) => {
       const value = el("dd", { class: "value" }, "–");
       const detail = el("dd", { class: "detail" }, "\u00a0");
       byId("glance").append(el("div", {}, el("dt", {}, name), value, detail));
@@ -60,21 +61,22 @@ export class Glance {
     const versions = record(state.versions);
     const serving = num(versions.serving);
     const since = records(versions.list, 50).find((v) => v.number === serving);
-    const edge = records(state.edges).find((e) => e.from === "client" && e.to === "gateway") ?? {};
+    const rate = (from, to) => num(record(records(state.edges, 50).find((e) => e.from === from && e.to === to)).rate);
     const clicks = lastMinute(app);
-    const random = app.totals("random");
-    const best = random.auc !== undefined ? random : app.totals("served").auc !== undefined ? app.totals("served") : app.totals("training");
-    const where = best === random ? "random slates" : "all samples";
-    const popular = num(app.totals("popularity").auc);
+    const label = app.label();
+    const of = ["random", "served", "training"].find((kind) => app.history.of(kind, label).length) ?? "random";
+    const quality = recent(app.history.of(of, label));
+    const where = quality === null ? "no window has closed yet" : of === "random" ? "random slates" : "all samples";
+    const popular = recent(app.history.of("popularity", label));
     const figures = [
       [serving === null ? "–" : `v${serving}`, since ? `made ${ago(num(since.created_ms), app.now())}` : "none served yet"],
       [duration(num(state.freshness_ms)), "behind the newest event"],
-      [num(edge.rate) === null ? "–" : count(num(edge.rate)), text(edge.unit, 30) || "events/s"],
+      [count(rate("joiner", "trainer")), `learned from per second; ${count(rate("client", "gateway"))} events/s in`],
       clicks.model === null
         ? ["–", "no clicks counted yet"]
         : [percent(clicks.model), clicks.random ? `${times(clicks.model, clicks.random)} × random${clicks.best ? `, ${part(clicks.model, clicks.best)} of best` : ""}` : "no random slates"],
-      [fixed(num(best.auc)), popular === null ? where : `${where}; popularity ${fixed(popular)}`],
-      [fixed(num(best.calibration), 2), "predicted / observed"],
+      [fixed(quality?.auc ?? null), popular === null || popular.auc === null ? where : `${where}; popularity ${fixed(popular.auc)}`],
+      [fixed(quality?.calibration ?? null, 2), quality === null ? where : "predicted / observed, last 2 min"],
     ];
     figures.forEach(([value, detail], i) => {
       say(this.tiles[i].value, value);

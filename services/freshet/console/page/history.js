@@ -60,6 +60,12 @@ export class History {
     return this.windows.get(`${of} ${label}`) ?? [];
   }
 
+  /** Time of the oldest record that is drawn; Infinity if there is none. */
+  oldest() {
+    const first = [this.vitals[0]?.time_ms, this.clicks[0]?.start_ms, ...[...this.windows.values()].map((w) => w[0].start_ms)];
+    return Math.min(...first.map((t) => num(t) ?? Infinity));
+  }
+
   trim(now) {
     const since = now - this.spanMs;
     const cut = (items, time, most = MOST) => {

@@ -75,11 +75,11 @@ export class Learning {
   }
 }
 
-/** Drifts and held versions as marks. */
+/** Drifts as lines, held versions as signs at the top: a gate that holds for minutes leaves the chart legible. */
 export function marksOf(app) {
   return [
     ...app.history.drifts.map((d) => ({ time_ms: d.time_ms, sign: "▼", colour: "--warn" })),
-    ...app.history.versions.filter((v) => v.what === "held").map((v) => ({ time_ms: v.time_ms, sign: "■", colour: "--bad" })),
+    ...app.history.versions.filter((v) => v.what === "held").map((v) => ({ time_ms: v.time_ms, sign: "■", colour: "--bad", short: true })),
   ];
 }
 
@@ -92,7 +92,7 @@ function caption(app) {
   let words = `${said.join(", ")}.`;
   if (model !== null && random) words += ` That is ${times(model, random)} times random${best ? ` and ${part(model, best)} of the best possible` : ""}.`;
   const drift = lastOf(app.history.drifts);
-  if (drift) words += ` Tastes drifted last ${ago(drift.time_ms, app.now())}${text(drift.what) ? `: ${text(drift.what, 120)}` : ""}.`;
+  if (drift) words += ` Tastes drifted ${ago(drift.time_ms, app.now())}${text(drift.what) ? `: ${text(drift.what, 120)}` : ""}.`;
   const held = lastOf(app.history.versions, (v) => v.what === "held");
   if (held) words += ` Version ${held.number ?? "?"} was held ${ago(held.time_ms, app.now())}.`;
   return words;

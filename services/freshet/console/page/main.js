@@ -34,8 +34,11 @@ class App {
     return this.clock.server + (performance.now() - this.clock.here);
   }
 
+  /** What charts show: the span, or less while there is less; a minute at least. */
   view() {
-    return { from: this.now() - this.spanMs, to: this.now() };
+    const to = this.now();
+    const oldest = Math.min(to - 60_000, this.history.oldest() - 5_000);
+    return { from: Math.max(to - this.spanMs, oldest), to };
   }
 
   /** The label that quality is shown of. */

@@ -10,7 +10,7 @@ const WIDE = 1080; // from this width on the nodes stand in one row with room fo
 const ROW = 820; // from this width on in one row, with labels on two lines
 const STATES = { ready: "● ready", starting: "◐ starting", down: "✕ down" };
 const LEVELS = { ok: "", warn: "▲", bad: "✕", idle: "", unknown: "" };
-const WORDS = { ok: "", warn: "▲ behind", bad: "✕ far behind", idle: "idle", unknown: "unknown" };
+const WORDS = { ok: "", warn: "▲ behind", bad: "✕ far behind", idle: "idle", unknown: "lag unknown" };
 const EMPTY = "The pipeline appears here as soon as the console has looked at the services: a second after it started.";
 
 export class Pipeline {
@@ -82,8 +82,9 @@ function edges(state) {
       to,
       what: text(e.what, 60) || what,
       level,
+      hasLag: level !== "unknown" || text(e.lag_unit, 20) !== "",
       note: text(e.note, 120),
-      rate: rate(num(e.rate), text(e.unit, 20) || "/s"),
+      rate: num(e.rate) === null ? `${text(e.unit, 20) || "rate"} unknown` : rate(num(e.rate), text(e.unit, 20) || "/s"),
       lag: lag === null ? "" : `lag ${lag < 10_000 ? whole(lag) : count(lag)} ${text(e.lag_unit, 20)}`.trim(),
     };
   });
@@ -91,7 +92,7 @@ function edges(state) {
 
 function drawEdge(root, at, edge) {
   if (!at) return;
-  const lag = edge.lag && edge.level !== "idle" ? `${LEVELS[edge.level]} ${edge.lag}`.trim() : WORDS[edge.level];
+  const lag = edge.lag && edge.level !== "idle" ? `${LEVELS[edge.level]} ${edge.lag}`.trim() : edge.hasLag ? WORDS[edge.level] : "";
   const labels = at.oneLine ? [[edge.rate, lag].filter(Boolean).join(" · ")] : [edge.rate, lag];
   root.append(svg("path", { class: `edge ${edge.level}`, d: at.path }), svg("path", { class: `tip ${edge.level}`, d: at.tip }));
   const { x, y, anchor, below } = at.label;

@@ -27,13 +27,35 @@ function baseline(app, of, label) {
   return scored ? app.history.of("popularity", label) : [];
 }
 
+const RECENT_MS = 120_000;
+
+/** Over the windows that closed in the last two minutes that are known, weighted by samples: {auc, calibration, n} or null. */
+export function recent(windows) {
+  const until = windows.length ? windows[windows.length - 1].stop_ms : 0;
+  const sums = { n: 0, auc: 0, aucOf: 0, predicted: 0, labelled: 0 };
+  for (const w of windows.filter((x) => x.stop_ms > until - RECENT_MS)) {
+    const [n, auc, ratio, rate] = ["n", "auc", "calibration", "mean_label"].map((k) => num(w.measures[k]));
+    if (n === null || n <= 0) continue;
+    sums.n += n;
+    if (auc !== null) {
+      sums.auc += n * auc;
+      sums.aucOf += n;
+    }
+    if (ratio === null || rate === null) continue;
+    sums.labelled += n * rate;
+    sums.predicted += n * rate * ratio;
+  }
+  if (sums.n === 0) return null;
+  return { n: sums.n, auc: sums.aucOf ? sums.auc / sums.aucOf : null, calibration: sums.labelled > 0 ? sums.predicted / sums.labelled : null };
+}
+
 export class Quality {
   constructor() {
-    const make = (title, range, empty) =>
-      new TimeChart(byId("quality"), { title, series: [MODEL, BASE, OPEN], format: (v) => fixed(v), range, height: 396, empty });
+    const make = (title, range, cap, empty) =>
+      new TimeChart(byId("quality"), { title, series: [MODEL, BASE, OPEN], format: (v) => fixed(v), range, cap, height: 396, empty });
     this.charts = [
-      { measure: "auc", short: "AUC", better: "higher is better, 0.5 is chance", chart: make("AUC", around(0.08), EMPTY("AUC")) },
-      { measure: "ne", short: "NE", better: "lower is better, 1 is the mean rate alone", chart: make("Normalised entropy", around(0.06), EMPTY("NE")) },
+      { measure: "auc", short: "AUC", better: "higher is better, 0.5 is chance", chart: make("AUC", around(0.08), null, EMPTY("AUC")) },
+      { measure: "ne", short: "NE", better: "lower is better, 1 is the mean rate alone", chart: make("Normalised entropy", around(0.06), 1.5, EMPTY("NE")) },
     ];
   }
 
@@ -46,7 +68,7 @@ export class Quality {
       const read = (kind) => (r) => num(record(record(r.of[kind]).measures)[c.measure]);
       const data = columns(rows, (r) => r.stop_ms, [read("model"), read("base"), () => null]);
       const openFrom = withOpen(data, open, c.measure, app.now());
-      const view = { ...app.view(), marks: marksOf(app), openFrom };
+      const view = { ...app.view(), marks: marksOf(app).filter((m) => !m.short), openFrom };
       c.chart.draw(data, view, caption(app, c, { rows, read, open, words }));
     }
   }

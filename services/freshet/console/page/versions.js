@@ -24,7 +24,7 @@ export class Versions {
         { head: "NE", class: "num", cell: measure("ne", 3) },
         { head: "calibration", class: "num", cell: measure("calibration", 2) },
         { head: "step", class: "num", cell: (v) => whole(num(v.step)) },
-        { head: "why", class: "wide", cell: (v) => text(v.reason, 300) },
+        { head: "why", class: "wide", key: (v) => `${v.verdict} ${text(v.reason, 300)}`, cell: why },
         { head: "", key: (v) => `${v.number} ${v.serving}`, cell: (v) => this.#button(v) },
       ],
       "Versions appear here every few seconds once the trainer has learned from its first samples; a gate then promotes each one or says why it holds it.",
@@ -83,6 +83,13 @@ function measuresOf(v, label) {
   const of = record(v.measures);
   const kind = ["random", "served", "training"].find((k) => Object.keys(record(record(of[k])[label])).length);
   return kind ? record(record(of[kind])[label]) : {};
+}
+
+/** Why: in full if it was held; of the others the first line, the rest where the pointer rests. */
+function why(v) {
+  const reason = text(v.reason, 300);
+  if (!reason) return "";
+  return v.verdict === "held" ? reason : el("span", { class: "clamp", title: reason }, reason);
 }
 
 function chips(v) {
