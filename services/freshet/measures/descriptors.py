@@ -122,6 +122,14 @@ MEASURES = (
         _normalised_entropy_error,
     ),
     Measure(
+        "brier",
+        "",
+        "mean squared error of the probability: bounded, so that no single mistake outweighs a window",
+        "lower",
+        "logloss",
+        lambda c: _ratio(c.squares, c.weight),
+    ),
+    Measure(
         "calibration",
         "",
         "sum of predictions divided by sum of labels",

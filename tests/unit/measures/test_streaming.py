@@ -69,6 +69,7 @@ def test_figures_of_a_true_false_label_equal_their_definitions() -> None:
     assert found["auc"] == pytest.approx(auc(p, y, w), abs=1e-4)
     assert found["logloss"] == pytest.approx(logloss)
     assert found["ne"] == pytest.approx(logloss / entropy)
+    assert found["brier"] == pytest.approx((w * (p - y) ** 2).sum() / w.sum())
     assert found["calibration"] == pytest.approx((w * p).sum() / (w * y).sum())
     assert "mse" not in found
 
