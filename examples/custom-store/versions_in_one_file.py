@@ -1,0 +1,146 @@
+"""Dense versions in one SQLite file, a third party's adapter: `versionfile:/path/versions.db`.
+
+A version is a row: its manifest as JSON, its tensors as safetensors. Whoever reads sees a whole version or
+none, as SQLite commits rows as a whole; several processes may use the file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sqlite3
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+
+import numpy as np
+import safetensors.numpy
+from numpy.typing import NDArray
+
+from freshet.errors import Corrupt, Unavailable
+from freshet.seams.sqlite import folder_of
+from freshet.seams.versions import ALIASES, Manifest, Version
+from freshet.seams.versions.manifest import read_manifest, write_manifest
+
+SCHEMA = """
+CREATE TABLE IF NOT EXISTS versions (
+    number INTEGER PRIMARY KEY, manifest BLOB NOT NULL, weights BLOB NOT NULL
+);
+CREATE TABLE IF NOT EXISTS aliases (alias TEXT PRIMARY KEY, number INTEGER NOT NULL REFERENCES versions);
+"""
+VERDICTS = ("pending", "promoted", "held")
+
+
+def open_url(url: str) -> OneFile:
+    """What the entry point names: takes the whole URL, returns the store."""
+    return OneFile(str(folder_of(url)))
+
+
+class OneFile:
+    """See `freshet.seams.versions.VersionStore`, which says what each method promises."""
+
+    def __init__(self, path: str) -> None:
+        self._path, self._lock = path, threading.RLock()
+        with self._disk():
+            self._file = sqlite3.connect(path, timeout=10.0, isolation_level=None, check_same_thread=False)
+            self._file.execute("PRAGMA journal_mode = WAL")
+            self._file.execute("PRAGMA synchronous = FULL")  # a commit that returned is on disk
+            self._file.execute("PRAGMA foreign_keys = ON")
+            self._file.executescript(SCHEMA)
+
+    def put(self, manifest: Manifest, tensors: Mapping[str, NDArray[np.generic]]) -> Manifest:
+        """Store a version durably; `sha256` is filled in."""
+        weights = safetensors.numpy.save({name: np.ascontiguousarray(t) for name, t in tensors.items()})
+        manifest = replace(manifest, sha256=hashlib.sha256(weights).hexdigest())
+        row = (manifest.number, write_manifest(manifest), weights)
+        with self._changing() as file:
+            if file.execute("SELECT 1 FROM versions WHERE number = ?", row[:1]).fetchone():
+                raise ValueError(f"{self._path}: version {manifest.number} exists")
+            file.execute("INSERT INTO versions VALUES (?, ?, ?)", row)
+        return manifest
+
+    def numbers(self) -> Sequence[int]:
+        """Numbers of the stored versions, rising."""
+        return [number for (number,) in self._rows("SELECT number FROM versions ORDER BY number")]
+
+    def manifest(self, number: int) -> Manifest:
+        """One manifest."""
+        return self._read(number, "SELECT manifest FROM versions WHERE number = ?")[0]
+
+    def get(self, number: int, prefixes: Sequence[str] = ()) -> Version:
+        """A version with all tensors, or those whose names start with one of `prefixes`."""
+        manifest, weights = self._read(number, "SELECT manifest, weights FROM versions WHERE number = ?")
+        if hashlib.sha256(weights).hexdigest() != manifest.sha256:
+            raise Corrupt(f"{self._path}: the weights of version {number} do not match their sha256")
+        tensors = safetensors.numpy.load(weights)
+        chosen = {n: t for n, t in tensors.items() if not prefixes or n.startswith(tuple(prefixes))}
+        return Version(manifest, chosen)
+
+    def judge(self, number: int, verdict: str, reason: str) -> Manifest:
+        """Record the gate's verdict in the manifest."""
+        if verdict not in VERDICTS:
+            raise ValueError(f"a verdict is one of {', '.join(VERDICTS)}, found {verdict!r}")
+        with self._changing() as file:
+            manifest = replace(self.manifest(number), verdict=verdict, reason=reason)
+            file.execute(
+                "UPDATE versions SET manifest = ? WHERE number = ?", (write_manifest(manifest), number)
+            )
+        return manifest
+
+    def aliases(self) -> Mapping[str, int]:
+        """Where each alias points."""
+        return dict(self._rows("SELECT alias, number FROM aliases"))
+
+    def point(self, alias: str, number: int) -> None:
+        """Move an alias."""
+        if alias not in ALIASES:
+            raise ValueError(f"an alias is one of {', '.join(ALIASES)}, found {alias!r}")
+        with self._changing() as file:
+            self.manifest(number)
+            file.execute("INSERT OR REPLACE INTO aliases VALUES (?, ?)", (alias, number))
+
+    def delete(self, number: int) -> None:
+        """Delete a version that no alias points at."""
+        with self._changing() as file:
+            pointing = [alias for alias, at in self.aliases().items() if at == number]
+            if pointing:
+                raise ValueError(f"version {number} is {', '.join(pointing)}: move that first")
+            file.execute("DELETE FROM versions WHERE number = ?", (number,))
+
+    def close(self) -> None:
+        """Close the file. Idempotent."""
+        with self._lock:
+            self._file.close()
+
+    def _read(self, number: int, query: str) -> tuple[Manifest, bytes]:
+        found = self._rows(query, (number,))
+        if not found:
+            raise KeyError(f"{self._path}: there is no version {number}")
+        manifest, *weights = found[0]
+        return read_manifest(manifest, f"{self._path}, version {number}"), weights[0] if weights else b""
+
+    def _rows(self, query: str, values: Sequence[object] = ()) -> list[tuple]:  # type: ignore[type-arg]
+        with self._lock, self._disk():
+            return self._file.execute(query, tuple(values)).fetchall()
+
+    @contextmanager
+    def _changing(self) -> Iterator[sqlite3.Connection]:
+        """A transaction: all that is done in the block, or nothing."""
+        with self._lock, self._disk():
+            self._file.execute("BEGIN IMMEDIATE")
+            try:
+                yield self._file
+                self._file.execute("COMMIT")
+            except BaseException:
+                self._file.execute("ROLLBACK")
+                raise
+
+    @contextmanager
+    def _disk(self) -> Iterator[None]:
+        """SQLite's errors as the seam's: damage is Corrupt, a full disk or a lock Unavailable."""
+        try:
+            yield
+        except sqlite3.OperationalError as error:
+            raise Unavailable(f"{self._path}: {error}") from error
+        except sqlite3.DatabaseError as error:
+            raise Corrupt(f"{self._path}: {error}") from error
