@@ -73,6 +73,12 @@ def test_open_windows_and_written_ones_hold_every_sample_once(trained: Trained) 
     assert all(w["v"] == 1 and w["kind"] == "window" for w in [*windows, *trained.status["open"]])
 
 
+def test_lately_is_a_part_of_what_was_measured(trained: Trained) -> None:
+    lately, ever = counted(trained.status["lately"]), counted(trained.status["measures"])
+    assert lately.keys() == ever.keys()
+    assert all(lately[of] <= n for of, n in ever.items())
+
+
 def test_a_trainer_that_starts_again_goes_on_with_the_same_figures(trained: Trained) -> None:
     again = Training(SPEC, trained.loop.stores, spec_hash=HASH, lanes=1)
     try:

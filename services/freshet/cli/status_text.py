@@ -58,7 +58,7 @@ def _figures(services: Mapping[str, Any], versions: Mapping[str, Any]) -> Iterat
             f"{sum(trainer.get('rows', {}).values())} rows; {trainer.get('lag_blocks', 0)} blocks behind"
         )
         for of, labels in trainer.get("measures", {}).items():
-            yield from _measures(of, labels)
+            yield from _measures(of, labels, trainer.get("lately", {}).get(of, {}))
     if versions["newest"] is not None:
         why = f" ({versions['reason']})" if versions["reason"] else ""
         aliases = ", ".join(f"{alias} {number}" for alias, number in versions["aliases"].items()) or "none"
@@ -69,17 +69,27 @@ def _figures(services: Mapping[str, Any], versions: Mapping[str, Any]) -> Iterat
         yield f"serving   version {inference.get('version')}, {told}"
 
 
-def _measures(of: str, labels: Mapping[str, Mapping[str, float | None]]) -> Iterator[str]:
-    """A line a label: what people look at first; `--json` has the rest."""
+_Figures = Mapping[str, float | None]
+
+
+def _measures(of: str, labels: Mapping[str, _Figures], lately: Mapping[str, _Figures]) -> Iterator[str]:
+    """A line a label: what people look at first, since the beginning and over the last windows; `--json` has
+    the rest."""
     for label, values in labels.items():
-        known = [(name, values.get(name)) for name in SHOWN_MEASURES]
-        parts = [
-            f"{name} {value:.0f}" if name == "n" else f"{name} {value:.3f}"
-            for name, value in known
-            if value is not None
-        ]
+        parts = _parts(values)
         if parts:
-            yield f"          {label}, {OF_WORDS.get(of, of)}: {', '.join(parts)}"
+            now = _parts(lately.get(label, {}))
+            text = ", ".join(parts) + (f"; lately {', '.join(now)}" if now else "")
+            yield f"          {label}, {OF_WORDS.get(of, of)}: {text}"
+
+
+def _parts(values: _Figures) -> list[str]:
+    known = [(name, values.get(name)) for name in SHOWN_MEASURES]
+    return [
+        f"{name} {value:.0f}" if name == "n" else f"{name} {value:.3f}"
+        for name, value in known
+        if value is not None
+    ]
 
 
 def _history(history: Sequence[Mapping[str, Any]], now_ms: int) -> Iterator[str]:

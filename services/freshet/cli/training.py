@@ -204,7 +204,7 @@ class Training:
         """Figures for `freshet status` and metrics."""
         memory = self.shard.store.memory()
         names = {table.id: table.name for table in self.spec.tables}
-        measures, open_windows = self.quality.now()
+        quality = self.quality.now()
         return {
             "samples": self.trainer.progress.samples,
             "steps": self.trainer.progress.steps,
@@ -215,8 +215,9 @@ class Training:
             "rows": {names[table]: rows for table, rows in memory.rows.items()},
             "evicted": {names[table]: rows for table, rows in self.shard.store.evicted().items()},
             "bytes": memory.bytes,
-            "measures": measures,
-            "open": open_windows,
+            "measures": quality.summary,
+            "lately": quality.lately,
+            "open": quality.open,
             "published": asdict(self.shard.published),
             "shard": asdict(self.shard.counts),
         }

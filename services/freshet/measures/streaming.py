@@ -28,6 +28,9 @@ GROUP_SAMPLES = 1 << 15
 """Samples are grouped when this many have come: grouping costs about 1 µs each, less per sample the more
 there are."""
 
+RECENT_WINDOWS = 10
+"""Windows that `lately` sums up: how good predictions are now, the first ones of a model's life forgotten."""
+
 OTHER = 0
 """The segment value that stands for all values beyond the first `max_values` of a field."""
 
@@ -79,6 +82,7 @@ class Measures:
         self._known = [np.empty(0, np.uint64) for _ in segments]
         self._newest_ms = TOTAL
         self._closed_ms = TOTAL  # windows that start before this have been given out
+        self._lately = Table.empty()  # the last RECENT_WINDOWS of these, without segments
 
     def add(
         self,
@@ -133,6 +137,8 @@ class Measures:
         leaving = (self._table.keys["window"] < closing) & (self._table.keys["window"] != TOTAL)
         done = self._table.where(leaving)
         self._table = Table.merge([self._table.where(~leaving), done.moved_to(TOTAL)])
+        lately = Table.merge([self._lately, done.where(done.keys["field"] == 0)])
+        self._lately = lately.where(lately.keys["window"] >= closing - RECENT_WINDOWS * self.window_ms)
         return self._figures(done)
 
     def windows(self) -> list[Figures]:
@@ -144,6 +150,13 @@ class Measures:
         """Figures since the beginning, open windows included."""
         self._group()
         return self._figures(self._table.moved_to(TOTAL))
+
+    def lately(self) -> list[Figures]:
+        """Figures of the last RECENT_WINDOWS windows that have closed, together and without segments.
+
+        They begin anew with each process: no state holds them.
+        """
+        return self._figures(self._lately.moved_to(TOTAL))
 
     def view(self) -> Self:
         """What has been added so far, for another thread to work on; cheap, as samples and tables are
@@ -166,6 +179,7 @@ class Measures:
         self._group()
         other._group()
         self._table = Table.merge([self._table, other._table])
+        self._lately = Table.merge([self._lately, other._lately])
         self._newest_ms = max(self._newest_ms, other._newest_ms)
 
     def state(self) -> dict[str, NDArray[Any]]:

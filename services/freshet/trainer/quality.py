@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,15 @@ SETTLING_MS = 1_000
 """From the moment in which a label is decided until its samples are trained on, with time to spare."""
 ADDED_LATER = (RANDOM, POPULARITY, RATES)
 """What versions written before these were measured do not hold: they count from then on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Now:
+    """Figures of the moment, without segments: {of: {label: {measure: value}}}."""
+
+    summary: dict[str, Any]  # since the beginning
+    lately: dict[str, Any]  # over the last windows that have closed
+    open: list[dict[str, Any]]  # records of the windows that have not
 
 
 class Quality:
@@ -76,19 +86,18 @@ class Quality:
 
     def summary(self) -> dict[str, Any]:
         """{of: {label: {measure: value}}} since the beginning, without segments."""
-        return self.now()[0]
+        return self.now().summary
 
-    def now(self) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-        """(summary, records of the windows that are still open, without segments), for any thread."""
+    def now(self) -> Now:
+        """How it is, for any thread."""
         with self._lock:
             views = {name: measures.view() for name, measures in self._of.items()}
         overall = {name: view.overall() for name, view in views.items()}
-        summary = {
-            name: {f.label: dict(f.measures) for f in measures.total()} for name, measures in overall.items()
-        }
-        return summary, [
-            _record(name, figures) for name, measures in overall.items() for figures in measures.windows()
-        ]
+        return Now(
+            {name: _by_label(measures.total()) for name, measures in overall.items()},
+            {name: _by_label(measures.lately()) for name, measures in overall.items()},
+            [_record(name, figures) for name, measures in overall.items() for figures in measures.windows()],
+        )
 
     def segments(self) -> list[dict[str, Any]]:
         """Figures since the beginning of every segment's values."""
@@ -141,6 +150,10 @@ def lateness_ms(spec: Spec) -> int:
     ahead = max(decided) - (0 if spec.join.emit == "early" else min(decided))
     window_ms = spec.train.measure_window_ms
     return max(window_ms, min(ahead + SETTLING_MS, MOST_OPEN * window_ms))
+
+
+def _by_label(figures: Sequence[Figures]) -> dict[str, dict[str, float]]:
+    return {f.label: dict(f.measures) for f in figures}
 
 
 def _own(batch: TrainBatch, names: Sequence[str], labels: Labels) -> F32:

@@ -27,6 +27,7 @@ SERVICE = {
             "random": {"click": {"n": 120.0, "auc": 0.71}},
             "popularity": {"click": {"n": 120.0, "auc": 0.58}},
         },
+        "lately": {"random": {"click": {"n": 20.0, "auc": 0.81}}, "popularity": {}},
     },
 }
 VERSIONS = {
@@ -54,7 +55,7 @@ def test_the_status_says_what_was_trained_how_good_it_is_and_why_a_version_is_he
 
     assert "trained   1200 samples in 9 steps; 15 rows; 0 blocks behind" in text
     assert "click, served: n 1200, auc 0.750, calibration 1.000" in text
-    assert "click, served, random slates: n 120, auc 0.710" in text
+    assert "click, served, random slates: n 120, auc 0.710; lately n 20, auc 0.810" in text
     assert "click, popularity, the baseline: n 120, auc 0.580" in text
     assert "newest 2 held (calibration); aliases: stable 1" in text
     assert "signal 9 (SIGKILL)" in text

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from freshet.measures import Figures, LabelKind, Measures, auc
-from freshet.measures.streaming import GROUP_SAMPLES, OTHER
+from freshet.measures.streaming import GROUP_SAMPLES, OTHER, RECENT_WINDOWS
 
 CLICK, WATCH = LabelKind("click", False), LabelKind("watch", True)
 
@@ -296,3 +296,21 @@ def test_numbers_and_segments_have_no_reliability() -> None:
     assert all(
         (f.reliability is None) == (f.label == "watch" or f.segment is not None) for f in measures.total()
     )
+
+
+def test_lately_is_of_the_last_windows_that_have_closed_and_of_all_samples_in_them() -> None:
+    window_ms = 60_000 // (2 * RECENT_WINDOWS)
+    stream = Stream(6000)
+    stream.times = stream.times // 5  # a minute: twice as many windows as count
+    measures = Measures([CLICK, WATCH], ["country"], window_ms=window_ms, lateness_ms=0)
+    straight = Measures([CLICK, WATCH], ["country"])
+    assert measures.lately() == []
+    for start in range(0, 6000, 500):
+        stream.into(measures, slice(start, start + 500))
+        measures.finished()
+    closed = int(stream.times[-1]) // window_ms * window_ms
+    stream.into(straight, (stream.times >= closed - RECENT_WINDOWS * window_ms) & (stream.times < closed))
+    wanted = [f for f in straight.total() if f.segment is None]
+    assert [f.segment for f in measures.lately()] == [None, None]
+    same(measures.lately(), wanted)
+    same(measures.view().overall().lately(), wanted)

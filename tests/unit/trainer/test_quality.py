@@ -106,8 +106,8 @@ def test_a_restart_goes_on_where_the_version_was_written() -> None:
         resumed.add(*batch(turn))
     for of, labels in straight.summary().items():
         assert resumed.summary()[of]["click"] == pytest.approx(labels["click"], nan_ok=True)
-    assert [(w["of"], w["start_ms"], w["measures"]["n"]) for w in resumed.now()[1]] == [
-        (w["of"], w["start_ms"], w["measures"]["n"]) for w in straight.now()[1]
+    assert [(w["of"], w["start_ms"], w["measures"]["n"]) for w in resumed.now().open] == [
+        (w["of"], w["start_ms"], w["measures"]["n"]) for w in straight.now().open
     ]
 
 
@@ -131,7 +131,7 @@ def test_a_version_that_lacks_what_was_always_measured_is_refused() -> None:
 def test_open_windows_are_told_until_they_close_and_then_written() -> None:
     quality = Quality(SPEC)
     quality.add(*batch())
-    [window] = [w for w in quality.now()[1] if w["of"] == "training"]
+    [window] = [w for w in quality.now().open if w["of"] == "training"]
     assert (window["v"], window["kind"], window["start_ms"], window["label"]) == (1, "window", 0, "click")
     assert window["measures"]["n"] == N
     assert sum(n for n, _, _ in window["reliability"]) == N
@@ -140,7 +140,7 @@ def test_open_windows_are_told_until_they_close_and_then_written() -> None:
     quality.add(*batch((2 * SPEC.train.measure_window_ms + lateness_ms(SPEC)) // 1000))
     closed = quality.finished_windows()
     assert [w["start_ms"] for w in closed if w["of"] == "training"] == [0]
-    assert 0 not in {w["start_ms"] for w in quality.now()[1]}
+    assert 0 not in {w["start_ms"] for w in quality.now().open}
 
 
 @pytest.mark.parametrize(
@@ -177,7 +177,8 @@ def test_other_threads_may_ask_while_samples_come() -> None:
     def ask() -> None:
         try:
             while not stop.is_set():
-                summary, windows = quality.now()
+                now = quality.now()
+                summary, windows = now.summary, now.open
                 n = summary["training"]["click"]["n"] if summary["training"] else 0.0
                 assert n % N == 0
                 assert sum(w["measures"]["n"] for w in windows if w["of"] == "training") <= n
