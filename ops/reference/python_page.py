@@ -46,7 +46,7 @@ PARTS = (
     Part(
         "Seams",
         "freshet meets the outside in five protocols. Those that store are found by the scheme of a URL, "
-        "through entry points; [adapters.md](../adapters.md) says how to write one.",
+        "through entry points; [extending](../extending.md#a-storage-adapter) says how to write one.",
         (
             "freshet.seams.eventlog",
             "freshet.seams.rowstore",
