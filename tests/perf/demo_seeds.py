@@ -4,7 +4,9 @@
 
 Prints the figures of each seed, then one JSON object. Click rates are expected clicks, by the world's truth,
 of the orders that were really shown: what the clicks themselves say, without their noise ("clicks" has those
-too, over the whole run). AUC is the trainer's own, on the random slates, of what was predicted at serving.
+too, over the whole run). AUC is the trainer's own, on the random slates, of what was predicted at serving:
+"whole" over everything, with the first half minute, when early positives make a model look bad and popularity
+good; and the mean of its windows after the first minute, weighted by their clicks.
 """
 
 from __future__ import annotations
@@ -19,18 +21,26 @@ import tempfile
 import threading
 import time
 import urllib.request
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from math import nan
 from pathlib import Path
 from typing import Any
 
 import freshet
 from freshet.cli.local import Local
 from freshet.cli.options import table
+from freshet.seams.eventlog import EventLog
+from freshet.seams.open import open_eventlog
+from freshet.settings import RunFolder
 from freshet.testing.simulator import write_spec
+from freshet.types import TopicPartition
 
 LOOK_S = 5.0
 RECENT_S = 15.0  # how many seconds a click rate is the mean of
 DRIFT_S = 150.0
+SETTLED_MS = 60_000
+AUC_OF = ("random", "popularity")
 
 Windows = Mapping[int, Mapping[str, Any]]
 """The simulator's windows by the second at which they began, from the beginning of the world."""
@@ -111,12 +121,50 @@ def watch(system: Local, seed: int, minutes: float, rate: float) -> dict[str, An
             for window in told["windows"]:
                 windows[round((window["start_ms"] - told["began_ms"]) / 1_000)] = window
         measures = status_of(system.ports["trainer"])["measures"]
+        log = open_eventlog(f"sqlite:{RunFolder(system.folder).log}")
+        settled = settled_auc(records(log, "demo.measures"), told["began_ms"] + SETTLED_MS)
+        verdicts = Counter(r["verdict"] for r in records(log, "demo.versions") if r["kind"] == "verdict")
+        log.close()
     finally:
         simulator.terminate()
         simulator.wait(30)
-    auc = {of: measures.get(of, {}).get("click", {}).get("auc") for of in ("random", "popularity")}
-    kept = {k: told[k] for k in ("events", "measured_rate", "errors", "abandoned", "actions")}
+    whole = {f"{of} whole": measures.get(of, {}).get("click", {}).get("auc") for of in AUC_OF}
+    auc = settled | whole
+    kept: dict[str, Any] = {"versions held": verdicts["held"]}
+    kept |= {k: told[k] for k in ("events", "measured_rate", "errors", "abandoned", "actions")}
     return {"seed": seed, **figures(windows, DRIFT_S, minutes * 60), "auc": auc, **kept}
+
+
+def settled_auc(found: Iterable[Mapping[str, Any]], from_ms: int) -> dict[str, float]:
+    """AUC of clicks on the random slates, over the windows from a time on."""
+    auc = {}
+    for of in AUC_OF:
+        windows = [
+            w["measures"]
+            for w in found
+            if w["kind"] == "window"
+            and (w["of"], w["label"], w["segment"]) == (of, "click", None)
+            and w["start_ms"] >= from_ms
+            and w["measures"].get("auc") is not None
+        ]
+        clicks = [w["n"] * w["mean_label"] for w in windows]
+        total = sum(clicks)
+        auc[of] = sum(c * w["auc"] for c, w in zip(clicks, windows, strict=True)) / total if total else nan
+    return auc
+
+
+def records(log: EventLog, topic: str) -> list[dict[str, Any]]:
+    """The records of a topic of one partition."""
+    at = TopicPartition(topic, 0)
+    bounds, reader, found = log.bounds(at), log.reader(), list[dict[str, Any]]()
+    reader.assign({at: bounds.start})
+    position = bounds.start
+    while position < bounds.end:
+        for _, polled in reader.poll(10_000, 1.0):
+            found += [json.loads(value) for value in polled.values]
+            position = polled.next_offset
+    reader.close()
+    return found
 
 
 def free_port() -> int:
@@ -139,7 +187,7 @@ def main(words: Sequence[str] | None = None) -> None:
         print(json.dumps(found[-1]), flush=True)
     names = [n for n, v in found[0].items() if isinstance(v, float | int)]
     rows = [[f["seed"], *(f[n] for n in names if n != "seed"), *f["auc"].values()] for f in found]
-    print(table(["seed", *(n for n in names if n != "seed"), "AUC random", "AUC popularity"], rows))
+    print(table(["seed", *(n for n in names if n != "seed"), *(f"AUC {of}" for of in found[0]["auc"])], rows))
     print(json.dumps({"minutes": options.minutes, "rate": options.rate, "seeds": found}))
 
 

@@ -36,7 +36,7 @@ SEND_EVERY_S = 0.02
 VISITS_OF_A_THREAD = 20
 """Visits a second for each thread: one takes some milliseconds, most of it waiting."""
 
-DRIFT = "two readers of five, and three age groups of six, like other topics now"
+DRIFT = "a third of the readers, and two age groups of six, like other topics now"
 MOST_DRIFTS = 100
 """Drifts that `/status` tells of, the last ones."""
 

@@ -45,10 +45,10 @@ class DriftPlan:
 class TasteOptions:
     """How strong and how different tastes are; all in log-odds of a click."""
 
-    group: float = 1.2  # deviation over topics that an age group shares
+    group: float = 1.3  # deviation over topics that an age group shares
     own: float = 0.9  # deviation over topics of the reader alone
-    readers: float = 0.4  # share of readers whose own tastes an abrupt drift deals out anew
-    groups: float = 0.5  # share of age groups whose tastes it deals out anew
+    readers: float = 0.34  # share of readers whose own tastes an abrupt drift deals out anew
+    groups: float = 0.34  # share of age groups whose tastes it deals out anew
     period_s: float = 5_400.0  # of the slow drift: in a quarter of it a taste becomes another one
 
 

@@ -43,7 +43,7 @@ class WorldOptions:
     candidates: int = 30  # what retrieval hands to the ranking
     shown: int = 10
     base: float = -3.4
-    quality: float = 0.7  # deviation over items: why some items are popular with everybody
+    quality: float = 0.6  # deviation over items: why some items are popular with everybody
     topic: float = 0.3  # deviation over topics
     hour: float = 0.3  # deviation over parts of the day and topics
     device: float = 0.3  # deviation over devices and formats
