@@ -6,6 +6,7 @@ It looks every 15 ms while it follows one, and rests in between: a look asks one
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -31,6 +32,7 @@ AWAIT_ACTION_S = 1.0
 """How long one wait for a new action is; then it looks whether it is to stop."""
 
 RETRY_S = 1.0
+_DIGITS = re.compile("[0-9]{1,9}")
 
 
 class Tracer:
@@ -162,4 +164,4 @@ def offsets_of(value: Any) -> dict[int, int]:
     """{partition: offset} of what JSON has as {"0": 12}; what is no such thing is left out."""
     if not isinstance(value, Mapping):
         return {}
-    return {int(p): n for p, n in value.items() if str(p).isdecimal() and len(str(p)) < 10 and type(n) is int}
+    return {int(p): n for p, n in value.items() if _DIGITS.fullmatch(str(p)) and type(n) is int}

@@ -1,0 +1,171 @@
+"""Event streams: framing, going on after a gap, beginning anew, and what a page that sleeps costs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from typing import Any
+
+import orjson
+from hypothesis import given
+from hypothesis import strategies as st
+
+from freshet.console.board import KEPT, Board, event
+
+
+def events_of(piece: bytes) -> list[dict[str, str]]:
+    """Events as a browser reads them: fields by line, an empty line ends each."""
+    found = []
+    for block in piece.decode().split("\n\n"):
+        fields = dict(line.split(": ", 1) for line in block.split("\n") if line and not line.startswith(":"))
+        if fields:
+            found.append(fields)
+    return found
+
+
+def seen(
+    board: Board, start: int | None, pieces: int, then: Callable[[], None] = lambda: None
+) -> list[dict[str, str]]:
+    """Events of the first pieces of a stream; `then` is called after the first."""
+
+    async def main() -> list[dict[str, str]]:
+        stream = board.stream(start)
+        found: list[dict[str, str]] = []
+        try:
+            for number in range(pieces):
+                found += events_of(await asyncio.wait_for(anext(stream), 5))
+                if number == 0:
+                    then()
+        finally:
+            await stream.aclose()
+        return found
+
+    return asyncio.run(main())
+
+
+def offsets(found: list[dict[str, str]]) -> list[int]:
+    return [int(e["id"]) for e in found if e.get("event") == "record"]
+
+
+def kinds(found: list[dict[str, str]]) -> list[str]:
+    return [e["event"] for e in found if "event" in e]
+
+
+def filled(records: int, *, shown: bool = True) -> Board:
+    board = Board()
+    board.begin(0)
+    if shown:
+        board.show({"health": "good"})
+    for offset in range(records):
+        board.tell(offset, {"kind": "vitals", "n": offset})
+        board.seen(offset + 1)
+    return board
+
+
+def test_a_page_gets_the_state_at_once_and_then_new_records_only() -> None:
+    board = filled(5)
+
+    found = seen(board, None, 2, lambda: board.tell(5, {"kind": "vitals"}))
+
+    assert found[0] == {"retry": "1000"}
+    assert sorted(kinds(found)) == ["record", "state"]
+    assert offsets(found) == [5]
+
+
+def test_a_page_that_read_the_history_goes_on_where_that_ended() -> None:
+    assert offsets(seen(filled(10), 7, 2)) == [7, 8, 9]
+
+
+def test_a_page_at_the_end_misses_nothing() -> None:
+    board = filled(10)
+
+    found = seen(board, 10, 2, lambda: board.tell(10, {}))
+
+    assert "reset" not in kinds(found)
+    assert offsets(found) == [10]
+
+
+def test_records_that_pages_are_not_told_of_leave_no_gap() -> None:
+    board = Board()
+    board.begin(0)
+    board.tell(3, {})
+    board.seen(9)
+
+    assert kinds(seen(board, 0, 2)) == ["record"]
+    assert "reset" not in kinds(seen(board, 9, 2, lambda: board.show({})))
+
+
+def test_what_is_no_longer_at_hand_is_a_reset_that_says_where_it_goes_on() -> None:
+    board = filled(KEPT + 100)
+
+    found = seen(board, 50, 2)
+
+    assert kinds(found) == ["reset"]
+    assert orjson.loads(found[1]["data"]) == {"next": KEPT + 100}
+
+
+def test_an_offset_beyond_the_end_is_of_another_log() -> None:
+    assert kinds(seen(filled(3), 70, 2)) == ["reset"]
+
+
+def test_a_log_that_begins_anew_resets_the_pages_that_are_open() -> None:
+    board = filled(3)
+
+    def anew() -> None:
+        board.begin(0)
+        board.tell(0, {"kind": "vitals", "life": 2})
+
+    found = seen(board, None, 2, anew)
+
+    assert kinds(found) == ["reset", "state"]
+
+
+def test_a_page_that_sleeps_skips_states_and_then_gets_the_newest() -> None:
+    board = filled(0)
+
+    def meanwhile() -> None:
+        for n in range(1_000):
+            board.show({"n": n})
+
+    found = seen(board, None, 2, meanwhile)
+
+    assert [orjson.loads(e["data"]) for e in found if e.get("event") == "state"] == [{"n": 999}]
+
+
+def test_a_page_that_slept_too_long_is_told_so() -> None:
+    board = filled(10)
+
+    def meanwhile() -> None:
+        for offset in range(10, 10 + 2 * KEPT):
+            board.tell(offset, {})
+
+    assert kinds(seen(board, 5, 2, meanwhile)) == ["reset", "state"]
+
+
+def test_a_closed_stream_leaves_nothing_behind() -> None:
+    board = filled(3)
+    seen(board, None, 2)
+
+    assert board.streams == 0
+    board.show({})  # and nobody is woken
+
+
+def test_many_records_come_in_pieces_of_bounded_size() -> None:
+    board = filled(1_200, shown=False)
+
+    async def sizes(stream: AsyncGenerator[bytes]) -> list[int]:
+        counts = [len(events_of(await anext(stream))) for _ in range(4)]
+        await stream.aclose()
+        return counts
+
+    work: Coroutine[Any, Any, list[int]] = sizes(board.stream(0))
+    assert asyncio.run(work) == [1, 500, 500, 200]
+
+
+@given(st.text(), st.integers(0, 2**53))
+def test_an_event_is_one_event_whatever_its_text_holds(text: str, offset: int) -> None:
+    found = events_of(event("record", orjson.dumps({"text": text}), offset))
+
+    assert len(found) == 1
+    assert (found[0]["id"], found[0]["event"]) == (str(offset), "record")
+    assert orjson.loads(found[0]["data"]) == {"text": text}

@@ -1,0 +1,160 @@
+"""What figures mean: rates over restarts, levels of lag, health of the whole. Plain arithmetic."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from freshet.console.core import Edge, Look, Rates, Service, edges_of, health_of, level_of
+
+
+def look(figures: dict[str, dict[str, Any]], **more: Any) -> Look:
+    services = {name: Service(name, "ready", "", 1, figures=f) for name, f in figures.items()}
+    given: dict[str, Any] = {"joined": {}, "ends": {}, "log_served": True, **more}
+    return Look(services, **given)
+
+
+def edge(found: list[Edge], name: str) -> Edge:
+    return next(e for e in found if e.name == name)
+
+
+def test_a_rate_is_the_growth_over_the_last_seconds() -> None:
+    rates = Rates(span_s=5)
+
+    assert rates.take("x", 100, 0.0) is None
+    assert rates.take("x", 150, 1.0) == 50
+    for second in range(2, 20):
+        found = rates.take("x", 150 + 10 * (second - 1), float(second))
+
+    assert found == pytest.approx(10), "what was long ago does not count"
+
+
+def test_a_total_that_falls_back_begins_anew_and_is_never_a_negative_rate() -> None:
+    rates = Rates()
+    rates.take("x", 1_000, 0.0)
+    rates.take("x", 1_100, 1.0)
+
+    assert rates.take("x", 3, 2.0) is None
+    assert rates.take("x", 13, 3.0) == 10
+
+
+def test_a_total_that_is_not_known_makes_the_rate_unknown_until_two_are() -> None:
+    rates = Rates()
+    rates.take("x", 10, 0.0)
+
+    assert rates.take("x", None, 1.0) is None
+    assert rates.take("x", 30, 2.0) is None
+    assert rates.take("x", 40, 3.0) == 10
+
+
+@pytest.mark.parametrize(
+    ("lag", "rate", "per_s", "level"),
+    [
+        (None, 5.0, 5.0, "unknown"),
+        (0, 0.0, 0.0, "idle"),
+        (0, 9.0, 9.0, "ok"),
+        (10, 0.0, 0.0, "ok"),  # what is always in hand
+        (150, 100.0, 100.0, "ok"),  # 1.5 s of work
+        (500, 100.0, 100.0, "warn"),
+        (5_000, 100.0, 100.0, "bad"),
+        (500, 0.0, 0.0, "bad"),  # nothing moves
+        (500, None, None, "bad"),
+    ],
+)
+def test_a_lag_is_judged_by_the_seconds_of_work_that_wait(lag, rate, per_s, level) -> None:
+    assert level_of(lag, rate, per_s, floor=20) == level
+
+
+def test_edges_know_nothing_of_services_that_do_not_answer() -> None:
+    found = edges_of(look({}), Rates(), 0.0)
+
+    assert [e.name for e in found] == [
+        "client>gateway", "gateway>joiner", "inference>joiner", "joiner>trainer", "trainer>inference",
+        "inference>client",
+    ]  # fmt: skip
+    assert {e.rate for e in found} == {None}
+    assert {e.level for e in found} == {"unknown"}
+
+
+def test_rates_and_lags_come_from_the_log_and_from_each_service() -> None:
+    rates = Rates()
+
+    def at(second: int) -> list[Edge]:
+        figures = {
+            "gateway": {
+                "events": {"action": {"accepted": 10 * second, "refused": 1}, "shown": {"accepted": 0}}
+            },
+            "trainer": {"samples": 300 * second, "lag_blocks": 4, "shard": {"published_rows": 70 * second}},
+            "inference": {"requests": 20 * second, "rows_next": {"0": 90 * second, "1": 0}},
+        }
+        ends = {"action": 10 * second, "served": 1_000 + 20 * second, "samples": 3, "rows": 100 * second}
+        joined = {"action": 10 * second, "served": 500}
+        return edges_of(look(figures, ends=ends, joined=joined), rates, float(second))
+
+    at(1)
+    found = at(2)
+
+    assert edge(found, "client>gateway").rate == 10
+    assert (edge(found, "gateway>joiner").rate, edge(found, "gateway>joiner").lag) == (10, 0)
+    assert (edge(found, "inference>joiner").lag, edge(found, "inference>joiner").level) == (540, "bad")
+    assert (edge(found, "joiner>trainer").rate, edge(found, "joiner>trainer").lag) == (300, 4)
+    assert (edge(found, "trainer>inference").rate, edge(found, "trainer>inference").lag) == (70, 20)
+    assert edge(found, "inference>client").rate == 20
+
+
+def test_without_a_log_of_what_is_served_the_impressions_are_the_gateways() -> None:
+    found = edges_of(
+        look({}, log_served=False, ends={"served": 7, "action": 5}, joined={"served": 6, "action": 5}),
+        Rates(),
+        0.0,
+    )
+
+    assert edge(found, "gateway>joiner").lag == 1
+    assert edge(found, "inference>joiner").level == "idle"
+
+
+def test_figures_that_are_no_numbers_are_not_known() -> None:
+    found = edges_of(look({"trainer": {"samples": "many", "lag_blocks": None, "shard": 3}}), Rates(), 0.0)
+
+    assert edge(found, "joiner>trainer").lag is None
+
+
+def services(**states: str) -> list[Service]:
+    return [Service(n, s, "" if s == "ready" else "because", 1) for n, s in states.items()]  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("states", "health"),
+    [
+        ({"gateway": "ready", "trainer": "ready"}, "good"),
+        ({"gateway": "ready", "trainer": "down"}, "degraded"),
+        ({"gateway": "ready", "trainer": "starting"}, "starting"),
+        ({"gateway": "down", "trainer": "down", "console": "ready"}, "down"),
+        ({"console": "ready"}, "starting"),
+    ],
+)
+def test_health_is_that_of_the_services_without_the_console(states, health) -> None:
+    found, notes = health_of(services(**states), [], look({}))
+
+    assert found == health
+    assert len(notes) == sum(state != "ready" for state in states.values())
+
+
+def test_a_service_that_starts_again_is_a_degraded_system_not_a_new_one() -> None:
+    again = [
+        Service("trainer", "starting", "loading rows", 1, restarts=2),
+        Service("gateway", "ready", "", 1),
+    ]
+
+    assert health_of(again, [], look({})) == ("degraded", ["trainer: loading rows"])
+
+
+def test_work_that_waits_and_what_inference_complains_of_are_told() -> None:
+    behind = Edge("gateway", "joiner", "events", 1.0, "events/s", 12_000, "records", "bad")
+    seen = look({"inference": {"served_log": "disk full", "rows": "", "versions": ""}})
+
+    health, notes = health_of(list(seen.services.values()), [behind], seen)
+
+    assert health == "degraded"
+    assert notes == ["joiner: 12,000 records from gateway wait", "inference: disk full"]

@@ -1,0 +1,156 @@
+"""Who is let in: names, origins, tokens; and the token's file."""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from freshet.console.doors import Doors, json_only, name_of
+from freshet.errors import ConfigError
+from freshet.runtime.http import HttpError, Request
+from freshet.runtime.token import token_of
+
+TOKEN = "a-token-of-this-run"
+DOORS = Doors(TOKEN, names=frozenset({"console.example"}))
+
+
+def refusal(headers: dict[bytes, bytes]) -> str | None:
+    try:
+        DOORS.admit(headers)
+    except HttpError as error:
+        return str(error.content["code"])
+    return None
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "localhost",
+        "localhost:7002",
+        "127.0.0.1:7002",
+        "[::1]:7002",
+        "[::1]",
+        "LOCALHOST",
+        "localhost.",
+        "console.example:80",
+    ],
+)
+def test_names_of_this_machine_and_the_one_that_was_set_are_ours(host: str) -> None:
+    assert refusal({b"host": host.encode()}) is None
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["", "evil.example", "localhost.evil.example", "127.0.0.1.evil.example:7002", "evil.example:7#localhost",
+     "[::1", "localhost:x", "localhost@evil.example", "127.0.0.2", "::1"],
+)  # fmt: skip
+def test_other_names_are_not(host: str) -> None:
+    assert refusal({b"host": host.encode()}) == "host"
+
+
+def test_a_request_without_a_name_is_refused() -> None:
+    assert refusal({}) == "host"
+
+
+@pytest.mark.parametrize(
+    "origin", ["http://evil.example", "null", "https://localhost.evil.example", "file://"]
+)
+def test_pages_from_elsewhere_are_refused(origin: str) -> None:
+    assert refusal({b"host": b"localhost", b"origin": origin.encode()}) == "origin"
+
+
+def test_our_own_page_may_ask() -> None:
+    assert refusal({b"host": b"localhost:7002", b"origin": b"http://localhost:7002"}) is None
+
+
+@given(st.binary(max_size=60))
+def test_no_bytes_of_a_header_break_the_door(host: bytes) -> None:
+    assert refusal({b"host": host, b"origin": host}) in (None, "host", "origin")
+
+
+@given(st.text(max_size=40))
+def test_a_name_is_never_longer_than_what_it_was_read_from(host: str) -> None:
+    assert len(name_of(host)) <= len(host.lower())
+
+
+def asking(authorization: bytes | None, kind: bytes = b"application/json") -> Request:
+    headers = {b"content-type": kind} | ({} if authorization is None else {b"authorization": authorization})
+    return Request("POST", "/api/promote", "", headers, b"{}")
+
+
+@pytest.mark.parametrize(
+    "shown", [None, b"", b"Bearer", b"Bearer ", b"Basic " + TOKEN.encode(), TOKEN.encode()]
+)
+def test_who_shows_no_token_is_told_where_it_is(shown: bytes | None) -> None:
+    with pytest.raises(HttpError) as caught:
+        DOORS.may_change(asking(shown))
+
+    assert caught.value.status == 401
+    assert "console.token" in caught.value.content["hint"]
+    assert (b"www-authenticate", b'Bearer realm="freshet console"') in caught.value.headers
+
+
+@pytest.mark.parametrize(
+    "shown", [b"x", TOKEN.encode()[:-1], TOKEN.encode() + b"x", TOKEN.upper().encode(), b"\xff\xfe"]
+)
+def test_another_token_is_refused_and_not_repeated(shown: bytes) -> None:
+    with pytest.raises(HttpError) as caught:
+        DOORS.may_change(asking(b"Bearer " + shown))
+
+    assert caught.value.status == 403
+    assert TOKEN not in str(caught.value.content)
+
+
+@pytest.mark.parametrize("scheme", [b"Bearer ", b"bearer ", b"BEARER  "])
+def test_the_token_lets_in(scheme: bytes) -> None:
+    DOORS.may_change(asking(scheme + TOKEN.encode()))
+
+
+@pytest.mark.parametrize(
+    "kind", [b"text/plain", b"application/x-www-form-urlencoded", b"multipart/form-data", b""]
+)
+def test_what_a_form_of_another_site_could_post_is_not_taken(kind: bytes) -> None:
+    with pytest.raises(HttpError) as caught:
+        json_only(asking(None, kind))
+
+    assert caught.value.status == 415
+
+
+def test_a_token_is_made_once_for_its_owner_only(tmp_path: Path) -> None:
+    first = token_of("", tmp_path)
+
+    assert token_of("", tmp_path) == first
+    assert len(first) >= 32
+    assert stat.S_IMODE((tmp_path / "console.token").stat().st_mode) == 0o600
+    assert [p.name for p in tmp_path.iterdir()] == ["console.token"]
+
+
+def test_a_token_that_others_could_read_is_closed_to_them(tmp_path: Path) -> None:
+    token_of("", tmp_path)
+    (tmp_path / "console.token").chmod(0o644)
+
+    token_of("", tmp_path)
+
+    assert stat.S_IMODE((tmp_path / "console.token").stat().st_mode) == 0o600
+
+
+def test_a_token_that_is_given_needs_no_file(tmp_path: Path) -> None:
+    assert token_of("given-by-the-settings", tmp_path) == "given-by-the-settings"
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("content", ["", "short", "with spaces in it, and long"])
+def test_a_file_that_holds_no_token_stops_the_start_and_says_what_to_do(tmp_path: Path, content: str) -> None:
+    (tmp_path / "console.token").write_text(content)
+
+    with pytest.raises(ConfigError, match="delete the file"):
+        token_of("", tmp_path)
+
+
+def test_a_folder_that_is_not_there_stops_the_start(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="a file that can be read and written"):
+        token_of("", tmp_path / "nowhere")

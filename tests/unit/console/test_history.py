@@ -1,0 +1,190 @@
+"""The past, read back from records that others write, too: nothing that comes breaks it, or makes it grow."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from freshet.console.history import History, Reliability, parsed, version_event
+
+DAY, HOUR = 86_400_000, 3_600_000
+NOW = 1_800_000_000_000
+
+
+def add(history: History, *records: dict[str, Any]) -> list[dict[str, Any] | None]:
+    return [history.add(history.next, orjson.dumps({"v": 1, **record})) for record in records]
+
+
+def window(stop_ms: int, of: str = "served", **more: Any) -> dict[str, Any]:
+    return {
+        "kind": "window",
+        "of": of,
+        "start_ms": stop_ms - 5_000,
+        "stop_ms": stop_ms,
+        "label": "click",
+        "segment": None,
+        "value": None,
+        "measures": {"n": 10.0, "auc": None},
+        **more,
+    }
+
+
+def clicks(stop_ms: int) -> dict[str, Any]:
+    counts = {"impressions": 10, "clicks": 2}
+    slates = {"model": counts, "random": counts, "best": counts}
+    return {"kind": "clicks", "start_ms": stop_ms - 5_000, "stop_ms": stop_ms, **slates}
+
+
+def test_what_was_written_comes_back_with_its_offset() -> None:
+    history = History(DAY)
+    add(
+        history,
+        {"kind": "vitals", "time_ms": NOW, "version": 3},
+        window(NOW),
+        clicks(NOW),
+        {"kind": "drift", "time_ms": NOW, "what": "tastes turn"},
+    )
+
+    found = history.to_json(HOUR, NOW)
+
+    assert found["next"] == 4
+    assert [v["offset"] for v in found["vitals"]] == [0]
+    assert [(w["offset"], w["measures"]["n"]) for w in found["windows"]] == [(1, 10.0)]
+    assert found["clicks"][0]["model"] == {"impressions": 10, "clicks": 2}
+    assert found["drifts"][0]["what"] == "tastes turn"
+    assert history.clicks_until_ms == NOW
+
+
+def test_pages_are_told_of_all_samples_only_and_without_reliability() -> None:
+    history = History(DAY)
+
+    whole, part = add(history, window(NOW, reliability=[[5, 0.5, 0.4]]), window(NOW, segment="hour", value=3))
+
+    assert whole is not None
+    assert "reliability" not in whole
+    assert part is None
+    assert history.next == 2
+    assert len(history.to_json(HOUR, NOW)["windows"]) == 1
+
+
+def test_only_the_asked_for_span_is_answered() -> None:
+    history = History(DAY)
+    add(
+        history,
+        *[window(NOW - HOUR * i) for i in reversed(range(10))],
+        {"kind": "drift", "time_ms": NOW - DAY},
+    )
+
+    assert len(history.to_json(HOUR // 2, NOW)["windows"]) == 1
+    assert len(history.to_json(DAY, NOW)["windows"]) == 10
+    assert history.to_json(HOUR, NOW)["drifts"] == []
+
+
+def test_a_drift_that_was_written_twice_is_one() -> None:
+    history = History(DAY)
+    add(
+        history,
+        {"kind": "drift", "time_ms": NOW, "what": "a"},
+        {"kind": "drift", "time_ms": NOW, "what": "a"},
+    )
+
+    assert len(history.drifts) == 1
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"null",
+        b'{"v": 2, "kind": "window"}',
+        b'{"v": 1}',
+        b'{"v": 1, "kind": "later"}',
+        b'{"v": 1, "kind": "vitals", "time_ms": "now"}',
+        b'{"v": 1, "kind": "vitals", "time_ms": -1}',
+        b'{"v": 1, "kind": "clicks", "start_ms": 0, "stop_ms": 5, "model": {"clicks": "x"}}',
+        b'{"v": 1, "kind": "window", "of": 3, "stop_ms": 5}',
+    ],
+)
+def test_what_is_not_understood_is_left_out_and_passed(value: bytes) -> None:
+    history = History(DAY)
+
+    assert history.add(41, value) is None
+    assert history.next == 42
+
+
+json = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**62), 2**62) | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
+    max_leaves=12,
+)
+KEYS = (
+    *("of", "label", "segment", "value", "start_ms", "stop_ms", "time_ms", "measures", "reliability"),
+    *("model", "random", "best", "what", "number", "verdict", "alias", "by", "reason", "pinned"),
+)
+KINDS = ("window", "vitals", "clicks", "drift", "verdict", "alias", "version")
+
+
+@given(
+    st.lists(
+        st.binary(max_size=30)
+        | st.builds(
+            lambda kind, rest: orjson.dumps({"v": 1, **rest, "kind": kind}),
+            st.sampled_from(KINDS),
+            st.dictionaries(st.sampled_from(KEYS), json, max_size=len(KEYS)),
+        ),
+        max_size=20,
+    )
+)
+def test_no_bytes_break_the_past_or_what_is_told_of_it(values: list[bytes]) -> None:
+    history = History(DAY)
+    for offset, value in enumerate(values):
+        history.add(offset, value)
+        record = parsed(value)
+        event = version_event(record) if record is not None else None
+        if event is not None:
+            history.add_version(event)
+
+    told = orjson.dumps(history.to_json(DAY, NOW))
+    orjson.dumps([history.reliability.to_json(), history.segments.changes()])
+
+    assert orjson.loads(told)["next"] == len(values)
+
+
+def test_versions_are_told_by_what_became_of_them() -> None:
+    base = {"v": 1, "time_ms": NOW, "number": 4}
+
+    promoted = version_event({**base, "kind": "verdict", "verdict": "promoted", "reason": "better"})
+    moved = version_event({**base, "kind": "alias", "alias": "stable", "by": "console", "pinned": True})
+
+    assert promoted == {"time_ms": NOW, "number": 4, "what": "promoted", "reason": "better", "by": "gate"}
+    assert moved is not None
+    assert (moved["what"], moved["by"]) == ("moved", "console")
+    assert "promotes nothing" in moved["reason"]
+    assert version_event({**base, "kind": "alias", "alias": "stable", "by": "trainer"}) is None
+    assert version_event({**base, "kind": "alias", "alias": "candidate", "by": "console"}) is None
+
+
+def test_a_reliability_curve_adds_up_windows_and_prefers_random_slates() -> None:
+    curves = Reliability()
+    curves.add("served", "click", [[100, 0.5, 0.9]])
+    for _ in range(2):
+        curves.add("random", "click", [[10, 0.1, 0.2], [30, 0.5, 0.4]])
+
+    (low, high) = curves.to_json()["click"]
+
+    assert low == pytest.approx([20, 0.1, 0.2])
+    assert high == pytest.approx([60, 0.5, 0.4])
+
+
+def test_a_reliability_curve_forgets_old_windows() -> None:
+    curves = Reliability()
+    for _ in range(1_000):
+        curves.add("served", "click", [[1, 0.5, 0.5]])
+
+    assert curves.to_json()["click"][0][0] == 12

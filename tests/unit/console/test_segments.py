@@ -1,0 +1,107 @@
+"""How a segment's entropy has changed: exact where it can be, honest where it cannot."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from freshet.console.segments import SPAN_MS, SPANS, Segments, change_of
+
+
+def window(place: int, n: float, ne: float, *, rate: float = 0.1, **more: object) -> dict[str, object]:
+    entropy = -rate * np.log(rate) - (1 - rate) * np.log1p(-rate)
+    return {
+        "of": "served",
+        "label": "click",
+        "segment": "country",
+        "value": 7,
+        "start_ms": place * SPAN_MS,
+        "measures": {"n": n, "logloss": ne * entropy, "mean_label": rate},
+        **more,
+    }
+
+
+def changes(*windows: dict[str, object]) -> list[dict[str, object]]:
+    segments = Segments()
+    for each in windows:
+        segments.add(each)
+    return segments.changes()
+
+
+def test_the_newer_half_is_compared_with_the_older_half() -> None:
+    found = changes(*[window(i, 200, 0.9 if i < 5 else 0.7) for i in range(10)])
+
+    assert len(found) == 1
+    assert found[0]["n"] == 2_000
+    assert found[0]["ne"] == pytest.approx(0.7)
+    assert found[0]["change"] == pytest.approx(-0.2)
+
+
+def test_what_has_too_few_samples_in_a_half_is_left_out() -> None:
+    assert changes(*[window(i, 200, 0.9) for i in range(4)]) == []
+    assert changes(*[window(i, 99, 0.9) for i in range(10)]) == []
+    assert changes(*[window(i, 101, 0.9) for i in range(10)]) != []
+
+
+def test_what_is_older_than_an_hour_does_not_count() -> None:
+    old = [window(i, 1_000, 5.0) for i in range(10)]
+    new = [window(SPANS + 50 + i, 300, 0.8) for i in range(10)]
+
+    (found,) = changes(*old, *new)
+
+    assert (found["n"], found["ne"]) == (3_000, pytest.approx(0.8))
+    assert found["change"] == pytest.approx(0)
+
+
+def test_windows_shorter_than_a_span_are_added_up() -> None:
+    parts = [{**window(0, 50, 0.9), "start_ms": i * SPAN_MS // 4} for i in range(40)]
+
+    (found,) = changes(*parts)
+
+    assert found["n"] == 2_000
+
+
+def test_predictions_that_were_served_come_before_those_of_training() -> None:
+    training = [window(i, 500, 0.5, of="training") for i in range(10)]
+    served = [window(i, 500, 0.9) for i in range(10)]
+
+    assert [c["of"] for c in changes(*training, *served)] == ["served"]
+    assert [c["of"] for c in changes(*training)] == ["training"]
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        {"measures": None},
+        {"measures": {"n": 10}},
+        {"value": "DE"},
+        {"value": True},
+        {"start_ms": -5},
+        {"start_ms": 1e9},
+        {"label": None},
+        {"measures": {"n": -3, "logloss": 1, "mean_label": 0.5}},
+    ],
+)
+def test_a_window_that_is_not_understood_is_left_out(broken: dict[str, object]) -> None:
+    segments = Segments()
+
+    segments.add({**window(0, 500, 1.0), **broken})
+
+    assert segments.changes() == []
+
+
+def test_the_interval_holds_the_truth_about_as_often_as_it_says() -> None:
+    rng = np.random.default_rng(5)
+    truth, held, trials = 0.0, 0, 400
+    for _ in range(trials):
+        halves = []
+        for _ in range(2):
+            rates = np.full((20, 60), 0.2)
+            clicks = rng.random(rates.shape) < rates
+            loss = -np.where(clicks, np.log(0.25), np.log(0.75)).sum(1)  # a model that always says 0.25
+            halves.append(np.column_stack([np.full(20, 60.0), loss, clicks.sum(1)]))
+        change = change_of(*halves)
+        assert change is not None
+        held += change.low <= truth <= change.high
+
+    assert 0.92 <= held / trials <= 0.985, held / trials

@@ -1,0 +1,69 @@
+"""Series: bounded whatever comes, newest first to stay, sums where windows are thinned."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from freshet.console.series import POINTS, Series, added
+
+HOUR, DAY = 3_600_000, 86_400_000
+
+
+def test_the_last_hour_is_kept_in_full_at_a_point_every_five_seconds() -> None:
+    series = Series(DAY)
+    for i in range(POINTS):
+        series.add(i * 5_000, i)
+
+    assert series.last(HOUR, POINTS * 5_000) == list(range(POINTS))
+
+
+def test_a_day_is_thinned_to_so_many_points_whatever_comes() -> None:
+    series = Series(DAY)
+    for i in range(20_000):
+        series.add(i * 5_000, i)
+    now = 20_000 * 5_000
+
+    assert len(series.last(DAY, now)) <= POINTS + 1
+    assert len(series.last(HOUR, now)) <= POINTS + 1
+    assert series.last(DAY, now)[-1] == 19_999, "the newest point is always there"
+    assert series.last(60_000, now) == list(range(19_988, 20_000))
+
+
+def test_windows_that_share_a_place_are_added_up_and_nothing_is_counted_twice() -> None:
+    series = Series(DAY, added)
+    for i in range(1_000):
+        window = {
+            "start_ms": i * 5_000,
+            "stop_ms": (i + 1) * 5_000,
+            "model": {"impressions": 10, "clicks": 1},
+        }
+        series.add((i + 1) * 5_000, window)
+
+    day = series.last(DAY, 5_000_000)
+
+    assert len(day) < 100
+    assert sum(w["model"]["impressions"] for w in day) == 10_000
+    assert day[0]["start_ms"] == 0
+    assert day[-1]["stop_ms"] == 5_000_000
+    assert all(w["model"]["clicks"] * 10 == w["model"]["impressions"] for w in day)
+
+
+def test_adding_leaves_what_was_added_as_it_was() -> None:
+    first, second = {"n": {"a": 1}, "start_ms": 0}, {"n": {"a": 2}, "start_ms": 5}
+
+    assert added(first, second) == {"n": {"a": 3}, "start_ms": 0}
+    assert first == {"n": {"a": 1}, "start_ms": 0}
+
+
+@given(st.lists(st.integers(0, 10 * DAY), min_size=1, max_size=300))
+def test_points_come_out_in_order_in_whatever_order_they_came(times: list[int]) -> None:
+    series = Series(DAY)
+    for time in times:
+        series.add(time, time)
+
+    found = series.last(DAY, max(times))
+
+    assert found == sorted(found)
+    assert found[-1] == max(times)
+    assert all(time >= max(times) - DAY - DAY // POINTS for time in found)

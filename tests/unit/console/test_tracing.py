@@ -1,0 +1,114 @@
+"""A trace's stages by offsets: each when it is true, in order, whatever restarts in between."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from freshet.console.tracer import offsets_of
+from freshet.console.tracing import STAGES, Trace, Traces
+
+
+def logged(offset: int = 7) -> Trace:
+    trace = Trace("action", 2, offset, appended_ms=1_000)
+    trace.logged(1_004)
+    return trace
+
+
+def test_stages_are_reached_in_order_and_measured_from_the_log() -> None:
+    trace = logged()
+    trace.joined(7, 40, 1_010)
+    assert trace.waits_for == "joined", "the commit is before the action"
+    trace.joined(8, 41, 1_020)
+    trace.trained({2: 40}, {2: 40}, {0: 5}, 1_030)
+    assert trace.waits_for == "trained"
+    trace.trained({2: 41}, {2: 40}, {0: 5}, 1_050)
+    assert trace.waits_for == "published"
+    trace.trained({2: 41}, {2: 41}, {0: 6, 1: 3}, 1_070)
+    trace.served({0: 6, 1: 2}, 1_080)
+    assert trace.waits_for == "served"
+    trace.served({0: 6, 1: 3}, 1_090)
+
+    assert trace.waits_for is None
+    assert trace.stages == {"logged": 4, "joined": 20, "trained": 50, "published": 70, "served": 90}
+
+
+def test_one_look_may_find_several_stages_reached() -> None:
+    trace = logged()
+    trace.joined(9, 41, 1_020)
+    trace.trained({2: 50}, {2: 50}, {0: 1}, 1_030)
+
+    assert trace.stages["trained"] == trace.stages["published"] == 30
+
+
+def test_nothing_is_trained_before_it_is_known_which_samples_to_wait_for() -> None:
+    trace = logged()
+    trace.trained({2: 10**9}, {2: 10**9}, {0: 1}, 1_030)
+
+    assert trace.waits_for == "joined"
+
+
+def test_a_trainer_that_starts_again_and_knows_nothing_yet_is_waited_for() -> None:
+    trace = logged()
+    trace.joined(8, 41, 1_020)
+    trace.trained({}, {}, {}, 1_030)
+    trace.trained({2: 41}, {}, {}, 1_040)
+    assert trace.waits_for == "published"
+    trace.trained({2: 30}, {2: 30}, {0: 1}, 1_050)  # a restart replays
+    assert trace.waits_for == "published"
+    trace.trained({2: 41}, {2: 41}, {0: 2}, 1_060)
+
+    assert trace.stages["published"] == 60
+
+
+def test_a_clock_that_jumps_back_makes_no_stage_earlier_than_the_one_before() -> None:
+    trace = logged()
+    trace.joined(8, 41, 900)
+    trace.trained({2: 41}, {2: 41}, {0: 2}, 500)
+
+    assert list(trace.stages.values()) == sorted(trace.stages.values())
+
+
+def test_medians_are_of_the_newest_traces_and_a_failure_is_told_while_it_is_among_them() -> None:
+    traces = Traces()
+    assert traces.to_json() is None
+
+    traces.add(logged(), 5_000, "the trainer does not answer: refused")
+    first = traces.to_json()
+    assert first is not None
+    assert first["failed"] == {
+        "at_ms": 5_000,
+        "stage": "joined",
+        "reason": "the trainer does not answer: refused",
+    }
+
+    for n in range(1, 31):
+        trace = logged()
+        trace.joined(8, 1, 1_000 + n)
+        trace.trained({2: 1}, {2: 1}, {0: 1}, 1_000 + 2 * n)
+        trace.served({0: 1}, 1_000 + 3 * n)
+        traces.add(trace, 10_000 + n)
+    found = traces.to_json()
+
+    assert found is not None
+    assert (found["n"], found["at_ms"], found["failed"]) == (20, 10_030, None)
+    assert [s["stage"] for s in found["stages"]] == list(STAGES)
+    served = found["stages"][-1]
+    assert served["ms"] == pytest.approx(3 * 20.5)
+    assert served["p90"] == pytest.approx(3 * 28.1)
+    assert traces.newest == {"logged": 4, "joined": 30, "trained": 60, "published": 60, "served": 90}
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=12),
+        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=12), inner, max_size=5),
+    )
+)
+def test_offsets_are_read_from_whatever_a_service_answers(value: object) -> None:
+    assert all(type(p) is int and type(n) is int for p, n in offsets_of(value).items())
+
+
+def test_offsets_come_with_text_or_number_as_partition() -> None:
+    assert offsets_of({"0": 5, "12": 7, "x": 1, "-1": 3, "٣": 4, "2": True}) == {0: 5, 12: 7}
