@@ -243,7 +243,7 @@ TRY = Endpoint(
                         {"context": RANKABLE["context"], "k": integer(minimum=1)})),),
 )  # fmt: skip
 _MOVES = (Answer(200, "it is done, and written to `<model>.versions`", (json(MOVED),)),
-          *refusals(400, 401, 403, 404, 408, 413, 415, 503))  # fmt: skip
+          *refusals(400, 401, 403, 404, 408, 409, 413, 415, 503))  # fmt: skip
 PROMOTE = Endpoint(
     "POST",
     "/api/promote",

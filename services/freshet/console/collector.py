@@ -90,7 +90,7 @@ class Collector:
         self._reading: _Reading | None = None
         self._known: dict[str, Any] = {}  # what each part found last
         self._notes: list[str] = []
-        self._vitals_due = 0.0
+        self._vitals_due = clock.monotonic() + settings.vitals_ms / 1e3  # there are rates by then
         self._written_ms = 0  # end of the newest window of clicks that was written
         self._soon = threading.Event()
         self.caught_up = threading.Event()  # the past was read back

@@ -23,7 +23,7 @@ from freshet.console.pages import PAGE, read_pages
 from freshet.console.services import Services
 from freshet.console.tracer import Tracer
 from freshet.console.trying import asked, body_of
-from freshet.errors import BadInput, ConfigError, Unavailable
+from freshet.errors import BadInput, ConfigError, Corrupt, Unavailable
 from freshet.runtime.endpoint import LIVE, Endpoint
 from freshet.runtime.http import App, Handler, HttpError, Request, Response, Stream, json_response
 from freshet.runtime.server import bind, run_server, serve
@@ -210,6 +210,11 @@ class Console:
             raise HttpError(
                 404, "no_such_version", str(error).splitlines()[0], expected=error.expected,
                 found=error.found, hint=error.hint,
+            ) from None  # fmt: skip
+        except Corrupt as error:
+            raise HttpError(
+                409, "version_damaged", "the version cannot be read; nothing moved", expected="whole weights",
+                found=str(error).splitlines()[0], hint="choose another one",
             ) from None  # fmt: skip
         logger.info("stable moved", **{k: record[k] for k in ("number", "pinned", "by")})
         self._collector.look_soon()

@@ -28,7 +28,7 @@ __all__ = ["Tracer"]
 log = structlog.get_logger(__name__)
 
 LOOK_S = 0.015
-AWAIT_ACTION_S = 1.0
+AWAIT_ACTION_S = 0.2
 """How long one wait for a new action is; then it looks whether it is to stop."""
 
 RETRY_S = 1.0

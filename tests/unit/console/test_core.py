@@ -81,7 +81,7 @@ def test_rates_and_lags_come_from_the_log_and_from_each_service() -> None:
     rates = Rates()
 
     def at(second: int) -> list[Edge]:
-        figures = {
+        figures: dict[str, dict[str, Any]] = {
             "gateway": {
                 "events": {"action": {"accepted": 10 * second, "refused": 1}, "shown": {"accepted": 0}}
             },

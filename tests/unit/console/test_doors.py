@@ -90,7 +90,7 @@ def test_who_shows_no_token_is_told_where_it_is(shown: bytes | None) -> None:
         DOORS.may_change(asking(shown))
 
     assert caught.value.status == 401
-    assert "console.token" in caught.value.content["hint"]
+    assert "console.token" in str(caught.value.content["hint"])
     assert (b"www-authenticate", b'Bearer realm="freshet console"') in caught.value.headers
 
 

@@ -1,0 +1,480 @@
+"""The console over real sockets and a real log, beside services that say what they are told."""
+
+from __future__ import annotations
+
+import base64
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import orjson
+import pytest
+
+from freshet.trainer.pins import Pins
+from tests.integration.console_world import TOKEN, Console, ConsoleWorld, now_ms
+from tests.system.waiting import wait_until
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[ConsoleWorld]:
+    made = ConsoleWorld(tmp_path / "run")
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def console(world: ConsoleWorld) -> Iterator[Console]:
+    with world.console() as made:
+        yield made
+
+
+def edge(state: dict[str, Any], name: str) -> dict[str, Any]:
+    return next(e for e in state["edges"] if f"{e['from']}>{e['to']}" == name)
+
+
+# --- what is read
+
+
+def test_a_run_without_anything_yet_is_shown_as_such(console: Console) -> None:
+    state = console.state()
+
+    assert (state["v"], state["model"], state["health"]) == (1, "news", "good")
+    assert [s["name"] for s in state["services"]] == ["gateway", "joiner", "trainer", "inference"]
+    assert state["freshness_ms"] is None
+    assert state["trace"] is None
+    assert state["versions"] == {"serving": None, "aliases": {}, "pinned": False, "list": []}
+    assert state["dead_letters"] == {"refused": 0, "joiner": 0, "newest": []}
+    assert state["simulator"] is None
+    assert all(t["rows"] is None for t in state["tables"])
+    assert console.history()["windows"] == []
+    assert console.client.get("/api/requests").json() == []
+
+
+def test_what_the_services_say_is_shown(world: ConsoleWorld, console: Console) -> None:
+    world.fakes["inference"].answers["/status"] = (200, {"version": 4, "freshness_ms": 250, "requests": 9})
+    world.fakes["trainer"].answers["/status"] = (
+        200,
+        {"rows": {"reader": 12}, "evicted": {"reader": 3}, "bytes": 1_000, "open": [{"x": 1}]},
+    )
+
+    wait_until("the figures are shown", lambda: console.state()["freshness_ms"] == 250, within_s=10)
+    state = console.state()
+
+    assert state["versions"]["serving"] == 4
+    assert state["tables"][0] == {"table": "reader", "rows": 12, "bytes": None, "evicted": 3}
+    assert state["rows_bytes"] == 1_000
+    assert state["quality"]["open"] == [{"x": 1}]
+
+
+def test_a_service_that_dies_degrades_the_whole_and_one_that_comes_back_mends_it(
+    world: ConsoleWorld, console: Console
+) -> None:
+    world.fakes["joiner"].stop()
+    wait_until("it is noticed", lambda: console.state()["health"] == "degraded", within_s=10)
+    state = console.state()
+    assert [s["name"] for s in state["services"] if s["state"] == "down"] == ["joiner"]
+    assert any(note.startswith("joiner: nothing answers on port") for note in state["notes"])
+
+    world.fakes["joiner"].start()
+    wait_until("it is noticed", lambda: console.state()["health"] == "good", within_s=10)
+
+
+def test_a_service_that_is_not_ready_says_why(world: ConsoleWorld, console: Console) -> None:
+    world.fakes["trainer"].answers["/health/ready"] = (503, {"reason": "loading rows"})
+
+    wait_until("it is shown", lambda: console.state()["notes"] == ["trainer: loading rows"], within_s=10)
+
+    assert console.state()["health"] == "starting"
+
+
+def test_a_service_that_answers_nonsense_is_no_reason_to_stop_looking(
+    world: ConsoleWorld, console: Console
+) -> None:
+    world.fakes["trainer"].answers["/status"] = (200, [{"samples": "many"}])
+    world.fakes["inference"].answers["/status"] = (200, {"rows_next": 3, "version": "x", "requests": {}})
+    before = console.state()["now_ms"]
+
+    wait_until("it looks on", lambda: console.state()["now_ms"] > before + 200, within_s=10)
+
+    assert edge(console.state(), "joiner>trainer")["lag"] is None
+
+
+def test_all_dead_is_down_and_the_console_answers_on(world: ConsoleWorld, console: Console) -> None:
+    for fake in world.fakes.values():
+        fake.stop()
+
+    wait_until("it is noticed", lambda: console.state()["health"] == "down", within_s=10)
+
+    assert len(console.state()["notes"]) == 4
+
+
+def test_lags_are_read_from_the_log_even_while_the_joiner_is_dead(
+    world: ConsoleWorld, console: Console
+) -> None:
+    world.write(world.topics.joiner, {"kind": "commit", "next": {"served": 1, "action": 0}})
+    for _ in range(5):
+        world.serve("u1", ["a1"])
+
+    wait_until("the lag is shown", lambda: edge(console.state(), "inference>joiner")["lag"] == 4, within_s=10)
+
+
+def test_the_past_survives_a_restart_of_the_console(world: ConsoleWorld) -> None:
+    world.put_version(0)
+    world.measure({}, {"of": "training"})
+    with world.console() as first:
+        wait_until("vitals are written", lambda: len(first.history()["vitals"]) >= 1, within_s=10)
+    with world.console(console_vitals="1h") as first:
+        before = first.history()
+    with world.console(console_vitals="1h") as second:
+        after = second.history()
+
+    assert len(before["windows"]) == 2
+    assert len(before["vitals"]) >= 1
+    assert {k: after[k] for k in ("windows", "vitals")} == {k: before[k] for k in ("windows", "vitals")}
+    assert [v["what"] for v in after["versions"]] == ["promoted"]
+    assert after["next"] >= before["next"]
+
+
+def _look_on(console: Console) -> None:
+    """Until the clicks are there, and a few more rounds of writing down are over."""
+    wait_until("clicks are there", lambda: len(console.history()["clicks"]) == 3, within_s=10)
+    enough = console.history()["next"] + 3
+    wait_until("some time has gone", lambda: console.history()["next"] >= enough, within_s=10)
+
+
+def test_clicks_of_a_simulator_are_written_down_once_across_restarts(world: ConsoleWorld) -> None:
+    slates = {s: {"impressions": 10, "clicks": 2} for s in ("model", "random", "best")}
+    now = now_ms() // 5_000 * 5_000
+    windows = [{"start_ms": now - 5_000 * i, "stop_ms": now - 5_000 * (i - 1), **slates} for i in (3, 2, 1)]
+    world.fakes["simulator"] = world.fakes.pop("gateway")  # any service of that name will do
+    drifts = [{"time_ms": now, "what": "tastes turn"}]
+    said = {"seed": 7, "rate": 100, "windows": windows, "drifts": drifts}
+    world.fakes["simulator"].answers["/status"] = (200, said)
+    for _ in range(2):
+        with world.console() as console:
+            _look_on(console)
+            history, state = console.history(), console.state()
+
+    assert [c["model"]["impressions"] for c in history["clicks"]] == [10, 10, 10]
+    assert [d["what"] for d in history["drifts"]] == ["tastes turn"]
+    assert state["simulator"]["seed"] == 7
+
+
+def test_requests_that_were_served_can_be_tried_again_without_what_serving_added(
+    world: ConsoleWorld, console: Console
+) -> None:
+    world.serve("u7", ["a1", "a2"])
+    wait_until("it is seen", lambda: len(console.client.get("/api/requests").json()) == 1, within_s=10)
+
+    (request,) = console.client.get("/api/requests").json()
+
+    assert request["context"] == {"reader": "u7"}, "the id and the time are filled in anew"
+    assert request["candidates"] == [{"article": a, "topic": "art", "age_s": 5.0} for a in ("a1", "a2")]
+
+
+def test_dead_letters_are_shown_in_words(world: ConsoleWorld, console: Console) -> None:
+    why = {"topic": "news.actions", "path": "ts", "expected": "long", "found": "text"}
+    event = base64.b64encode(b'{"ts": "now"}').decode()
+    world.write(world.topics.refused, {"kind": "refused", "time_ms": now_ms(), "value": event, **why})
+    world.write(
+        world.topics.dead_letters,
+        {"kind": "dead-letter", "time_ms": now_ms(), "reason": "late", "bytes": "AAEC"},
+    )
+    wait_until("they are shown", lambda: len(console.state()["dead_letters"]["newest"]) == 2, within_s=10)
+
+    letters = console.state()["dead_letters"]
+    by = {letter["from"]: letter for letter in letters["newest"]}
+
+    assert (letters["refused"], letters["joiner"]) == (1, 1)
+    assert by["gateway"]["reason"] == "ts: expected long, found text"
+    assert by["gateway"]["text"] == '{"ts": "now"}'
+    assert by["joiner"]["text"] == "3 bytes: 00 01 02"
+
+
+# --- events
+
+
+def records(events: Iterator[dict[str, str]], kind: str, count: int) -> list[int]:
+    """Offsets of the next records of a kind."""
+    found: list[int] = []
+    while len(found) < count:
+        each = next(events)
+        assert each.get("event") != "reset", "a reset"
+        if each.get("event") == "record" and orjson.loads(each["data"])["kind"] == kind:
+            found.append(int(each["id"]))
+    return found
+
+
+def test_a_page_follows_from_the_history_and_after_a_gap_without_loss_or_repeat(world: ConsoleWorld) -> None:
+    with world.console(console_vitals="1h") as console:
+        start = console.history()["next"]
+        written = [world.measure({}) for _ in range(3)]
+        with console.events(start) as events:
+            seen = records(events, "window", 3)
+        written += [world.measure({}) for _ in range(3)]  # while the page is away
+        with console.events(start, last_id=seen[-1]) as events:
+            seen += records(events, "window", 3)
+
+    assert seen == written
+
+
+def test_a_page_goes_on_after_the_console_was_restarted(world: ConsoleWorld) -> None:
+    with world.console(console_vitals="1h") as console, console.events() as events:
+        first = world.measure({})
+        assert records(events, "window", 1) == [first]
+    second = world.measure({})
+    with world.console(console_vitals="1h") as console, console.events(last_id=first) as events:
+        assert records(events, "window", 1) == [second]
+
+
+def test_a_page_of_another_log_is_told_to_begin_anew(console: Console) -> None:
+    with console.events(last_id=1_000_000) as events:
+        kinds = [next(events).get("event") for _ in range(3)]
+
+    assert "reset" in kinds
+
+
+def test_states_come_by_themselves(console: Console) -> None:
+    with console.events() as events:
+        states = [
+            orjson.loads(e["data"]) for e in (next(events) for _ in range(20)) if e.get("event") == "state"
+        ]
+
+    assert len(states) >= 3
+    times = [s["now_ms"] for s in states]
+    assert times == sorted(set(times))
+
+
+def test_a_stop_ends_the_streams_at_once(world: ConsoleWorld) -> None:
+    with world.console() as console, console.events() as events:
+        next(events)
+        began = time.monotonic()
+        console.stop.set()
+        for _ in events:
+            pass
+
+    assert time.monotonic() - began < 3
+
+
+def test_more_pages_than_allowed_are_refused_with_what_to_do(world: ConsoleWorld) -> None:
+    with world.console(console_max_streams="1") as console, console.events() as events:
+        next(events)
+        refused = httpx.get(console.url + "/api/events")
+
+    assert refused.status_code == 503
+    assert "FRESHET_CONSOLE_MAX_STREAMS" in refused.json()["error"]["hint"]
+
+
+def test_a_page_that_never_reads_delays_nobody(world: ConsoleWorld, console: Console) -> None:
+    host, port = httpx.URL(console.url).host, httpx.URL(console.url).port
+    assert port is not None
+    with socket.create_connection((host, port)) as sleeper:
+        sleeper.sendall(b"GET /api/events HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        wait_until("it is connected", lambda: console.state()["console"]["streams"] == 1, within_s=10)
+        with console.events() as events:
+            assert records(events, "vitals", 2)
+    wait_until("it is gone", lambda: console.state()["console"]["streams"] == 0, within_s=10)
+
+
+# --- what is done
+
+
+def test_a_version_is_promoted_and_the_gate_goes_on(world: ConsoleWorld, console: Console) -> None:
+    for number, verdict in enumerate(("promoted", "held")):
+        world.put_version(number, verdict)
+    world.versions.point("stable", 0)
+
+    answer = console.change("promote", number=1)
+
+    assert answer.status_code == 200
+    assert (answer.json()["number"], answer.json()["by"], answer.json()["pinned"]) == (1, "console", False)
+    assert world.versions.aliases()["stable"] == 1
+    wait_until("it is shown", lambda: console.state()["versions"]["aliases"] == {"stable": 1}, within_s=10)
+    assert console.history()["versions"][-1]["what"] == "moved"
+
+
+def test_a_rollback_goes_to_the_last_promoted_version_and_holds_the_gate(
+    world: ConsoleWorld, console: Console
+) -> None:
+    for number, verdict in enumerate(("promoted", "promoted", "held", "promoted")):
+        world.put_version(number, verdict)
+    world.versions.point("stable", 3)
+
+    answer = console.change("rollback")
+
+    assert answer.json()["number"] == 1
+    assert world.versions.aliases()["stable"] == 1
+    wait_until("the pin is shown", lambda: console.state()["versions"]["pinned"], within_s=10)
+    pins = Pins(world.log, world.topics.versions)
+    assert "rolled back to version 1" in (pins.reason() or "")
+    console.change("promote", number=3)
+    assert pins.reason() is None
+    pins.close()
+
+
+def test_a_version_that_is_not_there_or_damaged_moves_nothing(world: ConsoleWorld, console: Console) -> None:
+    world.put_version(0)
+    world.put_version(1)
+    world.versions.point("stable", 0)
+    weights = world.folder / "versions" / "0000000001" / "weights.safetensors"
+    weights.write_bytes(b"damage")
+
+    missing, nothing_older = console.change("promote", number=77), console.change("rollback")
+    damaged = console.change("promote", number=1)
+
+    assert (missing.status_code, missing.json()["error"]["expected"]) == (404, "a stored version (0 to 1)")
+    assert (nothing_older.status_code, nothing_older.json()["error"]["code"]) == (404, "no_such_version")
+    assert damaged.status_code == 409
+    assert world.versions.aliases() == {"stable": 0}
+
+
+def test_without_the_token_nothing_is_moved(world: ConsoleWorld, console: Console) -> None:
+    world.put_version(0)
+    none = console.client.post("/api/promote", json={"number": 0})
+    wrong = console.change("promote", token="x" * len(TOKEN), number=0)
+    form = console.client.post(
+        "/api/promote", content=b'{"number": 0}',
+        headers={"authorization": f"Bearer {TOKEN}", "content-type": "text/plain"},
+    )  # fmt: skip
+    elsewhere = console.client.post(
+        "/api/promote",
+        json={"number": 0},
+        headers={"authorization": f"Bearer {TOKEN}", "origin": "http://evil.example"},
+    )
+    rebound = console.client.get("/api/state", headers={"host": "evil.example"})
+
+    assert [a.status_code for a in (none, wrong, form, elsewhere, rebound)] == [401, 403, 415, 403, 403]
+    assert all(a.json()["error"]["message"] for a in (none, wrong, form, elsewhere, rebound))
+    assert world.versions.aliases() == {}
+
+
+BODIES = (
+    *(b"[]", b"{", b'{"number": "1"}', b'{"number": true}', b'{"number": -1}', b'{"nr": 1}'),
+    *(b'{"number": 1e30}', b"null", b""),
+)
+
+
+def test_a_body_that_is_not_understood_moves_nothing(world: ConsoleWorld, console: Console) -> None:
+    world.put_version(0)
+    headers = {"authorization": f"Bearer {TOKEN}", "content-type": "application/json"}
+
+    answers = [console.client.post("/api/promote", content=body, headers=headers) for body in BODIES]
+
+    assert {a.status_code for a in answers} == {400}
+    assert world.versions.aliases() == {}
+
+
+def test_a_body_that_is_too_large_is_refused_before_it_is_read(console: Console) -> None:
+    answer = console.client.post(
+        "/api/try", content=b"x" * (2 << 20), headers={"content-type": "application/json"}
+    )
+
+    assert answer.status_code == 413
+
+
+def test_trying_a_request_logs_and_explores_nothing(world: ConsoleWorld, console: Console) -> None:
+    ranked = {"request_id": "r", "items": [], "version": 3}
+    world.fakes["inference"].answers["/v1/rank"] = (200, ranked)
+
+    answer = console.client.post("/api/try", json={"context": {"reader": "u"}, "candidates": [{}], "k": 1})
+
+    assert (answer.status_code, answer.json()) == (200, ranked)
+    sent = {"context": {"reader": "u"}, "candidates": [{}], "k": 1, "dry_run": True, "explain": True}
+    assert world.fakes["inference"].sent == [("/v1/rank", sent)]
+
+
+def test_what_inference_refuses_is_passed_on_and_nobody_can_turn_the_dry_run_off(
+    world: ConsoleWorld, console: Console
+) -> None:
+    world.fakes["inference"].answers["/v1/rank"] = (400, {"error": {"code": "bad_input"}})
+
+    refused = console.client.post("/api/try", json={"candidates": []})
+    wet = console.client.post("/api/try", json={"candidates": [{}], "dry_run": False})
+
+    assert (refused.status_code, refused.json()) == (400, {"error": {"code": "bad_input"}})
+    assert wet.status_code == 400
+    assert "dry_run" in wet.json()["error"]["message"]
+    assert len(world.fakes["inference"].sent) == 1
+
+
+def test_without_inference_a_try_says_so(world: ConsoleWorld, console: Console) -> None:
+    world.fakes["inference"].stop()
+
+    answer = console.client.post("/api/try", json={"candidates": [{}]})
+
+    assert answer.status_code == 503
+    assert "inference does not answer" in answer.json()["error"]["message"]
+
+
+# --- the page
+
+
+def test_every_answer_has_the_headers_that_shut_the_page_off(console: Console) -> None:
+    for path in ("/", "/api/state", "/nowhere", "/api/promote"):
+        headers = console.client.get(path).headers
+        assert "default-src 'none'" in headers["content-security-policy"], path
+        assert headers["x-content-type-options"] == "nosniff", path
+        assert headers["referrer-policy"] == "no-referrer", path
+
+
+def test_the_page_is_sent_once_and_then_only_if_it_changed(console: Console) -> None:
+    first = console.client.get("/")
+    again = console.client.get("/", headers={"if-none-match": first.headers["etag"]})
+
+    assert first.headers["content-type"] == "text/html; charset=utf-8"
+    assert (again.status_code, again.content) == (304, b"")
+
+
+PATHS = (
+    *("/static/../service.py", "/static/..%2fservice.py", "/static/%2e%2e/service.py", "/static//etc/passwd"),
+    *("/static/index.html%00.js", "/static/", "/../state/console.token", "/static/VENDORED.md"),
+    "/static/../../../../etc/passwd",
+)
+
+
+def test_no_path_leads_out_of_the_page(console: Console) -> None:
+    for path in PATHS:
+        target = httpx.URL(console.url).copy_with(raw_path=path.encode())
+        assert console.client.send(httpx.Request("GET", target)).status_code == 404, path
+
+
+# --- an action on its way
+
+
+def test_an_action_is_followed_through_all_stages_in_order(world: ConsoleWorld, console: Console) -> None:
+    trainer, inference = world.fakes["trainer"], world.fakes["inference"]
+    trainer.answers["/progress"] = (
+        200,
+        {"applied": {"0": 0}, "published": {"applied": {"0": 0}, "rows_next": {}}},
+    )
+    inference.answers["/v1/progress"] = (200, {"rows_next": {"0": 0}})
+    ended = threading.Event()
+
+    def happen() -> None:
+        while not ended.is_set():  # the tracer takes one that comes while it waits
+            offset = world.append(world.topics.action, b"an action")
+            end = world.ends(world.topics.samples)
+            world.write(world.topics.joiner, {"kind": "commit", "next": {"action": offset + 1}})
+            trainer.answers["/progress"] = (
+                200, {"applied": {"0": end}, "published": {"applied": {"0": end}, "rows_next": {"0": 5}}},
+            )  # fmt: skip
+            inference.answers["/v1/progress"] = (200, {"rows_next": {"0": 5}})
+            ended.wait(0.05)
+
+    thread = threading.Thread(target=happen)
+    thread.start()
+    try:
+        wait_until("a trace is shown", lambda: console.state()["trace"] is not None, within_s=15)
+        trace = console.state()["trace"]
+    finally:
+        ended.set()
+        thread.join()
+
+    assert [s["stage"] for s in trace["stages"]] == ["logged", "joined", "trained", "published", "served"]
+    times = [s["ms"] for s in trace["stages"]]
+    assert times == sorted(times)
+    assert trace["failed"] is None
