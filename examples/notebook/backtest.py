@@ -6,7 +6,7 @@
 
 Every sample is scored before it is trained on, by the same log, trainer and measures as live events.
 """
-# ruff: noqa: PLC0415, N806, B018  cells are modules of their own: imports, constants, a last value to show
+# ruff: noqa: PLC0415, N803, N806, B018  cells are modules of their own: imports, constants, a last value
 
 import marimo
 
