@@ -6,14 +6,14 @@ from pathlib import Path
 
 import click
 
-from freshet.cli.options import json_option
+from freshet.cli.options import examples, json_option
 
 __all__ = ["DEMO_FOLDER", "command"]
 
 DEMO_FOLDER = "freshet-demo"
 
 
-@click.command()
+@click.command(epilog=examples("freshet demo", "freshet demo --rate 300 --drift-at 60s --seconds 300"))
 @click.argument("folder", type=click.Path(path_type=Path), default=DEMO_FOLDER)
 @click.option(
     "--rate",
