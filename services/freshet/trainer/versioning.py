@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from freshet.model.inputs import ModelInputs
 from freshet.seams.eventlog import Writer
 from freshet.seams.versions import Manifest, Version, VersionStore
 from freshet.spec.model import Spec
-from freshet.spec.outcomes import outcomes_of
+from freshet.spec.outcomes import Outcomes, outcomes_of
 from freshet.types import Append, BytesColumn, Fence
 
 __all__ = ["Snapshot", "Versioner", "restart_point", "versions_record"]
@@ -123,11 +124,15 @@ class Versioner:
             measures=snapshot.measures,
             fence=int(self.fence),
             sha256="",
-            transforms=outcomes_of(self.spec),
+            transforms=self._outcomes,
         )
         stored = self.store.put(manifest, snapshot.tensors)
         self._announce("version", number=number, step=snapshot.step, event_time_ms=snapshot.event_time_ms)
         return stored
+
+    @cached_property
+    def _outcomes(self) -> Outcomes:
+        return outcomes_of(self.spec)
 
     def _judge(self, manifest: Manifest, snapshot: Snapshot) -> Verdict:
         if not snapshot.finite:
