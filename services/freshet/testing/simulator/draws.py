@@ -18,6 +18,7 @@ __all__ = ["Draws"]
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
 _MIX_2 = np.uint64(0x94D049BB133111EB)
+_27, _30, _31 = np.uint64(27), np.uint64(30), np.uint64(31)
 _UNIT = 2.0**-53
 
 
@@ -55,9 +56,8 @@ class Draws:
 
 def _mixed(x: U64) -> U64:
     """SplitMix64's step (Steele, Lea and Flood 2014): every bit of the result depends on every bit of x."""
-    with np.errstate(over="ignore"):
-        x = x + _GOLDEN
-        x = (x ^ (x >> np.uint64(30))) * _MIX_1
-        x = (x ^ (x >> np.uint64(27))) * _MIX_2
-        mixed: U64 = x ^ (x >> np.uint64(31))
+    x = x + _GOLDEN
+    x = (x ^ (x >> _30)) * _MIX_1
+    x = (x ^ (x >> _27)) * _MIX_2
+    mixed: U64 = x ^ (x >> _31)
     return mixed

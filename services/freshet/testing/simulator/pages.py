@@ -31,7 +31,7 @@ def context_of(visit: Visit, request_id: str) -> dict[str, Any]:
 
 def candidates_of(world: World, visit: Visit) -> list[dict[str, Any]]:
     """(C,) what could be shown: the candidates of a rank request."""
-    columns = visit.items, world.topic_of(visit.items), world.format_of(visit.items), visit.ages_s
+    columns = visit.items, world.items.topic(visit.items), world.items.format(visit.items), visit.ages_s
     return [
         {"item": item_name(item), "topic": TOPICS[topic], "format": FORMATS[form], "age_s": round(age, 1)}
         for item, topic, form, age in zip(*(column.tolist() for column in columns), strict=True)

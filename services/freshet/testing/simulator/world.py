@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from freshet.testing.simulator.draws import Draws
+from freshet.testing.simulator.items import Items
 from freshet.testing.simulator.tastes import DriftPlan, TasteOptions, Tastes
 from freshet.types import F64, I64, Bool
 
@@ -29,6 +30,7 @@ FORMATS = ("article", "video", "gallery")
 
 LONGEST_CLICK_S = 8.0
 """Every click comes within this time of its page: the spec's window of 10 s takes them all."""
+CLICK_S, PURCHASE_S = 0.4, 1.0  # at least, after the page and after the click
 LONGEST_PURCHASE_S = 8.0
 """Every purchase comes within this time of its click."""
 
@@ -102,6 +104,7 @@ class World:
         self._zone = (draws.uniform("zone", users) * 24).astype(np.int64)
         self._phone = draws.uniform("phone", users)  # share of visits by phone; the others are halved
         self.tastes = Tastes(draws, self._group, len(TOPICS), plan, options.tastes)
+        self.items = Items(draws, len(TOPICS))
         topics = np.arange(len(TOPICS))
         self._topic = options.topic * draws.normal("topic", topics)
         self._hour = options.hour * draws.normal("hour", np.arange(4)[:, None], topics)
@@ -112,14 +115,6 @@ class World:
         self.looked_at: F64 = np.power(1.0 + np.arange(options.shown), -options.bias)  # (K,)
 
     # --- the catalogue
-
-    def topic_of(self, items: I64) -> I64:
-        """Topic of each item."""
-        return (self._draws.uniform("item topic", items) * len(TOPICS)).astype(np.int64)
-
-    def format_of(self, items: I64) -> I64:
-        """Format of each item."""
-        return np.searchsorted([0.6, 0.85], self._draws.uniform("item format", items)).astype(np.int64)
 
     def catalogue(self, time_s: float) -> tuple[int, int]:
         """The items that can be shown: [oldest, newest + 1). Items are numbered as they arrive."""
@@ -142,14 +137,14 @@ class World:
         hour = int(time_s // 3600 + self._zone[user]) % 24
         items = self._candidates(number, time_s)
         ages_s = self.age_s(items, time_s)
-        topics = self.topic_of(items)
+        topics = self.items.topic(items)
         logit = (
             options.base
             + self._topic[topics]
             + self.tastes.of(user, time_s)[topics]
             + self._hour[hour // 6, topics]
-            + self._device[device, self.format_of(items)]
-            + options.quality * draws.normal("quality", items)
+            + self._device[device, self.items.format(items)]
+            + options.quality * self.items.quality(items)
             + options.fresh * np.exp(-ages_s / options.fresh_s)
         )
         attraction: F64 = 1.0 / (1.0 + np.exp(-logit))
@@ -165,14 +160,16 @@ class World:
 
     def reactions(self, visit: Visit, shown: I64) -> Reactions:
         """What the reader does when these candidates (indices, first place first) are shown."""
-        draws, items = self._draws, visit.items[shown]
-        clicked = draws.uniform("click", visit.number, items) < self.expected(visit, shown)
-        after_s = np.minimum(
-            0.4 + 1.2 * np.exp(0.8 * draws.normal("click delay", visit.number, items)), LONGEST_CLICK_S
-        )
-        chances = self.purchase(visit, shown)
-        bought = clicked & (draws.uniform("purchase", visit.number, items) < chances)
-        later_s = 1.0 + (LONGEST_PURCHASE_S - 1.0) * draws.uniform("purchase delay", visit.number, items)
+        draws, number, items = self._draws, visit.number, visit.items[shown]
+        clicked = draws.uniform("click", number, items) < self.expected(visit, shown)
+        bought, after_s, later_s = np.zeros_like(clicked), np.zeros(len(items)), np.zeros(len(items))
+        if clicked.any():  # most pages are left without a click
+            items, places = items[clicked], np.flatnonzero(clicked)
+            delay_s = CLICK_S + 1.2 * np.exp(0.8 * draws.normal("click delay", number, items))
+            after_s[places] = np.minimum(delay_s, LONGEST_CLICK_S)
+            bought[places] = draws.uniform("purchase", number, items) < self.purchase(visit, shown[places])
+            spread_s = LONGEST_PURCHASE_S - PURCHASE_S
+            later_s[places] = PURCHASE_S + spread_s * draws.uniform("purchase delay", number, items)
         return Reactions(clicked, after_s, bought, after_s + later_s)
 
     def purchase(self, visit: Visit, shown: I64) -> F64:
@@ -181,9 +178,9 @@ class World:
         It is the reader's age group, the device, the topic and the item (its price) that make the difference.
         """
         items = visit.items[shown]
-        price = self.options.price * self._draws.normal("price", items)
+        price = self.options.price * self.items.price(items)
         logit = self._buys_group[visit.group] + self._buys_device[visit.device] + price
-        logit = logit + self._buys_topic[self.topic_of(items)] + self.options.purchase
+        logit = logit + self._buys_topic[self.items.topic(items)] + self.options.purchase
         chances: F64 = 1.0 / (1.0 + np.exp(-logit))
         return chances
 
