@@ -245,7 +245,7 @@ def test_try_it_ranks_what_is_written_and_gives_curl_and_python(console: Console
     page.get_by_role("button", name="Rank", exact=True).click()
 
     expect(page.locator("#try tbody tr")).to_have_count(10)
-    expect(page.locator("#try tbody tr").nth(3)).to_contain_text("item: no row")
+    expect(page.locator("#try tbody tr").nth(3)).to_contain_text("no row: item")
     assert '"user":9007199254740993' in page.locator("pre").first.inner_text()
     python = page.locator("pre").nth(1).inner_text()
     compile(python, "snippet", "exec")

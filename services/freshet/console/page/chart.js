@@ -92,7 +92,7 @@ export class TimeChart {
         y: { range: (u, low, high) => this.range(low, high === null ? null : Math.min(high, this.top)) },
       },
       axes: [
-        { ...axis, grid: { show: false }, size: 26, gap: 7, space: 46, values: (u, ticks) => ticks.map((t) => clock(t * 1000, t % 60 !== 0)) },
+        { ...axis, grid: { show: false }, size: 26, gap: 7, space: (u) => (u.width < NARROW ? 48 : 60), values: (u, ticks) => ticks.map((t) => clock(t * 1000, t % 60 !== 0)) },
         { ...axis, size: 52, gap: 6, space: 34, values: (u, ticks) => ticks.map((t) => this.format(t).replace(/\.0+(?= )/, "")) },
       ],
       series: [

@@ -71,7 +71,7 @@ export class Glance {
     const figures = [
       [serving === null ? "–" : `v${serving}`, since ? `made ${ago(num(since.created_ms), app.now())}` : "none served yet"],
       [duration(num(state.freshness_ms)), "behind the newest event"],
-      [count(rate("joiner", "trainer")), `learned from per second; ${count(rate("client", "gateway"))} events/s in`],
+      [count(rate("joiner", "trainer")), `learned per second; ${count(rate("client", "gateway"))} events/s in`],
       clicks.model === null
         ? ["–", "no clicks counted yet"]
         : [percent(clicks.model), clicks.random ? `${times(clicks.model, clicks.random)} × random${clicks.best ? `, ${part(clicks.model, clicks.best)} of best` : ""}` : "no random slates"],

@@ -50,6 +50,7 @@ export class Learning {
     const marks = [
       { sign: "▼", name: "tastes drifted", look: "warn" },
       { sign: "■", name: "version held", look: "bad" },
+      { sign: "\u00a0", name: "clicks still come in", look: "open" },
     ];
     this.chart = new TimeChart(byId("learning"), {
       title: "Click rate",
@@ -71,7 +72,7 @@ export class Learning {
       byId("learning-sub"),
       simulated ? "share of shown items that were clicked, by the simulator's count" : `mean ${app.label() || "label"} of what was served`,
     );
-    this.chart.draw(columns(bins, (b) => b.stop_ms, read), { ...app.view(), marks: marksOf(app) }, caption(app));
+    this.chart.draw(columns(bins, (b) => b.stop_ms, read), { ...app.view(), marks: marksOf(app), openFrom: lastOf(bins)?.stop_ms ?? null }, caption(app));
   }
 }
 

@@ -25,7 +25,8 @@ function verdict({ low, high }) {
 }
 
 export class Segments {
-  constructor() {
+  constructor(app) {
+    this.app = app;
     this.table = new Table(
       byId("segments"),
       "Segments: change in normalised entropy of the newer half of the last hour against the older half",
@@ -41,16 +42,18 @@ export class Segments {
   }
 
   update(state) {
-    const several = new Set(records(state.segments, 40).map((s) => s.label)).size > 1;
-    const rows = records(state.segments, 40).map((s) => ({
-      name: `${text(s.segment, 40)} = ${text(s.text, 60) || text(s.value, 60) || UNKNOWN}${several ? ` (${text(s.label, 30)})` : ""}`,
+    const label = this.app.label();
+    say(byId("segments-sub"), label ? `change in NE of ${label}, 95 % interval` : "");
+    const rows = records(state.segments, 200).filter((s) => s.label === label).slice(0, 60).map((s) => ({
+      name: `${text(s.segment, 40)} = ${text(s.text, 60) || text(s.value, 60) || UNKNOWN}`,
       n: num(s.n),
       change: num(s.change),
       low: num(s.low),
       high: num(s.high),
     }));
     const known = rows.filter((r) => r.change !== null);
-    const most = Math.max(1e-4, ...known.flatMap((r) => [r.change, r.low ?? 0, r.high ?? 0].map(Math.abs)));
+    const reaches = known.map((r) => Math.max(...[r.change, r.low ?? 0, r.high ?? 0].map(Math.abs))).sort((a, b) => a - b);
+    const most = Math.max(1e-4, 2 * (reaches[reaches.length >> 1] ?? 0)); // one wide interval may leave the scale
     this.table.fill(known.map((r) => ({ ...r, most })));
   }
 }

@@ -58,7 +58,7 @@ const app = new App();
 const glance = new Glance();
 const freshness = new Freshness();
 const [learning, quality, calibration] = [new Learning(), new Quality(), new Calibration()];
-const byState = [new Pipeline(), new Versions(app), new Segments(), new Services(app), new Tables(), new Letters(app), new Try(app), freshness];
+const byState = [new Pipeline(), new Versions(app), new Segments(app), new Services(app), new Tables(), new Letters(app), new Try(app), freshness];
 let due = true; // charts have something new
 let drawn = 0;
 

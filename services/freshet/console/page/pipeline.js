@@ -85,7 +85,7 @@ function edges(state) {
       hasLag: level !== "unknown" || text(e.lag_unit, 20) !== "",
       note: text(e.note, 120),
       rate: num(e.rate) === null ? `${text(e.unit, 20) || "rate"} unknown` : rate(num(e.rate), text(e.unit, 20) || "/s"),
-      lag: lag === null ? "" : `lag ${lag < 10_000 ? whole(lag) : count(lag)} ${text(e.lag_unit, 20)}`.trim(),
+      lag: lag === null ? "" : `lag ${lag < 10_000 ? whole(lag) : count(lag)} ${lag === 1 ? text(e.lag_unit, 20).replace(/s$/, "") : text(e.lag_unit, 20)}`.trim(),
     };
   });
 }

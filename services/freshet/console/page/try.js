@@ -42,7 +42,7 @@ export class Try {
         { head: "place", class: "num", cell: (i) => String(i.place) },
         { head: "candidate", class: "wide", cell: (i) => i.candidate },
         { head: "score", class: "num", cell: (i) => fixed(num(i.score), 4) },
-        { head: "predictions", key: (i) => JSON.stringify(i.predictions), cell: (i) => i.predictions.map((p) => el("span", { class: "rowfact" }, p)) },
+        { head: "predictions", key: (i) => JSON.stringify(i.predictions), cell: (i) => i.predictions.map((p) => el("span", { class: "rowfact whole" }, p)) },
         { head: "rows", key: (i) => JSON.stringify(i.rows), cell: (i) => rowsOf(i.rows) },
       ],
       "Ranked items appear here with their scores, the predictions of each label, the ages of the rows that were used, and what had no row yet.",
@@ -169,17 +169,27 @@ export class Try {
   }
 }
 
-/** Of each feature: how many of its values have a row, and how long ago the newest of them was touched. */
+/** How many rows of an item are known, how long ago they were touched, which are missing; each of them on demand. */
 function rowsOf(rows) {
-  return Object.entries(rows).slice(0, 24).map(([feature, found]) => {
-    const { known, of, age_s: age } = record(found);
-    const missing = num(known) !== null && num(of) !== null && known < of;
-    const what = missing ? `${whole(known)} of ${whole(of)} known` : "known";
-    const old = num(age) === null ? "" : `, ${duration(age * 1000)} old`;
-    const nothing = num(known) === 0;
-    return el("span", { class: missing ? "rowfact missing" : "rowfact" }, `${text(feature, 40)}: ${nothing ? "no row" : what}${old}`);
+  const found = Object.entries(rows).slice(0, 100).map(([feature, r]) => {
+    const { known, of, age_s: age } = record(r);
+    return { feature: text(feature, 60), known: num(known) ?? 0, of: num(of) ?? 0, age: num(age) };
   });
+  const missing = found.filter((r) => r.known < r.of);
+  const ages = found.map((r) => r.age).filter((a) => a !== null);
+  const sum = (key) => found.reduce((total, r) => total + r[key], 0);
+  const old = ages.length ? `, touched ${span(Math.min(...ages), Math.max(...ages))} ago` : "";
+  const summary = el("summary", {}, `${whole(sum("known"))} of ${whole(sum("of"))} known${old}`);
+  if (missing.length) summary.append(el("span", { class: "rowfact missing" }, `no row: ${missing.map((r) => r.feature).join(", ")}`));
+  const facts = found.map((r) => {
+    const age = r.age === null ? "" : `, ${duration(r.age * 1000)} ago`;
+    const what = r.known < r.of ? `${whole(r.known)} of ${whole(r.of)} known` : "known";
+    return el("span", { class: r.known < r.of ? "rowfact missing" : "rowfact" }, `${r.feature}: ${what}${age}`);
+  });
+  return el("details", {}, summary, ...facts);
 }
+
+const span = (from, to) => (duration(from * 1000) === duration(to * 1000) ? duration(to * 1000) : `${duration(from * 1000)} to ${duration(to * 1000)}`);
 
 /** A candidate's fields in one line. */
 function told(candidate) {

@@ -40,7 +40,7 @@ export class Versions {
     this.table.fill(rows);
     show(byId("rollback"), rows.length > 1);
     const held = rows.filter((v) => v.verdict === "held").length;
-    const parts = [serving === null ? "" : `v${serving} serves`, versions.pinned === true ? "pinned by hand: the gate promotes nothing" : "", held ? `${held} held of ${rows.length}` : ""];
+    const parts = [serving === null ? "" : `v${serving} serves`, versions.pinned === true ? "pinned by hand: the gate promotes nothing" : "", held ? `${held} held of ${rows.length}` : "", rows.length ? "measured since the beginning" : ""];
     say(byId("versions-sub"), parts.filter(Boolean).join(" · "));
   }
 
