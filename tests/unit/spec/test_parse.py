@@ -73,7 +73,7 @@ def test_the_smallest_spec_is_complete() -> None:
         (
             WHOLE.replace("dim = 16", 'optimizer = "adagard"'),
             "freshet.toml: tables.user.optimizer = 'adagard'\n"
-            '  expected one of "sgd", "adagrad", "rowwise_adagrad", "adam", "ftrl"\n'
+            '  expected one of "sgd", "adagrad", "rowwise_adagrad", "rowwise_rmsprop", "adam", "ftrl"\n'
             '  did you mean "adagrad"?',
         ),
         (
