@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import sys
 import threading
 import time
@@ -23,7 +22,7 @@ from freshet.cli.status import figures_of
 from freshet.cli.supervising import Run, console_address, prepare, tell_ready
 from freshet.errors import ConfigError
 from freshet.runtime.lifecycle import stop_on_signals
-from freshet.runtime.ports import owner_of_port
+from freshet.runtime.ports import free_ports, owner_of_port
 from freshet.runtime.supervisor import Process
 from freshet.settings import RunFolder, Settings, load_settings
 from freshet.testing.simulator import write_spec
@@ -189,12 +188,6 @@ def _take_free_ports() -> list[str]:
     for name, port in {**ports_of(settings), **optional_ports_of(settings)}.items():
         variable = PORT_SETTINGS.get(name, SIMULATOR_PORT)
         if variable not in os.environ and owner_of_port(port) is not None:
-            os.environ[variable] = str(_free_port())  # the services, which we start, read it there
+            os.environ[variable] = str(free_ports(1)[0])  # the services, which we start, read it there
             lines.append(f"  port {port} is taken: {name} uses {os.environ[variable]}")
     return lines
-
-
-def _free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return int(s.getsockname()[1])

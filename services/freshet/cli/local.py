@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -20,6 +19,7 @@ from freshet.cli.ports import PORT_SETTINGS
 from freshet.cli.supervising import is_ready
 from freshet.client import Ack, Client, Ranking, Receipt
 from freshet.errors import Unavailable
+from freshet.runtime.ports import free_ports
 from freshet.settings import RunFolder
 from freshet.spec import Spec, load_spec
 from freshet.spec.render import render
@@ -108,7 +108,7 @@ def local(
         spec_file = Path(temporary) / "freshet.toml"
         spec_file.write_text(render(_with_absolute_paths(spec)), encoding="utf-8")
         roles = [role for role in PORT_SETTINGS if console or role != "console"]
-        ports = dict(zip(roles, _free_ports(len(roles)), strict=True))
+        ports = dict(zip(roles, free_ports(len(roles)), strict=True))
         command = [
             "up",
             str(spec_file),
@@ -200,14 +200,3 @@ def _python_path(path: str, spec: Spec) -> str:
     """
     beside = str(Path(spec.folder or ".").resolve())
     return os.pathsep.join([str(Path(__file__).parents[2]), *filter(None, [path]), beside])
-
-
-def _free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for s in sockets:
-            s.bind(("127.0.0.1", 0))
-        return [int(s.getsockname()[1]) for s in sockets]
-    finally:
-        for s in sockets:
-            s.close()

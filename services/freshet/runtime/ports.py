@@ -1,12 +1,13 @@
-"""Who holds a port: read from /proc, so that an error can name the process and the way out."""
+"""Who holds a port: read from /proc, so that an error can name the process and the way out; and free ones."""
 
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["owner_of_port"]
+__all__ = ["free_ports", "owner_of_port"]
 
 _LISTEN = "0A"
 
@@ -27,6 +28,18 @@ def owner_of_port(port: int, proc: Path = Path("/proc")) -> str | None:
         except OSError:
             continue  # it has ended, or belongs to somebody else
     return f"port {port} is held by a process of another user"
+
+
+def free_ports(count: int) -> list[int]:
+    """So many different ports of this machine that nobody listens on now."""
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [int(one.getsockname()[1]) for one in sockets]
+    finally:
+        for one in sockets:
+            one.close()
 
 
 def _listeners(port: int, proc: Path) -> Iterator[str]:

@@ -1,0 +1,122 @@
+"""Ctrl-C at any moment: it ends with the right code, without a traceback, an orphan, or a folder that the
+next start could not take."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from freshet.cli.supervising import is_ready
+from freshet.errors import FreshetError
+from freshet.runtime.run_state import read_run
+from freshet.settings import RunFolder
+from tests.system.demo_process import Demo, processes_of
+from tests.system.waiting import wait_until
+
+pytestmark = [pytest.mark.system, pytest.mark.timeout(240)]
+
+
+@pytest.fixture
+def demo(tmp_path: Path) -> Iterator[Demo]:
+    demo = Demo(tmp_path / "demo", rate=50)
+    yield demo
+    demo.end()
+
+
+def made_its_folder(demo: Demo) -> bool:
+    return demo.folder.exists()
+
+
+def started_services(demo: Demo) -> bool:
+    return (demo.folder / "state" / "services.json").exists()
+
+
+def has_one_ready(demo: Demo) -> bool:
+    return any(is_ready(port) for port in demo.ports.values())
+
+
+def has_readers(demo: Demo) -> bool:
+    return bool(demo.figures("simulator").get("events"))
+
+
+MOMENTS = (made_its_folder, started_services, has_one_ready, has_readers)
+
+
+@pytest.mark.parametrize("moment", MOMENTS, ids=lambda m: m.__name__)
+def test_ctrl_c_ends_everything_and_the_folder_can_be_gone_on_with(
+    demo: Demo, moment: Callable[[Demo], bool]
+) -> None:
+    demo.start()
+    wait_until(moment.__name__, lambda: moment(demo), within_s=60)
+
+    code = demo.stop()
+
+    assert code in (0, 130), demo.said  # 130: nothing had been started
+    assert "Traceback" not in demo.said
+    assert processes_of(demo.folder) == []
+    if code == 0:
+        run = read_run(RunFolder(demo.folder))
+        assert run is not None
+        assert run.stopped_ms is not None
+        assert f"freshet demo {demo.folder}" in demo.said
+    demo.start()
+    wait_until("its readers come", lambda: has_readers(demo), within_s=60)
+    assert demo.stop() == 0
+
+
+def test_a_second_ctrl_c_ends_it_at_once_and_no_service_outlives_it(demo: Demo) -> None:
+    demo.start()
+    wait_until("its readers come", lambda: has_readers(demo), within_s=60)
+
+    demo.process.send_signal(signal.SIGINT)
+    wait_until("it stops", lambda: _some_stopped(demo), within_s=10)
+    demo.process.send_signal(signal.SIGINT)
+
+    assert demo.process.wait(10) in (0, 130)  # 0: the first one was done before the second came
+    wait_until("no process is left", lambda: not processes_of(demo.folder), within_s=10)
+    assert "Traceback" not in demo.said
+
+
+def test_a_second_demo_in_the_folder_is_refused_and_the_first_goes_on(demo: Demo) -> None:
+    demo.start()
+    wait_until("its readers come", lambda: has_readers(demo), within_s=60)
+    second = Demo(demo.folder, rate=50)
+
+    second.start()
+    code = second.process.wait(60)
+
+    assert code == 1
+    assert f"is in use by process {demo.process.pid}" in demo.said  # both speak into one file
+    assert demo.process.poll() is None
+    assert has_readers(demo)
+
+
+def _some_stopped(demo: Demo) -> bool:
+    """Whether the stop has begun: a service has gone."""
+    if demo.process.poll() is not None:
+        return True
+    try:
+        run = read_run(RunFolder(demo.folder))
+    except FreshetError:
+        return False
+    pids = [one["pid"] for one in run.services.values()] if run is not None else []
+    return len([pid for pid in pids if pid in processes_of(demo.folder)]) < len(pids)
+
+
+def test_json_ends_with_one_object(tmp_path: Path) -> None:
+    demo = Demo(tmp_path / "demo", rate=50)
+    demo.start("--json", "--seconds", "20")
+    try:
+        assert demo.process.wait(120) == 0
+    except subprocess.TimeoutExpired:
+        demo.end()
+        raise
+
+    summary = demo.summary()
+    assert set(summary["ended"].values()) == {"stopped"}
+    assert summary["simulator"]["events"] > 0
+    assert summary["first_learned_s"] is not None
