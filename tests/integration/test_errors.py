@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from freshet.cli.ports import PORT_SETTINGS
 from tests.integration.errors import (
     Shell,
     State,
@@ -59,8 +60,8 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (folder / "request.json").write_text('{"context": {"reader": "u1"}, "candidates": [{"article": "a1"}]}')
     (folder / "rows.csv").write_text("ts,reader\n1,u1\n")
     monkeypatch.chdir(folder)
-    for name in ("GATEWAY_PORT", "INFERENCE_PORT", "JOINER_ADMIN_PORT", "TRAINER_ADMIN_PORT"):
-        monkeypatch.setenv(f"FRESHET_{name}", "0")
+    for name in (*PORT_SETTINGS.values(), "FRESHET_SIMULATOR_ADMIN_PORT"):
+        monkeypatch.setenv(name, "0")
     return folder
 
 
@@ -170,6 +171,7 @@ def test_a_damaged_state_is_named_with_what_to_do(shell: Shell, place: Path, ver
 
 
 STARTING = (
+    ("demo",),
     ("up", "freshet.toml", "--folder"),
     ("run", "gateway", "freshet.toml", "--folder"),
     ("backtest", "freshet.toml", "rows.csv", "--keep"),
@@ -190,7 +192,7 @@ def test_where_no_folder_can_be_made_nothing_starts(
 
     assert said.code == 1
     assert at in said.text
-    assert "--folder" in said.text
+    assert "expected" in said.text
     assert contents(place) == before
 
 
@@ -206,6 +208,42 @@ def test_without_permission_nothing_starts(shell: Shell, place: Path, verb: tupl
     assert said.code == 1
     assert "ermission denied" in said.text
     assert contents(place / "locked") == {}
+
+
+def test_a_simulator_takes_no_port_that_is_taken(
+    shell: Shell, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        monkeypatch.setenv("FRESHET_SIMULATOR_ADMIN_PORT", str(taken.getsockname()[1]))
+
+        said = shell("simulate", "--folder", "run")
+
+    assert said.code == 1
+    assert "is held by process" in said.text
+
+
+@pytest.mark.parametrize(
+    "options", [("--rate", "5"), ("--rate", "many"), ("--seed", "-1"), ("--seconds", "0")]
+)
+def test_an_option_out_of_range_is_wrong_usage(shell: Shell, place: Path, options: tuple[str, str]) -> None:
+    before = contents(place)
+
+    said = shell("demo", "run", *options)
+
+    assert said.code == 2
+    assert f"Invalid value for '{options[0]}'" in said.text
+    assert contents(place) == before
+
+
+@pytest.mark.parametrize("verb", ["demo", "simulate"])
+def test_a_drift_that_is_no_duration_is_refused(shell: Shell, place: Path, verb: str) -> None:
+    said = shell(verb, "--drift-at", "soon")
+
+    assert said.code == 1
+    assert "--drift-at" in said.text
+    assert "soon" in said.text
 
 
 @pytest.mark.parametrize("verb", LOOKING, ids=" ".join)

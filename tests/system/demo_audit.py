@@ -123,23 +123,20 @@ class _Schemas:
     """Schemas by the ids that records carry, as fastavro wants them."""
 
     registry: SchemaRegistry
-    _known: dict[tuple[int, bool], Any] = field(default_factory=dict)
+    _known: dict[int, Any] = field(default_factory=dict)
 
-    def get(self, schema_id: int, *, of_sample: bool = False) -> Any:
-        if (schema_id, of_sample) not in self._known:
+    def get(self, schema_id: int) -> Any:
+        if schema_id not in self._known:
             schema = orjson.loads(canonical(self.registry.get(schema_id)))
-            if of_sample:  # as schemas/README.md says: the array is replaced by its element
-                for one in schema["fields"]:
-                    one["type"] = one["type"]["items"] if one["name"] == "items" else one["type"]
-            self._known[schema_id, of_sample] = fastavro.parse_schema(schema)
-        return self._known[schema_id, of_sample]
+            self._known[schema_id] = fastavro.parse_schema(schema)
+        return self._known[schema_id]
 
 
 def _samples(log: EventLog, topic: str, schemas: _Schemas) -> Iterator[tuple[str, Key, float]]:
     for records in _records(log, topic):
         blocks = read_blocks(records.values)
         for i in range(len(blocks)):
-            schema = schemas.get(int(blocks.schema_ids[i]), of_sample=True)
+            schema = schemas.get(int(blocks.schema_ids[i]))
             made: Any = fastavro.schemaless_reader(io.BytesIO(blocks.payloads[i]), schema, None)
             key = (made["request_id"], made["items"]["item"])
             yield LABELS[int(blocks.labels[i])], key, float(blocks.values[i])

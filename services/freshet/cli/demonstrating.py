@@ -68,9 +68,9 @@ def run_demo(folder: Path, wish: Wish, *, seconds: float | None, as_json: bool) 
         ConfigError: the folder holds something else, is in use, or has another world than was asked for.
     """
     _refuse_other_contents(folder)
-    moved = _take_free_ports()
     options = wish.options(_world(folder, wish))
     spec_file = write_spec(folder)
+    moved = _take_free_ports()
 
     def simulator(settings: Settings) -> Sequence[Process]:
         command = [sys.executable, "-m", "freshet.cli", "simulate", "--folder", str(folder), *options]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import shutil
+import signal
 import tempfile
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,7 +26,7 @@ def folder_of_a_pass(keep: str | Path | None) -> Iterator[Path]:
     Raises ConfigError if `keep` holds anything: a second pass into a log would teach everything twice.
     """
     if keep is None:
-        with tempfile.TemporaryDirectory(prefix="freshet-") as temporary:
+        with _interruptible(), tempfile.TemporaryDirectory(prefix="freshet-") as temporary:
             yield Path(temporary)
         return
     folder = Path(keep)
@@ -38,13 +40,30 @@ def folder_of_a_pass(keep: str | Path | None) -> Iterator[Path]:
             "delete it, or name another; a second pass into one log would teach everything twice",
         )
     try:
-        yield folder
+        with _interruptible():
+            yield folder
     except BaseException:
         if is_new:
             shutil.rmtree(folder, ignore_errors=True)
         else:
             _empty(folder)
         raise
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """Ctrl-C raises KeyboardInterrupt here, where there is something to clean up."""
+    ours = (
+        threading.current_thread() is threading.main_thread()
+        and signal.getsignal(signal.SIGINT) is signal.SIG_DFL
+    )
+    if ours:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        if ours:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def _empty(folder: Path) -> None:

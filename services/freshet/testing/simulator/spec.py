@@ -34,11 +34,22 @@ def write_spec(folder: Path) -> Path:
                     "a changed spec is run by `freshet up`; to see the demo again, use another folder",
                 )
         for name in missing:
-            made = folder / f".{name}.new"  # whole or not there: a torn one would count as changed
-            made.write_bytes(wanted[name])
-            made.replace(folder / name)
+            _write(folder / name, wanted[name])
     except OSError as error:
         raise ConfigError(
-            str(folder), "", f"{error.strerror}: {error.filename}", "a folder that can be written to"
+            str(folder),
+            "",
+            f"the spec cannot be written ({error.filename or folder}: {error.strerror})",
+            "the path of a folder that this user may write to, with space on its disk",
         ) from error
     return folder / FILES[0]
+
+
+def _write(path: Path, data: bytes) -> None:
+    """The whole file, or none: a torn one would count as changed."""
+    made = path.with_name(f".{path.name}.new")
+    try:
+        made.write_bytes(data)
+        made.replace(path)
+    finally:
+        made.unlink(missing_ok=True)
