@@ -89,7 +89,7 @@ class DemoBooks:
     def differences(self, tracked: Tracked, *, excused: int) -> Iterator[str]:
         """What is lost, doubled, or labelled otherwise than it was acted on, in words.
 
-        `excused`: actions that the joiner says came after their window; so many clicks may be learned as none.
+        `excused`: actions that the joiner says came after their window; so many may be learned as none.
         """
         clicked = self.samples["click"]
         late = {key for label, key in self.late if label == "click"}

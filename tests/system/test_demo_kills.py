@@ -67,7 +67,7 @@ def test_whatever_is_killed_the_status_tells_it_and_nothing_is_lost_or_doubled(d
     resume_readers(demo)
     assert demo.stop() == 0
     print(
-        f"{len(books.shown)} items shown ({len(tracked.pages)} tracked), {len(books.late)} samples late, {excused} actions; "
+        f"{len(books.shown)} items shown ({len(tracked.pages)} tracked), {excused} actions late; "
         f"{len(books.samples['click'])} click samples, {measured:.0f} measured"
     )
     assert list(books.differences(tracked, excused=excused)) == []
