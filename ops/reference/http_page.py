@@ -171,9 +171,10 @@ def _rows(shape: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, ...]]:
     for name, inner in shape.get("properties", {}).items():
         optional = "" if name in shape.get("required", ()) else ", optional"
         yield (code(prefix + name), _type(inner) + optional, escaped(inner.get("description", "")))
-        yield from _rows(inner, f"{prefix}{name}.")
-        if isinstance(inner.get("items"), Mapping):
-            yield from _rows(inner["items"], f"{prefix}{name}[].")
+        for one in (inner, *inner.get("anyOf", ())):
+            yield from _rows(one, f"{prefix}{name}.")
+            if isinstance(one.get("items"), Mapping):
+                yield from _rows(one["items"], f"{prefix}{name}[].")
 
 
 def _type(shape: Mapping[str, Any]) -> str:

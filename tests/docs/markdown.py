@@ -57,7 +57,8 @@ def blocks(page: Path) -> Iterator[Block]:
             at += 1
             continue
         indent, start = len(fence["indent"]), at + 1
-        end = next(i for i in range(start, len(lines)) if lines[i].strip() == fence["ticks"])
+        end = next((i for i in range(start, len(lines)) if lines[i].strip() == fence["ticks"]), -1)
+        assert end >= 0, f"{page}:{start}: a fenced block that never ends"
         text = "\n".join(line[indent:] if not line[:indent].strip() else line for line in lines[start:end])
         before = next((line for line in reversed(lines[:at]) if line.strip()), "")
         left_out = LEFT_OUT.search(before)

@@ -224,6 +224,19 @@ def test_admin_ports_answer_as_described(world: World, service: str, path: str) 
     must_be_as_described(ENDPOINTS["admin", "GET", path], world.ask(service, path))
 
 
+def test_the_states_that_are_streamed_are_as_described(world: World) -> None:
+    url = f"http://127.0.0.1:{world.ports['console']}/api/events"
+    with httpx.stream("GET", url, timeout=20) as answer:
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        lines = answer.iter_lines()
+        assert any(line == "event: state" for line in lines)
+        state = next(line for line in lines if line.startswith("data:"))
+
+    shape = ENDPOINTS["console", "GET", "/api/state"].answers[0].bodies[0].shape
+    assert shape is not None
+    Draft202012Validator(shape).validate(orjson.loads(state.removeprefix("data:")))
+
+
 ANYTHING = st.recursive(
     st.none()
     | st.booleans()
