@@ -61,7 +61,7 @@ def command(spec_file: Path, against: Path | None, as_json: bool) -> None:
         if ":" in spec.model.kind:
             from freshet.model.trial import try_out
 
-            try_out(spec)
+            try_out(spec, str(spec_file))
         value = {**report.as_dict(), "identity": identity_hash(spec, schemas)}
         emit(value, as_json=as_json, text=report.text())
         return

@@ -195,8 +195,10 @@ def _with_absolute_paths(spec: Spec) -> Spec:
 
 
 def _python_path(path: str, spec: Spec) -> str:
-    """A PYTHONPATH by which the processes find the freshet that runs here, installed or not, and modules
-    that stand beside the spec: the copy of it that they read stands elsewhere.
+    """A PYTHONPATH by which the processes find the freshet that runs here, installed or not, and the modules
+    beside the spec that it names: the copy of it that they read stands elsewhere.
     """
-    beside = str(Path(spec.folder or ".").resolve())
-    return os.pathsep.join([str(Path(__file__).parents[2]), *filter(None, [path]), beside])
+    steps = [str(step) for feature in spec.features for step in feature.dense]
+    names_code = any(":" in name for name in (spec.model.kind, *steps))
+    beside = [str(Path(spec.folder or ".").resolve())] if names_code else []
+    return os.pathsep.join([str(Path(__file__).parents[2]), *filter(None, [path]), *beside])

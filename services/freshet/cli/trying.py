@@ -52,10 +52,10 @@ def _main(spec_file: str) -> int:
     from freshet.model.trial import try_out
 
     try:
-        try_out(load_spec(spec_file))
+        try_out(load_spec(spec_file), spec_file)
     except ConfigError as error:
         found = error.found if isinstance(error.found, str) else str(error.found)
-        said = _Said(spec_file, error.key, found, error.expected, error.hint)
+        said = _Said(error.where, error.key, found, error.expected, error.hint)
         print(orjson.dumps(said).decode())
         return 1
     return 0

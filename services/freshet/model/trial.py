@@ -30,8 +30,8 @@ ROW_SCALE = 0.05
 T = TypeVar("T")
 
 
-def try_out(spec: Spec) -> None:
-    """Try the class that `model.kind` names; a kind of freshet's own needs no trial.
+def try_out(spec: Spec, where: str = "spec") -> None:
+    """Try the class that `model.kind` names; a kind of freshet's own needs no trial. Errors name `where`.
 
     Raises:
         ConfigError: it cannot be imported, built or run, gives logits of another shape or that are not
@@ -39,6 +39,13 @@ def try_out(spec: Spec) -> None:
     """
     if ":" not in spec.model.kind:
         return
+    try:
+        _try_out(spec)
+    except ConfigError as error:
+        raise ConfigError(where, error.key, error.found, error.expected, error.hint) from error
+
+
+def _try_out(spec: Spec) -> None:
     model = build_model(spec, training=True)
     if not issubclass(class_of(spec.model.kind, spec.folder), Model):
         return  # it makes its own dense model, which may count on what only a trainer gives
