@@ -37,6 +37,7 @@ from freshet.testing.simulator import write_spec
 from freshet.types import TopicPartition
 
 LOOK_S = 5.0
+LAST_CLICKS_S = 14.0  # a window is told 8 s after its end
 RECENT_S = 15.0  # how many seconds a click rate is the mean of
 DRIFT_S = 150.0
 SETTLED_MS = 60_000
@@ -51,6 +52,15 @@ def status_of(port: int) -> dict[str, Any]:
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/status", timeout=5) as answer:
         found: dict[str, Any] = json.load(answer)
         return found
+
+
+def asked(port: int) -> dict[str, Any] | None:
+    """The simulator's status; None while it does not answer, or has not begun."""
+    try:
+        found = status_of(port)
+    except OSError:
+        return None
+    return found if found["began_ms"] is not None else None
 
 
 def rates(windows: Windows, start_s: float, stop_s: float, what: str = "expected") -> dict[str, float]:
@@ -113,12 +123,15 @@ def watch(system: Local, seed: int, minutes: float, rate: float) -> dict[str, An
     words += ["--drift-at", f"{DRIFT_S:g}s", "--drift-every", "none"]
     simulator = subprocess.Popen([sys.executable, "-m", "freshet.cli", *words], env=environment)
     windows: dict[int, Mapping[str, Any]] = {}
-    pause, began, told = threading.Event(), time.monotonic(), dict[str, Any]()
+    pause, told = threading.Event(), dict[str, Any]()
+    end_s = minutes * 60 + LAST_CLICKS_S
     try:
-        while time.monotonic() - began < minutes * 60 + 16:  # the last windows close 13 s later
+        while not told or time.time() < told["began_ms"] / 1_000 + end_s:
             pause.wait(LOOK_S)
-            told = status_of(port)
-            for window in told["windows"]:
+            if simulator.poll() is not None:
+                raise SystemExit(f"the simulator ended with {simulator.returncode}")
+            told = asked(port) or told
+            for window in told.get("windows", ()):
                 windows[round((window["start_ms"] - told["began_ms"]) / 1_000)] = window
         measures = status_of(system.ports["trainer"])["measures"]
         log = open_eventlog(f"sqlite:{RunFolder(system.folder).log}")
