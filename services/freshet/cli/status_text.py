@@ -51,7 +51,8 @@ def _supervisor(supervisor: Mapping[str, Any] | None, now_ms: int) -> Iterator[s
 def _figures(services: Mapping[str, Any], versions: Mapping[str, Any]) -> Iterator[str]:
     figures = {name: service.get("figures", {}) for name, service in services.items()}
     if joiner := figures.get("joiner"):
-        yield f"joined    {joiner.get('samples', 0)} samples of {joiner.get('events', 0)} events"
+        counts = f"{joiner.get('samples', 0)} samples of {joiner.get('events', 0)} events"
+        yield f"joined    {counts} since the joiner was started"
     if trainer := figures.get("trainer"):
         yield (
             f"trained   {trainer.get('samples', 0)} samples in {trainer.get('steps', 0)} steps; "

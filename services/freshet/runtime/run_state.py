@@ -90,8 +90,8 @@ def write_run(folder: RunFolder, run: RunState) -> None:
 
 
 def last_sign_ms(folder: RunFolder) -> int:
-    """When something in the run folder was last written: the last sign of life of what was killed."""
-    times = [_modified_ms(path) for part in (folder.log, folder.logs, folder.state) for path in _files(part)]
+    """When the log, or a process's log, was last written: the last sign of life of what was killed."""
+    times = [_modified_ms(path) for part in (folder.log, folder.logs) for path in _files(part)]
     return max(times, default=0)
 
 

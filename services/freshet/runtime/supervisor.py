@@ -110,7 +110,7 @@ class Supervisor:
             "service ended, starting it again",
             name=child.process.name,
             how=child.watch.last_exit,
-            why=why,
+            **({"why": why} if why else {}),
             in_s=round(again - now, 2),
             see=str(path),
         )

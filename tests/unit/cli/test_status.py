@@ -110,6 +110,7 @@ def test_a_killed_supervisor_is_told_although_nobody_could_write_it_down(tmp_pat
         pass
     service = {"pid": process.pid, "port": 1, "since_s": 0.0, "restarts": 0, "last_exit": ""}
     folder = made_run(tmp_path, RunState(process.pid, {"gateway": service}, "freshet up spec"))
+    (folder / "logs" / "gateway.log").write_text("said before it was killed")
 
     found = collect(folder)
 

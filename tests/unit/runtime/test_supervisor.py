@@ -107,6 +107,8 @@ def test_the_state_says_that_it_was_stopped_and_how_to_go_on(folder: RunFolder) 
 
 def test_a_supervisor_that_was_killed_is_told_of_by_the_next_one(folder: RunFolder) -> None:
     write_run(folder, RunState(supervisor=1, services={}))
+    folder.process_log("gateway").write_text("its last line")
+    os.utime(folder.process_log("gateway"), (1.0, 1.0))
     running = Running(folder, OBEDIENT)
     until(lambda: running.lines() == 1)
 
@@ -114,6 +116,7 @@ def test_a_supervisor_that_was_killed_is_told_of_by_the_next_one(folder: RunFold
     running.end()
 
     assert [one.name for one in history] == ["supervisor"]
+    assert history[0].time_ms == 1_000  # when something was last written, not when it was found
     assert "killed" in history[0].how
 
 
