@@ -162,16 +162,10 @@ class ConsoleWorld:
                             {"served": {"click": {"auc": 0.7}}}, 1, "")  # fmt: skip
         self.versions.put(manifest, {"w": np.zeros(2, np.float32)})
         self.versions.judge(number, verdict, "because")
-        self.write(
-            self.topics.versions,
-            {
-                "kind": "verdict",
-                "number": number,
-                "verdict": verdict,
-                "reason": "because",
-                "time_ms": now_ms(),
-            },
-        )
+        told = {"number": number, "reason": "because", "time_ms": now_ms()}
+        held = {"kind": "verdict", "verdict": "held"}
+        moved = {"kind": "alias", "alias": "stable", "by": "trainer"}
+        self.write(self.topics.versions, {**told, **(moved if verdict == "promoted" else held)})
 
     def ends(self, topic: str) -> int:
         return self.log.bounds(TopicPartition(topic, 0)).end

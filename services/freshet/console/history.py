@@ -15,6 +15,7 @@ import orjson
 from freshet.console.core import number
 from freshet.console.segments import Segments
 from freshet.console.series import POINTS, Series, added
+from freshet.seams.versions.moves import PEOPLE
 
 __all__ = ["History", "Reliability", "parsed", "version_event"]
 
@@ -146,13 +147,15 @@ def version_event(record: Mapping[str, Any]) -> dict[str, Any] | None:
     if at is None or type(version) is not int:
         return None
     event = {"time_ms": at, "number": version, "reason": str(record.get("reason") or "")[:500]}
-    if record["kind"] == "verdict" and record.get("verdict") in ("promoted", "held"):
-        return {**event, "what": record["verdict"], "by": "gate"}
-    by = str(record.get("by"))[:40]
-    if record["kind"] == "alias" and record.get("alias") == "stable" and by not in ("trainer", "gate"):
-        pinned = "; the gate promotes nothing until the next promote" if record.get("pinned") else ""
-        return {**event, "what": "moved", "by": by, "reason": f"stable moved by {by}{pinned}"}
-    return None
+    if record["kind"] == "verdict" and record.get("verdict") == "held":
+        return {**event, "what": "held", "by": "gate"}
+    if record["kind"] != "alias" or record.get("alias") != "stable":
+        return None
+    by = record.get("by")
+    if by not in PEOPLE:
+        return {**event, "what": "promoted", "by": "gate"}
+    pinned = "; the gate promotes nothing until the next promote" if record.get("pinned") else ""
+    return {**event, "what": "moved", "by": by, "reason": f"moved by hand{pinned}"}
 
 
 class Reliability:

@@ -8,7 +8,7 @@ logloss by entropy of the mean label), so that drift within a half widens it, as
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -48,6 +48,7 @@ class Segments:
     def __init__(self) -> None:
         self._cells: dict[Key, _Ring] = {}
         self._newest = -1
+        self._changes: list[dict[str, Any]] | None = []  # None: to be found anew
 
     def add(self, record: Mapping[str, Any]) -> None:
         """Take a record of kind window that has a segment; others are left alone."""
@@ -63,44 +64,35 @@ class Segments:
         if key not in self._cells and len(self._cells) >= MOST_KEYS:
             return
         place = start_ms // SPAN_MS
-        self._newest = max(self._newest, place)
+        self._newest, self._changes = max(self._newest, place), None
         self._cells.setdefault(key, _Ring()).add(place, (n, n * loss, n * rate))  # type: ignore[arg-type]
 
     def changes(self) -> list[dict[str, Any]]:
+        """As `_found`; found anew only when windows have come."""
+        if self._changes is None:
+            self._changes = self._found()
+        return self._changes
+
+    def _found(self) -> list[dict[str, Any]]:
         """Segments with enough samples in both halves: {of, segment, value, label, n, ne, change, low, high}.
 
         Of what was served where that is known, else of what was predicted in training.
         """
         kinds = {key[0] for key in self._cells}
         of = next((kind for kind in ("served", "training") if kind in kinds), None)
-        found = []
-        for key, ring in self._cells.items():
-            spans = ring.since(self._newest - SPANS + 1)
-            change = None if key[0] != of or not len(spans) else change_of(*self._halves(spans))
-            if change is not None:
-                found.append(
-                    {
-                        "of": of,
-                        "segment": key[2],
-                        "value": key[3],
-                        "label": key[1],
-                        "n": change.n,
-                        "ne": change.ne,
-                        "change": change.change,
-                        "low": change.low,
-                        "high": change.high,
-                    }
-                )
-        return found
-
-    def _halves(self, spans: F64) -> tuple[F64, F64]:
-        middle = (self._oldest() + self._newest + 1) / 2
-        older = spans[:, 0] < middle
-        return spans[older, 1:], spans[~older, 1:]
-
-    def _oldest(self) -> int:
         first = self._newest - SPANS + 1
-        return min((ring.first(first) for ring in self._cells.values()), default=first)
+        spans = {key: ring.since(first) for key, ring in self._cells.items() if key[0] == of}
+        oldest = min((int(rows[0, 0]) for rows in spans.values() if len(rows)), default=first)
+        middle = (oldest + self._newest + 1) / 2
+        found = []
+        for key, rows in spans.items():
+            older = rows[:, 0] < middle
+            change = change_of(rows[older, 1:], rows[~older, 1:])
+            if change is not None:
+                _, label, segment, value = key
+                where = {"of": of, "segment": segment, "value": value, "label": label}
+                found.append({**where, **asdict(change)})
+        return found
 
 
 class _Ring:
@@ -121,10 +113,6 @@ class _Ring:
     def since(self, place: int) -> F64:
         rows = self._rows[self._rows[:, 0] >= max(place, 0)]
         return rows[np.argsort(rows[:, 0])]
-
-    def first(self, place: int) -> int:
-        spans = self.since(place)
-        return int(spans[0, 0]) if len(spans) else place + SPANS
 
 
 def change_of(older: F64, newer: F64) -> Change | None:

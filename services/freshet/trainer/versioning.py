@@ -171,7 +171,7 @@ class Versioner:
 
     def _promote(self, manifest: Manifest, verdict: Verdict) -> Manifest:
         judged = self.store.judge(manifest.number, "promoted", verdict.reason)
-        self._point("stable", manifest.number, "trainer")
+        self._point("stable", manifest.number, "trainer", reason=verdict.reason)
         return judged
 
     def _hold(self, manifest: Manifest, verdict: Verdict) -> Manifest:
@@ -180,9 +180,9 @@ class Versioner:
         self._announce("verdict", number=manifest.number, verdict="held", reason=verdict.reason)
         return judged
 
-    def _point(self, alias: str, number: int, by: str) -> None:
+    def _point(self, alias: str, number: int, by: str, **more: object) -> None:
         self.store.point(alias, number)
-        self._announce("alias", alias=alias, number=number, by=by)
+        self._announce("alias", alias=alias, number=number, by=by, **more)
 
     def _announce(self, kind: str, **what: object) -> None:
         value = versions_record(kind, fence=int(self.fence), time_ms=self.clock.now_ms(), **what)

@@ -159,15 +159,18 @@ def test_no_bytes_break_the_past_or_what_is_told_of_it(values: list[bytes]) -> N
 def test_versions_are_told_by_what_became_of_them() -> None:
     base = {"v": 1, "time_ms": NOW, "number": 4}
 
-    promoted = version_event({**base, "kind": "verdict", "verdict": "promoted", "reason": "better"})
+    gate = {"kind": "alias", "alias": "stable", "by": "trainer"}
+    promoted = version_event({**base, **gate, "reason": "better"})
+    held = version_event({**base, "kind": "verdict", "verdict": "held", "reason": "worse"})
     moved = version_event({**base, "kind": "alias", "alias": "stable", "by": "console", "pinned": True})
 
     assert promoted == {"time_ms": NOW, "number": 4, "what": "promoted", "reason": "better", "by": "gate"}
+    assert held == {"time_ms": NOW, "number": 4, "what": "held", "reason": "worse", "by": "gate"}
     assert moved is not None
     assert (moved["what"], moved["by"]) == ("moved", "console")
     assert "promotes nothing" in moved["reason"]
-    assert version_event({**base, "kind": "alias", "alias": "stable", "by": "trainer"}) is None
-    assert version_event({**base, "kind": "alias", "alias": "candidate", "by": "console"}) is None
+    assert version_event({**base, "kind": "alias", "alias": "candidate", "by": "trainer"}) is None
+    assert version_event({**base, "kind": "version"}) is None
 
 
 def test_a_reliability_curve_adds_up_windows_and_prefers_random_slates() -> None:
