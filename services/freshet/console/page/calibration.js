@@ -10,7 +10,8 @@ import { chosen } from "./quality.js";
 const HEIGHT = 270;
 const BARS = 58; // of it, for samples per bin
 const FEW = 20; // a bin of fewer samples says little: it is drawn small, and is no part of the line
-const EMPTY = "The curve appears here when the first window closes: predictions in up to 15 bins against how often the label came true.";
+const EMPTY =
+  "The curve appears here when the first window closes: predictions in up to 15 bins against how often the label came true.";
 
 export class Calibration {
   constructor() {
@@ -25,7 +26,8 @@ export class Calibration {
       range: around(0.4, 1),
       cap: 2.5,
       height: 110,
-      empty: "The ratio over time appears here when the first window closes; 1 is right, above 1 promises too much.",
+      empty:
+        "The ratio over time appears here when the first window closes; 1 is right, above 1 promises too much.",
     });
     this.bins = [];
     onWidth(this.host, (width) => this.#curve((this.width = width)));
@@ -46,7 +48,11 @@ export class Calibration {
       last === null
         ? "The ratio over time appears here when the first window closes; 1 is right, above 1 promises too much."
         : `${fixed(read(last), 2)} predicted for each one observed, on ${words}, in the window that ended ${ago(last.stop_ms, app.now())}; 1 is right.`;
-    this.chart.draw(columns(windows, (w) => w.stop_ms, [read]), app.view(), said);
+    this.chart.draw(
+      columns(windows, (w) => w.stop_ms, [read]),
+      app.view(),
+      said,
+    );
   }
 
   #words() {
@@ -56,7 +62,9 @@ export class Calibration {
     const top = lastOf(this.bins, (b) => b[0] >= FEW);
     return (
       `${whole(n)} samples in ${this.bins.length} bins: predictions are ${fixed(100 * off, 1)} percentage points off on average. ` +
-      (top === null ? "" : `Of the highest bin, predicted ${percent(top[1])}, ${percent(top[2])} came true (n = ${whole(top[0])}).`)
+      (top === null
+        ? ""
+        : `Of the highest bin, predicted ${percent(top[1])}, ${percent(top[2])} came true (n = ${whole(top[0])}).`)
     );
   }
 
@@ -80,8 +88,17 @@ function drawn(width, bins) {
   const part = (p) => (logit(Math.min(Math.max(p, low), high)) - logit(low)) / (logit(high) - logit(low));
   const x = (p) => box.left + part(p) * (box.right - box.left);
   const y = (p) => box.bottom - part(p) * (box.bottom - box.top);
-  const root = svg("svg", { width, height: HEIGHT, viewBox: `0 0 ${width} ${HEIGHT}`, "aria-hidden": "true", focusable: "false" });
-  for (const tick of ticks(low, high, x, 44)) root.append(svg("text", { class: "tick", x: x(tick), y: box.bottom + 15, "text-anchor": "middle" }, label(tick)));
+  const root = svg("svg", {
+    width,
+    height: HEIGHT,
+    viewBox: `0 0 ${width} ${HEIGHT}`,
+    "aria-hidden": "true",
+    focusable: "false",
+  });
+  for (const tick of ticks(low, high, x, 44))
+    root.append(
+      svg("text", { class: "tick", x: x(tick), y: box.bottom + 15, "text-anchor": "middle" }, label(tick)),
+    );
   for (const tick of ticks(low, high, y, 26)) {
     root.append(
       svg("line", { class: "grid", x1: box.left, x2: box.right, y1: y(tick), y2: y(tick) }),
@@ -91,7 +108,11 @@ function drawn(width, bins) {
   root.append(
     svg("line", { class: "right", x1: x(low), y1: y(low), x2: x(high), y2: y(high) }),
     svg("text", { class: "tick", x: box.left + 5, y: box.top + 9 }, "↑ observed"),
-    svg("text", { class: "tick", x: box.right, y: HEIGHT - BARS + 16, "text-anchor": "end" }, "predicted, logit scale →"),
+    svg(
+      "text",
+      { class: "tick", x: box.right, y: HEIGHT - BARS + 16, "text-anchor": "end" },
+      "predicted, logit scale →",
+    ),
   );
   if (bins.length === 0) return root;
   const inside = (v) => v >= low && v <= high;
@@ -99,18 +120,33 @@ function drawn(width, bins) {
   const bar = Math.max(2, Math.min(18, ((box.right - box.left) / bins.length) * 0.7));
   for (const [n, p, o] of bins) {
     const tall = Math.max(2, (n / largest) * (BARS - 26));
-    if (inside(p)) root.append(svg("rect", { class: "bar", x: x(p) - bar / 2, width: bar, y: HEIGHT - tall, height: tall, rx: 1 }));
+    if (inside(p))
+      root.append(
+        svg("rect", { class: "bar", x: x(p) - bar / 2, width: bar, y: HEIGHT - tall, height: tall, rx: 1 }),
+      );
     if (n >= FEW) {
       const [from, to] = interval(n, o);
       root.append(svg("line", { class: "whisker", x1: x(p), x2: x(p), y1: y(from), y2: y(to) }));
     }
   }
-  root.append(svg("path", { class: "curve", d: sure.map(([, p, o], i) => `${i ? "L" : "M"}${x(p).toFixed(1)} ${y(o).toFixed(1)}`).join("") }));
+  root.append(
+    svg("path", {
+      class: "curve",
+      d: sure.map(([, p, o], i) => `${i ? "L" : "M"}${x(p).toFixed(1)} ${y(o).toFixed(1)}`).join(""),
+    }),
+  );
   for (const [n, p, o] of bins) {
     if (n >= FEW) root.append(svg("circle", { class: "dot", cx: x(p), cy: y(o), r: 4 }));
-    else if (inside(p) && inside(o)) root.append(svg("circle", { class: "dot few", cx: x(p), cy: y(o), r: 2.5 }));
+    else if (inside(p) && inside(o))
+      root.append(svg("circle", { class: "dot few", cx: x(p), cy: y(o), r: 2.5 }));
   }
-  root.append(svg("text", { class: "tick", x: box.left, y: HEIGHT - BARS + 16 }, `n per bin, at most ${count(largest)}`));
+  root.append(
+    svg(
+      "text",
+      { class: "tick", x: box.left, y: HEIGHT - BARS + 16 },
+      `n per bin, at most ${count(largest)}`,
+    ),
+  );
   return root;
 }
 
@@ -138,13 +174,16 @@ function interval(n, share) {
   return [middle - half, middle + half];
 }
 
-const TICKS = [0.5, 0.01, 0.1, 0.9, 0.99, 0.001, 0.999, 0.0001, 0.9999, 0.03, 0.25, 0.75, 0.05, 0.2, 0.02, 0.95, 0.15, 0.3];
+const TICKS = [
+  0.5, 0.01, 0.1, 0.9, 0.99, 0.001, 0.999, 0.0001, 0.9999, 0.03, 0.25, 0.75, 0.05, 0.2, 0.02, 0.95, 0.15, 0.3,
+];
 
 /** Round shares between the limits, the roundest first, none closer than `apart` px to another. */
 function ticks(low, high, at, apart) {
   const chosen = [];
   for (const tick of TICKS) {
-    if (tick >= low && tick <= high && chosen.every((c) => Math.abs(at(c) - at(tick)) >= apart)) chosen.push(tick);
+    if (tick >= low && tick <= high && chosen.every((c) => Math.abs(at(c) - at(tick)) >= apart))
+      chosen.push(tick);
   }
   return chosen;
 }

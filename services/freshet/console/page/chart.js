@@ -28,15 +28,21 @@ export class TimeChart {
     this.data = [[], ...series.map(() => [])];
     this.view = { from: 0, to: 1, marks: [], openFrom: null };
     this.values = series.map((s) => el("b", {}, "–"));
-    const keys = series.map((s, i) =>
-      el("span", { class: "key" }, line(s), `${s.name} `, this.values[i]),
+    const keys = series.map((s, i) => el("span", { class: "key" }, line(s), `${s.name} `, this.values[i]));
+    const signs = marks.map((m) =>
+      el("span", { class: "key" }, el("i", { class: `sign ${m.look}` }, m.sign), m.name),
     );
-    const signs = marks.map((m) => el("span", { class: "key" }, el("i", { class: `sign ${m.look}` }, m.sign), m.name));
     this.when = el("span", { class: "when", "aria-hidden": "true" }, "latest");
     this.plot = el("div", { class: "plot", "aria-hidden": "true" });
     this.caption = el("figcaption", {}, empty);
     const legend = el("div", { class: "legend", "aria-hidden": "true" }, ...keys, ...signs);
-    this.figure = el("figure", {}, el("div", { class: "title" }, el("h3", {}, title), legend, this.when), this.plot, this.caption);
+    this.figure = el(
+      "figure",
+      {},
+      el("div", { class: "title" }, el("h3", {}, title), legend, this.when),
+      this.plot,
+      this.caption,
+    );
     host.append(this.figure);
     charts.add(this);
     this.#fit(height);
@@ -51,10 +57,18 @@ export class TimeChart {
   draw(data, view, caption) {
     this.data = data;
     this.view = { marks: [], openFrom: null, ...view };
-    const values = data.slice(1).flat().filter((v) => v !== null);
+    const values = data
+      .slice(1)
+      .flat()
+      .filter((v) => v !== null);
     this.top = this.cap === null || values.length === 0 ? Infinity : this.cap * median(values);
     const above = values.filter((v) => v > this.top).length;
-    say(this.caption, above ? `${caption} ${above === 1 ? "One point lies" : `${above} points lie`} above the chart.` : caption);
+    say(
+      this.caption,
+      above
+        ? `${caption} ${above === 1 ? "One point lies" : `${above} points lie`} above the chart.`
+        : caption,
+    );
     this.figure.classList.toggle("void", data[0].length === 0);
     if (this.u) this.u.setData(data);
     else this.rebuild();
@@ -75,7 +89,12 @@ export class TimeChart {
 
   #options(width) {
     const font = `11px ${getComputedStyle(document.body).fontFamily}`;
-    const axis = { stroke: colour("--muted"), font, ticks: { show: false }, grid: { stroke: colour("--grid"), width: 1 } };
+    const axis = {
+      stroke: colour("--muted"),
+      font,
+      ticks: { show: false },
+      grid: { stroke: colour("--grid"), width: 1 },
+    };
     return {
       width,
       height: this.height,
@@ -92,8 +111,21 @@ export class TimeChart {
         y: { range: (u, low, high) => this.range(low, high === null ? null : Math.min(high, this.top)) },
       },
       axes: [
-        { ...axis, grid: { show: false }, size: 26, gap: 7, space: (u) => (u.width < NARROW ? 48 : 60), values: (u, ticks) => ticks.map((t) => clock(t * 1000, t % 60 !== 0)) },
-        { ...axis, size: 52, gap: 6, space: 34, values: (u, ticks) => ticks.map((t) => this.format(t).replace(/\.0+(?= )/, "")) },
+        {
+          ...axis,
+          grid: { show: false },
+          size: 26,
+          gap: 7,
+          space: (u) => (u.width < NARROW ? 48 : 60),
+          values: (u, ticks) => ticks.map((t) => clock(t * 1000, t % 60 !== 0)),
+        },
+        {
+          ...axis,
+          size: 52,
+          gap: 6,
+          space: 34,
+          values: (u, ticks) => ticks.map((t) => this.format(t).replace(/\.0+(?= )/, "")),
+        },
       ],
       series: [
         {},
@@ -106,7 +138,11 @@ export class TimeChart {
           points: { show: s.points ?? undefined, size: 4 },
         })),
       ],
-      hooks: { drawClear: [(u) => this.#open(u)], draw: [(u) => this.#marks(u)], setCursor: [(u) => this.#values(u.cursor.idx)] },
+      hooks: {
+        drawClear: [(u) => this.#open(u)],
+        draw: [(u) => this.#marks(u)],
+        setCursor: [(u) => this.#values(u.cursor.idx)],
+      },
     };
   }
 
@@ -171,11 +207,13 @@ function median(values) {
 export const fromZero = (least) => (low, high) => [0, Math.max(least, (high ?? 0) * 1.12) || 1];
 
 /** Around what is there, never closer than `least` apart; always with `keep` in view, if given. */
-export const around = (least, keep = null) => (low, high) => {
-  if (low === null || high === null || low === undefined) return keep === null ? [0, 1] : [keep - least / 2, keep + least / 2];
-  const a = keep === null ? low : Math.min(low, keep);
-  const b = keep === null ? high : Math.max(high, keep);
-  const pad = Math.max((b - a) * 0.12, (least - (b - a)) / 2);
-  return [a - pad, b + pad];
-};
-
+export const around =
+  (least, keep = null) =>
+  (low, high) => {
+    if (low === null || high === null || low === undefined)
+      return keep === null ? [0, 1] : [keep - least / 2, keep + least / 2];
+    const a = keep === null ? low : Math.min(low, keep);
+    const b = keep === null ? high : Math.max(high, keep);
+    const pad = Math.max((b - a) * 0.12, (least - (b - a)) / 2);
+    return [a - pad, b + pad];
+  };

@@ -4,7 +4,8 @@ const SVG = "http://www.w3.org/2000/svg";
 
 function made(node, attributes, children) {
   for (const [name, value] of Object.entries(attributes ?? {})) {
-    if (value !== null && value !== undefined && value !== false) node.setAttribute(name, value === true ? "" : value);
+    if (value !== null && value !== undefined && value !== false)
+      node.setAttribute(name, value === true ? "" : value);
   }
   node.append(...children.filter((c) => c !== null));
   return node;
@@ -14,7 +15,8 @@ function made(node, attributes, children) {
 export const el = (tag, attributes, ...children) => made(document.createElement(tag), attributes, children);
 
 /** An SVG element. */
-export const svg = (tag, attributes, ...children) => made(document.createElementNS(SVG, tag), attributes, children);
+export const svg = (tag, attributes, ...children) =>
+  made(document.createElementNS(SVG, tag), attributes, children);
 
 export const byId = (id) => document.getElementById(id);
 
@@ -56,9 +58,17 @@ export class Table {
   constructor(host, caption, columns, empty, look = null) {
     this.columns = columns;
     this.body = el("tbody", { role: "rowgroup" });
-    const heads = columns.map((c) => el("th", { scope: "col", role: "columnheader", class: c.class ?? null }, c.head));
+    const heads = columns.map((c) =>
+      el("th", { scope: "col", role: "columnheader", class: c.class ?? null }, c.head),
+    );
     const head = el("thead", { role: "rowgroup" }, el("tr", { role: "row" }, ...heads));
-    const table = el("table", { role: "table", class: look }, el("caption", { class: "sr" }, caption), head, this.body);
+    const table = el(
+      "table",
+      { role: "table", class: look },
+      el("caption", { class: "sr" }, caption),
+      head,
+      this.body,
+    );
     this.scroll = el("div", { class: "scroll", role: "group", "aria-label": caption }, table);
     onWidth(this.scroll, () => this.#reach());
     this.empty = el("p", { class: "empty" }, empty);
@@ -88,7 +98,9 @@ export class Table {
   #blank() {
     const cells = this.columns.map((c, j) => {
       const shared = { class: c.class ?? null, "data-head": c.head };
-      return j === 0 ? el("th", { scope: "row", role: "rowheader", ...shared }) : el("td", { role: "cell", ...shared });
+      return j === 0
+        ? el("th", { scope: "row", role: "rowheader", ...shared })
+        : el("td", { role: "cell", ...shared });
     });
     return el("tr", { role: "row" }, ...cells);
   }

@@ -5,7 +5,8 @@ const WHOLE = /^-?\d+$/;
 /** Parse JSON; whole numbers beyond 2^53 stay as they were written, where the browser can (JSON.rawJSON). */
 export function parse(json) {
   return JSON.parse(json, (key, value, context) => {
-    const beyond = typeof value === "number" && !Number.isSafeInteger(value) && WHOLE.test(context?.source ?? "");
+    const beyond =
+      typeof value === "number" && !Number.isSafeInteger(value) && WHOLE.test(context?.source ?? "");
     return beyond && JSON.rawJSON ? JSON.rawJSON(context.source) : value;
   });
 }
@@ -26,7 +27,9 @@ export function python(value, indent = "") {
     : Object.entries(value).map(([k, v]) => `${JSON.stringify(k)}: ${python(v, inner)}`);
   const [open, close] = Array.isArray(value) ? "[]" : "{}";
   const flat = `${open}${parts.join(", ")}${close}`;
-  return flat.length <= 88 && !flat.includes("\n") ? flat : `${open}\n${parts.map((p) => `${inner}${p},\n`).join("")}${indent}${close}`;
+  return flat.length <= 88 && !flat.includes("\n")
+    ? flat
+    : `${open}\n${parts.map((p) => `${inner}${p},\n`).join("")}${indent}${close}`;
 }
 
 /** A word of a shell's command line. */

@@ -9,7 +9,12 @@ export function count(value) {
   const size = Math.abs(value);
   if (size < 9.5) return trimmed(value.toFixed(size < 0.95 ? 2 : 1));
   if (size < 10_000) return GROUPED.format(value);
-  for (const [unit, suffix] of [[1e12, "T"], [1e9, "G"], [1e6, "M"], [1e3, "k"]]) {
+  for (const [unit, suffix] of [
+    [1e12, "T"],
+    [1e9, "G"],
+    [1e6, "M"],
+    [1e3, "k"],
+  ]) {
     if (size >= unit && size < unit * 1000) return digits(value / unit) + suffix;
   }
   return value.toExponential(1);
@@ -22,7 +27,8 @@ export function whole(value) {
 }
 
 /** "1,012 events/s" */
-export const rate = (value, unit = "/s") => (value === null ? `${UNKNOWN} ${unit}` : `${count(value)} ${unit}`);
+export const rate = (value, unit = "/s") =>
+  value === null ? `${UNKNOWN} ${unit}` : `${count(value)} ${unit}`;
 
 /** Bytes with a binary unit: 512 B, 1.2 MiB. */
 export function bytes(value) {
@@ -59,7 +65,9 @@ export function ago(time, now) {
   if (time === null || now === null) return UNKNOWN;
   const past = now - time;
   if (past < -2000) return `in ${duration(-past)}`;
-  return past < 1500 ? "just now" : `${duration(Math.max(1000, Math.round(past / 1000) * 1000)).replace(".0", "")} ago`;
+  return past < 1500
+    ? "just now"
+    : `${duration(Math.max(1000, Math.round(past / 1000) * 1000)).replace(".0", "")} ago`;
 }
 
 /** A share as a percentage: 12.3 %, 0.45 %. */
@@ -71,7 +79,8 @@ export function percent(share) {
 }
 
 /** How much of another figure one is: 94 %. */
-export const part = (value, of) => (of > 0 && value / of < 1e4 ? `${Math.round((value / of) * 100)} %` : UNKNOWN);
+export const part = (value, of) =>
+  of > 0 && value / of < 1e4 ? `${Math.round((value / of) * 100)} %` : UNKNOWN;
 
 /** How many times another figure one is: 3.4. */
 export const times = (value, of) => (of > 0 ? count(value / of) : UNKNOWN);

@@ -11,7 +11,14 @@ const CONNECTION = { live: "● live", connecting: "◐ connecting", lost: "✕ 
 
 export class Glance {
   constructor() {
-    this.tiles = ["serving version", "freshness", "samples", "click rate", "ranking (AUC)", "calibration"].map((name) => {
+    this.tiles = [
+      "serving version",
+      "freshness",
+      "samples learned per second",
+      "click rate",
+      "ranking (AUC)",
+      "calibration",
+    ].map((name) => {
       const value = el("dd", { class: "value" }, "–");
       const detail = el("dd", { class: "detail" }, "\u00a0");
       byId("glance").append(el("div", {}, el("dt", {}, name), value, detail));
@@ -24,16 +31,27 @@ export class Glance {
     const node = byId("connection");
     say(node, CONNECTION[status]);
     mark(node, "data-level", status === "live" ? "ok" : status === "lost" ? "bad" : "unknown");
-    this.#tell(status === "live" ? "Connected." : status === "lost" ? "Connection lost, trying again." : "Connecting.");
+    this.#tell(
+      status === "live" ? "Connected." : status === "lost" ? "Connection lost, trying again." : "Connecting.",
+    );
   }
 
   update(state, app) {
     const health = text(state.health, 20);
     const pill = byId("health");
     const words = HEALTH[health] ?? "unknown";
-    if (pill.textContent !== words) this.#tell(`Health: ${health || "unknown"}. ${list(state.notes, 3).map((n) => text(n)).join(". ")}`);
+    if (pill.textContent !== words)
+      this.#tell(
+        `Health: ${health || "unknown"}. ${list(state.notes, 3)
+          .map((n) => text(n))
+          .join(". ")}`,
+      );
     say(pill, words);
-    mark(pill, "data-level", { good: "ok", degraded: "warn", starting: "idle", down: "bad" }[health] ?? "unknown");
+    mark(
+      pill,
+      "data-level",
+      { good: "ok", degraded: "warn", starting: "idle", down: "bad" }[health] ?? "unknown",
+    );
     say(byId("model"), text(state.model, 80) || "no model");
     document.title = `${text(state.model, 40) || "freshet"}: ${words.slice(2) || words} · freshet`;
     this.#notes(list(state.notes, 8).map((n) => text(n)));
@@ -61,21 +79,35 @@ export class Glance {
     const versions = record(state.versions);
     const serving = num(versions.serving);
     const since = records(versions.list, 50).find((v) => v.number === serving);
-    const rate = (from, to) => num(record(records(state.edges, 50).find((e) => e.from === from && e.to === to)).rate);
+    const rate = (from, to) =>
+      num(record(records(state.edges, 50).find((e) => e.from === from && e.to === to)).rate);
     const clicks = lastMinute(app);
     const label = app.label();
-    const of = ["random", "served", "training"].find((kind) => app.history.of(kind, label).length) ?? "random";
+    const of =
+      ["random", "served", "training"].find((kind) => app.history.of(kind, label).length) ?? "random";
     const quality = recent(app.history.of(of, label));
-    const where = quality === null ? "no window has closed yet" : of === "random" ? "random slates" : "all samples";
+    const where =
+      quality === null ? "no window has closed yet" : of === "random" ? "random slates" : "all samples";
     const popular = recent(app.history.of("popularity", label));
     const figures = [
-      [serving === null ? "–" : `v${serving}`, since ? `made ${ago(num(since.created_ms), app.now())}` : "none served yet"],
+      [
+        serving === null ? "–" : `v${serving}`,
+        since ? `made ${ago(num(since.created_ms), app.now())}` : "none served yet",
+      ],
       [duration(num(state.freshness_ms)), "behind the newest event"],
-      [count(rate("joiner", "trainer")), `learned per second; ${count(rate("client", "gateway"))} events/s in`],
+      [count(rate("joiner", "trainer")), `${count(rate("client", "gateway"))} events/s come in`],
       clicks.model === null
         ? ["–", "no clicks counted yet"]
-        : [percent(clicks.model), clicks.random ? `${times(clicks.model, clicks.random)} × random${clicks.best ? `, ${part(clicks.model, clicks.best)} of best` : ""}` : "no random slates"],
-      [fixed(quality?.auc ?? null), popular === null || popular.auc === null ? where : `${where}; popularity ${fixed(popular.auc)}`],
+        : [
+            percent(clicks.model),
+            clicks.random
+              ? `${times(clicks.model, clicks.random)} × random${clicks.best ? `, ${part(clicks.model, clicks.best)} of best` : ""}`
+              : "no random slates",
+          ],
+      [
+        fixed(quality?.auc ?? null),
+        popular === null || popular.auc === null ? where : `${where}; popularity ${fixed(popular.auc)}`,
+      ],
       [fixed(quality?.calibration ?? null, 2), quality === null ? where : "predicted / observed, last 2 min"],
     ];
     figures.forEach(([value, detail], i) => {

@@ -62,7 +62,11 @@ export class History {
 
   /** Time of the oldest record that is drawn; Infinity if there is none. */
   oldest() {
-    const first = [this.vitals[0]?.time_ms, this.clicks[0]?.start_ms, ...[...this.windows.values()].map((w) => w[0].start_ms)];
+    const first = [
+      this.vitals[0]?.time_ms,
+      this.clicks[0]?.start_ms,
+      ...[...this.windows.values()].map((w) => w[0].start_ms),
+    ];
     return Math.min(...first.map((t) => num(t) ?? Infinity));
   }
 
@@ -100,7 +104,12 @@ export class History {
   }
 
   #version(time, v) {
-    if (time === null || time > this.latest || this.versions.some((x) => x.number === v.number && x.what === v.what)) return;
+    if (
+      time === null ||
+      time > this.latest ||
+      this.versions.some((x) => x.number === v.number && x.what === v.what)
+    )
+      return;
     const entry = { time_ms: time, number: num(v.number), what: text(v.what, 40), reason: text(v.reason) };
     this.#insert(this.versions, entry, (x) => x.time_ms);
   }
@@ -110,7 +119,8 @@ export class History {
     const at = time(r);
     let i = items.length;
     while (i > 0 && time(items[i - 1]) > at) i -= 1;
-    const twice = i > 0 && time(items[i - 1]) === at && (items === this.vitals || items === this.clicks || r.measures);
+    const twice =
+      i > 0 && time(items[i - 1]) === at && (items === this.vitals || items === this.clicks || r.measures);
     items.splice(twice ? i - 1 : i, twice ? 1 : 0, r);
     if (items.length > MOST) this.full = true;
   }

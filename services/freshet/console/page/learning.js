@@ -18,7 +18,12 @@ const EMPTY =
 function slates(app) {
   const part = (x) => [num(record(x).clicks), num(record(x).impressions)];
   if (app.history.clicks.length) {
-    return app.history.clicks.map((w) => ({ stop_ms: w.stop_ms, model: part(w.model), random: part(w.random), best: part(w.best) }));
+    return app.history.clicks.map((w) => ({
+      stop_ms: w.stop_ms,
+      model: part(w.model),
+      random: part(w.random),
+      best: part(w.best),
+    }));
   }
   const of = (w) => {
     const m = record(record(w).measures);
@@ -26,7 +31,12 @@ function slates(app) {
   };
   const label = app.label();
   const rows = beside({ model: app.history.of("served", label), random: app.history.of("random", label) });
-  return rows.map((r) => ({ stop_ms: r.stop_ms, model: of(r.of.model), random: of(r.of.random), best: [null, null] }));
+  return rows.map((r) => ({
+    stop_ms: r.stop_ms,
+    model: of(r.of.model),
+    random: of(r.of.random),
+    best: [null, null],
+  }));
 }
 
 /** Click rates over the last minute that is known: {model, random, best, stop_ms}, null where unknown. */
@@ -70,9 +80,15 @@ export class Learning {
     const read = ["model", "random", "best"].map((name) => (b) => share(b.sums[name]));
     say(
       byId("learning-sub"),
-      simulated ? "share of shown items that were clicked, by the simulator's count" : `mean ${app.label() || "label"} of what was served`,
+      simulated
+        ? "share of shown items that were clicked, by the simulator's count"
+        : `mean ${app.label() || "label"} of what was served`,
     );
-    this.chart.draw(columns(bins, (b) => b.stop_ms, read), { ...app.view(), marks: marksOf(app), openFrom: lastOf(bins)?.stop_ms ?? null }, caption(app));
+    this.chart.draw(
+      columns(bins, (b) => b.stop_ms, read),
+      { ...app.view(), marks: marksOf(app), openFrom: lastOf(bins)?.stop_ms ?? null },
+      caption(app),
+    );
   }
 }
 
@@ -80,20 +96,26 @@ export class Learning {
 export function marksOf(app) {
   return [
     ...app.history.drifts.map((d) => ({ time_ms: d.time_ms, sign: "▼", colour: "--warn" })),
-    ...app.history.versions.filter((v) => v.what === "held").map((v) => ({ time_ms: v.time_ms, sign: "■", colour: "--bad", short: true })),
+    ...app.history.versions
+      .filter((v) => v.what === "held")
+      .map((v) => ({ time_ms: v.time_ms, sign: "■", colour: "--bad", short: true })),
   ];
 }
 
 function caption(app) {
   const { model, random, best } = lastMinute(app);
   if (model === null && random === null) return EMPTY;
-  const said = [`Over the last minute that is complete, ${percent(model)} of what the model showed was clicked`];
+  const said = [
+    `Over the last minute that is complete, ${percent(model)} of what the model showed was clicked`,
+  ];
   if (random !== null) said.push(`${percent(random)} of random slates`);
   if (best !== null) said.push(`${percent(best)} would be possible`);
   let words = `${said.join(", ")}.`;
-  if (model !== null && random) words += ` That is ${times(model, random)} times random${best ? ` and ${part(model, best)} of the best possible` : ""}.`;
+  if (model !== null && random)
+    words += ` That is ${times(model, random)} times random${best ? ` and ${part(model, best)} of the best possible` : ""}.`;
   const drift = lastOf(app.history.drifts);
-  if (drift) words += ` Tastes drifted ${ago(drift.time_ms, app.now())}${text(drift.what) ? `: ${text(drift.what, 120)}` : ""}.`;
+  if (drift)
+    words += ` Tastes drifted ${ago(drift.time_ms, app.now())}${text(drift.what) ? `: ${text(drift.what, 120)}` : ""}.`;
   const held = lastOf(app.history.versions, (v) => v.what === "held");
   if (held) words += ` Version ${held.number ?? "?"} was held ${ago(held.time_ms, app.now())}.`;
   return words;

@@ -12,9 +12,18 @@ function whisker({ change, low, high, most }) {
   const level = verdict({ low, high }).level;
   return svg(
     "svg",
-    { class: `whiskers ${level}`, width: DOTS, height: 18, viewBox: `0 0 ${DOTS} 18`, "aria-hidden": "true", focusable: "false" },
+    {
+      class: `whiskers ${level}`,
+      width: DOTS,
+      height: 18,
+      viewBox: `0 0 ${DOTS} 18`,
+      "aria-hidden": "true",
+      focusable: "false",
+    },
     svg("line", { class: "zero", x1: DOTS / 2, x2: DOTS / 2, y1: 0, y2: 18 }),
-    low === null || high === null ? null : svg("path", { class: "whisker", d: `M${x(low)} 5v8m0 -4H${x(high)}m0 -4v8` }),
+    low === null || high === null
+      ? null
+      : svg("path", { class: "whisker", d: `M${x(low)} 5v8m0 -4H${x(high)}m0 -4v8` }),
     svg("circle", { class: "dot", cx: x(change), cy: 9, r: 4 }),
   );
 }
@@ -32,11 +41,16 @@ export class Segments {
       "Segments: change in normalised entropy of the newer half of the last hour against the older half",
       [
         { head: "segment", cell: (s) => s.name },
-        { head: "change in NE", class: "dots", key: (s) => JSON.stringify([s.change, s.low, s.high, s.most]), cell: whisker },
+        {
+          head: "change in NE",
+          class: "dots",
+          key: (s) => JSON.stringify([s.change, s.low, s.high, s.most]),
+          cell: whisker,
+        },
         { head: "", class: "num", cell: (s) => `${signed(s.change)} ${verdict(s).word}` },
         { head: "n", class: "num", cell: (s) => whole(s.n) },
       ],
-      "Segments appear here once one of their values has 500 samples in both halves of the last hour. Name them in the spec: [train] segments = [\"country\"].",
+      'Segments appear here once one of their values has 500 samples in both halves of the last hour. Name them in the spec: [train] segments = ["country"].',
       "cards",
     );
   }
@@ -44,15 +58,20 @@ export class Segments {
   update(state) {
     const label = this.app.label();
     say(byId("segments-sub"), label ? `change in NE of ${label}, 95 % interval` : "");
-    const rows = records(state.segments, 200).filter((s) => s.label === label).slice(0, 60).map((s) => ({
-      name: `${text(s.segment, 40)} = ${text(s.text, 60) || text(s.value, 60) || UNKNOWN}`,
-      n: num(s.n),
-      change: num(s.change),
-      low: num(s.low),
-      high: num(s.high),
-    }));
+    const rows = records(state.segments, 200)
+      .filter((s) => s.label === label)
+      .slice(0, 60)
+      .map((s) => ({
+        name: `${text(s.segment, 40)} = ${text(s.text, 60) || text(s.value, 60) || UNKNOWN}`,
+        n: num(s.n),
+        change: num(s.change),
+        low: num(s.low),
+        high: num(s.high),
+      }));
     const known = rows.filter((r) => r.change !== null);
-    const reaches = known.map((r) => Math.max(...[r.change, r.low ?? 0, r.high ?? 0].map(Math.abs))).sort((a, b) => a - b);
+    const reaches = known
+      .map((r) => Math.max(...[r.change, r.low ?? 0, r.high ?? 0].map(Math.abs)))
+      .sort((a, b) => a - b);
     const most = Math.max(1e-4, 2 * (reaches[reaches.length >> 1] ?? 0)); // one wide interval may leave the scale
     this.table.fill(known.map((r) => ({ ...r, most })));
   }
@@ -62,7 +81,8 @@ const STATES = { ready: "● ready", starting: "◐ starting", down: "✕ down" 
 
 export class Services {
   constructor(app) {
-    const past = (s) => app.history.vitals.map((v) => num(record(v.memory_mb)[text(s.name, 40)])).filter((mb) => mb !== null);
+    const past = (s) =>
+      app.history.vitals.map((v) => num(record(v.memory_mb)[text(s.name, 40)])).filter((mb) => mb !== null);
     this.table = new Table(
       byId("services"),
       "Services: state, memory, restarts, last exit",
@@ -70,8 +90,17 @@ export class Services {
         { head: "service", cell: (s) => text(s.name, 40) },
         { head: "state", key: (s) => `${s.state} ${s.reason}`, cell: state },
         { head: "memory", class: "num", cell: (s) => megabytes(num(s.memory_mb)) },
-        { head: "over time", class: "spark", key: (s) => JSON.stringify(past(s).slice(-2)) + past(s).length, cell: (s) => sparkline(past(s)) },
-        { head: "up for", class: "num", cell: (s) => (num(s.up_s) === null ? UNKNOWN : duration(s.up_s * 1000)) },
+        {
+          head: "over time",
+          class: "spark",
+          key: (s) => JSON.stringify(past(s).slice(-2)) + past(s).length,
+          cell: (s) => sparkline(past(s)),
+        },
+        {
+          head: "up for",
+          class: "num",
+          cell: (s) => (num(s.up_s) === null ? UNKNOWN : duration(s.up_s * 1000)),
+        },
         { head: "restarts", class: "num", cell: (s) => whole(num(s.restarts)) },
         { head: "last exit", cell: (s) => text(s.last_exit, 80) || "none" },
         { head: "port", class: "num", cell: (s) => (num(s.port) === null ? UNKNOWN : `:${s.port}`) },
@@ -93,8 +122,16 @@ function sparkline(values) {
   const most = Math.max(1e-9, ...values) * 1.15;
   const step = Math.max(1, Math.floor(values.length / width)); // one point a pixel
   const points = values.filter((_, i) => i % step === 0);
-  const at = (v, i) => `${((i / Math.max(1, points.length - 1)) * width).toFixed(1)} ${(height - (v / most) * height).toFixed(1)}`;
-  const root = svg("svg", { class: "sparkline", width, height, viewBox: `0 0 ${width} ${height}`, "aria-hidden": "true", focusable: "false" });
+  const at = (v, i) =>
+    `${((i / Math.max(1, points.length - 1)) * width).toFixed(1)} ${(height - (v / most) * height).toFixed(1)}`;
+  const root = svg("svg", {
+    class: "sparkline",
+    width,
+    height,
+    viewBox: `0 0 ${width} ${height}`,
+    "aria-hidden": "true",
+    focusable: "false",
+  });
   if (points.length > 1) root.append(svg("path", { d: `M${points.map(at).join("L")}` }));
   return root;
 }
@@ -102,7 +139,10 @@ function sparkline(values) {
 function state(service) {
   const known = text(service.state, 20);
   const reason = text(service.reason, 200);
-  const node = badge(STATES[known] ?? "unknown", { ready: "ok", starting: "idle", down: "bad" }[known] ?? "unknown");
+  const node = badge(
+    STATES[known] ?? "unknown",
+    { ready: "ok", starting: "idle", down: "bad" }[known] ?? "unknown",
+  );
   return reason ? [node, el("span", { class: "quiet-text" }, ` ${reason}`)] : node;
 }
 
@@ -134,7 +174,14 @@ export class Letters {
       byId("letters"),
       "Dead letters: the newest events that were refused or could not be joined, with the reason",
       [
-        { head: "when", class: "when", cell: (l) => (num(l.time_ms) === null ? UNKNOWN : `${ago(num(l.time_ms), app.now())} (${clock(num(l.time_ms))})`) },
+        {
+          head: "when",
+          class: "when",
+          cell: (l) =>
+            num(l.time_ms) === null
+              ? UNKNOWN
+              : `${ago(num(l.time_ms), app.now())} (${clock(num(l.time_ms))})`,
+        },
         { head: "from", cell: (l) => text(l.from, 40) },
         { head: "topic", cell: (l) => text(l.topic, 80) },
         { head: "reason", class: "wide", cell: (l) => text(l.reason, 300) },
@@ -148,8 +195,17 @@ export class Letters {
   update(state) {
     const letters = record(state.dead_letters);
     this.table.fill(records(letters.newest, 20));
-    const parts = [["refused", "refused by the gateway"], ["joiner", "set aside by the joiner"]];
-    say(byId("letters-sub"), parts.filter(([k]) => num(letters[k]) !== null).map(([k, words]) => `${whole(letters[k])} ${words}`).join(", "));
+    const parts = [
+      ["refused", "refused by the gateway"],
+      ["joiner", "set aside by the joiner"],
+    ];
+    say(
+      byId("letters-sub"),
+      parts
+        .filter(([k]) => num(letters[k]) !== null)
+        .map(([k, words]) => `${whole(letters[k])} ${words}`)
+        .join(", "),
+    );
   }
 }
 

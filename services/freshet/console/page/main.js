@@ -58,7 +58,16 @@ const app = new App();
 const glance = new Glance();
 const freshness = new Freshness();
 const [learning, quality, calibration] = [new Learning(), new Quality(), new Calibration()];
-const byState = [new Pipeline(), new Versions(app), new Segments(app), new Services(app), new Tables(), new Letters(app), new Try(app), freshness];
+const byState = [
+  new Pipeline(),
+  new Versions(app),
+  new Segments(app),
+  new Services(app),
+  new Tables(),
+  new Letters(app),
+  new Try(app),
+  freshness,
+];
 let due = true; // charts have something new
 let drawn = 0;
 
@@ -115,8 +124,16 @@ function labels() {
 
 function age() {
   if (feed.status !== "lost") return;
-  const words = feed.lastState === null ? "Nothing has arrived yet." : `What you see is ${duration(performance.now() - feed.lastState)} old.`;
-  say(byId("lost-what"), feed.lastState === null ? "No connection to the console, trying again." : "Connection lost, trying again.");
+  const words =
+    feed.lastState === null
+      ? "Nothing has arrived yet."
+      : `What you see is ${duration(performance.now() - feed.lastState)} old.`;
+  say(
+    byId("lost-what"),
+    feed.lastState === null
+      ? "No connection to the console, trying again."
+      : "Connection lost, trying again.",
+  );
   say(byId("lost-age"), `${words} Is freshet running? freshet status tells.`);
 }
 

@@ -11,7 +11,8 @@ const ROW = 820; // from this width on in one row, with labels on two lines
 const STATES = { ready: "● ready", starting: "◐ starting", down: "✕ down" };
 const LEVELS = { ok: "", warn: "▲", bad: "✕", idle: "", unknown: "" };
 const WORDS = { ok: "", warn: "▲ behind", bad: "✕ far behind", idle: "idle", unknown: "lag unknown" };
-const EMPTY = "The pipeline appears here as soon as the console has looked at the services: a second after it started.";
+const EMPTY =
+  "The pipeline appears here as soon as the console has looked at the services: a second after it started.";
 
 export class Pipeline {
   constructor() {
@@ -19,15 +20,26 @@ export class Pipeline {
     this.caption = el("figcaption", {}, EMPTY);
     this.rows = el("tbody");
     const heads = ["from", "to", "what", "rate", "lag", "level"].map((h) => el("th", { scope: "col" }, h));
-    const table = el("table", { class: "sr" }, el("caption", {}, "Edges of the pipeline"), el("thead", {}, el("tr", {}, ...heads)), this.rows);
+    const table = el(
+      "table",
+      { class: "sr" },
+      el("caption", {}, "Edges of the pipeline"),
+      el("thead", {}, el("tr", {}, ...heads)),
+      this.rows,
+    );
     const legend = el(
       "div",
       { class: "legend", "aria-hidden": "true" },
-      ...[["ok", "keeping up"], ["warn", "▲ behind"], ["bad", "✕ far behind"], ["idle", "idle"]].map(([level, name]) =>
-        el("span", { class: "key" }, el("i", { class: `edge-key ${level}` }), name),
-      ),
+      ...[
+        ["ok", "keeping up"],
+        ["warn", "▲ behind"],
+        ["bad", "✕ far behind"],
+        ["idle", "idle"],
+      ].map(([level, name]) => el("span", { class: "key" }, el("i", { class: `edge-key ${level}` }), name)),
     );
-    byId("pipeline").append(el("figure", {}, legend, this.host, this.caption, el("div", { class: "sr" }, table)));
+    byId("pipeline").append(
+      el("figure", {}, legend, this.host, this.caption, el("div", { class: "sr" }, table)),
+    );
     onWidth(this.host, (width) => this.#draw((this.width = width)));
   }
 
@@ -36,7 +48,14 @@ export class Pipeline {
     this.edges = edges(state);
     this.#draw(this.width);
     say(this.caption, words(this.nodes, this.edges));
-    const lines = this.edges.map((e) => [e.from, e.to, e.what, e.rate, [e.lag || "none known", e.note].filter(Boolean).join(", "), e.level]);
+    const lines = this.edges.map((e) => [
+      e.from,
+      e.to,
+      e.what,
+      e.rate,
+      [e.lag || "none known", e.note].filter(Boolean).join(", "),
+      e.level,
+    ]);
     const key = JSON.stringify(lines);
     if (key === this.lines) return;
     this.lines = key;
@@ -49,7 +68,13 @@ export class Pipeline {
     if (key === this.key) return;
     this.key = key;
     const layout = width >= ROW ? wide(width, width < WIDE) : tall(width);
-    const root = svg("svg", { width, height: layout.height, viewBox: `0 0 ${width} ${layout.height}`, "aria-hidden": "true", focusable: "false" });
+    const root = svg("svg", {
+      width,
+      height: layout.height,
+      viewBox: `0 0 ${width} ${layout.height}`,
+      "aria-hidden": "true",
+      focusable: "false",
+    });
     for (const edge of this.edges) drawEdge(root, layout.edges[`${edge.from}>${edge.to}`], edge);
     for (const node of this.nodes) drawNode(root, layout.nodes[node.name], node);
     this.host.replaceChildren(root);
@@ -61,18 +86,30 @@ function nodes(state) {
   return NODES.map((name) => {
     if (name === "client") {
       const rateOf = num(record(state.simulator).rate);
-      return { name, level: "none", first: state.simulator ? "simulator" : "clients", second: rateOf === null ? "your application" : `set to ${count(rateOf)}/s` };
+      return {
+        name,
+        level: "none",
+        first: state.simulator ? "simulator" : "clients",
+        second: rateOf === null ? "your application" : `set to ${count(rateOf)}/s`,
+      };
     }
     const s = record(services[name]);
     const known = text(s.state, 20);
     const memory = num(s.memory_mb);
     const second = `${STATES[known] ?? "unknown"}${memory === null ? "" : ` · ${megabytes(memory)}`}`;
-    return { name, level: { ready: "ok", starting: "idle", down: "bad" }[known] ?? "unknown", first: name, second };
+    return {
+      name,
+      level: { ready: "ok", starting: "idle", down: "bad" }[known] ?? "unknown",
+      first: name,
+      second,
+    };
   });
 }
 
 function edges(state) {
-  const found = Object.fromEntries(records(state.edges, 50).map((e) => [`${text(e.from, 40)}>${text(e.to, 40)}`, e]));
+  const found = Object.fromEntries(
+    records(state.edges, 50).map((e) => [`${text(e.from, 40)}>${text(e.to, 40)}`, e]),
+  );
   return edgesOf.map(([from, to, what]) => {
     const e = record(found[`${from}>${to}`]);
     const level = Object.hasOwn(LEVELS, text(e.level, 20)) ? e.level : "unknown";
@@ -84,19 +121,34 @@ function edges(state) {
       level,
       hasLag: level !== "unknown" || text(e.lag_unit, 20) !== "",
       note: text(e.note, 120),
-      rate: num(e.rate) === null ? `${text(e.unit, 20) || "rate"} unknown` : rate(num(e.rate), text(e.unit, 20) || "/s"),
-      lag: lag === null ? "" : `lag ${lag < 10_000 ? whole(lag) : count(lag)} ${lag === 1 ? text(e.lag_unit, 20).replace(/s$/, "") : text(e.lag_unit, 20)}`.trim(),
+      rate:
+        num(e.rate) === null
+          ? `${text(e.unit, 20) || "rate"} unknown`
+          : rate(num(e.rate), text(e.unit, 20) || "/s"),
+      lag:
+        lag === null
+          ? ""
+          : `lag ${lag < 10_000 ? whole(lag) : count(lag)} ${lag === 1 ? text(e.lag_unit, 20).replace(/s$/, "") : text(e.lag_unit, 20)}`.trim(),
     };
   });
 }
 
 function drawEdge(root, at, edge) {
   if (!at) return;
-  const lag = edge.lag && edge.level !== "idle" ? `${LEVELS[edge.level]} ${edge.lag}`.trim() : edge.hasLag ? WORDS[edge.level] : "";
+  const lag =
+    edge.lag && edge.level !== "idle"
+      ? `${LEVELS[edge.level]} ${edge.lag}`.trim()
+      : edge.hasLag
+        ? WORDS[edge.level]
+        : "";
   const labels = at.oneLine ? [[edge.rate, lag].filter(Boolean).join(" · ")] : [edge.rate, lag];
-  root.append(svg("path", { class: `edge ${edge.level}`, d: at.path }), svg("path", { class: `tip ${edge.level}`, d: at.tip }));
+  root.append(
+    svg("path", { class: `edge ${edge.level}`, d: at.path }),
+    svg("path", { class: `tip ${edge.level}`, d: at.tip }),
+  );
   const { x, y, anchor, below } = at.label;
-  const put = (words, line, look) => root.append(svg("text", { class: look, x, y: y + line, "text-anchor": anchor }, words));
+  const put = (words, line, look) =>
+    root.append(svg("text", { class: look, x, y: y + line, "text-anchor": anchor }, words));
   labels.filter(Boolean).forEach((label, i) => {
     const look = i ? `lag ${edge.level}` : "rate";
     const lines = at.twoLines ? halves(label) : [label];
@@ -115,8 +167,21 @@ function drawNode(root, at, node) {
   const { x, y, width, height } = at;
   root.append(
     svg("rect", { class: `node ${node.level}`, x, y, width, height, rx: 8 }),
-    svg("text", { class: "node-name", x: x + width / 2, y: y + height / 2 - 4, "text-anchor": "middle" }, node.first),
-    svg("text", { class: `node-state ${node.level}`, x: x + width / 2, y: y + height / 2 + 14, "text-anchor": "middle" }, node.second),
+    svg(
+      "text",
+      { class: "node-name", x: x + width / 2, y: y + height / 2 - 4, "text-anchor": "middle" },
+      node.first,
+    ),
+    svg(
+      "text",
+      {
+        class: `node-state ${node.level}`,
+        x: x + width / 2,
+        y: y + height / 2 + 14,
+        "text-anchor": "middle",
+      },
+      node.second,
+    ),
   );
 }
 
@@ -129,6 +194,10 @@ function words(all, edges) {
   if (down.length) said.push(`${down.join(", ")} ${down.length > 1 ? "are" : "is"} down`);
   if (starting.length) said.push(`${starting.join(", ")} starting`);
   said.push(`${into.rate} come in`);
-  said.push(behind.length ? `${plural(behind.length, "edge")} behind: ${behind.map((e) => `${e.from} to ${e.to}, ${[e.lag || "lag unknown", e.note].filter(Boolean).join(", ")}`).join("; ")}` : "nothing is behind");
+  said.push(
+    behind.length
+      ? `${plural(behind.length, "edge")} behind: ${behind.map((e) => `${e.from} to ${e.to}, ${[e.lag || "lag unknown", e.note].filter(Boolean).join(", ")}`).join("; ")}`
+      : "nothing is behind",
+  );
   return `${said.join("; ")}.`.replace(/^./, (c) => c.toUpperCase());
 }

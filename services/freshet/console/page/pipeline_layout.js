@@ -27,7 +27,12 @@ export function wide(all, tight) {
   const nodes = {};
   ORDER.forEach((name, i) => (nodes[name] = { x: 1 + i * (size.width + gap), y: top, ...size }));
   const edges = {};
-  for (const [a, b] of [["client", "gateway"], ["gateway", "joiner"], ["joiner", "trainer"], ["trainer", "inference"]]) {
+  for (const [a, b] of [
+    ["client", "gateway"],
+    ["gateway", "joiner"],
+    ["joiner", "trainer"],
+    ["trainer", "inference"],
+  ]) {
     const from = nodes[a].x + size.width;
     const to = nodes[b].x - 3;
     edges[`${a}>${b}`] = {
@@ -44,7 +49,12 @@ export function wide(all, tight) {
     edges[`inference>${to}`] = {
       path: `M${x0} ${foot}V${y - 10}q0 10 -10 10H${x1 + 10}q-10 0 -10 -10V${foot + 9}`,
       tip: up(x1, foot + 3),
-      label: { x: to === "client" ? (x1 + nodes.joiner.x) / 2 : (x0 + x1) / 2, y, anchor: "middle", below: false },
+      label: {
+        x: to === "client" ? (x1 + nodes.joiner.x) / 2 : (x0 + x1) / 2,
+        y,
+        anchor: "middle",
+        below: false,
+      },
       oneLine: true,
     };
   };
@@ -61,7 +71,12 @@ export function tall(width) {
   const nodes = {};
   ORDER.forEach((name, i) => (nodes[name] = { x: 1, y: 4 + i * step, ...size }));
   const edges = {};
-  for (const [a, b] of [["client", "gateway"], ["gateway", "joiner"], ["joiner", "trainer"], ["trainer", "inference"]]) {
+  for (const [a, b] of [
+    ["client", "gateway"],
+    ["gateway", "joiner"],
+    ["joiner", "trainer"],
+    ["trainer", "inference"],
+  ]) {
     const from = nodes[a].y + size.height;
     const to = nodes[b].y - 3;
     edges[`${a}>${b}`] = {

@@ -9,15 +9,24 @@ import { marksOf } from "./learning.js";
 
 const MODEL = { name: "model", colour: "--accent", width: 2 };
 const BASE = { name: "popularity", colour: "--ink-2", dash: [6, 4], look: "dashed" };
-const OPEN = { name: "window still open", colour: "--muted", dash: [2, 3], look: "dotted", points: true, spanGaps: true };
+const OPEN = {
+  name: "window still open",
+  colour: "--muted",
+  dash: [2, 3],
+  look: "dotted",
+  points: true,
+  spanGaps: true,
+};
 const EMPTY = (what) =>
   `${what} appears here when the first window closes: once the label's window and grace have passed, so that its negatives are in.`;
 
 /** Which windows stand for the choice: what was served on explored requests; else what was served; else training. */
 export function chosen(app) {
   const label = app.label();
-  if (byId("of").querySelector("input:checked").value === "random") return { of: "random", words: "random slates" };
-  const of = app.history.of("served", label).length || app.totals("served").n !== undefined ? "served" : "training";
+  if (byId("of").querySelector("input:checked").value === "random")
+    return { of: "random", words: "random slates" };
+  const of =
+    app.history.of("served", label).length || app.totals("served").n !== undefined ? "served" : "training";
   return { of, words: of === "served" ? "everything served" : "every sample before it was trained on" };
 }
 
@@ -46,16 +55,38 @@ export function recent(windows) {
     sums.predicted += n * rate * ratio;
   }
   if (sums.n === 0) return null;
-  return { n: sums.n, auc: sums.aucOf ? sums.auc / sums.aucOf : null, calibration: sums.labelled > 0 ? sums.predicted / sums.labelled : null };
+  return {
+    n: sums.n,
+    auc: sums.aucOf ? sums.auc / sums.aucOf : null,
+    calibration: sums.labelled > 0 ? sums.predicted / sums.labelled : null,
+  };
 }
 
 export class Quality {
   constructor() {
     const make = (title, range, cap, empty) =>
-      new TimeChart(byId("quality"), { title, series: [MODEL, BASE, OPEN], format: (v) => fixed(v), range, cap, height: 396, empty });
+      new TimeChart(byId("quality"), {
+        title,
+        series: [MODEL, BASE, OPEN],
+        format: (v) => fixed(v),
+        range,
+        cap,
+        height: 396,
+        empty,
+      });
     this.charts = [
-      { measure: "auc", short: "AUC", better: "higher is better, 0.5 is chance", chart: make("AUC", around(0.08), null, EMPTY("AUC")) },
-      { measure: "ne", short: "NE", better: "lower is better, 1 is the mean rate alone", chart: make("Normalised entropy", around(0.06), 1.5, EMPTY("NE")) },
+      {
+        measure: "auc",
+        short: "AUC",
+        better: "higher is better, 0.5 is chance",
+        chart: make("AUC", around(0.08), null, EMPTY("AUC")),
+      },
+      {
+        measure: "ne",
+        short: "NE",
+        better: "lower is better, 1 is the mean rate alone",
+        chart: make("Normalised entropy", around(0.06), 1.5, EMPTY("NE")),
+      },
     ];
   }
 
@@ -63,7 +94,9 @@ export class Quality {
     const label = app.label();
     const { of, words } = chosen(app);
     const rows = beside({ model: app.history.of(of, label), base: baseline(app, of, label) });
-    const open = records(record(record(app.state).quality).open).find((w) => w.of === of && w.label === label);
+    const open = records(record(record(app.state).quality).open).find(
+      (w) => w.of === of && w.label === label,
+    );
     for (const c of this.charts) {
       const read = (kind) => (r) => num(record(record(r.of[kind]).measures)[c.measure]);
       const data = columns(rows, (r) => r.stop_ms, [read("model"), read("base"), () => null]);
@@ -92,8 +125,12 @@ function caption(app, { measure, short, better }, { rows, read, open, words }) {
   const last = lastOf(rows, (r) => read("model")(r) !== null);
   const soFar = num(record(record(open).measures)[measure]);
   const n = num(record(record(open).measures).n);
-  const opened = soFar === null ? "" : ` The open window shows ${fixed(soFar)} so far${n === null ? "" : ` (${whole(n)} samples)`}.`;
-  if (last === null) return `${EMPTY(short)} Choose ${words === "random slates" ? "all samples" : "random slates"} to see the others.${opened}`;
+  const opened =
+    soFar === null
+      ? ""
+      : ` The open window shows ${fixed(soFar)} so far${n === null ? "" : ` (${whole(n)} samples)`}.`;
+  if (last === null)
+    return `${EMPTY(short)} Choose ${words === "random slates" ? "all samples" : "random slates"} to see the others.${opened}`;
   const base = read("base")(last);
   const beside = base === null ? "" : `; popularity ${fixed(base)}`;
   return `${short} on ${words} ${fixed(read("model")(last))}${beside} in the window that ended ${ago(last.stop_ms, app.now())} (${better}).${opened}`;

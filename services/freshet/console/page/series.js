@@ -26,7 +26,10 @@ export function columns(items, time, reads) {
 
 /** The median distance of neighbours, in ms. */
 function step(items, time) {
-  const steps = items.slice(1).map((item, i) => time(item) - time(items[i])).filter((d) => d > 0);
+  const steps = items
+    .slice(1)
+    .map((item, i) => time(item) - time(items[i]))
+    .filter((d) => d > 0);
   steps.sort((a, b) => a - b);
   return steps.length ? steps[steps.length >> 1] : 0;
 }

@@ -63,7 +63,11 @@ export function confirmed({ title, what, yes, path, body }, folder) {
       if (!given) return void say(byId("ask-wrong"), "The token is missing.");
       byId("ask-yes").disabled = true;
       try {
-        await getJson(path, { method: "POST", headers: { authorization: `Bearer ${given}`, "content-type": "application/json" }, body: JSON.stringify(body) });
+        await getJson(path, {
+          method: "POST",
+          headers: { authorization: `Bearer ${given}`, "content-type": "application/json" },
+          body: JSON.stringify(body),
+        });
         keep(given);
         close(true);
       } catch (error) {

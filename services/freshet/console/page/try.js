@@ -6,7 +6,8 @@ import { getJson } from "./feed.js";
 import { count, duration, fixed, plural, whole } from "./format.js";
 import { list, num, record, records, text } from "./read.js";
 
-const EMPTY = "Requests that were served lately appear in the list once there are some. Until then, write your own: a context and its candidates, with the fields of your schema.";
+const EMPTY =
+  "Requests that were served lately appear in the list once there are some. Until then, write your own: a context and its candidates, with the fields of your schema.";
 const BLANK = { context: {}, candidates: [{}, {}] };
 
 export class Try {
@@ -15,8 +16,21 @@ export class Try {
     this.requests = [];
     this.pick = el("select", { id: "try-pick" });
     this.again = el("button", { type: "button" }, "Newer requests");
-    this.edit = el("textarea", { id: "try-json", rows: "14", spellcheck: "false", autocomplete: "off", "aria-describedby": "try-hint" });
-    this.k = el("input", { id: "try-k", type: "number", min: "1", max: "1000", value: "10", inputmode: "numeric" });
+    this.edit = el("textarea", {
+      id: "try-json",
+      rows: "14",
+      spellcheck: "false",
+      autocomplete: "off",
+      "aria-describedby": "try-hint",
+    });
+    this.k = el("input", {
+      id: "try-k",
+      type: "number",
+      min: "1",
+      max: "1000",
+      value: "10",
+      inputmode: "numeric",
+    });
     this.rank = el("button", { type: "button", class: "main" }, "Rank");
     this.hint = el("p", { id: "try-hint", class: "quiet-text" }, EMPTY);
     this.wrong = el("p", { class: "wrong", role: "alert" });
@@ -27,14 +41,23 @@ export class Try {
     const asked = el(
       "div",
       { class: "asked" },
-      el("div", { class: "row" }, el("label", { for: "try-pick" }, "A recent request"), this.pick, this.again),
+      el(
+        "div",
+        { class: "row" },
+        el("label", { for: "try-pick" }, "A recent request"),
+        this.pick,
+        this.again,
+      ),
       el("label", { for: "try-json" }, "Context and candidates, as JSON"),
       this.edit,
       this.hint,
       el("div", { class: "row" }, el("label", { for: "try-k" }, "Items wanted (k)"), this.k, this.rank),
       this.wrong,
     );
-    byId("try").append(el("div", { class: "pair uneven" }, asked, el("div", { class: "answer" }, this.said, this.result)), el("div", { class: "pair" }, this.curl.node, this.code.node));
+    byId("try").append(
+      el("div", { class: "pair uneven" }, asked, el("div", { class: "answer" }, this.said, this.result)),
+      el("div", { class: "pair" }, this.curl.node, this.code.node),
+    );
     this.table = new Table(
       this.result,
       "Ranked candidates, best first",
@@ -42,7 +65,11 @@ export class Try {
         { head: "place", class: "num", cell: (i) => String(i.place) },
         { head: "candidate", class: "wide", cell: (i) => i.candidate },
         { head: "score", class: "num", cell: (i) => fixed(num(i.score), 4) },
-        { head: "predictions", key: (i) => JSON.stringify(i.predictions), cell: (i) => i.predictions.map((p) => el("span", { class: "rowfact whole" }, p)) },
+        {
+          head: "predictions",
+          key: (i) => JSON.stringify(i.predictions),
+          cell: (i) => i.predictions.map((p) => el("span", { class: "rowfact whole" }, p)),
+        },
         { head: "rows", key: (i) => JSON.stringify(i.rows), cell: (i) => rowsOf(i.rows) },
       ],
       "Ranked items appear here with their scores, the predictions of each label, the ages of the rows that were used, and what had no row yet.",
@@ -65,7 +92,8 @@ export class Try {
       this.port = port;
       this.#snippets();
     }
-    const due = this.requests.length === 0 && (this.looked === undefined || performance.now() - this.looked > 5_000);
+    const due =
+      this.requests.length === 0 && (this.looked === undefined || performance.now() - this.looked > 5_000);
     if (due) this.#load();
   }
 
@@ -118,7 +146,9 @@ export class Try {
     const k = Math.max(1, Math.floor(Number(this.k.value) || 10));
     const url = `http://127.0.0.1:${this.port ?? 7001}`;
     const body = JSON.stringify({ ...asked, k, dry_run: true, explain: true });
-    this.curl.set(`curl -s ${url}/v1/rank \\\n  -H 'content-type: application/json' \\\n  -d ${quoted(body)}`);
+    this.curl.set(
+      `curl -s ${url}/v1/rank \\\n  -H 'content-type: application/json' \\\n  -d ${quoted(body)}`,
+    );
     const lines = [
       "from freshet.client import Client",
       "",
@@ -141,7 +171,11 @@ export class Try {
       const asked = this.#asked();
       const k = Math.max(1, Math.floor(Number(this.k.value) || 10));
       const began = performance.now();
-      const answer = await getJson("/api/try", { method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify({ ...asked, k }) });
+      const answer = await getJson("/api/try", {
+        method: "POST",
+        headers: { "content-type": "application/json" },
+        body: JSON.stringify({ ...asked, k }),
+      });
       this.#show(answer, asked.candidates, performance.now() - began);
     } catch (error) {
       say(this.wrong, `Not ranked: ${error.message}`);
@@ -155,7 +189,9 @@ export class Try {
       place: i + 1,
       candidate: told(candidates[item.index]),
       score: num(item.score),
-      predictions: Object.entries(record(item.predictions)).slice(0, 8).map(([label, p]) => `${text(label, 30)} ${fixed(num(p), 4)}`),
+      predictions: Object.entries(record(item.predictions))
+        .slice(0, 8)
+        .map(([label, p]) => `${text(label, 30)} ${fixed(num(p), 4)}`),
       rows: record(item.rows),
     }));
     this.table.fill(items);
@@ -163,7 +199,9 @@ export class Try {
     const parts = [
       `${plural(items.length, "item")} ranked by version ${num(answer.version) ?? "–"} in ${duration(tookMs)}`,
       `learned from events ${duration(num(answer.freshness_ms))} old`,
-      unknown.length ? `without a row yet: ${unknown.map(([f, n]) => `${text(f, 40)} ${count(num(n))}`).join(", ")}` : "every value has a row",
+      unknown.length
+        ? `without a row yet: ${unknown.map(([f, n]) => `${text(f, 40)} ${count(num(n))}`).join(", ")}`
+        : "every value has a row",
     ];
     say(this.said, `${parts.join("; ")}.`);
   }
@@ -171,37 +209,60 @@ export class Try {
 
 /** How many rows of an item are known, how long ago they were touched, which are missing; each of them on demand. */
 function rowsOf(rows) {
-  const found = Object.entries(rows).slice(0, 100).map(([feature, r]) => {
-    const { known, of, age_s: age } = record(r);
-    return { feature: text(feature, 60), known: num(known) ?? 0, of: num(of) ?? 0, age: num(age) };
-  });
+  const found = Object.entries(rows)
+    .slice(0, 100)
+    .map(([feature, r]) => {
+      const { known, of, age_s: age } = record(r);
+      return { feature: text(feature, 60), known: num(known) ?? 0, of: num(of) ?? 0, age: num(age) };
+    });
   const missing = found.filter((r) => r.known < r.of);
   const ages = found.map((r) => r.age).filter((a) => a !== null);
   const sum = (key) => found.reduce((total, r) => total + r[key], 0);
   const old = ages.length ? `, touched ${span(Math.min(...ages), Math.max(...ages))} ago` : "";
   const summary = el("summary", {}, `${whole(sum("known"))} of ${whole(sum("of"))} known${old}`);
-  if (missing.length) summary.append(el("span", { class: "rowfact missing" }, `no row: ${missing.map((r) => r.feature).join(", ")}`));
+  if (missing.length)
+    summary.append(
+      el("span", { class: "rowfact missing" }, `no row: ${missing.map((r) => r.feature).join(", ")}`),
+    );
   const facts = found.map((r) => {
     const age = r.age === null ? "" : `, ${duration(r.age * 1000)} ago`;
     const what = r.known < r.of ? `${whole(r.known)} of ${whole(r.of)} known` : "known";
-    return el("span", { class: r.known < r.of ? "rowfact missing" : "rowfact" }, `${r.feature}: ${what}${age}`);
+    return el(
+      "span",
+      { class: r.known < r.of ? "rowfact missing" : "rowfact" },
+      `${r.feature}: ${what}${age}`,
+    );
   });
   return el("details", {}, summary, ...facts);
 }
 
-const span = (from, to) => (duration(from * 1000) === duration(to * 1000) ? duration(to * 1000) : `${duration(from * 1000)} to ${duration(to * 1000)}`);
+const span = (from, to) =>
+  duration(from * 1000) === duration(to * 1000)
+    ? duration(to * 1000)
+    : `${duration(from * 1000)} to ${duration(to * 1000)}`;
 
 /** A candidate's fields in one line. */
 function told(candidate) {
   const plain = (v) => (typeof v === "string" ? v : (JSON.stringify(v) ?? ""));
-  return text(Object.entries(record(candidate)).map(([k, v]) => `${k} ${plain(v)}`).join(", "), 200);
+  return text(
+    Object.entries(record(candidate))
+      .map(([k, v]) => `${k} ${plain(v)}`)
+      .join(", "),
+    200,
+  );
 }
 
 /** What tells a request from others: its id, and the first fields of its context. */
 function titleOf(request) {
-  const fields = Object.entries(record(request.context)).filter(([, v]) => v === null || typeof v !== "object" || JSON.isRawJSON?.(v));
+  const fields = Object.entries(record(request.context)).filter(
+    ([, v]) => v === null || typeof v !== "object" || JSON.isRawJSON?.(v),
+  );
   const id = text(request.request_id, 40);
-  const facts = fields.filter(([, v]) => text(v, 40) !== id).slice(0, 4).map(([k, v]) => `${k} ${JSON.stringify(v)}`).join(", ");
+  const facts = fields
+    .filter(([, v]) => text(v, 40) !== id)
+    .slice(0, 4)
+    .map(([k, v]) => `${k} ${JSON.stringify(v)}`)
+    .join(", ");
   return text(`${id}: ${facts}`, 90);
 }
 
@@ -221,5 +282,13 @@ function snippet(name, title) {
     setTimeout(() => say(said, ""), 3_000);
   });
   const scroll = el("pre", { tabindex: "0", role: "region", "aria-label": title }, code);
-  return { node: el("div", { class: "snippet" }, el("div", { class: "head" }, el("h3", {}, title), said, button), scroll), set: (s) => say(code, s) };
+  return {
+    node: el(
+      "div",
+      { class: "snippet" },
+      el("div", { class: "head" }, el("h3", {}, title), said, button),
+      scroll,
+    ),
+    set: (s) => say(code, s),
+  };
 }

@@ -17,9 +17,18 @@ export class Versions {
       "Versions, newest first",
       [
         { head: "version", cell: (v) => (num(v.number) === null ? "–" : `v${v.number}`) },
-        { head: "serves as", class: "chips", key: (v) => JSON.stringify([v.aliases, v.serving]), cell: chips },
+        {
+          head: "serves as",
+          class: "chips",
+          key: (v) => JSON.stringify([v.aliases, v.serving]),
+          cell: chips,
+        },
         { head: "made", class: "num", cell: (v) => ago(num(v.created_ms), app.now()) },
-        { head: "verdict", key: (v) => text(v.verdict, 40), cell: (v) => badge(text(v.verdict, 40) || "not judged", LEVELS[v.verdict] ?? "idle") },
+        {
+          head: "verdict",
+          key: (v) => text(v.verdict, 40),
+          cell: (v) => badge(text(v.verdict, 40) || "not judged", LEVELS[v.verdict] ?? "idle"),
+        },
         { head: "AUC", class: "num", cell: measure("auc", 3) },
         { head: "NE", class: "num", cell: measure("ne", 3) },
         { head: "calibration", class: "num", cell: measure("calibration", 2) },
@@ -36,16 +45,25 @@ export class Versions {
   update(state) {
     const versions = record(state.versions);
     const serving = num(versions.serving);
-    const rows = records(versions.list, 20).map((v) => ({ ...v, serving: serving !== null && v.number === serving }));
+    const rows = records(versions.list, 20).map((v) => ({
+      ...v,
+      serving: serving !== null && v.number === serving,
+    }));
     this.table.fill(rows);
     show(byId("rollback"), rows.length > 1);
     const held = rows.filter((v) => v.verdict === "held").length;
-    const parts = [serving === null ? "" : `v${serving} serves`, versions.pinned === true ? "pinned by hand: the gate promotes nothing" : "", held ? `${held} held of ${rows.length}` : "", rows.length ? "measured since the beginning" : ""];
+    const parts = [
+      serving === null ? "" : `v${serving} serves`,
+      versions.pinned === true ? "pinned by hand: the gate promotes nothing" : "",
+      held ? `${held} held of ${rows.length}` : "",
+      rows.length ? "measured since the beginning" : "",
+    ];
     say(byId("versions-sub"), parts.filter(Boolean).join(" · "));
   }
 
   #button(v) {
-    if (v.serving || num(v.number) === null) return el("span", { class: "quiet-text" }, v.serving ? "serving" : "");
+    if (v.serving || num(v.number) === null)
+      return el("span", { class: "quiet-text" }, v.serving ? "serving" : "");
     const button = el("button", { type: "button", "aria-label": `Promote version ${v.number}` }, "Promote…");
     button.addEventListener("click", () => this.#promote(num(v.number)));
     return button;
@@ -74,7 +92,8 @@ export class Versions {
   }
 
   async #move(move) {
-    if (await confirmed(move, text(record(this.app.state).folder, 300))) say(byId("versions-said"), move.done);
+    if (await confirmed(move, text(record(this.app.state).folder, 300)))
+      say(byId("versions-said"), move.done);
   }
 }
 
@@ -93,7 +112,9 @@ function why(v) {
 }
 
 function chips(v) {
-  const names = list(v.aliases, 6).map((a) => text(a, 30)).filter(Boolean);
+  const names = list(v.aliases, 6)
+    .map((a) => text(a, 30))
+    .filter(Boolean);
   if (v.serving) names.unshift("serving");
   return names.map((name) => el("span", { class: name === "serving" ? "chip main" : "chip" }, name));
 }
