@@ -49,7 +49,7 @@ def test_a_spec_that_was_changed_is_not_written_over(tmp_path: Path) -> None:
 def test_a_folder_that_cannot_be_made_is_said(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
 
-    with pytest.raises(ConfigError, match="a folder that can be written to"):
+    with pytest.raises(ConfigError, match="a folder that this user may write to"):
         write_spec(tmp_path / "file" / "demo")
 
 
