@@ -85,6 +85,8 @@ class Console:
             body_timeout_s=settings.body_timeout_ms / 1e3,
             headers=HEADERS,
             admit=doors.admit,
+            max_streams=settings.max_streams,
+            streams_setting="FRESHET_CONSOLE_MAX_STREAMS",
         )
         self._add_routes(pages)
 
@@ -142,12 +144,6 @@ class Console:
         return Response(200, body, headers=FRESH)
 
     async def _events(self, request: Request) -> Stream:
-        if self._board.streams >= self._settings.max_streams:
-            raise HttpError(
-                503, "streams", "too many pages are open", expected=f"at most {self._settings.max_streams}",
-                found=self._board.streams, hint="close some, or raise FRESHET_CONSOLE_MAX_STREAMS",
-                headers=((b"retry-after", b"5"),),
-            )  # fmt: skip
         start = _whole(request, "from", None, LARGEST_NUMBER)
         last = request.headers.get(b"last-event-id", b"")
         if last.isdigit() and int(last) < LARGEST_NUMBER:

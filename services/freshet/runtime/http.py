@@ -130,9 +130,14 @@ class App:
         body_timeout_s: float,
         headers: Headers = (),
         admit: Admit = lambda headers: None,
+        max_streams: int = 64,
+        streams_setting: str = "",
     ) -> None:
-        """`headers` go with every answer; `admit` looks at every request's headers first, and may raise."""
+        """`headers` go with every answer; `admit` looks at every request's headers first, and may raise; one
+        stream more than `max_streams` is refused, with the name of the setting that allows more."""
         self._headers, self._admit = headers, admit
+        self._max_streams, self._streams_setting = max_streams, streams_setting
+        self.streams = 0  # that are open now
         self._ending = asyncio.Event()  # set when streams are to end
         self._routes: dict[str, _Route] = {}
         self._patterns: list[_Route] = []
@@ -194,6 +199,8 @@ class App:
                 arguments,
             )
             response = await handler(request)
+            if isinstance(response, Stream) and self.streams >= self._max_streams:
+                raise self._too_many_streams()  # nothing was asked of its pieces, so nothing is left behind
         except asyncio.CancelledError:  # the server's drain is over; what was begun is not known to be done
             response = error_response(Unavailable("the server is stopping; send it again"))
         except _ClientGoneError:
@@ -212,14 +219,17 @@ class App:
 
     async def _stream(self, route: str, stream: Stream, receive: Receive, send: Send) -> None:
         self._requests.labels(route, "200").inc()
-        await send(_start(200, stream.content_type, (*stream.headers, *self._headers)))
-        with self._streams.labels(route).track_inprogress():
-            try:
+        self.streams += 1  # before anything is awaited: requests that come together are counted one by one
+        try:
+            with self._streams.labels(route).track_inprogress():
+                await send(_start(200, stream.content_type, (*stream.headers, *self._headers)))
                 how = await send_pieces(stream, receive, send, self._ending)
-            except Exception as error:
-                log.error("a stream broke off", route=route, exc_info=error)
-            else:
-                log.debug("a stream has ended", route=route, how=how)
+        except Exception as error:
+            log.error("a stream broke off", route=route, exc_info=error)
+        else:
+            log.debug("a stream has ended", route=route, how=how)
+        finally:
+            self.streams -= 1
 
     def _find(self, scope: Scope) -> tuple[_Route, tuple[str, ...]]:
         raw = scope.get("raw_path") or scope["path"].encode()
@@ -275,6 +285,17 @@ class App:
             found=f"{size} bytes or more",
             hint="send smaller batches",
             headers=((b"connection", b"close"),),
+        )
+
+    def _too_many_streams(self) -> HttpError:
+        return HttpError(
+            503,
+            "streams",
+            "too many streams are open",
+            expected=f"at most {self._max_streams}",
+            found=self.streams,
+            hint="close some" + (f", or raise {self._streams_setting}" if self._streams_setting else ""),
+            headers=((b"retry-after", b"5"),),
         )
 
     async def _metrics(self, _request: Request) -> Response:

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import fcntl
 import socket
+import sys
+import termios
 import threading
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -21,6 +25,10 @@ __all__ = ["bind", "run_server", "serve"]
 BACKLOG = 1024
 FIRST_BYTE_TIMEOUT_S = 10.0
 """A connection that has not sent a request's head by then is closed: idle ones would use up descriptors."""
+
+STALLED_S = 30.0
+"""A connection whose client takes nothing of what waits for it for so long is cut off. What waits, and the
+descriptor, would else stay for as long as the client does: a close waits until the rest is sent."""
 
 UNREAD_S = 0.2
 """How long a client that has stopped reading may still begin to, once the server stops."""
@@ -49,7 +57,9 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 class _Protocol(HttpToolsProtocol):
-    """Closes connections whose first request does not come."""
+    """Closes connections whose first request does not come, or whose client stops reading."""
+
+    _stalled: asyncio.TimerHandle | None = None  # runs while more waits to be sent than buffers should hold
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
@@ -59,6 +69,37 @@ class _Protocol(HttpToolsProtocol):
         cycle: Any = self.cycle  # uvicorn types it as always set; it is None until the first request
         if cycle is None and not self.transport.is_closing():
             self.transport.close()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._look_again(self._unread())
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._stalled is not None:
+            self._stalled.cancel()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._stalled is not None:
+            self._stalled.cancel()
+        super().connection_lost(exc)
+
+    def _look_again(self, unread: int) -> None:
+        self._stalled = self.loop.call_later(STALLED_S, self._expect_reading, unread)
+
+    def _expect_reading(self, before: int) -> None:
+        unread = self._unread()
+        if unread < before:
+            self._look_again(unread)
+        else:
+            self.transport.abort()
+
+    def _unread(self) -> int:
+        """Bytes that the client has not taken: ours, and those that the kernel keeps for it (some MB)."""
+        queued = bytearray(4)
+        with contextlib.suppress(OSError):  # the connection is going
+            fcntl.ioctl(self.transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, queued)
+        return self.transport.get_write_buffer_size() + int.from_bytes(queued, sys.byteorder)
 
 
 class _Server(uvicorn.Server):

@@ -14,9 +14,6 @@ Headers = tuple[tuple[bytes, bytes], ...]
 Receive = Callable[[], Awaitable[Mapping[str, Any]]]
 Send = Callable[[Mapping[str, Any]], Awaitable[None]]
 
-STALLED_S = 30.0
-"""How long a client may leave a piece unread; then the stream ends."""
-
 LAST_WORD_S = 0.5
 """How long the end of a stream may take to be said to a client that does not read."""
 
@@ -35,9 +32,10 @@ class Stream:
 
 
 async def send_pieces(stream: Stream, receive: Receive, send: Send, ending: asyncio.Event) -> str:
-    """Send pieces until they end, the client goes, it stops reading, or `ending` is set; returns which.
+    """Send pieces until they end, the client goes or `ending` is set; returns which. Closes `pieces`.
 
-    The head of the answer was sent already. Raises what the pieces raise.
+    The head of the answer was sent already. A client that stops reading is gone once the server cuts it off.
+    Raises what the pieces raise.
     """
     jobs = {
         "over": asyncio.ensure_future(_pump(stream, send)),
@@ -54,8 +52,6 @@ async def send_pieces(stream: Stream, receive: Receive, send: Send, ending: asyn
         results = await asyncio.gather(*jobs.values(), return_exceptions=True)
         await stream.pieces.aclose()
     problem = results[0]
-    if isinstance(problem, TimeoutError):
-        return "stalled"
     if isinstance(problem, Exception):
         raise problem  # without a last word: the client sees that this was not all
     with contextlib.suppress(TimeoutError):
@@ -66,8 +62,7 @@ async def send_pieces(stream: Stream, receive: Receive, send: Send, ending: asyn
 
 async def _pump(stream: Stream, send: Send) -> None:
     async for piece in stream.pieces:
-        async with asyncio.timeout(STALLED_S):
-            await send({"type": "http.response.body", "body": piece, "more_body": True})
+        await send({"type": "http.response.body", "body": piece, "more_body": True})
         await asyncio.sleep(0)  # pieces that are always there must not keep the client's end unnoticed
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
 import socket
 import threading
 import time
@@ -14,6 +16,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from freshet.errors import BadInput
+from freshet.runtime import server as server_module
 from freshet.runtime.endpoint import Endpoint
 from freshet.runtime.http import App, Request, Stream
 from freshet.runtime.server import bind, run_server, serve
@@ -21,6 +24,7 @@ from tests.system.waiting import wait_until
 
 PIECE = b"x" * 65_536
 DRAIN_S = 20
+MAX_STREAMS = 5
 
 
 @dataclass
@@ -32,6 +36,14 @@ class Running:
     made: int = 0  # pieces of /flood
     closed: int = 0  # generators that were closed
     thread: threading.Thread | None = None
+    app: App | None = None
+    loop: asyncio.AbstractEventLoop | None = None
+    held: asyncio.Event = field(default_factory=asyncio.Event)  # until it is set, /held does not answer
+
+    @property
+    def streams(self) -> int:
+        assert self.app is not None
+        return self.app.streams
 
     @property
     def url(self) -> str:
@@ -55,6 +67,10 @@ class Running:
         finally:
             self.closed += 1
 
+    async def held_back(self) -> AsyncGenerator[bytes]:
+        async for piece in self.ticks():
+            yield piece
+
     async def three(self) -> AsyncGenerator[bytes]:
         for piece in (b"a", b"b", b"c"):
             yield piece
@@ -62,6 +78,11 @@ class Running:
     async def broken(self) -> AsyncGenerator[bytes]:
         yield b"so far"
         raise KeyError("secret")
+
+    def release(self) -> None:
+        """Let what is held back be answered."""
+        assert self.loop is not None
+        self.loop.call_soon_threadsafe(self.held.set)
 
     def ended(self, within_s: float) -> float:
         """Stop the server; how many seconds that took."""
@@ -87,10 +108,15 @@ def server() -> Iterator[Running]:
         body_timeout_s=1,
         headers=((b"x-with-all", b"yes"),),
         admit=admit,
+        max_streams=MAX_STREAMS,
+        streams_setting="FRESHET_TEST_MAX_STREAMS",
     )
-    for name in ("ticks", "flood", "three", "broken"):
+    running.app = app
+    for name in ("ticks", "held_back", "flood", "three", "broken"):
 
         async def handler(_request: Request, name: str = name) -> Stream:
+            if name == "held_back":
+                await running.held.wait()
             return Stream(getattr(running, name)(), b"text/event-stream", ((b"x-own", b"1"),))
 
         app.route(Endpoint("GET", f"/{name}", "Pieces.", ()), handler)
@@ -98,6 +124,7 @@ def server() -> Iterator[Running]:
     running.port = sock.getsockname()[1]
 
     async def main() -> None:
+        running.loop = asyncio.get_running_loop()
         await serve(app, sock, running.stop, started=ready.set, drain_s=DRAIN_S)
 
     running.thread = threading.Thread(target=run_server, args=(main,))
@@ -108,12 +135,21 @@ def server() -> Iterator[Running]:
     sock.close()
 
 
-def unread(server: Running, path: str) -> socket.socket:
-    """A client that asks, and then never reads."""
+def unread(server: Running, path: str, buffer: int = 4_096) -> socket.socket:
+    """A client that asks, and then reads nothing by itself."""
     client = socket.create_connection(("127.0.0.1", server.port))
-    client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer)
     client.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
     return client
+
+
+def sockets() -> int:
+    """Sockets that this process has open."""
+    found = 0
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):
+            found += os.readlink(f"/proc/self/fd/{name}").startswith("socket:")
+    return found
 
 
 def test_pieces_arrive_as_they_are_made_and_the_end_is_the_end(server: Running) -> None:
@@ -159,6 +195,54 @@ def test_a_client_that_does_not_read_makes_no_pieces(server: Running) -> None:
 
     assert server.made * len(PIECE) < 32 << 20, "more was made than sockets buffer"
     wait_until("the pieces are closed", lambda: server.closed == 1, within_s=5)
+
+
+def test_a_connection_whose_client_takes_nothing_is_cut_off(
+    server: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_module, "STALLED_S", 0.2)
+    before = sockets()
+    with unread(server, "/flood"):
+        wait_until("its pieces are closed", lambda: server.closed == 1, within_s=10)
+
+        assert server.streams == 0
+        wait_until("its descriptor is free", lambda: sockets() == before + 1, within_s=5)  # this client's own
+
+
+def test_a_slow_client_that_goes_on_reading_is_not_cut_off(
+    server: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_module, "STALLED_S", 0.6)
+    pace = threading.Event()
+    with unread(server, "/flood", buffer=1 << 18) as client:
+        until = time.monotonic() + 3
+        while time.monotonic() < until:
+            assert client.recv(1 << 14)
+            pace.wait(0.02)
+
+        assert (server.streams, server.closed) == (1, 0)
+
+
+def test_streams_that_are_asked_for_together_are_counted_one_by_one(server: Running) -> None:
+    many = 3 * MAX_STREAMS
+    clients = [unread(server, "/held_back") for _ in range(many)]
+    try:
+        httpx.get(server.url + "/three")  # by now, all of them wait
+        assert server.streams == 0
+        server.release()
+        heads = sorted(client.recv(12)[9:] for client in clients)
+
+        assert heads == [b"200"] * MAX_STREAMS + [b"503"] * (many - MAX_STREAMS)
+        assert server.streams == MAX_STREAMS
+        refused = httpx.get(server.url + "/ticks")
+        assert refused.json()["error"]["found"] == MAX_STREAMS
+        assert refused.json()["error"]["hint"] == "close some, or raise FRESHET_TEST_MAX_STREAMS"
+    finally:
+        for client in clients:
+            client.close()
+    wait_until("all are closed", lambda: server.streams == 0, within_s=10)
+    with httpx.stream("GET", server.url + "/ticks") as answer:
+        assert answer.status_code == 200
 
 
 def test_a_stop_ends_streams_at_once(server: Running) -> None:
