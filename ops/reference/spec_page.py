@@ -6,7 +6,20 @@ from collections.abc import Iterator, Sequence
 
 from freshet.spec import expression
 from freshet.spec.identity import EFFECTS
-from freshet.spec.model import Explore, Feature, Gate, Join, Label, Model, Serve, Spec, Stream, Table, Train
+from freshet.spec.model import (
+    Explore,
+    Feature,
+    Gate,
+    Join,
+    Label,
+    Model,
+    Retention,
+    Serve,
+    Spec,
+    Stream,
+    Table,
+    Train,
+)
 from freshet.spec.optimizers import OPTIMIZERS
 from freshet.spec.parameters import Parameter
 from freshet.spec.parse_inputs import DEFAULT_ROW_OPTIMIZER, DEFAULT_SCALAR_OPTIMIZER, KEYS_OF_KIND
@@ -52,6 +65,9 @@ be set.""",
     "[model]": 'What is learned. `experts`, `crosses`, `mix`, `hedge_discount` belong to `kind = "hedge"`.',
     "[train]": "How it is learned.",
     "[serve]": "How it is served. `explore` and `gate` are tables of their own.",
+    "[retention]": """\
+How long the log keeps what. Records that a restart of joiner, trainer or inference needs are kept however old
+they are; claims, schemas and the records of versions for ever.""",
 }
 
 MEANING_OF_KIND = {
@@ -121,6 +137,7 @@ def _page() -> Iterator[str]:
     yield from _section("[serve]", Serve)
     yield ""
     yield from grid([*option_rows(Explore, "explore."), *option_rows(Gate, "gate.")])
+    yield from _section("[retention]", Retention)
     yield "\n## Conditions, values and scores\n"
     yield from _expressions()
     yield ""

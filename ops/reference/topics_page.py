@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from freshet.options import duration_text
 from freshet.spec.topics import KINDS_OF_TOPICS, TopicKind
 from ops.reference.markdown import code, escaped, grid, header
 
@@ -40,7 +39,7 @@ def _row(topic: TopicKind) -> tuple[str, ...]:
         code(topic.name) + (" *" if topic.joined else ""),
         escaped(topic.holds),
         str(topic.partitions or "`partitions`"),
-        duration_text(topic.retention_ms) if topic.retention_ms else "for ever",
+        code(f"retention.{topic.kept}") if topic.kept else "for ever",
         topic.written_by,
         topic.read_by,
         ", ".join(code(kind) for kind in topic.kinds),

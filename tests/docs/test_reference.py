@@ -4,7 +4,20 @@ import pytest
 
 from freshet.options import key_of, options_of
 from freshet.settings import variables
-from freshet.spec.model import Explore, Feature, Gate, Join, Label, Model, Serve, Spec, Stream, Table, Train
+from freshet.spec.model import (
+    Explore,
+    Feature,
+    Gate,
+    Join,
+    Label,
+    Model,
+    Retention,
+    Serve,
+    Spec,
+    Stream,
+    Table,
+    Train,
+)
 from ops.reference import PAGES, Page
 
 FOLDER = Path(__file__).parents[2] / "docs" / "reference"
@@ -37,7 +50,7 @@ def test_a_page_is_the_same_each_time() -> None:
 def test_every_key_stands_in_the_reference_of_the_spec() -> None:
     text = (FOLDER / "feature-spec.md").read_text()
 
-    sections: list[type] = [Spec, Stream, Join, Label, Table, Feature, Model, Train, Serve]
+    sections: list[type] = [Spec, Stream, Join, Label, Table, Feature, Model, Train, Serve, Retention]
     inner: list[tuple[type, str]] = [(Explore, "explore."), (Gate, "gate.")]
     for cls, prefix in [*((s, "") for s in sections), *inner]:
         for option in options_of(cls):

@@ -16,7 +16,20 @@ from typing import Any
 
 from freshet.options import Duration, duration_text, key_of, options_of
 from freshet.spec.expression import RESERVED
-from freshet.spec.model import Explore, Feature, Gate, Join, Label, Model, Serve, Spec, Stream, Table, Train
+from freshet.spec.model import (
+    Explore,
+    Feature,
+    Gate,
+    Join,
+    Label,
+    Model,
+    Retention,
+    Serve,
+    Spec,
+    Stream,
+    Table,
+    Train,
+)
 from freshet.spec.model_forms import NAME
 from freshet.spec.optimizers import OPTIMIZERS
 from freshet.spec.parameters import Parameter
@@ -59,6 +72,7 @@ def json_schema() -> Schema:
         "model": _model(),
         "train": _train(),
         "serve": _serve(),
+        "retention": _object(Retention),
     }
     top = _object(Spec, sections, ("name", "events", "labels", "features"), ABOUT)
     return {

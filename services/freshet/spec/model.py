@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from freshet.options import Integer, Kind, Text, option
-from freshet.spec.model_events import Events, Join, Label, Stream, TimeField
+from freshet.spec.model_events import Events, Join, Label, Retention, Stream, TimeField
 from freshet.spec.model_inputs import Feature, Optimizer, Table
 from freshet.spec.model_learning import Explore, Gate, Model, Serve, Train
 
@@ -29,6 +29,7 @@ __all__ = [
     "Label",
     "Model",
     "Optimizer",
+    "Retention",
     "Serve",
     "Spec",
     "Stream",
@@ -62,6 +63,7 @@ class Spec:
     model: Model
     train: Train
     serve: Serve
+    retention: Retention
     partitions: int = option("identity", "of impressions, actions and samples", Integer(1, 256), default=8)
     buckets: int = option(
         "identity",

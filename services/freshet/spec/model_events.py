@@ -9,7 +9,7 @@ from typing import Any, Literal
 from freshet.options import Choice, Duration, ListOf, Number, Text, Wrong, option
 from freshet.spec.model_forms import DAY, MINUTE, NAME, PATH, SECOND
 
-__all__ = ["Events", "Join", "Label", "Stream", "TimeField"]
+__all__ = ["Events", "Join", "Label", "Retention", "Stream", "TimeField"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,6 +118,33 @@ class Join:
         Duration(SECOND, DAY),
         key="max_ahead",
         default=MINUTE,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Retention:
+    """How long the log keeps records. What a restart of some service needs is kept however old it is."""
+
+    events_ms: int | None = option(
+        "deployment",
+        "of events, samples and the joiner's commits; a new model can learn from what is still there",
+        Duration(MINUTE, 3650 * DAY, never=True),
+        key="events",
+        default=7 * DAY,
+    )
+    rows_ms: int | None = option(
+        "deployment",
+        "of changed rows on their way to serving; the row store has them all",
+        Duration(MINUTE, 3650 * DAY, never=True),
+        key="rows",
+        default=DAY,
+    )
+    measures_ms: int | None = option(
+        "deployment",
+        "of measures, the console's history, and what was refused with the reason",
+        Duration(MINUTE, 3650 * DAY, never=True),
+        key="measures",
+        default=7 * DAY,
     )
 
 

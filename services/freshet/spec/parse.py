@@ -22,6 +22,7 @@ from freshet.spec.model import (
     Join,
     Label,
     Model,
+    Retention,
     Serve,
     Spec,
     Stream,
@@ -38,7 +39,7 @@ from freshet.spec.rules import check_rules
 __all__ = ["load_spec", "parse_spec"]
 
 TOPICS = {"served": "impressions", "shown": "shown", "action": "actions"}
-SECTIONS = ("events", "join", "labels", "tables", "features", "model", "train", "serve")
+SECTIONS = ("events", "join", "labels", "tables", "features", "model", "train", "serve", "retention")
 SPEC_HINT = "freshet init writes a commented spec from your Avro schemas"
 
 
@@ -104,6 +105,7 @@ def _spec(root: Section, folder: str) -> Spec:
         model=model,
         train=_train(root.section("train")),
         serve=_serve(root.section("serve"), labels),
+        retention=read_object(Retention, root.section("retention")),
         folder=folder,
     )
 

@@ -41,6 +41,7 @@ def render(spec: Spec) -> str:
         _inline(n, dict(_options(o))) for n, o in (("explore", spec.serve.explore), ("gate", spec.serve.gate))
     ]
     lines += _section("serve", (line for line in serve if not line.endswith("= {}")))
+    lines += _section("retention", _keys(spec.retention))
     return "\n".join(lines) + "\n"
 
 

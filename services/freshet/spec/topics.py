@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from freshet.spec.model import Spec
 
@@ -21,9 +22,6 @@ ROWS_PARTITIONS = 8
 
 SCHEMAS_TOPIC = "schemas"
 """One for all models of a log: a schema's id is its first record's offset, plus 1."""
-
-DAY_MS = 86_400_000
-WEEK_MS = 7 * DAY_MS
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +42,7 @@ class TopicKind:
     role: str  # how `Topics` calls it
     name: str  # `<model>` stands for the spec's name; of event topics: without a topic of the spec's own
     partitions: int | None  # None: as many as the spec says
-    retention_ms: int | None  # None: for ever. Never past what somebody holds
+    kept: Literal["events", "rows", "measures"] | None  # by which key of [retention]; None: for ever
     holds: str
     written_by: str
     read_by: str
@@ -66,21 +64,21 @@ KINDS_OF_TOPICS = (
         "served",
         "impressions",
         None,
-        WEEK_MS,
+        "events",
         "what was served, framed Avro or JSON; with `freshet_served` where inference logged it",
         "inference, gateway, or others",
         "joiner",
     ),
-    TopicKind("shown", "shown", None, WEEK_MS, "what was really seen", "gateway, or others", "joiner"),
-    TopicKind("action", "actions", None, WEEK_MS, "what was done", "gateway, or others", "joiner"),
+    TopicKind("shown", "shown", None, "events", "what was really seen", "gateway, or others", "joiner"),
+    TopicKind("action", "actions", None, "events", "what was done", "gateway, or others", "joiner"),
     TopicKind(
-        "samples", "<model>.samples", None, WEEK_MS, "samples in blocks", "joiner", "trainer", joined=True
+        "samples", "<model>.samples", None, "events", "samples in blocks", "joiner", "trainer", joined=True
     ),
     TopicKind(
         "late",
         "<model>.samples.late",
         None,
-        WEEK_MS,
+        "events",
         "samples whose action came after their window and grace; not trained on",
         "joiner",
         "people",
@@ -90,7 +88,7 @@ KINDS_OF_TOPICS = (
         "joiner",
         "<model>.joiner",
         None,
-        WEEK_MS,
+        "events",
         "the joiner's commits: next offsets, watermark, counts; one a commit and partition",
         "joiner",
         "joiner (its history), inference (progress)",
@@ -101,7 +99,7 @@ KINDS_OF_TOPICS = (
         "dead_letters",
         "<model>.dead-letters",
         1,
-        WEEK_MS,
+        "measures",
         "records of event topics that the joiner cannot read, with the reason; the bytes in base64",
         "joiner",
         "console, people",
@@ -112,7 +110,7 @@ KINDS_OF_TOPICS = (
         "refused",
         "<model>.refused",
         1,
-        WEEK_MS,
+        "measures",
         "events that the gateway refused and samples that the trainer cannot decode, with the reason",
         "gateway, trainer",
         "console, people",
@@ -122,7 +120,7 @@ KINDS_OF_TOPICS = (
         "rows",
         "<model>.rows",
         ROWS_PARTITIONS,
-        DAY_MS,
+        "rows",
         "changed rows as serving needs them; the row store has the rest",
         "trainer",
         "inference",
@@ -151,16 +149,14 @@ KINDS_OF_TOPICS = (
         "measures",
         "<model>.measures",
         1,
-        WEEK_MS,
+        "measures",
         "windows of quality; the console's own history",
         "trainer, console",
         "console",
         ("window", "vitals", "clicks", "drift"),
     ),
 )
-"""Every topic of a model, in an order in which they may be created. Event and sample topics are kept a week,
-far longer than any join horizon; claims and schemas for ever.
-"""
+"""Every topic of a model, in an order in which they may be created."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,9 +191,8 @@ def topics_of(spec: Spec) -> Topics:
             continue
         name = named.get(kind.role, kind.name.replace("<model>", spec.name))
         partitions = kind.partitions or spec.partitions
-        plans.append(
-            TopicPlan(name, partitions, kind.retention_ms, f"{spec.name}.joined" if kind.joined else None)
-        )
+        group = f"{spec.name}.joined" if kind.joined else None
+        plans.append(TopicPlan(name, partitions, _retention_ms(spec, kind), group))
         names[kind.role] = name
     return Topics(
         served=names["served"],
@@ -214,3 +209,16 @@ def topics_of(spec: Spec) -> Topics:
         measures=names["measures"],
         plans=tuple(plans),
     )
+
+
+def _retention_ms(spec: Spec, kind: TopicKind) -> int | None:
+    """How long the topic keeps records; None: for ever."""
+    match kind.kept:
+        case "events":
+            return spec.retention.events_ms
+        case "rows":
+            return spec.retention.rows_ms
+        case "measures":
+            return spec.retention.measures_ms
+        case None:
+            return None

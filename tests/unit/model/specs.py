@@ -16,6 +16,7 @@ from freshet.spec.model import (
     Label,
     Model,
     Optimizer,
+    Retention,
     Serve,
     Spec,
     Stream,
@@ -74,6 +75,7 @@ def make_spec(
         model=Model(**model),
         train=Train(),
         serve=Serve(),
+        retention=Retention(),
     )
 
 

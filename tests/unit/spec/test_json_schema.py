@@ -16,7 +16,20 @@ from jsonschema import Draft7Validator
 from freshet.errors import ConfigError
 from freshet.options import Duration, Form, Integer, Wrong, key_of, options_of
 from freshet.spec.json_schema import json_schema
-from freshet.spec.model import Explore, Feature, Gate, Join, Label, Model, Serve, Spec, Stream, Table, Train
+from freshet.spec.model import (
+    Explore,
+    Feature,
+    Gate,
+    Join,
+    Label,
+    Model,
+    Retention,
+    Serve,
+    Spec,
+    Stream,
+    Table,
+    Train,
+)
 from freshet.spec.parse import parse_spec
 from tests.unit.spec.test_round_trip import specs, text_of
 
@@ -29,7 +42,7 @@ SPECS = sorted(
 )
 SCHEMA = json_schema()
 VALIDATOR = Draft7Validator(SCHEMA)
-CLASSES = (Spec, Stream, Join, Label, Table, Feature, Model, Train, Serve, Explore, Gate)
+CLASSES = (Spec, Stream, Join, Label, Table, Feature, Model, Train, Serve, Explore, Gate, Retention)
 FEED = (ROOT / "examples" / "feed" / "freshet.toml").read_text()
 
 

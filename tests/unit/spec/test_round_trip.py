@@ -23,7 +23,20 @@ from freshet.options import (
     key_of,
     options_of,
 )
-from freshet.spec.model import Explore, Feature, Gate, Join, Label, Model, Serve, Spec, Stream, Table, Train
+from freshet.spec.model import (
+    Explore,
+    Feature,
+    Gate,
+    Join,
+    Label,
+    Model,
+    Retention,
+    Serve,
+    Spec,
+    Stream,
+    Table,
+    Train,
+)
 from freshet.spec.model_forms import StepForm
 from freshet.spec.optimizers import OPTIMIZERS
 from freshet.spec.parse import parse_spec
@@ -134,7 +147,8 @@ def specs(draw: st.DrawFn) -> dict[str, Any]:
         "tables": {"user": draw(table)},
         "features": draw(st.dictionaries(st.sampled_from(NAMES), feature, min_size=1, max_size=3)),
     }
-    for key, cls in (("join", Join), ("model", Model), ("train", Train), ("serve", Serve)):
+    parts = (("join", Join), ("model", Model), ("train", Train), ("serve", Serve), ("retention", Retention))
+    for key, cls in parts:
         if draw(st.booleans()):
             out[key] = draw(sections(cls))
     if draw(st.booleans()):

@@ -87,7 +87,7 @@ class EventLog(Protocol):
     def create_topic(
         self, name: str, *, partitions: int, retention_ms: int | None = None, group: str | None = None
     ) -> TopicInfo:
-        """Create a topic, or return the one that exists.
+        """Create a topic, or return the one that exists; what it keeps is from now on `retention_ms`.
 
         Topics of one `group` can be written in one atomic append (SQLite keeps them in one file; Kafka
         ignores it). A name is `[a-z0-9][a-z0-9._-]{0,200}`.

@@ -77,7 +77,7 @@ class SqliteEventLog:
     def create_topic(
         self, name: str, *, partitions: int, retention_ms: int | None = None, group: str | None = None
     ) -> TopicInfo:
-        """Create a topic, or return the one that exists."""
+        """Create a topic, or return the one that exists, from now on with this retention."""
         for what, value in (("topic", name), ("group", group)):
             if value is not None and not _NAME.fullmatch(value):
                 raise ConfigError("event log", what, value, f"a name that matches {_NAME.pattern}")
@@ -86,7 +86,11 @@ class SqliteEventLog:
         with self._lock:
             if name not in self._refreshed(name):
                 self._create(name, partitions, retention_ms, f"{group or name}.topics.sqlite")
-            info = self._refreshed(name)[name][0]
+            info, file, _ = self._refreshed(name)[name]
+            if info.partitions == partitions and info.retention_ms != retention_ms:
+                file.set_retention(name, retention_ms)
+                self._learn(file.path.name, {name})
+                info = self._topics[name][0]
         if info.partitions != partitions:
             raise Mismatch(
                 f"topic {name}: expected {partitions} partitions, found {info.partitions} in {self._folder}\n"

@@ -115,6 +115,11 @@ class LogFile:
                 )
             db.executemany("INSERT OR REPLACE INTO writers VALUES (?, ?)", epochs)
 
+    def set_retention(self, name: str, retention_ms: int | None) -> None:
+        """Keep a topic's records so long from now on; None: for ever."""
+        with self._writing, self._transaction(f"change the retention of topic {name}") as db:
+            db.execute("UPDATE topics SET retention_ms = ? WHERE name = ?", (retention_ms, name))
+
     def topics(self) -> dict[str, tuple[TopicInfo, tuple[int, ...]]]:
         """{name: (info, partition ids by number)}."""
         rows = self.ask(

@@ -87,6 +87,16 @@ class EventLogContract:
         assert other.create_topic("t", partitions=2).log_id == log.topics()["t"].log_id
         other.close()
 
+    def test_a_topics_retention_is_that_of_whoever_created_it_last(
+        self, log: EventLog, open_log: Callable[[], EventLog]
+    ) -> None:
+        other = open_log()
+        assert other.create_topic("t", partitions=2, retention_ms=60_000).retention_ms == 60_000
+        other.close()
+        again = open_log()
+        assert again.topics()["t"].retention_ms == 60_000
+        again.close()
+
     def test_creating_a_topic_with_other_partitions_is_a_mismatch(self, log: EventLog) -> None:
         with pytest.raises(Mismatch, match="2"):
             log.create_topic("t", partitions=4)
