@@ -19,6 +19,7 @@ QUICK = {
     "table": "lookups and steps of rows, plans of batches",
     "decode": "records a second from Avro to keys and columns",
     "join": "events a second through the joiner's core",
+    "measures": "what measuring costs the trainer a batch",
     "model_step": "the default model's step, fp32 and bf16",
     "rank": "rank requests, stage by stage and over HTTP",
     "freshness": "from a click to the score that has learned from it, under 500 events a second",

@@ -7,7 +7,7 @@ from numpy.typing import ArrayLike
 
 from freshet.types import F32, F64, I64
 
-__all__ = ["BIN_WIDTH", "auc", "auc_of_histogram", "bins_of", "logits_of"]
+__all__ = ["BIN_WIDTH", "auc", "auc_of_histogram", "bins_of", "bins_of_logits", "logits_of"]
 
 BIN_WIDTH = 1.0 / 512
 """Width of a bin in logits. Samples of a bin count as tied, which costs at most half the share of (true,
@@ -44,8 +44,13 @@ def auc_of_histogram(positive: F64, negative: F64) -> float:
 def bins_of(probabilities: F32 | F64) -> I64:
     """Bin of each probability, by its logit; finite input."""
     p = np.clip(probabilities.astype(np.float64), 1e-12, 1 - 1e-12)
-    logit = np.clip(np.log(p) - np.log1p(-p), -LARGEST_LOGIT, LARGEST_LOGIT)
-    bins: I64 = np.floor((logit + LARGEST_LOGIT) / BIN_WIDTH).astype(np.int64)
+    return bins_of_logits(np.log(p) - np.log1p(-p))
+
+
+def bins_of_logits(logits: F64) -> I64:
+    """Bin of each logit: from 0 to 20480, so that 16 bits hold it."""
+    inside = np.clip(logits, -LARGEST_LOGIT, LARGEST_LOGIT)
+    bins: I64 = np.floor((inside + LARGEST_LOGIT) / BIN_WIDTH).astype(np.int64)
     return bins
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from freshet.measures.cells import PROBABILITY_FLOOR
+from freshet.measures.grouping import PROBABILITY_FLOOR
 from freshet.spec.model import Gate, Label, Spec
 from freshet.types import F32, F64, U8
 

@@ -14,10 +14,11 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from freshet.measures.cells import KEY, SUMS, Samples, Table
+from freshet.measures.cells import KEY, SUMS, Table
 from freshet.measures.descriptors import MEASURES, Cell
+from freshet.measures.grouping import Samples, table_of
 from freshet.measures.reliability import Reliability, reliability
-from freshet.types import F32, I64, U8, U64
+from freshet.types import F32, I64, U8, U64, Bool
 
 __all__ = ["OTHER", "Figures", "LabelKind", "Measures"]
 
@@ -27,6 +28,10 @@ TOTAL = -(1 << 62)
 GROUP_SAMPLES = 1 << 15
 """Samples are grouped when this many have come: grouping costs about 1 µs each, less per sample the more
 there are."""
+
+MERGE_ENTRIES = 1 << 16
+"""Groups are merged into the table when a figure is asked for, or when together they are as large as the
+table, and at least this large (2 MB): each entry is then merged about once a doubling."""
 
 RECENT_WINDOWS = 10
 """Windows that `lately` sums up: how good predictions are now, the first ones of a model's life forgotten."""
@@ -77,6 +82,7 @@ class Measures:
         self.max_values = max_values
         self._number = np.array([label.number for label in labels])
         self._table = Table.empty()
+        self._fresh: list[Table] = []  # groups of samples that are to be merged into the table, in order
         self._waiting: list[Samples] = []
         self._waiting_count = 0
         self._known = [np.empty(0, np.uint64) for _ in segments]
@@ -103,20 +109,12 @@ class Measures:
         size = len(label)
         if size == 0:
             return
-        own = predictions if predictions.ndim == 1 else predictions[np.arange(size), label]
-        window = times_ms - times_ms % self.window_ms
+        own = predictions.copy() if predictions.ndim == 1 else predictions[np.arange(size), label]
         given = segments or {}
         none = np.zeros(size, np.uint64)
+        columns = tuple(given.get(name, none).copy() for name in self.segments)
         self._waiting.append(
-            Samples(
-                np.where(window < self._closed_ms, TOTAL, window),
-                label.astype(np.uint16),
-                self._number[label],
-                own.astype(np.float64),
-                value.astype(np.float64),
-                weight.astype(np.float64),
-                tuple(self._told_apart(i, given.get(name, none)) for i, name in enumerate(self.segments)),
-            )
+            Samples(times_ms.copy(), label.copy(), own, value.copy(), weight.copy(), columns)
         )
         self._newest_ms = max(self._newest_ms, int(times_ms.max()))
         self._waiting_count += size
@@ -132,7 +130,7 @@ class Measures:
         closing -= closing % self.window_ms
         if closing <= max(self._closed_ms, TOTAL + 2 * self.window_ms + self.lateness_ms):
             return []
-        self._group()
+        self._merge()  # before the windows close: what came until now was in time
         self._closed_ms = closing
         leaving = (self._table.keys["window"] < closing) & (self._table.keys["window"] != TOTAL)
         done = self._table.where(leaving)
@@ -143,12 +141,12 @@ class Measures:
 
     def windows(self) -> list[Figures]:
         """Figures so far of the windows that are still open."""
-        self._group()
+        self._merge()
         return self._figures(self._table.where(self._table.keys["window"] != TOTAL))
 
     def total(self) -> list[Figures]:
         """Figures since the beginning, open windows included."""
-        self._group()
+        self._merge()
         return self._figures(self._table.moved_to(TOTAL))
 
     def lately(self) -> list[Figures]:
@@ -162,13 +160,15 @@ class Measures:
         """What has been added so far, for another thread to work on; cheap, as samples and tables are
         shared: nothing changes them."""
         view = copy.copy(self)
-        view._waiting, view._known = list(self._waiting), list(self._known)
+        view._waiting, view._fresh, view._known = list(self._waiting), list(self._fresh), list(self._known)
         return view
 
     def overall(self) -> Self:
         """The same without segments, whose figures are many times quicker to come by."""
         overall = self.view()
-        overall._table = self._table.where(self._table.keys["field"] == 0)
+        overall._table, *overall._fresh = (
+            table.where(table.keys["field"] == 0) for table in (self._table, *self._fresh)
+        )
         overall._waiting = [replace(samples, segments=()) for samples in self._waiting]
         return overall
 
@@ -176,15 +176,15 @@ class Measures:
         """Add another's sums, of the same labels and segments; its open windows become open here."""
         if (self.labels, self.segments, self.window_ms) != (other.labels, other.segments, other.window_ms):
             raise ValueError("measures of other labels, segments or windows cannot be merged")
-        self._group()
-        other._group()
+        self._merge()
+        other._merge()
         self._table = Table.merge([self._table, other._table])
         self._lately = Table.merge([self._lately, other._lately])
         self._newest_ms = max(self._newest_ms, other._newest_ms)
 
     def state(self) -> dict[str, NDArray[Any]]:
         """All of it as arrays; independent of later changes."""
-        self._group()
+        self._merge()
         table = self._table
         known = {f"known/{i}": values.copy() for i, values in enumerate(self._known)}
         return known | {
@@ -221,26 +221,40 @@ class Measures:
         self._newest_ms, self._closed_ms, window_ms = (int(t) for t in state["times"])
         if window_ms != self.window_ms:
             self._table = self._table.moved_to(TOTAL)
-        self._waiting, self._waiting_count = [], 0
+        self._waiting, self._waiting_count, self._fresh = [], 0, []
 
-    def _told_apart(self, field: int, values: U64) -> U64:
-        """Values with those beyond the first `max_values` replaced by OTHER."""
+    def _told_apart(self, field: int, column: U64, sizes: Sequence[int]) -> U64:
+        """The values of a field that are told apart, OTHER among them, once those of the additions of these
+        sizes are known: of each addition's new ones the smallest, while there is room."""
         known = self._known[field]
-        if len(known) < self.max_values:
-            fresh = np.setdiff1d(values, known)
+        start = 0
+        for size in sizes if len(known) < self.max_values else ():
+            values = column[start : start + size]
+            start += size
+            fresh = values if not len(known) else values[~_among(known, values)]
             if len(fresh):
-                known = np.union1d(known, fresh[: self.max_values - len(known)])
-                self._known[field] = known
-        if not len(known):
-            return np.full(len(values), OTHER, np.uint64)
-        at = np.minimum(np.searchsorted(known, values), len(known) - 1)
-        return np.where(known[at] == values, values, np.uint64(OTHER))
+                known = np.union1d(known, np.unique(fresh)[: self.max_values - len(known)])
+        self._known[field] = known
+        return known if OTHER in known[:1] else np.concatenate([np.array([OTHER], np.uint64), known])
 
     def _group(self) -> None:
-        if self._waiting:
-            fresh = Table.of(Samples.concat(self._waiting))
-            self._table = Table.merge([self._table, fresh])
-            self._waiting, self._waiting_count = [], 0
+        """Group the samples that wait."""
+        if not self._waiting:
+            return
+        samples, sizes = Samples.concat(self._waiting), [len(part.label) for part in self._waiting]
+        values = [self._told_apart(i, column, sizes) for i, column in enumerate(samples.segments)]
+        window = samples.times_ms - samples.times_ms % self.window_ms
+        window[window < self._closed_ms] = TOTAL
+        self._fresh.append(table_of(samples, window, self._number, values))
+        self._waiting, self._waiting_count = [], 0
+        if sum(len(table.cell) for table in self._fresh) > max(len(self._table.cell), MERGE_ENTRIES):
+            self._merge()
+
+    def _merge(self) -> None:
+        """Group, and have all in one table."""
+        self._group()
+        if self._fresh:
+            self._table, self._fresh = Table.merge([self._table, *self._fresh]), []
 
     def _figures(self, table: Table) -> list[Figures]:
         starts = np.searchsorted(table.cell, np.arange(len(table.keys) + 1))
@@ -269,3 +283,9 @@ class Measures:
                 )
             )
         return figures
+
+
+def _among(known: U64, values: U64) -> Bool:
+    """(B,) whether each value is one of `known`, which rises and is not empty."""
+    found: Bool = known[np.minimum(np.searchsorted(known, values), len(known) - 1)] == values
+    return found
