@@ -164,8 +164,8 @@ SOURCES = (
     Source("random", "served, of requests in random order only: the samples that favour no model"),
     Source(
         "popularity",
-        "a baseline that a model must beat: the past rate of its item, on the samples of `random` (where the "
-        "spec explores nothing, on all); without segments",
+        "a baseline that a model must beat: the past rate of its item as it was known when the item was "
+        "served, on the samples of `random` (where the spec explores nothing, on all); without segments",
     ),
 )
 """All sources, in the order in which they are shown."""

@@ -15,7 +15,7 @@ from freshet.measures import SOURCES, Figures, LabelKind, Measures, Popularity
 from freshet.model.inputs import Labels
 from freshet.seams.batches import TrainBatch
 from freshet.spec.model import Spec
-from freshet.types import F32, Bool
+from freshet.types import F32, U64, Bool
 
 __all__ = ["Quality", "lateness_ms"]
 
@@ -25,6 +25,8 @@ MOST_OPEN = 60
 """Windows that are held open at once; each holds a histogram for every value of every segment."""
 SETTLING_MS = 1_000
 """From the moment in which a label is decided until its samples are trained on, with time to spare."""
+ACTION_MS = 1
+"""The least time from an item's being served to what is done with it."""
 ADDED_LATER = (RANDOM, POPULARITY, RATES)
 """What versions written before these were measured do not hold: they count from then on."""
 
@@ -56,7 +58,9 @@ class Quality:
             )
             for name in (TRAINING, SERVED, RANDOM, POPULARITY)
         }
-        self._popularity = Popularity(len(labels))
+        self._waits_ms = np.array([label.window_ms + spec.join.grace_ms for label in spec.labels])
+        self._early = np.array([spec.join.emit == "early" and label.value is None for label in spec.labels])
+        self._popularity = Popularity(len(labels), int(self._waits_ms.max()))
         explore = spec.serve.explore
         self._explores = explore.policy != "none" and explore.share > 0
         self._names = [label.name for label in spec.labels]
@@ -74,9 +78,7 @@ class Quality:
             self._add(SERVED, batch, labels, served, known)
             self._add(RANDOM, batch, labels, served, random)
             if batch.items is not None:
-                rate = self._popularity.predict(batch.items, labels.index)
-                self._add(POPULARITY, batch, labels, rate, random if self._explores else None)
-                self._popularity.add(batch.items, labels.index, labels.value, labels.weight)
+                self._beside(batch.items, batch, labels, random if self._explores else np.ones_like(random))
 
     def finished_windows(self) -> list[dict[str, Any]]:
         """Windows that have closed since the last call, as records of `<model>.measures`."""
@@ -122,13 +124,23 @@ class Quality:
     def _parts(self) -> dict[str, Measures | Popularity]:
         return {**self._of, RATES: self._popularity}
 
+    def _beside(self, items: U64, batch: TrainBatch, labels: Labels, which: Bool) -> None:
+        """Score popularity on the samples that `which` (B,) keeps; it learns from all of them."""
+        times_ms = batch.event_times_ms
+        rate = np.full(len(batch), np.nan, np.float32)
+        rate[which] = self._popularity.predict(items[which], labels.index[which], times_ms[which])
+        self._add(POPULARITY, batch, labels, rate, which)
+        at_once = self._early[labels.index] & (labels.value > 0)
+        known_ms = times_ms + np.where(at_once, ACTION_MS, self._waits_ms[labels.index])
+        self._popularity.add(items, labels.index, labels.value, labels.weight, known_ms)
+
     def _add(
         self, name: str, batch: TrainBatch, labels: Labels, predictions: F32, which: Bool | None
     ) -> None:
         """Add the samples that `which` (B,) keeps; None: all of them."""
         if which is not None and not which.any():
             return
-        kept = slice(None) if which is None else which
+        kept = slice(None) if which is None or which.all() else which
         self._of[name].add(
             predictions[kept],
             labels.index[kept],

@@ -31,6 +31,8 @@ user = { field = "user", table = "user" }
 item = { field = "item", table = "item" }
 """)
 N = 400
+GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+PLAIN = np.uint64(pow(int(GOLDEN), -1, 1 << 64))  # gives back the number that was multiplied by it
 
 
 def exploring(share: float) -> Spec:
@@ -56,9 +58,50 @@ def batch(turn: int = 0, *, items: bool = True, served: bool = True) -> tuple[Tr
         segments={},
         served={"click": logged} if served else {},
         explored=place % 4 == 0,
-        items=(numbers + 1).astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) if items else None,
+        items=(numbers + 1).astype(np.uint64) * GOLDEN if items else None,
     )
     return made, np.full((N, 1), 0.25, np.float32)
+
+
+def deciding_in_three_seconds(emit: Literal["early", "window"]) -> Spec:
+    [click] = SPEC.labels
+    spec = exploring(0.25)
+    return replace(
+        spec,
+        labels=(replace(click, window_ms=2_000),),
+        join=replace(spec.join, emit=emit, grace_ms=1_000),
+    )
+
+
+def decided(
+    turn: int, emit: Literal["early", "window"], rates: tuple[float, float] = (0.4, 0.1)
+) -> tuple[TrainBatch, F32]:
+    """What is decided in a second: what was served three seconds ago, but positives at once if they come
+    `early`. Even items come true at the first of the rates, odd ones at the second."""
+    made, predictions = batch(turn)
+    rng = np.random.default_rng(100 + turn)
+    assert made.items is not None
+    assert made.inputs.labels is not None
+    even = (made.items * PLAIN) % np.uint64(2) == 1
+    value = (rng.random(N) < np.where(even, *rates)).astype(np.float32)
+    late = (value == 0) | (emit == "window")
+    labels = replace(made.inputs.labels, value=value)
+    return (
+        replace(
+            made,
+            inputs=replace(made.inputs, labels=labels),
+            event_times_ms=made.event_times_ms - np.where(late, 3_000, 0),
+        ),
+        predictions,
+    )
+
+
+def settled(quality: Quality) -> Quality:
+    """What it knows of items, with figures that begin anew."""
+    fresh = Quality(deciding_in_three_seconds("early"))
+    none = {k: v for k, v in fresh.state().items() if not k.startswith("rates/")}
+    fresh.load_state(none | {k: v for k, v in quality.state().items() if k.startswith("rates/")})
+    return fresh
 
 
 def counts(quality: Quality) -> dict[str, float]:
@@ -84,15 +127,47 @@ def test_without_a_feature_for_the_item_there_is_no_popularity() -> None:
 
 
 def test_popularity_is_scored_before_it_counts_a_sample_and_learns_from_all_of_them() -> None:
-    quality = Quality(exploring(0.25))
-    quality.add(*batch())
+    quality = Quality(deciding_in_three_seconds("early"))
+    quality.add(*decided(0, "early"))
     first = quality.summary()["popularity"]["click"]
     assert np.isclose(first["auc"], 0.5)  # nothing was known of any item
     for turn in range(1, 20):
-        quality.add(*batch(turn))
+        quality.add(*decided(turn, "early"))
+    quality = settled(quality)
+    for turn in range(20, 40):
+        quality.add(*decided(turn, "early"))
     learned = quality.summary()["popularity"]["click"]
     assert learned["auc"] > 0.65  # random samples alone, a quarter of these, would not say as much
     assert learned["calibration"] == pytest.approx(1, abs=0.1)
+
+
+@pytest.mark.parametrize("emit", ["early", "window"])
+def test_popularity_knows_nothing_of_the_labels_that_it_is_scored_by(
+    emit: Literal["early", "window"],
+) -> None:
+    """The first window of a cold start, in whose first seconds only positives come: all items are alike."""
+    spec = deciding_in_three_seconds(emit)
+    quality = Quality(replace(spec, train=replace(spec.train, measure_window_ms=5_000)))
+    for turn in range(14):
+        quality.add(*decided(turn, emit, rates=(0.2, 0.2)))
+    [first] = [
+        window["measures"]
+        for window in quality.finished_windows()
+        if (window["of"], window["start_ms"]) == ("popularity", 0)
+    ]
+    assert first["n"] == pytest.approx(5 * N / 4, rel=0.15)
+    assert first["auc"] == pytest.approx(0.5, abs=0.1)
+
+
+def test_a_sample_is_scored_alike_whatever_was_learned_since_its_page() -> None:
+    spec = deciding_in_three_seconds("early")
+    quality = Quality(replace(spec, serve=SPEC.serve))
+    losses = [0.0]
+    for turn in (*range(9), 8):  # the last batch twice: by now its own samples are known
+        quality.add(*decided(turn, "early"))
+        total = quality.summary()["popularity"]["click"]
+        losses.append(total["n"] * total["logloss"])
+    assert losses[-1] - losses[-2] == pytest.approx(losses[-2] - losses[-3])
 
 
 def test_a_restart_goes_on_where_the_version_was_written() -> None:
