@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from freshet.runtime.supervisor import read_state
+from freshet.runtime.run_state import read_state
 from freshet.settings import RunFolder
 
 ROLES = ("gateway", "joiner", "trainer", "inference")

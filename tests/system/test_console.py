@@ -19,7 +19,7 @@ import pytest
 
 from freshet.cli.local import Local, local
 from freshet.errors import Unavailable
-from freshet.runtime.supervisor import read_state
+from freshet.runtime.run_state import read_state
 from freshet.settings import RunFolder
 from tests.system.waiting import wait_until
 

@@ -18,7 +18,7 @@ import pytest
 
 import freshet
 from freshet.cli.local import Local, local
-from freshet.runtime.supervisor import read_state
+from freshet.runtime.run_state import read_state
 from freshet.seams.eventlog.claims import LEASE_S
 from freshet.seams.open import open_versions
 from freshet.settings import RunFolder, load_settings

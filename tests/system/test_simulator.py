@@ -15,7 +15,7 @@ import pytest
 
 from freshet.cli.local import Local, local
 from freshet.errors import ConfigError
-from freshet.runtime.supervisor import read_state
+from freshet.runtime.run_state import read_state
 from freshet.settings import RunFolder, Settings, load_settings
 from freshet.testing.simulator import write_spec
 from freshet.testing.simulator.began import Began

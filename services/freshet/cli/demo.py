@@ -6,11 +6,10 @@ from pathlib import Path
 
 import click
 
+from freshet.cli.demo_text import DEMO_FOLDER
 from freshet.cli.options import examples, json_option
 
-__all__ = ["DEMO_FOLDER", "command"]
-
-DEMO_FOLDER = "freshet-demo"
+__all__ = ["command"]
 
 
 @click.command(epilog=examples("freshet demo", "freshet demo --rate 300 --drift-at 60s --seconds 300"))

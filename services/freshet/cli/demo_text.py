@@ -6,7 +6,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["ClickRates", "click_rates", "drift_lines", "farewell", "progress_line", "span_of"]
+__all__ = [
+    "DEMO_FOLDER",
+    "ClickRates",
+    "click_rates",
+    "drift_lines",
+    "farewell",
+    "progress_line",
+    "span_of",
+]
+
+DEMO_FOLDER = "freshet-demo"
+"""Where the demo runs if no other folder is named, below the one that one stands in."""
 
 RECENT_WINDOWS = 6
 """Windows (of 5 s) that a line looks at: half a minute, in which random slates have some hundred clicks even

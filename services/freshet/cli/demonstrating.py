@@ -13,14 +13,13 @@ from typing import Any
 
 import click
 
-from freshet.cli.demo import DEMO_FOLDER
-from freshet.cli.demo_text import click_rates, drift_lines, farewell, progress_line, span_of
+from freshet.cli.demo_text import DEMO_FOLDER, click_rates, drift_lines, farewell, progress_line, span_of
 from freshet.cli.options import emit
 from freshet.cli.ports import PORT_SETTINGS, optional_ports_of, ports_of
 from freshet.cli.simulate import DRIFT_AT, DRIFT_EVERY, seconds_of
-from freshet.cli.status import figures_of
 from freshet.cli.supervising import Run, console_address, prepare, tell_ready
 from freshet.errors import ConfigError
+from freshet.runtime.asking import figures_of
 from freshet.runtime.lifecycle import stop_on_signals
 from freshet.runtime.ports import free_ports, owner_of_port
 from freshet.runtime.supervisor import Process
@@ -120,8 +119,8 @@ class _Teller:
         told_drifts, next_line_s = 0, LINE_EVERY_S
         while not self.stop.wait(LOOK_S):
             seconds = time.monotonic() - began
-            self.simulator = figures_of(self.run.settings.simulator.admin_port) or self.simulator
-            inference = figures_of(self.run.settings.inference.port)
+            self.simulator = _figures(self.run.settings.simulator.admin_port) or self.simulator
+            inference = _figures(self.run.settings.inference.port)
             if self.first_learned_s is None and inference.get("freshness_ms") is not None:
                 self.first_learned_s = round(seconds, 2)
                 self.say(f"{span_of(seconds):>6}  the first predictions by what was learned from clicks")
@@ -191,3 +190,11 @@ def _take_free_ports() -> list[str]:
             os.environ[variable] = str(free_ports(1)[0])  # the services, which we start, read it there
             lines.append(f"  port {port} is taken: {name} uses {os.environ[variable]}")
     return lines
+
+
+def _figures(port: int) -> Mapping[str, Any]:
+    """What /status says; empty while nothing answers."""
+    try:
+        return figures_of(port)
+    except OSError:
+        return {}

@@ -7,8 +7,6 @@ import shlex
 import sys
 import threading
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,10 +19,12 @@ from freshet.cli.ports import PORT_SETTINGS, ports_of
 from freshet.cli.run import ROLES
 from freshet.cli.trying import refuse_bad_model
 from freshet.errors import ConfigError
+from freshet.runtime.asking import why_unready
 from freshet.runtime.lifecycle import stop_on_signals
 from freshet.runtime.logging import configure_logging
 from freshet.runtime.ports import owner_of_port
-from freshet.runtime.supervisor import Process, Supervisor, read_state
+from freshet.runtime.run_state import read_state
+from freshet.runtime.supervisor import Process, Supervisor
 from freshet.runtime.token import token_of
 from freshet.seams.open import open_eventlog
 from freshet.settings import Settings, load_settings
@@ -144,9 +144,8 @@ def processes(spec_file: Path, folder: Path, settings: Settings, *, console: boo
 def is_ready(port: int) -> bool:
     """Whether the service on this port says that it is ready."""
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/health/ready", timeout=1) as answer:
-            return bool(answer.status == 200)
-    except (urllib.error.URLError, OSError):
+        return not why_unready(port)
+    except OSError:
         return False
 
 

@@ -2,46 +2,23 @@
 
 from __future__ import annotations
 
-import http.client
-import os
 import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
-
-import orjson
 
 from freshet.console.core import Service
 from freshet.errors import Corrupt
-from freshet.runtime.supervisor import read_state
+from freshet.runtime.asking import figures_of, why_unready
+from freshet.runtime.processes import is_alive, memory_mb
+from freshet.runtime.run_state import read_state
 from freshet.settings import RunFolder
 
-__all__ = ["Services", "fetched", "memory_mb"]
+__all__ = ["PATIENCE_S", "Services"]
 
 PATIENCE_S = 0.8
 """How long a service may take to answer: less than a look's interval."""
-
-MOST_BYTES = 8 << 20
-"""Of an answer of /status; more is no status."""
-
-
-def fetched(port: int, path: str, timeout_s: float = PATIENCE_S) -> tuple[int, Any]:
-    """(status code, parsed JSON or None) of a GET on this machine. Raises OSError if nothing answers."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=timeout_s)
-    try:
-        connection.request("GET", path)
-        answer = connection.getresponse()
-        body = answer.read(MOST_BYTES + 1)
-    except http.client.HTTPException as error:
-        raise OSError(f"what answers on port {port} does not speak HTTP: {error!r}") from error
-    finally:
-        connection.close()
-    try:
-        return answer.status, orjson.loads(body)
-    except orjson.JSONDecodeError:
-        return answer.status, None
 
 
 class Services:
@@ -81,7 +58,7 @@ class Services:
     def _service(self, name: str) -> Service:
         state, port = self._state.get(name, {}), self.port(name)
         pid = state.get("pid")
-        pid = pid if isinstance(pid, int) and _alive(pid) else None
+        pid = pid if isinstance(pid, int) and is_alive(pid) else None
         last_exit = str(state.get("last_exit") or "")
         service = Service(name, "down", last_exit or "it is not started", port, last_exit=last_exit)
         if pid is not None:
@@ -91,47 +68,16 @@ class Services:
         if (name in self._state and pid is None) or not port:
             return service  # another process may have its port
         try:
-            reason = _why_unready(port)
-            _, figures = fetched(port, "/status")
+            reason = why_unready(port, timeout_s=PATIENCE_S)
+            figures = figures_of(port, timeout_s=PATIENCE_S)
         except OSError as error:
             if pid is None:
                 return replace(service, reason=f"nothing answers on port {port}")
             return replace(service, state="starting", reason=f"it does not answer on port {port}: {error}")
-        figures = figures if isinstance(figures, dict) else {}
         return replace(service, state="starting" if reason else "ready", reason=reason, figures=figures)
-
-
-def _why_unready(port: int) -> str:
-    """What /health/ready says; "" if the service is ready. Raises OSError if nothing answers."""
-    code, said = fetched(port, "/health/ready")
-    if code == 200:
-        return ""
-    reason = said.get("reason") if isinstance(said, dict) else None
-    return str(reason or f"/health/ready answers {code}")[:500]
-
-
-def _alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
 
 
 def _up_s(since_s: Any) -> float | None:
     return (
         round(max(0.0, time.time() - since_s), 1) if isinstance(since_s, (int, float)) and since_s else None
     )
-
-
-def memory_mb(pid: int) -> float | None:
-    """Resident memory of a process, MB; None where that cannot be found out."""
-    try:
-        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-            if line.startswith("VmRSS:"):
-                return round(int(line.split()[1]) / 1024, 1)
-    except (OSError, ValueError):
-        pass  # it has just ended, or this is no Linux
-    return None

@@ -15,9 +15,10 @@ import structlog
 
 from freshet.clock import Clock
 from freshet.console.history import parsed
-from freshet.console.services import fetched
+from freshet.console.services import PATIENCE_S
 from freshet.console.tracing import GIVE_UP_S, Trace, Traces
 from freshet.errors import DataLost, FreshetError
+from freshet.runtime.asking import ask
 from freshet.seams.eventlog import EventLog, Reader
 from freshet.spec.model import Spec
 from freshet.spec.topics import Topics
@@ -59,6 +60,9 @@ class Tracer:
                 self._follow_one(stop)
             except (FreshetError, KeyError) as error:  # the log is away, or not there yet
                 log.debug("tracing waits", reason=str(error))
+                stop.wait(RETRY_S)
+            except Exception as error:  # a fault of ours must not end the tracing
+                log.error("a trace failed", exc_info=error)
                 stop.wait(RETRY_S)
             stop.wait(self._pause_s)
 
@@ -152,7 +156,7 @@ class Tracer:
         if port is None:
             return {}, f"the {service}'s port is not known"
         try:
-            code, said = fetched(port, path)
+            code, said = ask(port, path, timeout_s=PATIENCE_S)
         except OSError as error:
             return {}, f"the {service} does not answer: {error}"
         if code != 200 or not isinstance(said, Mapping):

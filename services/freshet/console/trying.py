@@ -8,6 +8,7 @@ from typing import Any
 import orjson
 
 from freshet.errors import BadInput, Unavailable
+from freshet.runtime.asking import whole_body
 from freshet.runtime.http import Response
 
 __all__ = ["asked", "body_of"]
@@ -33,7 +34,10 @@ def body_of(body: bytes) -> bytes:
     unknown = sorted(wanted.keys() - KEYS)
     if unknown:
         raise BadInput(f"expected context, candidates and k, found {unknown[0]!r:.60}")
-    return orjson.dumps({**wanted, "dry_run": True, "explain": True})
+    try:
+        return orjson.dumps({**wanted, "dry_run": True, "explain": True})
+    except TypeError as error:  # deeper than it writes, which is less than it reads
+        raise BadInput(f"the body is nested too deep: {error}") from None
 
 
 def asked(port: int | None, body: bytes) -> Response:
@@ -44,11 +48,9 @@ def asked(port: int | None, body: bytes) -> Response:
     try:
         connection.request("POST", "/v1/rank", body, {"content-type": "application/json"})
         answer = connection.getresponse()
-        content = answer.read(MOST_BYTES + 1)
+        content = whole_body(answer, MOST_BYTES)
     except (OSError, http.client.HTTPException) as error:
         raise Unavailable(f"inference does not answer on port {port}: {error}") from None
     finally:
         connection.close()
-    if len(content) > MOST_BYTES:
-        raise Unavailable(f"inference answered with more than {MOST_BYTES} bytes")
     return Response(answer.status, content)

@@ -22,11 +22,11 @@ import structlog
 from freshet.clock import SYSTEM_CLOCK, Clock
 from freshet.errors import ConfigError, Corrupt, Unavailable
 from freshet.runtime.last_words import last_words
-from freshet.runtime.run_state import Ended, RunState, last_sign_ms, read_run, read_state, write_run
+from freshet.runtime.run_state import Ended, RunState, last_sign_ms, read_run, write_run
 from freshet.runtime.supervision import Watch, exit_in_words
 from freshet.settings import RunFolder
 
-__all__ = ["Process", "Supervisor", "read_state"]
+__all__ = ["Process", "Supervisor"]
 
 log = structlog.get_logger("freshet.supervisor")
 

@@ -201,3 +201,8 @@ def test_a_try_is_a_dry_run_whatever_is_sent(body: bytes) -> None:
         return
     assert asked["dry_run"] is True
     assert asked["explain"] is True
+
+
+def test_a_try_that_is_nested_too_deep_is_refused_not_a_fault() -> None:
+    with pytest.raises(BadInput, match="too deep"):
+        body_of(b'{"context":' + b"[" * 300 + b"]" * 300 + b"}")

@@ -11,8 +11,8 @@ from typing import TypeVar
 import pytest
 
 from freshet.errors import ConfigError, Corrupt
-from freshet.runtime.run_state import RunState, read_run, write_run
-from freshet.runtime.supervisor import Process, Supervisor, read_state
+from freshet.runtime.run_state import RunState, read_run, read_state, write_run
+from freshet.runtime.supervisor import Process, Supervisor
 from freshet.settings import RunFolder
 
 T = TypeVar("T")

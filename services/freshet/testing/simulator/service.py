@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 import threading
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +13,7 @@ from prometheus_client import CollectorRegistry
 
 from freshet.clock import SYSTEM_CLOCK, Clock
 from freshet.runtime.admin import Admin
+from freshet.runtime.asking import why_unready
 from freshet.runtime.lifecycle import Cleanup
 from freshet.runtime.metrics import Reading, register
 from freshet.settings import Settings
@@ -171,11 +170,9 @@ class Simulator:
         return True
 
     def _ready(self, port: int) -> bool:
-        url = f"http://{self._settings.common.bind_address}:{port}/health/ready"
         try:
-            with urllib.request.urlopen(url, timeout=1) as answer:
-                return bool(answer.status == 200)
-        except (urllib.error.URLError, OSError):
+            return not why_unready(port, host=self._settings.common.bind_address)
+        except OSError:
             return False
 
 
