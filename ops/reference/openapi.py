@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import json
-import tomllib
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
+from freshet.release import RELEASE
 from freshet.runtime.endpoint import Answer, Body, Endpoint
 from freshet.runtime.http_errors import ERROR
 
 __all__ = ["document"]
-
-PYPROJECT = Path(__file__).parents[2] / "pyproject.toml"
 
 
 def document(title: str, about: str, port: int, endpoints: Iterable[Endpoint]) -> dict[str, Any]:
@@ -28,7 +25,7 @@ def document(title: str, about: str, port: int, endpoints: Iterable[Endpoint]) -
         "info": {
             "title": title,
             "description": about,
-            "version": tomllib.loads(PYPROJECT.read_text(encoding="utf-8"))["project"]["version"],
+            "version": RELEASE,
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
         "servers": [{"url": f"http://127.0.0.1:{port}", "description": "by default"}],

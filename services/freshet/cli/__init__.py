@@ -14,6 +14,7 @@ from difflib import get_close_matches
 import click
 
 from freshet.errors import FreshetError
+from freshet.release import RELEASE
 
 __all__ = ["EXITS", "main"]
 
@@ -67,7 +68,7 @@ class _Verbs(click.Group):
 
 
 @click.group(cls=_Verbs, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
-@click.version_option(package_name="freshet")
+@click.version_option(RELEASE, prog_name="freshet")
 def cli() -> None:
     """Streaming online learning: events in, fresher predictions out."""
 

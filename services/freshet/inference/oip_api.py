@@ -16,13 +16,14 @@ from freshet.inference.oip import parse_infer, write_infer
 from freshet.inference.oip_rows import SCORE, metadata, model_config, rows_of
 from freshet.inference.pipeline import Pipeline, Scored
 from freshet.inference.versions import ServingVersion
+from freshet.release import RELEASE
 from freshet.runtime.http import App, HttpError, Request, Response, error_response, json_response
 from freshet.spec.model import Spec
 from freshet.types import I64
 
 __all__ = ["OipRoutes"]
 
-SERVER = {"name": "freshet", "version": "0.1.0", "extensions": ["binary_tensor_data", "model_configuration"]}
+SERVER = {"name": "freshet", "version": RELEASE, "extensions": ["binary_tensor_data", "model_configuration"]}
 
 Score = Callable[[list[dict[str, Any]], I64], tuple[Scored, ServingVersion]]
 
