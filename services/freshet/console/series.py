@@ -23,18 +23,21 @@ def newest(_old: Point, new: Point) -> Point:
 
 
 def added(old: Point, new: Point) -> Point:
-    """The sum of two windows: from the first's start to the second's stop, counts added."""
-    if isinstance(old, dict) and isinstance(new, dict):
-        both = {key: added(old.get(key, 0), value) for key, value in new.items()}
-        kept = {key: value for key, value in old.items() if key not in new}
-        bounds = {
-            k: f(old[k], new[k]) for k, f in (("start_ms", min), ("stop_ms", max)) if k in old and k in new
-        }
-        return kept | both | bounds
-    numbers = (int, float)
-    if isinstance(old, numbers) and isinstance(new, numbers):
-        return old + new
-    return new
+    """The sum of two windows: from the first's start to the second's stop, the counts in it added.
+
+    Counts are the numbers of what lies in the window by name ({"model": {"clicks": 3}}); of all else (kind,
+    offset) the newer is kept.
+    """
+    both = {**old, **new}
+    for key in old.keys() & new.keys():
+        if isinstance(old[key], dict) and isinstance(new[key], dict):
+            both[key] = {**old[key], **{k: _sum(old[key].get(k, 0), n) for k, n in new[key].items()}}
+    bounds = {"start_ms": min, "stop_ms": max}
+    return both | {k: f(old[k], new[k]) for k, f in bounds.items() if k in old and k in new}
+
+
+def _sum(old: Any, new: Any) -> Any:
+    return old + new if isinstance(old, (int, float)) and isinstance(new, (int, float)) else new
 
 
 class Series:

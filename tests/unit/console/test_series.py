@@ -34,6 +34,9 @@ def test_windows_that_share_a_place_are_added_up_and_nothing_is_counted_twice() 
     series = Series(DAY, added)
     for i in range(1_000):
         window = {
+            "v": 1,
+            "kind": "clicks",
+            "offset": i,
             "start_ms": i * 5_000,
             "stop_ms": (i + 1) * 5_000,
             "model": {"impressions": 10, "clicks": 1},
@@ -46,6 +49,8 @@ def test_windows_that_share_a_place_are_added_up_and_nothing_is_counted_twice() 
     assert sum(w["model"]["impressions"] for w in day) == 10_000
     assert day[0]["start_ms"] == 0
     assert day[-1]["stop_ms"] == 5_000_000
+    assert {(w["v"], w["kind"]) for w in day} == {(1, "clicks")}, "what is no count is not added up"
+    assert day[-1]["offset"] == 999
     assert all(w["model"]["clicks"] * 10 == w["model"]["impressions"] for w in day)
 
 
