@@ -42,6 +42,9 @@ class Fake:
     answers: dict[str, tuple[int, Any]] = field(
         default_factory=lambda: {"/health/ready": (200, {}), "/status": (200, {})}
     )
+    before: dict[str, Callable[[], None]] = field(
+        default_factory=dict
+    )  # path -> what comes before its answer
     sent: list[tuple[str, Any]] = field(default_factory=list)
     server: ThreadingHTTPServer | None = None
     port: int = 0
@@ -59,6 +62,7 @@ class Fake:
                 self._answer(self.path)
 
             def _answer(self, path: str) -> None:
+                fake.before.get(path, lambda: None)()
                 code, content = fake.answers.get(path, (404, {}))
                 body = orjson.dumps(content)
                 self.send_response(code)

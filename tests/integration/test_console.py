@@ -7,6 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import httpx
 import orjson
 import pytest
 
+from freshet.console.service import MOST_TRIES
 from freshet.trainer.pins import Pins
 from tests.integration.console_world import TOKEN, Console, ConsoleWorld, now_ms
 from tests.system.waiting import wait_until
@@ -280,6 +282,35 @@ def test_a_page_that_never_reads_delays_nobody(world: ConsoleWorld, console: Con
     wait_until("it is gone", lambda: console.state()["console"]["streams"] == 0, within_s=10)
 
 
+def test_pages_that_come_together_get_one_history(world: ConsoleWorld) -> None:
+    with world.console(console_vitals="1h") as console:
+        world.measure(*({"label": f"label{n}"} for n in range(20)))
+        wait_until("it is read", lambda: len(console.history()["windows"]) == 20, within_s=10)
+        with ThreadPoolExecutor(20) as pages:
+            histories = list(pages.map(lambda _: console.history(), range(60)))
+        assert all(len(h["windows"]) == 20 for h in histories)
+        last = world.measure({"label": "another"})
+
+        def newer() -> bool:
+            found = console.history()
+            return bool(found["next"] == last + 1 and len(found["windows"]) == 21)
+
+        wait_until("what comes later is in later histories", newer, within_s=10)
+        assert console.history(span_s=1)["next"] == last + 1
+
+
+def test_what_became_of_versions_while_the_console_was_away_is_told(world: ConsoleWorld) -> None:
+    with world.console(console_vitals="1h") as console, console.events() as events:
+        first = world.measure({})
+        assert records(events, "window", 1) == [first]
+    world.put_version(1, "held")
+    with world.console(console_vitals="1h") as console, console.events(last_id=first) as events:
+        told = next(e for e in events if e.get("event") in ("version", "reset"))
+
+    assert told["event"] == "version"
+    assert orjson.loads(told["data"])["number"] == 1
+
+
 # --- what is done
 
 
@@ -376,6 +407,10 @@ def test_a_body_that_is_too_large_is_refused_before_it_is_read(console: Console)
     assert answer.status_code == 413
 
 
+def try_one(console: Console) -> httpx.Response:
+    return console.client.post("/api/try", json={"candidates": [{}]})
+
+
 def test_trying_a_request_logs_and_explores_nothing(world: ConsoleWorld, console: Console) -> None:
     ranked = {"request_id": "r", "items": [], "version": 3}
     world.fakes["inference"].answers["/v1/rank"] = (200, ranked)
@@ -399,6 +434,34 @@ def test_what_inference_refuses_is_passed_on_and_nobody_can_turn_the_dry_run_off
     assert wet.status_code == 400
     assert "dry_run" in wet.json()["error"]["message"]
     assert len(world.fakes["inference"].sent) == 1
+
+
+def test_tries_that_wait_for_inference_are_few_and_delay_nothing_else(
+    world: ConsoleWorld, console: Console
+) -> None:
+    begun, release = threading.Semaphore(0), threading.Event()
+
+    def wait() -> None:
+        begun.release()
+        assert release.wait(20)
+
+    world.fakes["inference"].before["/v1/rank"] = wait
+    world.fakes["inference"].answers["/v1/rank"] = (200, {"items": []})
+    with ThreadPoolExecutor(MOST_TRIES) as pages:
+        tries = [pages.submit(try_one, console) for _ in range(MOST_TRIES)]
+        for _ in tries:
+            assert begun.acquire(timeout=10)
+        try:
+            one_more = try_one(console)
+            assert console.history()["next"] >= 0
+            assert console.change("promote", number=99).status_code == 404
+        finally:
+            release.set()
+        answers = [each.result(20) for each in tries]
+
+    assert (one_more.status_code, one_more.headers["retry-after"]) == (429, "1")
+    assert {a.status_code for a in answers} == {200}
+    assert try_one(console).status_code == 200
 
 
 def test_without_inference_a_try_says_so(world: ConsoleWorld, console: Console) -> None:

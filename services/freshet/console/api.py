@@ -219,9 +219,9 @@ EVENTS = Endpoint(
     "Server-sent events: the state about once a second, and records as they are written.",
     (Answer(200, "until either side ends it", (Body("text/event-stream"),)), *refusals(400, 403, 503)),
     "`state`: as /api/state. `record`, its id the offset: a new record of the measures. `version`: what "
-    "became of a version. `reset`: records were missed that are no longer at hand, or the log began anew; "
-    "read the history again. A comment comes where nothing else does for 10 s. A client that does not read "
-    "skips states.",
+    "became of a version; after a gap it may come twice. `reset`: records were missed that are no longer at "
+    "hand, or the log began anew; read the history again. A comment comes where nothing else does for 10 s. "
+    "A client that does not read skips states.",
     (
         Parameter("from", "query", "offset to begin at: `next` of the history", integer(minimum=0)),
         Parameter("Last-Event-ID", "header", "goes on after this offset; wins over `from`"),
@@ -238,7 +238,7 @@ TRY = Endpoint(
     "/api/try",
     "Rank candidates without logging or exploring, with the rows explained.",
     (Answer(200, "as inference answers /v1/rank; its errors, too", (json(ANY),)),
-     *refusals(400, 403, 408, 413, 415, 503)),
+     *refusals(400, 403, 408, 413, 415, 429, 503)),
     bodies=(json(record("TryRequest", {"candidates": RANKABLE["candidates"]},
                         {"context": RANKABLE["context"], "k": integer(minimum=1)})),),
 )  # fmt: skip

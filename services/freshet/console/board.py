@@ -7,6 +7,7 @@ import contextlib
 import threading
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Mapping
+from itertools import islice
 from typing import Any
 
 import orjson
@@ -61,7 +62,7 @@ class Board:
         self._append(offset, event("record", _dumped(record), offset))
 
     def tell_version(self, what: Mapping[str, Any]) -> None:
-        """Add what became of a version; it has no offset of its own."""
+        """Add what became of a version; it has no offset, so after a gap a page may be told of it twice."""
         self._append(-1, event("version", _dumped({"kind": "version", **what})))
 
     @property
@@ -119,24 +120,32 @@ class Board:
         """(sequence before the first record wanted, life, whether all wanted are at hand)."""
         if start is None:
             return self._sequence, self._life, True
-        complete = self._whole_from <= start <= self._next
-        later = next((sequence for sequence, offset, _ in self._records if offset >= start), None)
-        return (later - 1 if complete and later is not None else self._sequence), self._life, complete
+        if not self._whole_from <= start <= self._next:
+            return self._sequence, self._life, False
+        # From behind the last record that is not wanted: what became of versions has no offset, and is told
+        # again rather than missed.
+        before = (sequence for sequence, offset, _ in reversed(self._records) if 0 <= offset < start)
+        return next(before, self._first - 1), self._life, True
 
     def _piece(self, cursor: int, life: int, shown: int) -> tuple[bytes, int, int, int]:
         with self._lock:
             parts: list[bytes] = []
-            first = self._records[0][0] if self._records else self._sequence + 1
-            if life != self._life or cursor + 1 < first:
+            if life != self._life or cursor + 1 < self._first:
                 parts.append(event("reset", _dumped({"next": self._next})))
                 cursor, life = self._sequence, self._life
-            fresh = [(s, e) for s, _, e in self._records if s > cursor][:PIECE]
-            parts += [e for _, e in fresh]
-            cursor = fresh[-1][0] if fresh else cursor
+            at = cursor + 1 - self._first
+            fresh = [e for _, _, e in islice(self._records, at, at + PIECE)]
+            parts += fresh
+            cursor += len(fresh)
             number, data = self._state
         if number > shown and data:
             parts.append(event("state", data))
         return b"".join(parts), cursor, life, number
+
+    @property
+    def _first(self) -> int:
+        """Sequence of the oldest record that is at hand; they are numbered without gaps."""
+        return self._sequence + 1 - len(self._records)
 
     def _append(self, offset: int, data: bytes) -> None:
         with self._lock:

@@ -17,30 +17,40 @@ from prometheus_client import CollectorRegistry
 
 from freshet.clock import Clock
 from freshet.console.board import Board
-from freshet.console.core import Edge, Look, Rates, Service, edges_of, health_of, number
+from freshet.console.core import Edge, Look, Rates, edges_of, health_of
 from freshet.console.following import Commits, Follower
 from freshet.console.history import History
 from freshet.console.letters import Letters
 from freshet.console.metrics import LOOK_SECONDS, LOOKS
+from freshet.console.recorder import Recorder
 from freshet.console.served import ServedSample
 from freshet.console.services import Services
+from freshet.console.state import quality_of, segments_of, simulator_of, tables_of
 from freshet.console.tracing import Traces
 from freshet.console.versions import Versions
 from freshet.errors import FreshetError
-from freshet.seams.eventlog import EventLog, Writer
+from freshet.release import RELEASE
+from freshet.seams.eventlog import EventLog
 from freshet.seams.eventlog.topics import ensure_topics
 from freshet.seams.versions import VersionStore
 from freshet.settings import Console as Settings
 from freshet.spec.model import Spec
 from freshet.spec.topics import topics_of
-from freshet.types import Append, BytesColumn, TopicPartition
+from freshet.types import TopicPartition
 
 __all__ = ["Collector", "Sources"]
 
 log = structlog.get_logger(__name__)
 
-RELEASE = "0.1.0"
 READ_AT_ONCE = 2_000
+READ_FOR_S = 0.5
+"""Of a look, spent on reading measures: a day of them takes longer, and pages want the state meanwhile."""
+
+KEPT_ANSWERS = 4
+"""Spans whose history is kept as it was last told, some MB each: the page knows as many."""
+
+PAST_MOVES = 50
+"""Of what became of versions before the start, pages are told the newest: they may have missed them."""
 
 T = TypeVar("T")
 
@@ -57,14 +67,21 @@ class Sources:
 
 @dataclass(slots=True, eq=False)
 class _Reading:
-    """What reads the log, once it is there."""
+    """What reads the log, and writes to it, once it is there."""
 
     measures: Follower
     versions: Versions
     letters: Letters
     served: ServedSample
     commits: Commits
-    writer: Writer
+    recorder: Recorder
+
+    def close(self) -> None:
+        """Close readers and writer."""
+        self.measures.close()
+        self.versions.close()
+        self.commits.close()
+        self.recorder.close()
 
 
 class Collector:
@@ -90,8 +107,8 @@ class Collector:
         self._reading: _Reading | None = None
         self._known: dict[str, Any] = {}  # what each part found last
         self._notes: list[str] = []
-        self._vitals_due = clock.monotonic() + settings.vitals_ms / 1e3  # there are rates by then
-        self._written_ms = 0  # end of the newest window of clicks that was written
+        self._telling = threading.Lock()  # one history at a time, which others who ask then get, too
+        self._told: dict[int, tuple[tuple[int, int], bytes]] = {}  # span -> (as of, what was answered)
         self._soon = threading.Event()
         self.caught_up = threading.Event()  # the past was read back
 
@@ -108,17 +125,32 @@ class Collector:
                 self._looks.labels("failed").inc()
             self._seconds.observe(self._clock.monotonic() - started)
             left = self._settings.poll_ms / 1e3 - (self._clock.monotonic() - started)
-            self._soon.wait(max(0.02, left)) if not stop.is_set() else None
+            if not stop.is_set():
+                self._soon.wait(max(0.02, left if self.caught_up.is_set() else 0.0))
         self._close()
 
     def look_soon(self) -> None:
         """Look again now: something was changed, or it is time to stop."""
         self._soon.set()
 
-    def history(self, span_ms: int) -> dict[str, Any]:
-        """What /api/history answers."""
-        with self._lock:
-            return self._history.to_json(span_ms, self._clock.now_ms())
+    def history(self, span_ms: int) -> bytes:
+        """What /api/history answers; the same for all who ask within a second while nothing is added.
+
+        Blocks for as long as it takes to write some thousand points.
+        """
+        with self._telling:
+            now_ms = self._clock.now_ms()
+            with self._lock:
+                as_of = (self._history.next, now_ms // 1_000)
+                known = self._told.get(span_ms)
+                if known is not None and known[0] == as_of:
+                    return known[1]
+                content = self._history.to_json(span_ms, now_ms)
+            answer = orjson.dumps(content, option=orjson.OPT_NON_STR_KEYS)
+            self._told[span_ms] = (as_of, answer)
+            while len(self._told) > KEPT_ANSWERS:
+                del self._told[next(iter(self._told))]
+            return answer
 
     @property
     def requests(self) -> Sequence[Mapping[str, Any]]:
@@ -144,7 +176,7 @@ class Collector:
         edges = edges_of(look, self._rates, self._clock.monotonic())
         self._board.show(self._state(look, edges))
         if reading is not None and self.caught_up.is_set():
-            self._part("writing", lambda: self._write_down(reading, look, edges), None)
+            self._part("writing", lambda: self._write_down(reading.recorder, look, edges), None)
 
     # --- parts of a look
 
@@ -171,12 +203,13 @@ class Collector:
             Letters(event_log, refused=self._topics.refused, dead_letters=self._topics.dead_letters),
             ServedSample(spec, event_log, self._topics.served),
             Commits(event_log, self._topics.joiner, spec.partitions),
-            event_log.writer(),
+            Recorder(spec, event_log.writer(), self._topics.measures, self._settings.vitals_ms, self._clock),
         )
         self._board.begin(measures.next)
 
     def _read_measures(self, reading: _Reading) -> None:
-        while True:
+        until = self._clock.monotonic() + READ_FOR_S
+        while self._clock.monotonic() < until:
             records, anew = reading.measures.read(READ_AT_ONCE)
             with self._lock:
                 if anew:
@@ -193,10 +226,15 @@ class Collector:
                 return
 
     def _read_versions(self, reading: _Reading) -> None:
-        for event in reading.versions.events():
-            with self._lock:
+        events = list(reading.versions.events())
+        with self._lock:
+            for event in events:
                 self._history.add_version(event)
+            for event in events[-PAST_MOVES:]:
                 self._board.tell_version(event)
+
+    def _write_down(self, recorder: Recorder, look: Look, edges: Sequence[Edge]) -> None:
+        recorder.write(look, edges, self._history, self._traces.newest)
 
     def _ends(self) -> dict[str, int]:
         topics, partitions = self._topics, range(self._sources.spec.partitions)
@@ -220,7 +258,7 @@ class Collector:
     def _state(self, look: Look, edges: Sequence[Edge]) -> dict[str, Any]:
         services = list(look.services.values())
         health, notes = health_of(services, edges, look)
-        reading = self._reading
+        reading, spec = self._reading, self._sources.spec
         serving = look.figure("inference", "version")
         nothing = {"serving": serving, "aliases": {}, "pinned": False, "list": []}
         none_refused = {"refused": 0, "joiner": 0, "newest": []}
@@ -233,7 +271,7 @@ class Collector:
         return {
             "v": 1,
             "now_ms": self._clock.now_ms(),
-            "model": self._sources.spec.name,
+            "model": spec.name,
             "freshet": RELEASE,
             "folder": str(self._sources.folder),
             "health": health if health != "good" or not self._notes else "degraded",
@@ -242,107 +280,17 @@ class Collector:
             "edges": [e.to_json() for e in edges],
             "freshness_ms": look.figure("inference", "freshness_ms"),
             "trace": self._traces.to_json(),
-            "quality": self._quality(look),
-            "segments": self._segments(),
-            "tables": self._tables(look),
+            "quality": quality_of(spec, look, self._history),
+            "segments": segments_of(self._history, reading.served.text if reading else lambda *_: None),
+            "tables": tables_of(spec.tables, look),
             "rows_bytes": look.figure("trainer", "bytes"),
             "versions": versions,
             "dead_letters": letters,
-            "simulator": self._simulator(look),
+            "simulator": simulator_of(look, self._history),
             "console": {"streams": self._board.streams},
         }
-
-    def _quality(self, look: Look) -> dict[str, Any]:
-        return {
-            "labels": [label.name for label in self._sources.spec.labels],
-            "totals": look.figure("trainer", "measures") or {},
-            "open": look.figure("trainer", "open") or [],
-            "reliability": self._history.reliability.to_json(),
-        }
-
-    def _segments(self) -> list[dict[str, Any]]:
-        served = self._reading.served if self._reading is not None else None
-        return [
-            {
-                **change,
-                "text": served.text(change["segment"], change["value"]) if served is not None else None,
-            }
-            for change in self._history.segments.changes()
-        ]
-
-    def _tables(self, look: Look) -> list[dict[str, Any]]:
-        rows, evicted = (look.figure("trainer", key) for key in ("rows", "evicted"))
-        rows, evicted = (figures if isinstance(figures, Mapping) else {} for figures in (rows, evicted))
-        found = []
-        for table in self._sources.spec.tables:
-            n, gone = (figures.get(table.name, figures.get(str(table.id))) for figures in (rows, evicted))
-            found.append({"table": table.name, "rows": n, "bytes": None, "evicted": gone})
-        return found
-
-    def _simulator(self, look: Look) -> dict[str, Any] | None:
-        if "simulator" not in look.services:
-            return None
-        figures = look.services["simulator"].figures
-        return {
-            "rate": figures.get("rate"),
-            "seed": figures.get("seed"),
-            "drifts": figures.get("drifts")
-            or [{"time_ms": d["time_ms"], "what": d.get("what")} for d in self._history.drifts],
-        }
-
-    # --- what is written down
-
-    def _write_down(self, reading: _Reading, look: Look, edges: Sequence[Edge]) -> None:
-        now_s = self._clock.monotonic()
-        if now_s < self._vitals_due:
-            return
-        self._vitals_due = now_s + self._settings.vitals_ms / 1e3
-        records = [self._vitals(look, edges), *self._simulated(look.services.get("simulator"))]
-        values = BytesColumn.of([orjson.dumps(r, option=orjson.OPT_NON_STR_KEYS) for r in records])
-        reading.writer.append([Append(self._topics.measures, 0, values)])
-        ends = [r["stop_ms"] for r in records if r["kind"] == "clicks"]
-        self._written_ms = max([self._written_ms, *ends])
-
-    def _vitals(self, look: Look, edges: Sequence[Edge]) -> dict[str, Any]:
-        return {
-            "v": 1,
-            "kind": "vitals",
-            "time_ms": self._clock.now_ms(),
-            "rates": {e.name: None if e.rate is None else round(e.rate, 2) for e in edges},
-            "lag": {e.name: e.lag for e in edges if e.lag is not None},
-            "freshness_ms": look.figure("inference", "freshness_ms"),
-            "trace": self._traces.newest,
-            "memory_mb": {s.name: s.memory_mb for s in look.services.values()},
-            "rows": {t["table"]: t["rows"] for t in self._tables(look)},
-            "rows_bytes": look.figure("trainer", "bytes"),
-            "version": look.figure("inference", "version"),
-        }
-
-    def _simulated(self, simulator: Service | None) -> list[dict[str, Any]]:
-        """Windows of clicks and drifts that are not in the topic yet."""
-        if simulator is None:
-            return []
-        written = max(self._history.clicks_until_ms, self._written_ms)
-        windows, drifts = (simulator.figures.get(key) for key in ("windows", "drifts"))
-        fresh = [
-            {"v": 1, "kind": "clicks", **w}
-            for w in (windows if isinstance(windows, list) else [])
-            if isinstance(w, dict) and (number(w.get("stop_ms")) or 0) > written
-        ]
-        known = {d["time_ms"] for d in self._history.drifts}
-        return fresh + [
-            {"v": 1, "kind": "drift", "time_ms": d["time_ms"], "what": d.get("what")}
-            for d in (drifts if isinstance(drifts, list) else [])
-            if isinstance(d, dict) and type(d.get("time_ms")) is int and d["time_ms"] not in known
-        ]
 
     def _close(self) -> None:
         self._services.close()
         if self._reading is not None:
-            for part in (
-                self._reading.measures,
-                self._reading.versions,
-                self._reading.commits,
-                self._reading.writer,
-            ):
-                part.close()
+            self._reading.close()

@@ -23,7 +23,7 @@ from freshet.console.pages import PAGE, read_pages
 from freshet.console.services import Services
 from freshet.console.tracer import Tracer
 from freshet.console.trying import asked, body_of
-from freshet.errors import BadInput, ConfigError, Corrupt, Unavailable
+from freshet.errors import BadInput, ConfigError, Corrupt, Overloaded, Unavailable
 from freshet.runtime.endpoint import LIVE, Endpoint
 from freshet.runtime.http import App, Handler, HttpError, Request, Response, Stream, json_response
 from freshet.runtime.server import bind, run_server, serve
@@ -44,6 +44,9 @@ START_WAIT_S = 10.0
 """How long a page waits for a console that still reads the past back; then it gets 503."""
 
 LARGEST_NUMBER = 1 << 53
+
+MOST_TRIES = 4
+"""Tries under way at once; each may wait for a server that starts, and one more is told to come again."""
 
 T = TypeVar("T")
 
@@ -79,6 +82,11 @@ class Console:
             sources, settings, self._services, self._board, self._tracer.traces, clock, registry
         )
         self._pool = ThreadPoolExecutor(4, thread_name_prefix="console")
+        self._trying = ThreadPoolExecutor(
+            MOST_TRIES, thread_name_prefix="try"
+        )  # may wait, and delays nothing
+        self._tries = 0
+        self._moving = asyncio.Lock()  # store and topic must tell of two moves in the same order
         self.app = App(
             registry,
             max_body_bytes=settings.max_body_bytes,
@@ -126,7 +134,8 @@ class Console:
     def close(self) -> None:
         """Have the threads notice that they are to stop, and take no more work."""
         self._collector.look_soon()
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        for pool in (self._pool, self._trying):
+            pool.shutdown(wait=False, cancel_futures=True)
 
     # --- what is read
 
@@ -138,9 +147,7 @@ class Console:
         span_s = _whole(request, "span_s", DEFAULT_SPAN_S, LARGEST_NUMBER)
         span_ms = min(span_s * 1000, self._settings.history_ms)
         await self._until(self._collector.caught_up.is_set, "the past is being read back")
-        body = await self._in_thread(
-            lambda: orjson.dumps(self._collector.history(span_ms), option=orjson.OPT_NON_STR_KEYS)
-        )
+        body = await self._in_thread(lambda: self._collector.history(span_ms))
         return Response(200, body, headers=FRESH)
 
     async def _events(self, request: Request) -> Stream:
@@ -152,14 +159,21 @@ class Console:
         return Stream(self._board.stream(start), b"text/event-stream", FRESH)
 
     async def _requests(self, _request: Request) -> Response:
-        return json_response(200, self._collector.requests, FRESH)
+        return await self._in_thread(lambda: json_response(200, self._collector.requests, FRESH))
 
     # --- what is done
 
     async def _try(self, request: Request) -> Response:
         json_only(request)
         body = body_of(request.body)
-        return await self._in_thread(lambda: asked(self._services.port("inference"), body))
+        if self._tries >= MOST_TRIES:
+            raise Overloaded(f"{self._tries} requests are being tried; try again", retry_after_s=1)
+        self._tries += 1
+        try:
+            port = self._services.port("inference")
+            return await asyncio.get_running_loop().run_in_executor(self._trying, asked, port, body)
+        finally:
+            self._tries -= 1
 
     async def _promote(self, request: Request) -> Response:
         number = self._number(request)
@@ -201,7 +215,8 @@ class Console:
             )
 
         try:
-            record = await self._in_thread(do)
+            async with self._moving:
+                record = await self._in_thread(do)
         except ConfigError as error:
             raise HttpError(
                 404, "no_such_version", str(error).splitlines()[0], expected=error.expected,

@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, Callable, Coroutine
 from typing import Any
 
 import orjson
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -83,6 +84,26 @@ def test_a_page_at_the_end_misses_nothing() -> None:
 
     assert "reset" not in kinds(found)
     assert offsets(found) == [10]
+
+
+@pytest.mark.parametrize("start", [2, 3])
+def test_what_became_of_a_version_in_a_gap_is_told_after_it(start: int) -> None:
+    board = filled(2)
+    board.tell_version({"number": 7})
+    board.tell(2, {"kind": "vitals"})
+    board.seen(3)
+
+    found = seen(board, start, 2)
+
+    told = kinds(found)[:-1]
+    assert told == (["version", "record"] if start == 2 else []), "between the records where it came"
+
+
+def test_what_became_of_a_version_after_the_newest_record_is_not_missed() -> None:
+    board = filled(2)
+    board.tell_version({"number": 7})
+
+    assert kinds(seen(board, 2, 2)) == ["version", "state"]
 
 
 def test_records_that_pages_are_not_told_of_leave_no_gap() -> None:
