@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from freshet.measures.auc import auc
 from freshet.measures.descriptors import MEASURES, SOURCES, Measure, Source
+from freshet.measures.figures import Figures, LabelKind
 from freshet.measures.popularity import Popularity
 from freshet.measures.reliability import Reliability
-from freshet.measures.streaming import Figures, LabelKind, Measures
+from freshet.measures.streaming import Measures
 
 __all__ = [
     "MEASURES",

@@ -12,11 +12,17 @@ from numpy.typing import NDArray
 
 from freshet.types import F64, I64, Bool
 
-__all__ = ["KEY", "SUMS", "Table"]
+__all__ = ["KEY", "OTHER", "SUMS", "TOTAL", "Table", "summed"]
 
 KEY = np.dtype([("window", "<i8"), ("label", "<u2"), ("field", "<u2"), ("value", "<u8")])
 """window: start in ms. field: 0 for all samples, else 1 + the segment's position. value: of the segment, 0
 overall."""
+
+TOTAL = -(1 << 62)
+"""The window of everything that has left its own window: since the beginning."""
+
+OTHER = 0
+"""The segment value that stands for all values beyond the first `max_values` of a field."""
 
 SUMS = (
     "n", "weight", "predicted", "labelled", "loss", "squares", "absolute", "not_finite", "weight_squares",

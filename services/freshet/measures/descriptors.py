@@ -1,7 +1,8 @@
 """One descriptor a measure: spec keys, documentation, metrics and console follow from these.
 
-A measure is a function of the sums of a cell (`Sums`) and, for AUC, of its histogram. To add one: add its
-descriptor here and, if it needs a sum that is not kept, a column in `cells.py`.
+A measure is a function of the sums of a cell (`Cell`) and, for AUC, of its histogram. To add one: add its
+descriptor here and, if it needs a sum that is not kept, its name in `cells.py` and its terms in
+`grouping.py`.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ def table_of(samples: Samples, window: I64, number: Bool, values: Sequence[U64])
         samples: B of them.
         window: (B,) each one's window.
         number: (L,) whether a label is a number.
-        values: of each segment field those that are told apart, rising, 0 (all others) among them.
+        values: of each segment field those that are told apart, rising, OTHER among them.
     """
     keys, cells = _numbered(samples, window, len(number), values)
     sums, bins, counts = _terms(samples, number[samples.label])
@@ -88,7 +88,7 @@ def _numbered(
     start = 1
     for row, column, told in zip(codes[1:], samples.segments, values, strict=True):
         at = np.minimum(np.searchsorted(told, column), len(told) - 1)
-        row[:] = base + start + np.where(told[at] == column, at, 0)
+        row[:] = base + start + np.where(told[at] == column, at, 0)  # OTHER is the first
         start += len(told)
     kept, cells = _ranked(codes, len(windows) * labels * len(choices))
     keys = np.empty(len(kept), KEY)

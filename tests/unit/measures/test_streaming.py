@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from freshet.measures import Figures, LabelKind, Measures, auc
-from freshet.measures.streaming import GROUP_SAMPLES, OTHER, RECENT_WINDOWS
+from freshet.measures.cells import OTHER
+from freshet.measures.streaming import GROUP_SAMPLES, RECENT_WINDOWS
 
 CLICK, WATCH = LabelKind("click", False), LabelKind("watch", True)
 
