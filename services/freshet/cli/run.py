@@ -23,6 +23,7 @@ ROLES = ("gateway", "joiner", "trainer", "inference", "console")
 def command(role: str, spec_file: Path, folder: Path, as_json: bool) -> None:
     """Run one service until SIGTERM or Ctrl-C; then it drains and ends with 0."""
     from freshet.cli.wiring import RUNNERS
+    from freshet.runtime.allocator import return_large_blocks
     from freshet.runtime.lifecycle import die_with_parent, stop_on_signals
     from freshet.runtime.logging import configure_logging
     from freshet.settings import load_settings
@@ -31,6 +32,7 @@ def command(role: str, spec_file: Path, folder: Path, as_json: bool) -> None:
     supervisor = os.environ.get("FRESHET_SUPERVISOR_PID")
     if supervisor:
         die_with_parent(int(supervisor))
+    return_large_blocks()
     stop = threading.Event()
     stop_on_signals(stop)
     settings = load_settings(run_folder=folder)
