@@ -122,7 +122,7 @@ class LocalStream:
             self._rows.push(
                 Push(batch.ranges, self._fence, TimeMs(flight.clock_ms), flight.groups, gradients)
             )
-            if flight.inputs is not None:
+            if flight.inputs is not None and not batch.replayed:
                 self._remember(flight.inputs)
         except Refused as refused:
             log.warning("a push was refused; the lane starts again from what is applied", reason=str(refused))
@@ -134,7 +134,7 @@ class LocalStream:
                 self._changed.notify_all()
 
     def recent(self, rows: int) -> Sequence[ModelInputs]:
-        """The newest samples with their rows as they are now; see the protocol."""
+        """The newest samples with their rows before they were trained on; see the protocol."""
         with self._changed:
             newest = list(self._recent)
         first, total = len(newest), 0

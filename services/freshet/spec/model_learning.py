@@ -152,7 +152,10 @@ class Gate:
         "tunable", "allowed mean prediction / mean label", ListOf(Number(0, 1_000), 2, 2), default=(0.9, 1.1)
     )
     samples: int = option(
-        "tunable", "newest samples on which it judges", Integer(1, 10_000_000), default=2_000
+        "tunable",
+        "newest samples on which it judges; they are kept in memory with copies of their rows",
+        Integer(1, 10_000_000),
+        default=2_000,
     )
 
 

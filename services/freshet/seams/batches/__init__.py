@@ -63,7 +63,8 @@ class BatchStream(Protocol):
         before they were trained on.
 
         For the gate, which judges versions on equal samples. Rows as they are now know these by heart: a
-        version that leans on the expert that memorises most would look best. The arrays must not be changed.
+        version that leans on the expert that memorises most would look best. So replayed batches, whose rows
+        may know them, are left out. The arrays must not be changed.
         """
 
     def lag(self) -> Mapping[int, int]:

@@ -295,6 +295,19 @@ class BatchStreamContract:
                 np.testing.assert_array_equal(group.rows, expected)
         stream.close()
 
+    def test_samples_that_some_store_had_before_are_not_among_the_newest(self, scene: Scene) -> None:
+        for i in range(4):
+            scene.append(0, [i])
+        first = scene.stream(batch_rows=1)
+        train(first, 2)
+        first.close()
+        scene.dense_applied.update({0: 0, 1: 0})  # the rows know two samples that come again
+        again = scene.stream(batch_rows=1)
+        batches = train(again, 4)
+        assert [batch.replayed for batch in batches] == [True, True, False, False]
+        assert sum(inputs.size for inputs in again.recent(10)) == 2
+        again.close()
+
     def test_closing_twice_is_once(self, scene: Scene) -> None:
         stream = scene.stream()
         stream.close()
