@@ -14,7 +14,8 @@ import orjson
 
 import freshet
 from freshet.cli.ports import PORT_SETTINGS
-from freshet.cli.status import collect, figures_of
+from freshet.cli.status import collect
+from freshet.runtime.asking import figures_of
 from freshet.runtime.ports import free_ports
 from freshet.runtime.run_state import read_run
 from freshet.settings import RunFolder

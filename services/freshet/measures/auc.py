@@ -7,7 +7,7 @@ from numpy.typing import ArrayLike
 
 from freshet.types import F32, F64, I64
 
-__all__ = ["BIN_WIDTH", "auc", "auc_of_histogram", "bins_of", "bins_of_logits", "logits_of"]
+__all__ = ["BIN_WIDTH", "auc", "auc_of_histogram", "bins_of", "bins_of_logits", "coarse", "logits_of"]
 
 BIN_WIDTH = 1.0 / 512
 """Width of a bin in logits. Samples of a bin count as tied, which costs at most half the share of (true,
@@ -52,6 +52,16 @@ def bins_of_logits(logits: F64) -> I64:
     inside = np.clip(logits, -LARGEST_LOGIT, LARGEST_LOGIT)
     bins: I64 = np.floor((inside + LARGEST_LOGIT) / BIN_WIDTH).astype(np.int64)
     return bins
+
+
+COARSE_BITS = 4
+
+
+def coarse(bins: I64) -> I64:
+    """The middle of the 1/32 logit around each bin: for segments, of which there are many and whose samples
+    are few."""
+    middles: I64 = (bins >> COARSE_BITS << COARSE_BITS) + (1 << (COARSE_BITS - 1))
+    return middles
 
 
 def logits_of(bins: I64) -> F64:

