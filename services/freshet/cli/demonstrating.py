@@ -183,12 +183,15 @@ def _take_free_ports() -> list[str]:
     """Where a default port is taken, use a free one; returns a line for each. Ports that were asked for are
     kept: whether they are free is looked at later."""
     settings = load_settings()
+    ports = {**ports_of(settings), **optional_ports_of(settings)}
+    variables = {name: PORT_SETTINGS.get(name, SIMULATOR_PORT) for name in ports}
+    taken = [
+        n for n, port in ports.items() if variables[n] not in os.environ and owner_of_port(port) is not None
+    ]
     lines = []
-    for name, port in {**ports_of(settings), **optional_ports_of(settings)}.items():
-        variable = PORT_SETTINGS.get(name, SIMULATOR_PORT)
-        if variable not in os.environ and owner_of_port(port) is not None:
-            os.environ[variable] = str(free_ports(1)[0])  # the services, which we start, read it there
-            lines.append(f"  port {port} is taken: {name} uses {os.environ[variable]}")
+    for name, free in zip(taken, free_ports(len(taken)), strict=True):  # together, so that all are different
+        os.environ[variables[name]] = str(free)  # the services, which we start, read it there
+        lines.append(f"  port {ports[name]} is taken: {name} uses {free}")
     return lines
 
 

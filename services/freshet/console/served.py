@@ -31,8 +31,11 @@ READ_RECORDS = 5
 """Of one partition at a look: decoding is Python's, a look must stay cheap whatever passes."""
 
 KEPT_REQUESTS = 12
-LARGEST_EVENT = 256 << 10
-"""Bytes of an event that is decoded; a larger one is left out."""
+LARGEST_REQUEST = 256 << 10
+"""Bytes of an event, the whole of a request, that is decoded; a larger one is left out."""
+
+KEPT_ITEMS, LARGEST_ITEM = 240, LARGEST_REQUEST // 20
+"""Events of one item each that are kept, and bytes of one: about as much memory."""
 
 MOST_TEXTS = 2_000
 """Values of one segment that are known by text; the measures tell 100 apart."""
@@ -50,9 +53,9 @@ class ServedSample:
         self._registry = SchemaRegistry(log)
         self._ends: dict[int, int] = {}
         self._turn = 0
-        self._kept: deque[dict[str, Any]] = deque(maxlen=KEPT_REQUESTS)  # explode: requests; else events
-        if spec.events.served.explode is None:
-            self._kept = deque(maxlen=KEPT_REQUESTS * 20)
+        whole = spec.events.served.explode is not None
+        self._largest = LARGEST_REQUEST if whole else LARGEST_ITEM
+        self._kept: deque[dict[str, Any]] = deque(maxlen=KEPT_REQUESTS if whole else KEPT_ITEMS)
         segments = [spec.feature(name) for name in spec.train.segments]
         self._fields = [f for f in segments if f.kind == "id" and f.field is not None]
         self._texts: dict[str, OrderedDict[int, str]] = {f.name: OrderedDict() for f in segments}
@@ -113,7 +116,7 @@ class ServedSample:
 
     def _decoded(self, value: bytes) -> dict[str, Any] | None:
         """The event as fields; None for what cannot be read, which is the joiner's to report."""
-        if len(value) > LARGEST_EVENT:
+        if len(value) > self._largest:
             return None
         try:
             if self._spec.events.served.format == "json":

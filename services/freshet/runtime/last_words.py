@@ -28,4 +28,5 @@ def last_words(path: Path, start: int = 0) -> str:
         return ""
     lines = [line.rstrip() for line in text.splitlines() if line.strip() and not line.startswith("{")]
     heads = [i for i, line in enumerate(lines) if not line[0].isspace()]
-    return "\n".join(lines[heads[-1] :])[:SAID_CHARS] if heads else ""
+    said = "\n".join(lines[heads[-1] :])[:SAID_CHARS] if heads else ""
+    return "".join(c if c.isprintable() or c == "\n" else "?" for c in said)  # terminals show it: no escapes

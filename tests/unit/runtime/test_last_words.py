@@ -42,3 +42,7 @@ def test_a_line_that_began_before_the_part_that_is_read_is_not_told(tmp_path: Pa
 
 def test_a_log_that_is_not_there_tells_nothing(tmp_path: Path) -> None:
     assert last_words(tmp_path / "none.log") == ""
+
+
+def test_what_a_terminal_would_obey_is_not_told(tmp_path: Path) -> None:
+    assert last_words(log(tmp_path, "Error: \x1b[2Jgone\x07\n  do this\n")) == "Error: ?[2Jgone?\n  do this"
