@@ -173,6 +173,14 @@ def test_an_accepted_event_is_in_the_log_where_the_ack_says_and_can_be_joined(ga
     assert SchemaRegistry(gateway.log).get(framed_id(value)) == RANKED
 
 
+def test_a_page_of_another_site_teaches_nothing(gateway: Running) -> None:
+    headers = {"sec-fetch-site": "cross-site", "origin": "https://evil.example"}
+    answer = httpx.post(f"{gateway.url}/v1/actions", content=b"{}", headers=headers)
+
+    assert answer.status_code == 403
+    assert answer.json()["error"]["code"] == "origin"
+
+
 def test_json_is_encoded_as_fastavro_would(gateway: Running) -> None:
     gateway.send("impressions", ranked())
 

@@ -150,6 +150,17 @@ def test_scores_equal_those_of_the_trainers_scorer_in_serving_mode(server: Runni
     )
 
 
+def test_a_page_of_another_site_is_not_logged_as_served(server: Running) -> None:
+    before = len(server.logged())
+    body = orjson.dumps({"context": CONTEXT, "candidates": CANDIDATES})
+    headers = {"sec-fetch-site": "cross-site", "origin": "https://evil.example"}
+
+    answer = httpx.post(f"{server.url}/v1/rank", content=body, headers=headers, timeout=15)
+
+    assert (answer.status_code, answer.json()["error"]["code"]) == (403, "origin")
+    assert len(server.logged()) == before
+
+
 def test_items_come_best_first_and_no_more_than_wanted(server: Running) -> None:
     answer = server.rank(k=3).json()
     scores = [item["score"] for item in server.rank().json()["items"]]

@@ -10,11 +10,12 @@ from __future__ import annotations
 import hmac
 from collections.abc import Mapping
 
+from freshet.runtime.browsers import name_of
 from freshet.runtime.http import HttpError, Request
 from freshet.runtime.streaming import Headers
 from freshet.runtime.token import TOKEN_FILE
 
-__all__ = ["HEADERS", "Doors", "json_only", "name_of"]
+__all__ = ["HEADERS", "Doors", "json_only"]
 
 HEADERS: Headers = (
     (
@@ -28,20 +29,6 @@ HEADERS: Headers = (
     (b"cross-origin-opener-policy", b"same-origin"),
 )
 """With every answer: nothing from elsewhere is loaded, run, framed or told where one came from."""
-
-
-def name_of(host: str) -> str:
-    """The name in a Host header or an origin: no port, lower case; "" if it is none."""
-    host = host.strip().lower()
-    if host.startswith("["):
-        name, bracket, rest = host[1:].partition("]")
-        return name if bracket and (not rest or _is_port(rest)) else ""
-    name, colon, rest = host.partition(":")
-    return name.removesuffix(".") if not colon or _is_port(colon + rest) else ""
-
-
-def _is_port(text: str) -> bool:
-    return text[:1] == ":" and text[1:].isascii() and text[1:].isdigit()
 
 
 class Doors:

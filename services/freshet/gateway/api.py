@@ -90,7 +90,7 @@ def events(role: str) -> Endpoint:
                 "some were refused, with the reason for each; the others are durable",
                 (json(PARTLY),),
             ),
-            *refusals(400, 408, 413, 415, 429, 500, 503),
+            *refusals(400, 403, 408, 413, 415, 429, 500, 503),
         ),
         "An event that is sent again after an answer was lost counts once: by its id, or by its content.",
         parameters=(

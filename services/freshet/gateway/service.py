@@ -25,6 +25,7 @@ from freshet.gateway.core import (
     split_avro_batch,
     too_far_ahead,
 )
+from freshet.runtime.browsers import refuse_other_sites
 from freshet.runtime.endpoint import LIVE
 from freshet.runtime.http import App, Handler, HttpError, Request, Response, json_response
 from freshet.runtime.server import bind, run_server, serve
@@ -81,7 +82,10 @@ class Gateway:
         self._events = metrics.EVENTS.counter(registry)
         self._counts = {role: {"accepted": 0, "refused": 0} for role in codecs}
         self.app = App(
-            registry, max_body_bytes=settings.max_body_bytes, body_timeout_s=settings.body_timeout_ms / 1e3
+            registry,
+            max_body_bytes=settings.max_body_bytes,
+            body_timeout_s=settings.body_timeout_ms / 1e3,
+            admit=refuse_other_sites,
         )
         events = spec.events
         for stream in (events.served, events.shown, events.action):

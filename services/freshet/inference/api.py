@@ -76,7 +76,7 @@ RANK = Endpoint(
     "POST",
     "/v1/rank",
     "Order candidates by the spec's score, and log what was served.",
-    (Answer(200, "the order", (json(RANKING),)), *refusals(400, 408, 413, 500, 503)),
+    (Answer(200, "the order", (json(RANKING),)), *refusals(400, 403, 408, 413, 500, 503)),
     "What was served is logged as an impression with its predictions, so that training sees what serving "
     "saw. A request id and the time are filled in where the context has none.",
     bodies=(

@@ -42,6 +42,7 @@ from freshet.inference.served import Served, ServedLogger, served_events
 from freshet.inference.table import ServingTable
 from freshet.inference.versions import Scorer, ServingVersion, VersionFollower
 from freshet.model import SERVING_PREFIXES, build_model
+from freshet.runtime.browsers import refuse_other_sites
 from freshet.runtime.endpoint import LIVE
 from freshet.runtime.http import App, Request, Response, json_response
 from freshet.runtime.server import bind, run_server, serve
@@ -160,7 +161,10 @@ class Inference:
         self._totals = Totals()
         self._measure(registry)
         self.app = App(
-            registry, max_body_bytes=settings.max_body_bytes, body_timeout_s=settings.body_timeout_ms / 1e3
+            registry,
+            max_body_bytes=settings.max_body_bytes,
+            body_timeout_s=settings.body_timeout_ms / 1e3,
+            admit=refuse_other_sites,
         )
         self.app.route(api.RANK, self._rank)
         self.app.route(api.PROGRESS, self._progressed)

@@ -35,7 +35,9 @@ CODES = (
     ErrorCode(
         "host", 403, "the console is not asked for by this name", "use localhost, or FRESHET_CONSOLE_HOST"
     ),
-    ErrorCode("origin", 403, "a page from elsewhere asks", "open the console's own page"),
+    ErrorCode(
+        "origin", 403, "a page of another site asks", "ask from a program, or from the console's own page"
+    ),
     ErrorCode("not_found", 404, "there is no such path", "see `expected` for the paths there are"),
     ErrorCode("no_model", 404, "another model is served here", "use the name in `expected`"),
     ErrorCode(

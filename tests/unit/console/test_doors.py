@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from freshet.console.doors import Doors, json_only, name_of
+from freshet.console.doors import Doors, json_only
 from freshet.errors import ConfigError
+from freshet.runtime.browsers import name_of
 from freshet.runtime.http import HttpError, Request
 from freshet.runtime.token import token_of
 
