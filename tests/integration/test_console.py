@@ -16,7 +16,7 @@ import orjson
 import pytest
 
 from freshet.console.service import MOST_TRIES
-from freshet.trainer.pins import Pins
+from freshet.trainer.pins import Pin, Pins
 from tests.integration.console_world import TOKEN, Console, ConsoleWorld, now_ms
 from tests.system.waiting import wait_until
 
@@ -341,9 +341,9 @@ def test_a_rollback_goes_to_the_last_promoted_version_and_holds_the_gate(
     assert world.versions.aliases()["stable"] == 1
     wait_until("the pin is shown", lambda: console.state()["versions"]["pinned"], within_s=10)
     pins = Pins(world.log, world.topics.versions)
-    assert "rolled back to version 1" in (pins.reason() or "")
+    assert pins.pin() == Pin(1)
     console.change("promote", number=3)
-    assert pins.reason() is None
+    assert pins.pin() is None
     pins.close()
 
 

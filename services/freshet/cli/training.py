@@ -142,7 +142,7 @@ class Training:
             clock=clock,
             scorer=lambda: build_model(spec, training=False),
             recent=self.stream.recent,
-            pinned=pins.reason,
+            pinned=pins.pin,
         )
         self.quality = quality
         self.trainer = Trainer(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -21,6 +21,7 @@ from freshet.seams.eventlog import Writer
 from freshet.seams.versions import Manifest, Version, VersionStore
 from freshet.spec.model import Spec
 from freshet.spec.outcomes import Outcomes, outcomes_of
+from freshet.trainer.pins import Pin
 from freshet.types import Append, BytesColumn, Fence
 
 __all__ = ["Snapshot", "Versioner", "restart_point", "versions_record"]
@@ -95,7 +96,7 @@ class Versioner:
     clock: Clock
     scorer: Callable[[], DenseModel]  # a new model to score with, without optimiser state
     recent: Callable[[int], Sequence[ModelInputs]]
-    pinned: Callable[[], str | None]  # why `stable` must stay where an operator put it, or None
+    pinned: Callable[[], Pin | None]  # where an operator has put `stable` to stay, if one has
 
     def first(self, snapshot: Snapshot) -> Manifest:
         """Version 0: the initial weights, promoted at creation."""
@@ -107,6 +108,10 @@ class Versioner:
         manifest = self._put(max(self.store.numbers(), default=-1) + 1, snapshot)
         self._point("candidate", manifest.number, "trainer")
         verdict = self._judge(manifest, snapshot)
+        pin = self.pinned()  # judging takes a while, in which somebody may have rolled back
+        if pin is not None:
+            self._restore(pin)
+            verdict = replace(verdict, promote=False, reason=pin.reason) if verdict.promote else verdict
         manifest = self._promote(manifest, verdict) if verdict.promote else self._hold(manifest, verdict)
         self._forget_old()
         return manifest
@@ -137,9 +142,9 @@ class Versioner:
     def _judge(self, manifest: Manifest, snapshot: Snapshot) -> Verdict:
         if not snapshot.finite:
             return Verdict(False, "not finite: a weight or a statistic is NaN or infinite")
-        reason = self.pinned()
-        if reason is not None:
-            return Verdict(False, reason)
+        pin = self.pinned()
+        if pin is not None:
+            return Verdict(False, pin.reason)
         stable = self._stable()
         inputs = self.recent(self.spec.serve.gate.samples)
         candidate = self._score(snapshot.tensors, inputs)
@@ -183,6 +188,12 @@ class Versioner:
     def _point(self, alias: str, number: int, by: str, **more: object) -> None:
         self.store.point(alias, number)
         self._announce("alias", alias=alias, number=number, by=by, **more)
+
+    def _restore(self, pin: Pin) -> None:
+        """Put `stable` back where an operator put it, if a promotion was on its way at that moment."""
+        if self.store.aliases().get("stable") != pin.number and pin.number in self.store.numbers():
+            log.warning("stable was promoted while it was rolled back; it is put back", version=pin.number)
+            self._point("stable", pin.number, "trainer", reason=pin.reason)
 
     def _announce(self, kind: str, **what: object) -> None:
         value = versions_record(kind, fence=int(self.fence), time_ms=self.clock.now_ms(), **what)

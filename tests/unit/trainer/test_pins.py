@@ -2,7 +2,7 @@ import orjson
 import pytest
 
 from freshet.seams.eventlog.sqlite import SqliteEventLog
-from freshet.trainer.pins import Pins
+from freshet.trainer.pins import Pin, Pins
 from freshet.types import Append, BytesColumn
 
 TOPIC = "toy.versions"
@@ -25,13 +25,13 @@ def tell(log, **record):
 def test_the_gate_may_promote_until_an_operator_rolls_back_and_again_after_promote(log):
     pins = Pins(log, TOPIC)
     tell(log, alias="stable", number=3, by="trainer")
-    assert pins.reason() is None
+    assert pins.pin() is None
 
     tell(log, alias="stable", number=1, by="operator", pinned=True)
-    assert "rolled back to version 1" in (pins.reason() or "")
+    assert pins.pin() == Pin(1)
 
     tell(log, alias="stable", number=4, by="operator", pinned=False)
-    assert pins.reason() is None
+    assert pins.pin() is None
     pins.close()
 
 
@@ -40,15 +40,15 @@ def test_a_rollback_from_before_the_start_still_holds(log):
 
     pins = Pins(log, TOPIC)
 
-    assert pins.reason() is not None
+    assert pins.pin() is not None
     pins.close()
 
 
 def test_a_rollback_in_the_console_holds_as_one_on_the_command_line_does(log):
     pins = Pins(log, TOPIC)
     tell(log, alias="stable", number=2, by="console", pinned=True)
-    assert "rolled back to version 2" in (pins.reason() or "")
+    assert pins.pin() == Pin(2)
 
     tell(log, alias="stable", number=5, by="console", pinned=False)
-    assert pins.reason() is None
+    assert pins.pin() is None
     pins.close()

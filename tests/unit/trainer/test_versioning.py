@@ -1,0 +1,132 @@
+"""Versions and who moves `stable`: the gate, unless a person has put it somewhere, at whatever moment."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from freshet.clock import SYSTEM_CLOCK
+from freshet.model import build_model
+from freshet.model.inputs import ModelInputs
+from freshet.seams.eventlog import EventLog
+from freshet.seams.eventlog.sqlite import SqliteEventLog
+from freshet.seams.versions.folder import FolderVersionStore
+from freshet.seams.versions.moves import move
+from freshet.spec.parse import parse_spec
+from freshet.trainer.pins import Pins
+from freshet.trainer.versioning import Snapshot, Versioner
+from freshet.types import Fence
+
+SPEC = parse_spec("""
+name = "toy"
+[events]
+served = { key = ["user"], time = "ts:ms" }
+action = { key = ["user"], time = "ts:ms" }
+[labels]
+click = { on = "action.click == 1" }
+[tables]
+all = { dim = 4 }
+[features]
+user = { field = "user", table = "all" }
+""")
+
+
+@dataclass
+class Bench:
+    """A versioner, and what happens while it judges."""
+
+    log: EventLog
+    store: FolderVersionStore
+    meanwhile: Callable[[], None] = lambda: None
+    steps: int = 0
+    versioner: Versioner = field(init=False)
+
+    def recent(self, _rows: int) -> Sequence[ModelInputs]:
+        self.meanwhile()
+        return []
+
+    def snapshot(self) -> Snapshot:
+        self.steps += 1
+        return Snapshot(
+            dict(build_model(SPEC, training=True).state()), {0: 0}, self.steps, 0, {}, finite=True
+        )
+
+    def next(self) -> str:
+        """The verdict on one more version."""
+        return self.versioner.next(self.snapshot()).verdict
+
+    def roll_back(self, number: int) -> None:
+        move(self.store, self.log, number, pinned=True, by="operator", now_ms=1)
+
+    @property
+    def stable(self) -> int:
+        return self.store.aliases()["stable"]
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    log = SqliteEventLog(tmp_path / "log")
+    log.create_topic("toy.versions", partitions=1)
+    made = Bench(log, FolderVersionStore(tmp_path / "versions"))
+    pins, writer = Pins(log, "toy.versions"), log.writer()
+    made.versioner = Versioner(
+        spec=SPEC,
+        spec_hash="hash",
+        log_id="log",
+        store=made.store,
+        writer=writer,
+        topic="toy.versions",
+        fence=Fence(1),
+        clock=SYSTEM_CLOCK,
+        scorer=lambda: build_model(SPEC, training=False),
+        recent=made.recent,
+        pinned=pins.pin,
+    )
+    made.versioner.first(made.snapshot())
+    yield made
+    pins.close()
+    writer.close()
+    log.close()
+
+
+def test_the_gate_moves_stable_while_nobody_has_rolled_back(bench: Bench) -> None:
+    assert bench.next() == "promoted"
+    assert bench.stable == 1
+
+
+def test_after_a_rollback_stable_stays(bench: Bench) -> None:
+    bench.next()
+    bench.roll_back(0)
+
+    assert bench.next() == "held"
+    assert bench.stable == 0
+
+
+def test_a_rollback_while_a_version_is_judged_is_not_undone_by_its_promotion(bench: Bench) -> None:
+    bench.next()
+    bench.meanwhile = lambda: bench.roll_back(0)
+
+    assert bench.next() == "held"
+    assert bench.stable == 0
+
+
+def test_a_promotion_that_overtook_a_rollback_is_taken_back(bench: Bench) -> None:
+    bench.next()
+    bench.roll_back(0)
+    bench.store.point("stable", 1)  # of the gate, which had looked just before
+
+    assert bench.next() == "held"
+    assert bench.stable == 0
+
+
+def test_a_person_promotes_while_a_version_is_judged_and_the_gate_goes_on(bench: Bench) -> None:
+    bench.next()
+    bench.roll_back(0)
+    bench.next()
+    move(bench.store, bench.log, 2, pinned=False, by="console", now_ms=2)
+
+    assert bench.next() == "promoted"
+    assert bench.stable == 3
