@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import random
 import threading
-import uuid
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
@@ -25,15 +24,15 @@ from freshet.errors import BadInput, Unavailable
 from freshet.features import JsonTranscoder
 from freshet.inference import api, metrics
 from freshet.inference.core import (
+    Order,
     events_of,
     freshness_ms,
     get_path,
     order,
     parse_rank,
-    set_path,
-    time_value,
 )
 from freshet.inference.explaining import explained
+from freshet.inference.filling import Filling
 from freshet.inference.oip_api import OipRoutes
 from freshet.inference.pipeline import Lookup, Pipeline, Scored
 from freshet.inference.progress import Progress
@@ -51,7 +50,7 @@ from freshet.seams.rowstore import RowStore
 from freshet.seams.versions import VersionStore
 from freshet.settings import Common
 from freshet.settings import Inference as Settings
-from freshet.spec.avro import Primitive, Record, field_at, served_schema
+from freshet.spec.avro import Record, served_schema
 from freshet.spec.layout import layout_of
 from freshet.spec.model import Explore, Spec
 from freshet.spec.outcomes import check_outcomes
@@ -157,7 +156,7 @@ class Inference:
             )
         self._progress = Progress(spec, parts.log, parts.store)
         self._progress_thread = ThreadPoolExecutor(1, thread_name_prefix="progress")
-        self._number_ids = _takes_numbers(spec, parts.served)
+        self._filling = Filling.of(spec.events.served, parts.served)
         self._totals = Totals()
         self._measure(registry)
         self.app = App(
@@ -246,7 +245,8 @@ class Inference:
         asked = parse_rank(request.body, self._settings.max_candidates)
         await self._until_served()
         table, serving = self._now_served()
-        context, candidates = self._filled(asked.context, asked.candidates, asked.request_id)
+        now_ms = self._clock.now_ms()
+        context, candidates = self._filling.filled(asked.context, asked.request_id, now_ms), asked.candidates
         samples = self._pipeline.candidates(events_of(self._spec, context, candidates))
         scored = self._pipeline.score(samples, table, serving.scorer, explain=asked.explain)
         self._count(scored)
@@ -261,6 +261,20 @@ class Inference:
                 self._spec, context, candidates, found, scored.scores, scored.predictions, version
             )
             self.logger.offer(Served(events))
+        return json_response(
+            200,
+            {
+                "request_id": get_path(context, self._spec.events.served.key[0]),
+                "items": self._items(found, scored, now_ms),
+                "version": version,
+                "freshness_ms": self._freshness(),
+                "unknown_rows": scored.unknown,
+                "explored": found.explored,
+            },
+        )
+
+    def _items(self, found: Order, scored: Scored, now_ms: int) -> list[dict[str, Any]]:
+        """The answer's items, best first."""
         labels = [label.name for label in self._spec.labels]
         indices = found.indices
         items: list[dict[str, Any]] = [
@@ -274,49 +288,9 @@ class Inference:
             )
         ]
         if scored.rows is not None:
-            now_ms = self._clock.now_ms()
             for item in items:
                 item["rows"] = explained(scored.rows, item["index"], now_ms)
-        return json_response(
-            200,
-            {
-                "request_id": get_path(context, self._spec.events.served.key[0]),
-                "items": items,
-                "version": version,
-                "freshness_ms": self._freshness(),
-                "unknown_rows": scored.unknown,
-                "explored": found.explored,
-            },
-        )
-
-    def _filled(
-        self, context: Mapping[str, Any], candidates: Any, request_id: str | int | None
-    ) -> tuple[Mapping[str, Any], Any]:
-        """Context and candidates with the request id and the time, where the client did not send them."""
-        stream = self._spec.events.served
-        key = stream.key[0]
-        given = get_path(context, key)
-        if request_id is not None and given is not None and str(given) != str(request_id):
-            raise BadInput(
-                f"request_id: expected that of the context's {key}, {given!r}; found {request_id!r}"
-            )
-        if given is None:
-            context = set_path(context, key, self._new_id() if request_id is None else request_id)
-        path = stream.time.path
-        now = time_value(self._clock.now_ms(), stream.time)
-        prefix = f"{stream.explode}." if stream.explode else None
-        if prefix is not None and path.startswith(prefix):
-            inner = path[len(prefix) :]
-            candidates = [
-                c if get_path(c, inner) is not None else set_path(c, inner, now) for c in candidates
-            ]
-        elif get_path(context, path) is None:
-            context = set_path(context, path, now)
-        return context, candidates
-
-    def _new_id(self) -> str | int:
-        unique = uuid.uuid4()
-        return unique.int >> 75 if self._number_ids else unique.hex  # 53 bits: what JavaScript keeps exact
+        return items
 
     async def _progressed(self, request: Request) -> Response:
         query = {k: v[-1] for k, v in parse_qs(request.query).items()}
@@ -368,12 +342,6 @@ class Inference:
             "versions": self.versions.state.reason,
             "served_log": self.logger.reason if self.logger is not None else "",
         }
-
-
-def _takes_numbers(spec: Spec, served: Record) -> bool:
-    """Whether request ids are integers in the user's schema."""
-    type_ = field_at(served, spec.events.served.key[0]).type
-    return isinstance(type_, Primitive) and type_.name in ("int", "long")
 
 
 def run(

@@ -1,0 +1,53 @@
+"""What a client may leave out of a rank request: the request's id and its time are filled in."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from freshet.errors import BadInput
+from freshet.inference.core import get_path, set_path, time_value
+from freshet.spec.avro import Primitive, Record, field_at
+from freshet.spec.model import Stream
+
+__all__ = ["Filling"]
+
+
+@dataclass(frozen=True, slots=True)
+class Filling:
+    """How requests of a stream of served events are completed."""
+
+    stream: Stream
+    number_ids: bool  # whether request ids are integers in the user's schema
+
+    @classmethod
+    def of(cls, stream: Stream, schema: Record) -> Filling:
+        """As the user's schema of served events wants it."""
+        kind = field_at(schema, stream.key[0]).type
+        return cls(stream, isinstance(kind, Primitive) and kind.name in ("int", "long"))
+
+    def filled(
+        self, context: Mapping[str, Any], request_id: str | int | None, now_ms: int
+    ) -> Mapping[str, Any]:
+        """The context with id and time, which are the whole event's; what the client sent stays as it is.
+
+        Raises BadInput if `request_id` is not the context's own.
+        """
+        key = self.stream.key[0]
+        given = get_path(context, key)
+        if request_id is not None and given is not None and str(given) != str(request_id):
+            raise BadInput(
+                f"request_id: expected that of the context's {key}, {given!r}; found {request_id!r}"
+            )
+        if given is None:
+            context = set_path(context, key, self._new_id() if request_id is None else request_id)
+        path = self.stream.time.path
+        if get_path(context, path) is None:
+            context = set_path(context, path, time_value(now_ms, self.stream.time))
+        return context
+
+    def _new_id(self) -> str | int:
+        unique = uuid.uuid4()
+        return unique.int >> 75 if self.number_ids else unique.hex  # 53 bits: what JavaScript keeps exact
