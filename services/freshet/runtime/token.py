@@ -30,9 +30,9 @@ def token_of(given: str, state: Path) -> str:
         with contextlib.suppress(FileExistsError):
             made = path.with_name(f".{TOKEN_FILE}.{os.getpid()}")
             handle = os.open(made, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-            with os.fdopen(handle, "w") as file:
-                file.write(secrets.token_urlsafe(24) + "\n")
             try:
+                with os.fdopen(handle, "w") as file:
+                    file.write(secrets.token_urlsafe(24) + "\n")
                 os.link(made, path)  # whole or not at all, and never over another's
             finally:
                 made.unlink()

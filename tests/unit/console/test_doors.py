@@ -155,3 +155,16 @@ def test_a_file_that_holds_no_token_stops_the_start_and_says_what_to_do(tmp_path
 def test_a_folder_that_is_not_there_stops_the_start(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="a file that can be read and written"):
         token_of("", tmp_path / "nowhere")
+
+
+def test_a_token_that_cannot_be_written_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_space(_bytes: int) -> str:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("freshet.runtime.token.secrets.token_urlsafe", no_space)
+
+    with pytest.raises(ConfigError, match="No space left"):
+        token_of("", tmp_path)
+    assert list(tmp_path.iterdir()) == []
