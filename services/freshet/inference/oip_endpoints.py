@@ -12,6 +12,7 @@ from freshet.runtime.endpoint import (
     integer,
     json,
     record,
+    refusals,
     text,
     words,
 )
@@ -179,7 +180,8 @@ INFER = Endpoint(
             (json(INFER_ANSWER), Body("application/octet-stream")),
             {"Inference-Header-Content-Length": _LENGTH},
         ),
-        *_errors(400, 404, 408, 413, 415, 500, 503),
+        *_errors(400, 404, 413, 415, 500, 503),
+        *refusals(403, 408),  # before the protocol is known
     ),
     "The binary tensor extension of Triton is spoken, so `tritonclient.http` works unchanged.",
     parameters=(MODEL, Parameter("Inference-Header-Content-Length", "header", _LENGTH, integer(minimum=0))),
