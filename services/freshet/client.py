@@ -273,7 +273,8 @@ class Client:
 
         The inference server answers from the log and the row store (`/v1/progress`): the joiner has taken
         the event, every bucket has applied the samples it led to, and the server has those rows. An event
-        that leads to no sample yet (its window is open) counts once the joiner has taken it.
+        that leads to no sample yet counts once the joiner has taken it: its window is open, or it is one of a
+        model's first positives, which are held.
         """
         acks = (ack,) if isinstance(ack, Ack) else ack.acks
         deadline = time.monotonic() + timeout_s

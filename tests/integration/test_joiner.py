@@ -13,7 +13,7 @@ import orjson
 import pytest
 
 from freshet.errors import Corrupt, DataLost, Fenced, Unavailable
-from freshet.joiner.commit import Commit
+from freshet.joiner.commit import LONG_AGO_MS, Commit
 from freshet.joiner.ledger import Ledger
 from freshet.joiner.plan import JoinPlan
 from freshet.joiner.service import JoinerService, JoinerStatus, Pace
@@ -23,6 +23,9 @@ from tests.unit.joiner.world import LostAnswer, World, random_events
 
 PLANS = {
     "early": plan_of(label("click", 300), label("buy", 900, given=0), grace_ms=120),
+    "early, from the first event on": plan_of(
+        label("click", 300), label("buy", 900, given=0), grace_ms=120, ramp=4
+    ),
     "window": plan_of(label("click", 300), label("buy", 900, given=0), grace_ms=120, early=False),
     "shown, a number, down-sampled": plan_of(
         label("click", 400),
@@ -254,6 +257,59 @@ def test_a_restart_needs_neither_events_nor_commits_before_what_it_keeps(world: 
 
     assert len({s.id for s in world.samples()}) == len(world.samples()) == 200
     assert sum(s.value for s in world.samples()) == 67
+
+
+def test_in_the_middle_of_the_ramp_a_restart_does_without_the_impression_that_it_counts_from(
+    tmp_path: Path,
+) -> None:
+    plan = plan_of(label("click", 300), grace_ms=100, ramp=8)
+    events: list[Event] = [Served(f"r{n}", ("a",), 1_000 + 20 * n) for n in range(200)]
+    events += [Action(f"r{n}/a", 1_010 + 20 * n) for n in range(0, 200, 3)]
+    events.sort(key=lambda e: e.time)
+    calm, world = (World(tmp_path / name, plan, partitions=1) for name in ("calm", "killed"))
+    for joined in (calm, world):
+        joiner = joined.joiner(CALM)
+        joiner.open()
+        for n in range(0, len(events), 10):
+            joined.send(events[n : n + 10])
+            joiner.step()
+            joiner.step()
+            if joined is world and n in (60, 140):  # at about 1,900 and 3,100 of 1,000 to 4,200
+                joiner.close()
+                last = commits(world)[-1]
+                for role, topic in world.inputs.items():
+                    world.log.trim(TopicPartition(topic, 0), last.low[role])
+                joiner = joined.joiner(CALM)
+                joiner.open()
+        joiner.finish()
+        joiner.close()
+
+    assert last.low["served"] > 0
+    assert {c.began_ms for c in commits(world)} == {1_000}
+    assert {s.weight for s in world.samples() if s.value == 1.0} == {0.875, 1.0}
+    assert world.samples() == calm.samples()
+    calm.close()
+    world.close()
+
+
+def test_a_partition_that_was_joined_before_there_was_a_ramp_begins_none(world: World) -> None:
+    world.send([Served("r1", ("a",), 1_000)])
+    joiner = world.joiner(CALM)
+    joiner.open()
+    joiner.step()
+    joiner.close()
+    [(_, value)] = world.values("m.joiner")
+    older = {name: of for name, of in orjson.loads(value).items() if name != "began_ms"}
+    world.log.writer().append([Append("m.joiner", 0, BytesColumn.of([orjson.dumps(older)]))])
+    world.plan = replace(world.plan, ramp=4)
+    joiner = world.joiner(CALM)
+    joiner.open()
+    world.send([Action("r1/a", 1_100)])
+    joiner.step()
+
+    assert [(s.value, s.weight) for s in world.samples()] == [(1.0, 1.0)]
+    assert commits(world)[-1].began_ms == LONG_AGO_MS
+    joiner.close()
 
 
 def test_a_joiner_stops_when_told_and_has_committed_what_it_read(world: World) -> None:

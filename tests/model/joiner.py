@@ -17,6 +17,7 @@ WINDOW = 60  # ticks of event time in which an action makes an impression positi
 DISORDER = 15  # an event is appended at most this long after it happened
 HORIZON = WINDOW + 140  # ids are kept for so long; a client repeats an event within it
 COMMIT = 18
+RAMP = 4  # windows over which positives come ever earlier: at first when the window closes, then at once
 UNKNOWN = -1_000_000
 
 
@@ -44,6 +45,7 @@ class Checkpoint:
     following: tuple[int, ...]  # next offset of each input partition
     low: tuple[int, ...]  # a restart rebuilds [low, next)
     watermark: int
+    began: int | None = None  # time of the first impression ever taken, from which the ramp counts
 
 
 @dataclass(slots=True)
@@ -59,8 +61,9 @@ class Known:
 class Join:
     """The decisions, without I/O: events in, samples out."""
 
-    def __init__(self, partitions: int, watermark: int) -> None:
+    def __init__(self, partitions: int, watermark: int, began: int | None = None) -> None:
         self.watermark = watermark
+        self.began = began
         self._newest = [UNKNOWN] * partitions
         self._served: dict[int, Known] = {}
         self._actions: dict[int, Known] = {}
@@ -74,17 +77,28 @@ class Join:
         if event.impression in known:
             return []  # a repeat
         known[event.impression] = Known(event.time, partition, offset)
-        served, action = self._served.get(event.impression), self._actions.get(event.impression)
+        if event.kind is Kind.SERVED and self.began is None:
+            self.began = event.time
+        return self._positive(event.impression)
+
+    def _positive(self, impression: int) -> list[int]:
+        """The sample of an impression that was acted on, unless the ramp holds it."""
+        served, action = self._served.get(impression), self._actions.get(impression)
         if served is None or action is None or served.decided or action.time > served.time + WINDOW:
             return []
+        assert self.began is not None
+        until = served.time + max(0, WINDOW - max(0, served.time - self.began) // RAMP)
+        if max(action.time, self.watermark) < until:
+            return []
         served.decided = True
-        return [sample_id(event.impression, clicked=True)]
+        return [sample_id(impression, clicked=True)]
 
     def advance(self) -> list[int]:
         """Move the watermark (monotone, the minimum over partitions); returns the samples that it decides."""
         self.watermark = max(self.watermark, min(self._newest) - DISORDER)
         closed: list[int] = []
         for impression, served in self._served.items():
+            closed += self._positive(impression)
             if not served.decided and served.time + WINDOW < self.watermark:
                 served.decided = True
                 closed.append(sample_id(impression, clicked=False))
@@ -130,7 +144,11 @@ class Joiner(Process):
         saved = transactions.saved
         assert isinstance(saved, Checkpoint)
         yield self.sim.hop()
-        join = Join(len(inputs), saved.watermark if self.rules.joiner_restores_watermark else UNKNOWN)
+        join = Join(
+            len(inputs),
+            saved.watermark if self.rules.joiner_restores_watermark else UNKNOWN,
+            saved.began if self.rules.joiner_restores_beginning else None,
+        )
         following = list(saved.following)
         out = (yield from self._rebuild(join, saved)) if self.rules.joiner_rebuilds else []
         if self.rules.joiner_rebuilds_silently:
@@ -145,7 +163,7 @@ class Joiner(Process):
             if self.sim.now - committed_at >= COMMIT:
                 committed_at = self.sim.now
                 checkpoint = Checkpoint(
-                    tuple(following), tuple(join.low(following, self.rules)), join.watermark
+                    tuple(following), tuple(join.low(following, self.rules)), join.watermark, join.began
                 )
                 yield from self._commit(epoch, out, checkpoint)
                 out = []

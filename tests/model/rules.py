@@ -107,6 +107,8 @@ class Rules:
     """18: off, a restarted joiner emits while it rebuilds."""
     joiner_restores_watermark: bool = True
     """18: off, a restarted joiner computes the watermark anew."""
+    joiner_restores_beginning: bool = True
+    """18: off, a restarted joiner counts the ramp from the first impression that it reads again."""
     joiner_low_covers_horizon: bool = True
     """18, 20: off, the low offset covers pending impressions only, not the ids kept to recognise repeats."""
 

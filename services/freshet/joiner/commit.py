@@ -18,9 +18,12 @@ from freshet.errors import Corrupt
 from freshet.joiner.ledger import Ledger
 from freshet.types import I64
 
-__all__ = ["Commit", "Skips", "spans"]
+__all__ = ["LONG_AGO_MS", "Commit", "Skips", "spans"]
 
 VERSION = 1
+
+LONG_AGO_MS = -(2**53)
+"""`began_ms` of a partition whose commits did not say so yet: its ramp is over."""
 
 
 @dataclass(slots=True)
@@ -59,6 +62,7 @@ class Commit:
     log_ids: Mapping[str, str]  # topic -> log id: offsets mean nothing without it
     ledger: Ledger
     written_ms: int  # wall clock
+    began_ms: int | None  # event time of the first impression that was ever taken; None: none yet
     skips: Skips = field(default_factory=Skips)
 
     def encode(self) -> bytes:
@@ -75,6 +79,7 @@ class Commit:
             "log_ids": self.log_ids,
             "ledger": self.ledger.to_json(),
             "written_ms": self.written_ms,
+            "began_ms": self.began_ms,
         }
         if self.skips.records:
             record["skip"] = {role: spans(offsets) for role, offsets in self.skips.records.items()}
@@ -99,6 +104,7 @@ class Commit:
                 },
             )
             watermark = record["watermark_ms"]
+            began = record.get("began_ms", LONG_AGO_MS)
             return cls(
                 next=_integers(record["next"]),
                 low=_integers(record["low"]),
@@ -109,6 +115,7 @@ class Commit:
                 log_ids={str(k): str(v) for k, v in record["log_ids"].items()},
                 ledger=Ledger.from_json(record["ledger"]),
                 written_ms=int(record["written_ms"]),
+                began_ms=None if began is None else _event_time(began),
                 skips=skips,
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -138,6 +145,12 @@ def _unspan(pairs: list[int]) -> list[int]:
 
 MOST_SKIPPED = 10_000_000
 """Records in one span of skips; more than a commit ever covers, so a larger one is damage."""
+
+
+def _event_time(value: object) -> int:
+    if not isinstance(value, int) or not LONG_AGO_MS <= value <= -LONG_AGO_MS:
+        raise ValueError(f"a time of {value!r}")
+    return value
 
 
 def _integers(record: Mapping[str, Any]) -> dict[str, int]:

@@ -191,6 +191,7 @@ class Joiner:
             require_shown=plan.require_shown,
             early=plan.early,
             negatives=plan.negatives,
+            ramp=plan.ramp,
         )
 
     @property
@@ -245,6 +246,15 @@ class Joiner:
     def restart_at(self, watermark_ms: int) -> None:
         """Before any event: the watermark at which a replay begins."""
         self._state.restart_at(watermark_ms)
+
+    @property
+    def began_ms(self) -> int | None:
+        """Event time of the first impression that was ever taken: from it the ramp counts. None: none yet."""
+        return self._state.began
+
+    def begin_at(self, began_ms: int) -> None:
+        """Before any event of a replay: what `began_ms` was, as a replay may not find that impression."""
+        self._state.begin_at(began_ms)
 
     @property
     def has_ready(self) -> bool:

@@ -8,7 +8,14 @@ from dataclasses import dataclass
 from freshet.spec.expression import Expression, LabelValue, compile_condition, compile_value
 from freshet.spec.model import Spec
 
-__all__ = ["AGGREGATE_KINDS", "JoinPlan", "LabelPlan", "join_plan"]
+__all__ = ["AGGREGATE_KINDS", "RAMP", "JoinPlan", "LabelPlan", "join_plan"]
+
+RAMP = 2
+"""Over how many waits (window + grace) early emission begins. Frozen, as replays repeat decisions by it.
+
+For so long a positive is learned from later than it came, at first by a wait. The weight of held ones,
+1 - 1/RAMP, keeps any ramp balanced, so the shortest that gives them a weight is taken (ADR 0011).
+"""
 
 AGGREGATE_KINDS = ("sum", "count", "max", "min", "last")
 """In the order of the native core's numbers."""
@@ -35,6 +42,7 @@ class JoinPlan:
     early: bool
     negatives: float
     max_ahead_ms: int
+    ramp: int = 0  # waits over which early emission begins; 0: positives come at once from the first on
 
     @property
     def aggregates(self) -> tuple[tuple[int, str], ...]:
@@ -68,4 +76,5 @@ def join_plan(spec: Spec, hash_text: Callable[[str], int] | None = None) -> Join
         early=spec.join.emit == "early",
         negatives=spec.join.negatives,
         max_ahead_ms=spec.join.max_ahead_ms,
+        ramp=RAMP,
     )

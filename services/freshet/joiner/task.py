@@ -146,6 +146,8 @@ class Task:
         self._steps = deque([_Step(-1 if base is None else base[0], before)])
         if base is not None and base[1].watermark_ms is not None:
             self.joiner.restart_at(base[1].watermark_ms)
+        if last.began_ms is not None:
+            self.joiner.begin_at(last.began_ms)
         # Records below `low` cannot matter any more: they need not even be in the log.
         self.next = {role: max(offset, last.low[role]) for role, offset in before.items()}
         return dict(self.next)
@@ -247,6 +249,7 @@ class Task:
             log_ids=self.topics.log_ids,
             ledger=self.ledger(),
             written_ms=now_ms,
+            began_ms=self.joiner.began_ms,
             skips=self._skips,
         )
 

@@ -102,7 +102,7 @@ class Join:
     )
     emit: Literal["early", "window"] = option(
         "identity",
-        "positives at once (freshest), or all when the window closes (unbiased order)",
+        "positives at once (freshest; the first ones later), or all when the window closes (unbiased order)",
         Choice(("early", "window")),
         default="early",
     )

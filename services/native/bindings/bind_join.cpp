@@ -1,3 +1,4 @@
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
@@ -106,16 +107,19 @@ void bind_join(nb::module_& m) {
       .def("__init__",
            [](Joiner* self, const std::vector<int64_t>& windows, const std::vector<int32_t>& given,
               const std::vector<bool>& numeric, const std::vector<uint32_t>& aggregate_labels,
-              const std::vector<int>& aggregate_kinds, int64_t grace_ms, bool require_shown, bool early, double negatives) {
+              const std::vector<int>& aggregate_kinds, int64_t grace_ms, bool require_shown, bool early, double negatives,
+              int64_t ramp) {
              join::Plan plan = plan_of(windows, given, numeric, aggregate_labels, aggregate_kinds);
              plan.grace_ms = grace_ms;
              plan.require_shown = require_shown;
              plan.early = early;
              plan.negatives = negatives;
+             plan.ramp = ramp;
              new (self) Joiner(std::move(plan));
            },
            nb::arg("windows_ms"), nb::arg("given"), nb::arg("numeric"), nb::arg("aggregate_labels"),
-           nb::arg("aggregate_kinds"), nb::arg("grace_ms"), nb::arg("require_shown"), nb::arg("early"), nb::arg("negatives"))
+           nb::arg("aggregate_kinds"), nb::arg("grace_ms"), nb::arg("require_shown"), nb::arg("early"), nb::arg("negatives"),
+           nb::arg("ramp") = 0)
       .def("on_served", &on_served, nb::arg("data"), nb::arg("offsets"), nb::arg("requests"),
            nb::arg("schemas"), nb::arg("begins"), nb::arg("prefix_ends"), nb::arg("suffix_begins"), nb::arg("ends"),
            nb::arg("events"), nb::arg("times"), nb::arg("keys"), nb::arg("element_begins"), nb::arg("element_ends"), nb::arg("outcomes"))
@@ -125,6 +129,10 @@ void bind_join(nb::module_& m) {
       .def("advance", &Joiner::advance, nb::arg("watermark"), nb::call_guard<nb::gil_scoped_release>())
       .def("due", &Joiner::due, nb::arg("watermark"))
       .def("restart_at", &Joiner::restart_at, nb::arg("watermark"))
+      .def("begin_at", &Joiner::begin_at, nb::arg("began"))
+      .def_prop_ro("began", [](const Joiner& self) {
+             return self.began() == join::kNotBegun ? std::nullopt : std::optional<int64_t>(self.began());
+           })
       .def("ready", [](const Joiner& self, bool late) {
              const join::Size size = self.ready(late);
              return nb::make_tuple(size.samples, size.bytes);

@@ -49,7 +49,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   Bytes in{data, data + size};
   const std::uint8_t shape = in.next();
   Plan plan{{{in.small(50), -1, false}, {in.small(99), 0, true}}, {{1, Aggregate::kSum}, {1, Aggregate::kLast}},
-            in.small(20), (shape & 1) != 0, (shape & 2) != 0, (shape & 4) != 0 ? 0.5 : 1.0};
+            in.small(20), (shape & 1) != 0, (shape & 2) != 0, (shape & 4) != 0 ? 0.5 : 1.0, (shape & 8) != 0 ? 2 + (shape >> 4) : 0};
   Joiner joiner(plan);
   std::int64_t watermark = 0, offset = 0;
   std::vector<Outcome> outcomes;

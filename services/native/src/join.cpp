@@ -37,6 +37,8 @@ Joiner::Joiner(Plan plan) : plan_(std::move(plan)), labels_(plan_.labels.size())
   if (labels_ == 0 || labels_ > kMaxLabels) throw std::invalid_argument("a join takes 1 to 32 labels");
   if (plan_.grace_ms < 0) throw std::invalid_argument("the grace must not be negative");
   if (!(plan_.negatives > 0 && plan_.negatives <= 1)) throw std::invalid_argument("negatives must be in (0, 1]");
+  if (plan_.ramp < 0 || plan_.ramp == 1) throw std::invalid_argument("the ramp must be 0 or at least 2");
+  gates_.resize(labels_);
   for (size_t label = 0; label < labels_; ++label) {
     int64_t window = 0;
     size_t depth = 0;
@@ -47,6 +49,9 @@ Joiner::Joiner(Plan plan) : plan_(std::move(plan)), labels_(plan_.labels.size())
       window = std::max(window, plan_.labels[static_cast<size_t>(at)].window_ms);
     }
     wait_.push_back(window + plan_.grace_ms);
+    longest_wait_ = std::max(longest_wait_, wait_.back());
+    gates_[label] |= 1u << label;
+    if (plan_.labels[label].given >= 0) gates_[static_cast<size_t>(plan_.labels[label].given)] |= 1u << label;
     longest_window_ = std::max(longest_window_, window);
     decide_order_.push_back(static_cast<uint32_t>(label));
   }
@@ -68,6 +73,7 @@ Joiner::Joiner(Plan plan) : plan_(std::move(plan)), labels_(plan_.labels.size())
   // An impression outlives every action in its windows: a replay that reads the action finds the impression too.
   remembered_ = horizon_ + longest_window_;
   deadlines_.resize(labels_);
+  held_.resize(labels_);
   counters_.resize(labels_ * kLabelCounterCount + kEventCounterCount);
   pending_.resize(labels_);
 }
@@ -157,6 +163,7 @@ void Joiner::serve(uint32_t index, const Impressions& batch, size_t i, uint32_t 
   Entry& entry = entries_[index];
   entry.served = true;
   entry.time = batch.times[i];
+  if (began_ == kNotBegun) began_ = entry.time;
   entry.blob = blob;
   entry.element = ordinal;
   entry.element_begin = static_cast<uint32_t>(batch.element_begins[i] - batch.begins[event]);
@@ -224,6 +231,7 @@ Outcome Joiner::show(uint32_t index, int64_t time) {
   if (entry.shown) return Outcome::kAgain;
   if (entry.decided == (uint64_t{1} << labels_) - 1) return Outcome::kLate;
   entry.shown = true;
+  if (plan_.require_shown) note_prompt(entry, time, ~0u);
   return Outcome::kNew;
 }
 
@@ -291,6 +299,7 @@ Outcome Joiner::match(uint32_t index, int64_t time, uint32_t mask, const double*
     else if ((entry.decided & bit) == 0) {
       applied = true;
       if (numeric) aggregate(index, label, time, values);
+      if ((entry.matched & bit) == 0) note_prompt(entry, time, gates_[label]);
       entry.matched |= bit;
     }
   }
@@ -372,6 +381,8 @@ void Joiner::unlink(uint32_t at) {
 void Joiner::advance(int64_t watermark) {
   // Even if it stands still: what came since the last call may be due already.
   watermark = watermark_ = std::max(watermark_, watermark);
+  for (size_t label = 0; label < labels_; ++label)
+    held_[label].pop(watermark, [this, label](uint32_t entry) { emit_early(entry, label); });
   for (const uint32_t label : decide_order_)
     deadlines_[label].pop(watermark, [this, label](uint32_t entry) { decide(entry, label); });
   orphan_at_.pop(watermark, [this](uint32_t at) {
@@ -396,7 +407,8 @@ void Joiner::advance(int64_t watermark) {
 }
 
 bool Joiner::due(int64_t watermark) const {
-  return std::any_of(deadlines_.begin(), deadlines_.end(), [=](const TimeQueue& queue) { return queue.due(watermark); });
+  const auto is_due = [=](const TimeQueue& queue) { return queue.due(watermark); };
+  return std::any_of(deadlines_.begin(), deadlines_.end(), is_due) || std::any_of(held_.begin(), held_.end(), is_due);
 }
 
 void Joiner::restart_at(int64_t watermark) { watermark_ = watermark; }
@@ -415,18 +427,46 @@ void Joiner::forget(uint32_t entry) {
   entries_.give_back(entry);
 }
 
+// How long after its impression a positive is held. At once, the first wait of a model's life would bring positives
+// only. So the first ones are held as long as a negative is, later ones less, after `ramp` waits none any more.
+// A chain's waits never fall along it, so a label is never released before the one that it is given.
+int64_t Joiner::hold(int64_t time, size_t label) const {
+  const int64_t age = time > began_ ? time - began_ : 0;
+  if (age >= plan_.ramp * wait_[label] || !plan_.early || plan_.labels[label].numeric) return 0;
+  return wait_[label] - age / plan_.ramp;
+}
+
+// What makes these labels true came at `time`: if their holds were over by then, nothing holds them, however late
+// it was read. Times of events decide this and not W, which depends on when commits happened to be made.
+void Joiner::note_prompt(Entry& entry, int64_t time, uint32_t labels) {
+  if (!plan_.early || entry.time >= began_ + plan_.ramp * longest_wait_) return;
+  for (size_t label = 0; label < labels_; ++label)
+    if ((labels >> label & 1) != 0 && time >= entry.time + hold(entry.time, label)) entry.prompt |= 1u << label;
+}
+
 void Joiner::emit_early(uint32_t index) {
   if (!plan_.early) return;
-  Entry& entry = entries_[index];
-  if (plan_.require_shown && !entry.shown) return;
-  for (uint32_t open = entry.matched & ~entry.decided; open != 0; open &= open - 1) {
-    const auto label = static_cast<size_t>(__builtin_ctz(open));
-    const LabelPlan& plan = plan_.labels[label];
-    if (plan.numeric) continue;
-    if (plan.given >= 0 && (entry.matched >> plan.given & 1) == 0) continue;
-    emit(index, label, 1.0f, 1.0f);
-    settle(index, label, kPositive);
+  const Entry& entry = entries_[index];
+  for (uint32_t open = entry.matched & ~entry.decided; open != 0; open &= open - 1)
+    emit_early(index, static_cast<size_t>(__builtin_ctz(open)));
+}
+
+// Emits a positive, or queues it while it is held. Held ones come in quicker succession than they happened, ramp waits
+// of them in ramp - 1 waits: their weight makes up for it, so that positives and negatives always balance.
+void Joiner::emit_early(uint32_t index, size_t label) {
+  const Entry& entry = entries_[index];
+  const LabelPlan& plan = plan_.labels[label];
+  if (plan.numeric || (entry.decided >> label & 1) != 0 || (plan_.require_shown && !entry.shown)) return;
+  if (plan.given >= 0 && (entry.matched >> plan.given & 1) == 0) return;
+  float weight = 1.0f;
+  const int64_t held = hold(entry.time, label);
+  if (held > 0 && (entry.prompt >> label & 1) == 0) {
+    // Another action may queue it again: what is decided by then is passed over.
+    if (watermark_ < entry.time + held) return held_[label].push(entry.time + held, index);
+    weight = static_cast<float>(1.0 - 1.0 / static_cast<double>(plan_.ramp));
   }
+  emit(index, label, 1.0f, weight);
+  settle(index, label, kPositive);
 }
 
 void Joiner::decide(uint32_t index, size_t label) {

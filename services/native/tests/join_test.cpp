@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
 #include <map>
 #include <random>
 #include <set>
@@ -112,7 +113,7 @@ TEST(SampleId, IsFrozen) {
   EXPECT_TRUE(kept(0, 1.0));
 }
 
-Plan one_label() { return {{{1'000, -1, false}}, {}, 100, false, true, 1.0}; }
+Plan one_label() { return {{{1'000, -1, false}}, {}, 100, false, true, 1.0, 0}; }
 
 TEST(Joiner, RefusesSpansOutsideTheDataBeforeItChangesAnything) {
   const std::vector<uint8_t> data(10);
@@ -133,6 +134,34 @@ TEST(Joiner, RefusesSpansOutsideTheDataBeforeItChangesAnything) {
   EXPECT_EQ(joiner.ready(false).bytes, 10u);
   joiner.discard();
   EXPECT_EQ(joiner.ready(false).samples, 0u);
+}
+
+TEST(Joiner, HoldsTheFirstPositivesAndReleasesThemWhenTheirTimeHasCome) {
+  Plan plan = one_label();
+  plan.ramp = 4;
+  Joiner joiner(plan);
+  EXPECT_EQ(joiner.began(), kNotBegun);
+  const std::vector<uint8_t> data(10);
+  const std::vector<int64_t> zero{0}, ten{10};
+  const std::vector<uint64_t> request{1};
+  const std::vector<uint32_t> first{0}, mask{1};
+  std::vector<Outcome> outcome(1);
+  // Waits are 1,100: of the first impression a positive is held so long, of one 2,200 later half as long.
+  const std::vector<std::array<int64_t, 2>> held{{5, 1'105}, {2'205, 2'755}};
+  for (const auto& [time, until] : held) {
+    const std::vector<int64_t> served{time}, acted{time + 1};
+    const std::vector<Key> key{key_of(static_cast<uint64_t>(time))}, id{key_of(static_cast<uint64_t>(time) + 1)};
+    joiner.on_served({data, zero, zero, zero, ten, ten, request, first, first, key, served, zero, ten}, outcome);
+    joiner.on_actions({zero, acted, key, id, mask, {}}, outcome);
+    EXPECT_EQ(joiner.began(), 5);
+    EXPECT_FALSE(joiner.due(until - 1));
+    EXPECT_TRUE(joiner.due(until));
+    joiner.advance(until - 1);
+    EXPECT_EQ(joiner.ready(false).samples, 0u);
+    joiner.advance(until);
+    EXPECT_EQ(joiner.ready(false).samples, 1u);
+    joiner.discard();
+  }
 }
 
 TEST(Joiner, RefusesTimesThatSumsCouldOverflow) {

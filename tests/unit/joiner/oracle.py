@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from freshet._native import join_kept, join_sample_id
 from freshet.joiner.plan import JoinPlan
 
@@ -19,6 +21,8 @@ class Impression:
     shown: bool = False
     matched: set[int] = field(default_factory=set)
     decided: set[int] = field(default_factory=set)
+    shown_at: int = 0
+    matched_at: dict[int, int] = field(default_factory=dict)  # label -> time of its first action
     amounts: dict[int, list[tuple[int, int, float | None]]] = field(default_factory=dict)
 
 
@@ -46,6 +50,7 @@ class Oracle:
         self.horizon = max(self.windows) + 2 * plan.grace_ms
         self.remembered = self.horizon + max(self.windows)
         self.w = -(10**9)
+        self.began: int | None = None
         self.impressions: dict[str, Impression] = {}
         self.seen: dict[str, int] = {}
         self.waiting: dict[str, list[Waiting]] = {}
@@ -67,6 +72,7 @@ class Oracle:
                 self.counts["impressions_repeated"] += 1
             else:
                 self.counts["impressions"] += 1
+                self.began = event.time if self.began is None else self.began
                 one = self.impressions[name] = Impression(name, payload, event.time)
                 for waiting in self.waiting.pop(name, []):
                     if not self.apply(one, waiting.event, counted=waiting.orphan):
@@ -118,7 +124,7 @@ class Oracle:
             return "repeated"
         if len(one.decided) == len(self.plan.labels):
             return "late"
-        one.shown = True
+        one.shown, one.shown_at = True, event.time
         return "matched"
 
     def acted(self, one: Impression, event: Action) -> str:
@@ -136,6 +142,7 @@ class Oracle:
                 found.add("late")
             else:
                 one.matched.add(i)
+                one.matched_at.setdefault(i, event.time)
                 self.arrivals += 1
                 one.amounts.setdefault(i, []).append((event.time, self.arrivals, event.amount))
                 found.add("matched")
@@ -147,7 +154,23 @@ class Oracle:
         for i, label in enumerate(self.plan.labels):
             ready = i in one.matched and i not in one.decided and label.value is None
             if ready and (label.given < 0 or label.given in one.matched):
-                self.emit(one, i, 1.0, 1.0, "trained_positive")
+                self.release(one, i)
+
+    def release(self, one: Impression, i: int) -> None:
+        """A positive is held for a part of the wait that falls from all of it to nothing over the ramp."""
+        assert self.began is not None
+        ramp, wait = self.plan.ramp, self.windows[i] + self.plan.grace_ms
+        age = max(0, one.time - self.began)
+        until = one.time + (wait - age // ramp if age < ramp * wait else 0)
+        times = [one.matched_at[i]]
+        if self.plan.labels[i].given >= 0:
+            times.append(one.matched_at[self.plan.labels[i].given])
+        if self.plan.require_shown:
+            times.append(one.shown_at)
+        if until == one.time or max(times) >= until:  # became true when nothing held it any more
+            self.emit(one, i, 1.0, 1.0, "trained_positive")
+        elif self.w >= until:
+            self.emit(one, i, 1.0, float(np.float32(1 - 1 / ramp)), "trained_positive")
 
     def emit(self, one: Impression, i: int, value: float, weight: float, counter: str) -> None:
         self.out.append((one.payload, i, value, weight))
@@ -189,6 +212,7 @@ class Oracle:
     def advance(self, w: int) -> None:
         self.w = max(self.w, w)
         for one in self.impressions.values():
+            self.early(one)
             for i in sorted(range(len(self.windows)), key=lambda i: self.windows[i]):
                 if i not in one.decided and self.w >= one.time + self.windows[i] + self.plan.grace_ms:
                     self.decide(one, i)

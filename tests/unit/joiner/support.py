@@ -36,8 +36,9 @@ def plan_of(
     require_shown: bool = False,
     early: bool = True,
     negatives: float = 1.0,
+    ramp: int = 0,
 ) -> JoinPlan:
-    return JoinPlan(labels or (label("click"),), grace_ms, require_shown, early, negatives, 60_000)
+    return JoinPlan(labels or (label("click"),), grace_ms, require_shown, early, negatives, 60_000, ramp)
 
 
 def key_of(name: str) -> tuple[int, int]:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from freshet.errors import Corrupt
 from freshet.features import read_blocks
 from freshet.joiner import blocks
-from freshet.joiner.commit import Commit, Skips, _unspan, spans
+from freshet.joiner.commit import LONG_AGO_MS, Commit, Skips, _unspan, spans
 from freshet.joiner.core import Joiner, Samples
 from freshet.types import BytesColumn
 
@@ -27,12 +27,25 @@ COMMIT = Commit(
     log_ids={"served": "x"},
     ledger=Joiner(plan_of(label("click"), label("buy"))).ledger(refused=2),
     written_ms=99,
+    began_ms=1_001,
     skips=Skips({"action": [3, 4, 5, 9]}, {"served": [(4, 0), (4, 2)]}),
 )
 
 
 def test_a_commit_reads_back() -> None:
     assert Commit.decode(COMMIT.encode(), "here") == COMMIT
+
+
+def test_a_commit_of_before_the_ramp_began_long_ago() -> None:
+    older = {name: value for name, value in WHOLE.items() if name != "began_ms"}
+
+    assert Commit.decode(orjson.dumps(older), "here").began_ms == LONG_AGO_MS
+
+
+@pytest.mark.parametrize("began", ["1001", 1.5, -(2**60), [], 2**60])
+def test_a_beginning_that_is_no_time_is_corrupt(began: object) -> None:
+    with pytest.raises(Corrupt, match="a time"):
+        Commit.decode(orjson.dumps({**WHOLE, "began_ms": began}), "here")
 
 
 @given(st.binary(max_size=80))

@@ -16,8 +16,8 @@ from .oracle import Oracle
 from .support import Action, Event, Served, Shown, actions, impressions, label, plan_of, shown
 
 PLANS = st.builds(
-    lambda labels, grace, require, early, negatives: plan_of(
-        *labels, grace_ms=grace, require_shown=require, early=early, negatives=negatives
+    lambda labels, grace, require, early, negatives, ramp: plan_of(
+        *labels, grace_ms=grace, require_shown=require, early=early, negatives=negatives, ramp=ramp
     ),
     st.sampled_from(
         [
@@ -34,6 +34,7 @@ PLANS = st.builds(
     st.booleans(),
     st.booleans(),
     st.sampled_from([1.0, 0.5]),
+    st.sampled_from([0, 2, 3, 4]),
 )
 
 ITEMS = st.sampled_from(["a", "b", "c"])
@@ -161,6 +162,8 @@ def test_a_state_rebuilt_from_the_low_offsets_goes_on_as_the_old_one(
         for kind, role in ((Served, "served"), (Shown, "shown"), (Action, "action"))
     }
     rebuilt = Native(plan)
+    if live.joiner.began_ms is not None:
+        rebuilt.joiner.begin_at(live.joiner.began_ms)
     rebuilt.next = dict(live.next)
     for fed, at in history:
         for event, offset, skipped in fed:

@@ -7,7 +7,7 @@ import pytest
 
 from freshet._native import join_kept, join_sample_id
 from freshet.joiner.core import Joiner, Outcome
-from freshet.joiner.plan import JoinPlan
+from freshet.joiner.plan import JoinPlan, LabelPlan
 
 from .support import Action, Served, Shown, actions, impressions, key_of, label, plan_of, shown
 
@@ -85,6 +85,135 @@ def test_a_positive_emitted_early_is_not_emitted_again_when_its_window_closes(be
     bench.take()
 
     assert bench.take(CLOSED + 10_000) == []
+
+
+RAMP_END = 1_000 + 4 * 1_100
+"""When an impression comes from which on nothing is held, if IMPRESSION was the first and the ramp is 4."""
+
+
+def ramped(*labels: LabelPlan, require_shown: bool = False) -> Bench:
+    """A bench that has taken its first impression, at 1,000; a wait is 1,100."""
+    bench = Bench(plan_of(*labels, require_shown=require_shown, ramp=4))
+    bench.serve(Served("first", ("a",), 1_000))
+    return bench
+
+
+def test_the_first_positives_are_held_until_their_windows_close_as_negatives_are() -> None:
+    bench = ramped()
+    bench.act(Action("first/a", 1_500))
+    bench.serve(Served("r1", ("a",), 1_000))
+
+    assert bench.take(CLOSED - 1) == []
+    assert bench.counts() == {"pending": 2}
+    assert not bench.joiner.due(CLOSED - 1)
+    assert bench.joiner.due(CLOSED)
+    assert sorted(bench.take(CLOSED)) == [("<first|a|1000>", 0, 1.0, 0.75), ("<r1|a|1000>", 0, 0.0, 1.0)]
+    assert bench.counts() == {"trained_positive": 1, "trained_negative": 1}
+
+
+def test_later_positives_are_held_ever_shorter_and_count_for_less_as_they_come_in_quick_succession() -> None:
+    bench = ramped()
+    half = 1_000 + 2 * 1_100
+    bench.serve(Served("r1", ("a",), half))
+    bench.act(Action("r1/a", half + 100))
+
+    assert [p for p, *_ in bench.take(half + 549)] == ["<first|a|1000>"]
+    assert bench.joiner.due(half + 550)
+    assert bench.take(half + 550) == [("<r1|a|3200>", 0, 1.0, 0.75)]
+
+
+def test_after_the_ramp_positives_come_at_once() -> None:
+    bench = ramped()
+    bench.serve(Served("r1", ("a",), RAMP_END - 4), Served("r2", ("a",), RAMP_END))
+    bench.act(Action("r1/a", RAMP_END - 4), Action("r2/a", RAMP_END))
+
+    assert bench.take() == [("<r2|a|5400>", 0, 1.0, 1.0)]
+
+
+def test_a_positive_that_happens_when_its_hold_is_over_comes_at_once_and_counts_whole() -> None:
+    bench = ramped()
+    bench.serve(Served("r1", ("a",), 3_200))
+    bench.act(Action("r1/a", 3_200 + 550))
+
+    assert bench.take() == [("<r1|a|3200>", 0, 1.0, 1.0)]
+
+
+def test_a_positive_that_is_read_when_its_hold_is_over_comes_at_once_and_counts_as_one_held() -> None:
+    bench = ramped()
+    bench.serve(Served("r1", ("a",), 3_200))
+    bench.take(3_800)
+    bench.act(Action("r1/a", 3_300))
+
+    assert bench.take() == [("<r1|a|3200>", 0, 1.0, 0.75)]
+
+
+def test_an_impression_dated_before_the_first_is_held_as_the_first() -> None:
+    bench = ramped()
+    bench.serve(Served("r1", ("a",), 900))
+    bench.act(Action("r1/a", 950))
+
+    assert bench.take(1_999) == []
+    assert bench.take(2_000) == [("<r1|a|900>", 0, 1.0, 0.75)]
+
+
+def test_each_label_is_held_by_its_own_wait_and_one_given_another_by_the_longer_of_theirs() -> None:
+    bench = ramped(label("click"), label("buy", 3_000, given=0))
+    bench.act(Action("first/a", 1_200), Action("first/a", 1_300, "buy"))
+
+    assert bench.take(CLOSED - 1) == []
+    assert bench.take(CLOSED) == [("<first|a|1000>", 0, 1.0, 0.75)]
+    assert bench.take(4_099) == []
+    assert bench.take(4_100) == [("<first|a|1000>", 1, 1.0, 0.75)]
+
+
+def test_a_positive_held_for_what_it_is_given_or_for_being_shown_counts_by_the_last_of_them() -> None:
+    bench = ramped(label("click"), label("buy", 1_000, given=0), require_shown=True)
+    for request, click, seen in (("r1", 3_800, 3_300), ("r2", 3_300, 3_800), ("r3", 3_300, 3_300)):
+        bench.serve(Served(request, ("a",), 3_200))
+        bench.act(Action(f"{request}/a", 3_250, "buy"), Action(f"{request}/a", click))
+        bench.show(Shown(f"{request}/a", seen))
+
+    assert bench.take() == [(f"<{r}|a|3200>", n, 1.0, 1.0) for r in ("r1", "r2") for n in (0, 1)]
+    assert bench.take(3_750) == [("<r3|a|3200>", n, 1.0, 0.75) for n in (0, 1)]
+
+
+def test_numbers_and_window_emission_know_no_ramp() -> None:
+    number = ramped(label("watch", value="sum(action.amount)"))
+    number.act(Action("first/a", 1_500, "watch", amount=3.0))
+    window = Bench(plan_of(early=False, ramp=4))
+    window.serve(IMPRESSION)
+    window.act(Action("r1/a", 1_500))
+
+    assert number.take(CLOSED) == [("<first|a|1000>", 0, 3.0, 1.0)]
+    assert window.take(CLOSED) == [("<r1|a|1000>", 0, 1.0, 1.0)]
+
+
+@pytest.mark.parametrize("ramp", [2, 4])
+@pytest.mark.parametrize("delay", [50, 400, 900])
+def test_positives_and_negatives_balance_from_the_first_sample_on(delay: int, ramp: int) -> None:
+    """Every tenth impression is clicked after `delay`; samples are looked at as they come."""
+    bench = Bench(plan_of(ramp=ramp))
+    weights = {0.0: 0.0, 1.0: 0.0}
+    for now in range(1_000, 8_000, 10):
+        bench.serve(Served(f"r{now}", ("a",), now))
+        clicked = now - delay
+        if clicked >= 1_000 and clicked % 100 == 0:
+            bench.act(Action(f"r{clicked}/a", now))
+        for _, _, value, weight in bench.take(now):
+            weights[value] += weight
+        if now >= 3_000:
+            assert 0.09 < weights[1.0] / (weights[0.0] + weights[1.0]) < 0.11
+
+
+def test_a_rebuilt_state_holds_what_the_old_one_held_though_the_first_impression_is_not_read_again() -> None:
+    bench = Bench(plan_of(ramp=4))
+    bench.joiner.begin_at(1_000)
+    bench.serve(Served("r1", ("a",), 3_200))
+    bench.act(Action("r1/a", 3_300))
+
+    assert bench.joiner.began_ms == 1_000
+    assert bench.take(3_749) == []
+    assert len(bench.take(3_750)) == 1
 
 
 def test_in_window_mode_positives_and_negatives_come_together_by_impression_time() -> None:
@@ -391,7 +520,7 @@ def test_spans_outside_the_data_are_refused_and_change_nothing(bench: Bench, bro
     assert bench.events() == {}
 
 
-@pytest.mark.parametrize("change", [{"grace_ms": -1}, {"negatives": 0.0}, {"negatives": 1.5}])
+@pytest.mark.parametrize("change", [{"grace_ms": -1}, {"negatives": 0.0}, {"negatives": 1.5}, {"ramp": 1}])
 def test_a_plan_that_makes_no_sense_is_refused(change: dict[str, float]) -> None:
     with pytest.raises(ValueError, match="must"):
         Joiner(plan_of(**change))  # type: ignore[arg-type]

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <span>
 #include <string>
 #include <vector>
@@ -15,6 +16,7 @@
 namespace freshet::join {
 
 inline constexpr size_t kMaxLabels = 32;
+inline constexpr int64_t kNotBegun = std::numeric_limits<int64_t>::max();
 
 enum class Aggregate : uint8_t { kSum, kCount, kMax, kMin, kLast };
 
@@ -38,6 +40,7 @@ struct Plan {
   bool require_shown;
   bool early;        // binary positives at once
   double negatives;  // share kept, in (0, 1]
+  int64_t ramp = 0;  // 0, or at least 2: over how many waits early emission begins (see `hold`)
 };
 
 // What became of an impression, an action or a shown event when it came.
@@ -128,6 +131,8 @@ class Joiner {
   bool due(int64_t watermark) const;     // would `advance` decide anything
   int64_t watermark() const { return watermark_; }
   void restart_at(int64_t watermark);    // before any event: W as it stood where a replay begins
+  void begin_at(int64_t began) { began_ = began; }  // before any event: what `began` was; it lies before what is replayed
+  int64_t began() const { return began_; }          // time of the first impression ever taken, or kNotBegun
 
   Size ready(bool late) const;           // decided (or late) samples and the bytes of their payloads
   void take(bool late, const Samples& out);
@@ -169,6 +174,7 @@ class Joiner {
     uint32_t element = 0, element_begin = 0, element_end = 0;
     uint32_t first_waiting = kNone, last_waiting = kNone;
     uint32_t matched = 0, decided = 0;
+    uint32_t prompt = 0;  // labels that became true no earlier than their hold ends, by the events' times
     bool served = false, shown = false;
   };
   struct Waiting {  // an action or a shown event without an impression in whose windows it falls
@@ -203,7 +209,10 @@ class Joiner {
   void unlink(uint32_t waiting);
   void count_action(Outcome outcome);
   void count_shown(Outcome outcome);
+  int64_t hold(int64_t time, size_t label) const;
+  void note_prompt(Entry& entry, int64_t time, uint32_t labels);
   void emit_early(uint32_t entry);
+  void emit_early(uint32_t entry, size_t label);
   void decide(uint32_t entry, size_t label);
   void emit(uint32_t entry, size_t label, float value, float weight);
   void emit_late(const Impressions& batch, size_t element, uint32_t ordinal, uint32_t blob);
@@ -222,7 +231,10 @@ class Joiner {
   int64_t remembered_ = 0;  // how long an impression's id is known: longer than that of any action in its windows
   std::vector<int64_t> wait_;         // per label: time from impression to decision
   std::vector<uint32_t> decide_order_;  // a label after the one it is given
+  std::vector<uint32_t> gates_;         // per label: itself and the labels that are given it
+  int64_t longest_wait_ = 0;
   int64_t watermark_;
+  int64_t began_ = kNotBegun;
 
   Pool<Blob> blobs_;
   Pool<Entry> entries_;
@@ -238,6 +250,7 @@ class Joiner {
   bool lasts_ = false;
 
   std::vector<TimeQueue> deadlines_;  // per label
+  std::vector<TimeQueue> held_;       // per label: ends of the holds of positives
   TimeQueue entry_expiry_, seen_expiry_, orphan_at_, waiting_expiry_;
   Retained retained_[3];
   std::vector<Emitted> decided_, late_;
