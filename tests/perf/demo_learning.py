@@ -1,10 +1,11 @@
 """Does the demo's spec learn the demo's world? Minutes of it in less than one, in one process, no servers.
 
-    python -m tests.perf.demo_learning --seeds 1 2 --minutes 5 [--spec FOLDER/freshet.toml]
+    python -m tests.perf.demo_learning --seeds 1 2 --minutes 5 [--spec FOLDER/freshet.toml] [--ramp 4]
 
 The simulator's own readers on a clock that jumps from visit to visit; behind their doors the spec's decoder,
 tables and model, a sample learned when the joiner would have emitted it, served at once. What a run with all
-services does is measured by `tests.perf.demo_seeds`; this is where specs and worlds are compared.
+services does is measured by `tests.perf.demo_seeds`; this is where specs and worlds are compared, and ways in
+which early emission begins (ADR 0011).
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from freshet.features import EventExtractor, JsonTranscoder, SampleDecoder
 from freshet.inference.core import events_of, order, parse_rank
 from freshet.inference.pipeline import Pipeline
 from freshet.inference.served import served_events
+from freshet.joiner.plan import RAMP
 from freshet.measures import auc
 from freshet.model import GroupInputs, Labels, ModelInputs, build_model
 from freshet.seams.rowservice import KeyGroup
@@ -59,6 +61,7 @@ class Sample:
     label: int = field(compare=False)
     value: float = field(compare=False)
     key: tuple[str, str] = field(compare=False)  # of the impression: request and item
+    weight: float = field(compare=False, default=1.0)
 
 
 class Learner:
@@ -94,7 +97,7 @@ class Learner:
         labels = Labels(
             np.array([s.label for s in samples], np.uint8),
             np.array([s.value for s in samples], np.float32),
-            np.ones(len(samples), np.float32),
+            np.array([s.weight for s in samples], np.float32),
         )
         made = self._lane.forward_backward(ModelInputs(len(samples), inputs, decoded.dense, labels))
         self.model.step([self._lane])
@@ -103,11 +106,29 @@ class Learner:
         self._offset += 1
 
 
+@dataclass(frozen=True, slots=True)
+class Ramp:
+    """How early emission begins, as the joiner's `hold` in `join.cpp`."""
+
+    waits: int  # 0: at once
+    discounted: bool = True  # held positives weigh less, as they come in quicker succession
+
+    def hold_ms(self, age_ms: int, wait_ms: int) -> int:
+        """How long a positive is held whose impression came `age_ms` after the first."""
+        return wait_ms - age_ms // self.waits if age_ms < self.waits * wait_ms else 0
+
+    @property
+    def weight(self) -> float:
+        """Of a held positive."""
+        return 1 - 1 / self.waits if self.waits and self.discounted else 1.0
+
+
 class Loop:
     """What stands behind both doors: `/v1/rank` and `/v1/actions`, and the joiner between them."""
 
-    def __init__(self, spec: Spec, clock: SettableClock, seed: int) -> None:
+    def __init__(self, spec: Spec, clock: SettableClock, seed: int, ramp: Ramp) -> None:
         self._spec, self._clock, self._rng = spec, clock, random.Random(seed)
+        self._ramp, self._began_ms = ramp, clock.now_ms()
         served = load_schemas(spec).served
         self._pipeline = Pipeline(spec, served)
         self._transcoder = JsonTranscoder(served, ignore_unknown=True)
@@ -117,7 +138,8 @@ class Loop:
         self._waiting: list[Sample] = []  # a heap by when they are decided
         self._shown: dict[tuple[str, str], tuple[bytes, int]] = {}  # impression -> payload, time
         self._done: set[tuple[int, str, str]] = set()  # label and impression: an action came
-        self.explored: dict[tuple[str, str], tuple[int, float]] = {}  # impression -> time, prediction
+        # impression -> time, predicted click, in a random slate
+        self.predicted: dict[tuple[str, str], tuple[int, float, bool]] = {}
         self.clicked: set[tuple[str, str]] = set()
 
     def post(self, path: str, body: bytes) -> tuple[int, bytes]:
@@ -143,8 +165,7 @@ class Loop:
             key = (request, item["item"])
             self._shown[key] = (bytes(payload), now_ms)
             self._decide_later(CLICK, key, 0.0)
-            if found.explored:
-                self.explored[key] = (now_ms, float(scored.predictions[at, CLICK]))
+            self.predicted[key] = (now_ms, float(scored.predictions[at, CLICK]), found.explored)
         items = [{"index": i} for i in found.indices.tolist()]
         return 200, orjson.dumps({"items": items, "explored": found.explored})
 
@@ -155,19 +176,27 @@ class Loop:
             if label >= len(self._spec.labels):
                 continue
             self._done.add((label, *key))
-            self._put(self._clock.now_ms(), label, key, 1.0)
+            self._positive(label, key)
             if label == CLICK:
                 self.clicked.add(key)
                 if len(self._spec.labels) > 1:
                     self._decide_later(PURCHASE, key, 0.0)
         return 202, orjson.dumps({"acks": []})
 
-    def _decide_later(self, label: int, key: tuple[str, str], value: float) -> None:
-        after_ms = self._spec.labels[label].window_ms + self._spec.join.grace_ms
-        self._put(self._shown[key][1] + after_ms, label, key, value)
+    def _positive(self, label: int, key: tuple[str, str]) -> None:
+        now_ms, shown_ms = self._clock.now_ms(), self._shown[key][1]
+        until_ms = shown_ms + self._ramp.hold_ms(shown_ms - self._began_ms, self._wait_ms(label))
+        weight = self._ramp.weight if now_ms < until_ms else 1.0
+        self._put(max(now_ms, until_ms), label, key, 1.0, weight)
 
-    def _put(self, due_ms: int, label: int, key: tuple[str, str], value: float) -> None:
-        heapq.heappush(self._waiting, Sample(due_ms, next(self._ties), label, value, key))
+    def _decide_later(self, label: int, key: tuple[str, str], value: float) -> None:
+        self._put(self._shown[key][1] + self._wait_ms(label), label, key, value)
+
+    def _wait_ms(self, label: int) -> int:
+        return self._spec.labels[label].window_ms + self._spec.join.grace_ms
+
+    def _put(self, due_ms: int, label: int, key: tuple[str, str], value: float, weight: float = 1.0) -> None:
+        heapq.heappush(self._waiting, Sample(due_ms, next(self._ties), label, value, key, weight))
 
     def learn_due(self) -> None:
         """Learn from what is decided by now; a negative whose action came is none."""
@@ -181,15 +210,27 @@ class Loop:
 
     def auc(self, from_ms: int) -> float:
         """Of what was predicted for random slates from a time on."""
-        chosen = [(p, key in self.clicked) for key, (at, p) in self.explored.items() if at >= from_ms]
-        return auc([p for p, _ in chosen], [float(clicked) for _, clicked in chosen])
+        return self.beginning(from_ms, self._clock.now_ms())["auc"]
+
+    def beginning(self, from_ms: int, to_ms: int) -> dict[str, float]:
+        """Predicted over clicked of all slates served in [from, to), and AUC of the random ones."""
+        served = [
+            (p, float(key in self.clicked), explored)
+            for key, (at, p, explored) in self.predicted.items()
+            if from_ms <= at < to_ms
+        ]
+        random_ones = [(p, clicked) for p, clicked, explored in served if explored]
+        return {
+            "calibration": sum(p for p, _, _ in served) / max(1.0, sum(clicked for _, clicked, _ in served)),
+            "auc": auc([p for p, _ in random_ones], [clicked for _, clicked in random_ones]),
+        }
 
 
-def play(spec: Spec, seed: int, minutes: float, rate: float) -> dict[str, Any]:
+def play(spec: Spec, seed: int, minutes: float, rate: float, ramp: Ramp) -> dict[str, Any]:
     """One run, from visit to visit."""
     clock = SettableClock(now_ms=1_700_000_000_000, monotonic_s=0.0)
     began_ms = clock.now_ms()
-    loop, outbox, pace = Loop(spec, clock, seed), Outbox(clock), Pace(rate, 0.0)
+    loop, outbox, pace = Loop(spec, clock, seed, ramp), Outbox(clock), Pace(rate, 0.0)
     world = World(seed, DriftPlan((DRIFT_S,)))
     readers = Readers(world, outbox, pace, clock, began_ms=began_ms)
     learned_s = published_s = 0.0
@@ -211,7 +252,17 @@ def play(spec: Spec, seed: int, minutes: float, rate: float) -> dict[str, Any]:
         readers.visit(number, loop, lambda seconds: False)
     mixture = dict(zip(loop.learner.model.experts, loop.learner.model.mixture()[CLICK].tolist(), strict=True))
     found = figures(windows, DRIFT_S, minutes * 60)
-    return {"seed": seed, **found, "auc": loop.auc(began_ms + SETTLED_MS), "experts": mixture}
+    beginning = {
+        f"{start}-{stop} s": loop.beginning(began_ms + start * 1_000, began_ms + stop * 1_000)
+        for start, stop in itertools.pairwise((0, 15, 30, 60, 120))
+    }
+    return {
+        "seed": seed,
+        **found,
+        "auc": loop.auc(began_ms + SETTLED_MS),
+        "beginning": beginning,
+        "experts": mixture,
+    }
 
 
 def main() -> None:
@@ -221,10 +272,13 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=5.0)
     parser.add_argument("--rate", type=float, default=1_000.0)
     parser.add_argument("--spec", type=Path, default=DEMO_SPEC)
+    parser.add_argument("--ramp", type=int, default=RAMP, help="waits over which early emission begins")
+    parser.add_argument("--undiscounted", action="store_true", help="held positives weigh 1, too")
     options = parser.parse_args()
+    ramp = Ramp(options.ramp, not options.undiscounted)
     for seed in options.seeds:
         began = time.process_time()
-        found = play(load_spec(options.spec), seed, options.minutes, options.rate)
+        found = play(load_spec(options.spec), seed, options.minutes, options.rate, ramp)
         print(json.dumps({**found, "cpu_s": round(time.process_time() - began, 1)}), flush=True)
 
 

@@ -24,11 +24,15 @@ import numpy as np
 
 from freshet.cli.local import Local, local
 from freshet.client import Client
+from freshet.joiner.plan import RAMP
 from freshet.spec import Spec, load_spec
 from freshet.spec.model import Explore
 
+WINDOW_MS, GRACE_MS = 2_000, 1_000
 QUICKSTART = Path(__file__).parents[2] / "examples" / "quickstart" / "freshet.toml"
 NEVER_MS = 24 * 3_600_000
+RAMPED_S = RAMP * (WINDOW_MS + GRACE_MS) / 1e3 + 1
+"""From then on clicks are learned from at once: early emission has begun in all partitions (ADR 0011)."""
 GIVE_UP_S = 30.0
 PAGE_ITEMS, CLICKS_SHARE = 4, 0.3  # of the background: items of a page, share of events that are clicks
 
@@ -38,8 +42,8 @@ def spec_of_rows_only() -> Spec:
     spec = load_spec(QUICKSTART)
     return replace(
         spec,
-        join=replace(spec.join, grace_ms=1_000),
-        labels=tuple(replace(label, window_ms=2_000) for label in spec.labels),
+        join=replace(spec.join, grace_ms=GRACE_MS),
+        labels=tuple(replace(label, window_ms=WINDOW_MS) for label in spec.labels),
         train=replace(spec.train, version_interval_ms=NEVER_MS),
         serve=replace(spec.serve, log_served=False, explore=Explore()),
     )
@@ -137,10 +141,11 @@ def main() -> None:
     options = parser.parse_args()
     with local(spec_of_rows_only()) as system:
         measure(system, 5)  # first requests open connections and compile schemas
-        began = time.monotonic()
         with Background(system, options.background) as background:
+            time.sleep(RAMPED_S)
+            began, background.sent = time.monotonic(), 0
             seconds = np.array(measure(system, options.clicks)) * 1e3
-        rate = background.sent / (time.monotonic() - began)
+            rate = background.sent / (time.monotonic() - began)
     p50, p99 = np.percentile(seconds, [50, 99])
     figures = {
         "clicks": options.clicks,
