@@ -56,7 +56,9 @@ are joined on `key`.""",
     "[labels]": """\
 A table for each thing to predict, by name. A sample is emitted once for each label, when that label is
 decided: with `emit = "early"` as soon as an action makes it true, otherwise `window + grace` after the
-impression.""",
+impression. When the first positives of a new model come, it has no negatives yet. So the very first of a
+partition are held for `window + grace` too, later ones ever shorter, and none from twice that time on. A
+held positive weighs 1/2: held ones come twice as fast as they happened.""",
     "[tables]": """\
 A table for each family of rows, by name. Features may share one. The table `crosses` is made for
 `model.crosses` and holds scalars only: of its keys `ttl`, `admission`, `max_rows` and `scalar_optimizer` may

@@ -7,8 +7,8 @@ it led to
 2. every bucket in the row store has applied that partition of samples up to there;
 3. this server has followed `rows` beyond the offset that those buckets name.
 Rows may serve earlier (they are published before they are flushed); they are never later. Dense weights
-follow with the next version. An action whose window is still open may lead to more samples later, and a model's
-first positives are held: those are not waited for.
+follow with the next version. An action whose window is still open may lead to more samples later, and a
+model's first positives are held: those are not waited for.
 """
 
 from __future__ import annotations
