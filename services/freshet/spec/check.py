@@ -214,8 +214,14 @@ def _warnings(spec: Spec, schemas: Schemas) -> Iterator[str]:
     for label in spec.labels:
         if label.name not in in_score:
             yield f"serve.score: {label.name} is learned, but does not count for the order"
-    if spec.join.emit == "early" and any(label.value is None for label in spec.labels):
-        yield 'join.emit: with "early" positives come first; a replay that measures quality uses "window"'
+    early = [label.window_ms for label in spec.labels if label.value is None]
+    if spec.join.emit == "early" and early:
+        wait = min(early) + spec.join.grace_ms
+        yield (
+            f'join.emit: with "early" a new model learns nothing for its first {_span(wait)}, as long as no '
+            f"negatives are known, and from positives at once after {_span(2 * wait)}; a replay that "
+            'measures quality uses "window"'
+        )
     sample = sample_schema(schemas.served, spec.events.served.explode)
     for feature in (f for f in spec.features if f.field and f.kind == "dense"):
         if feature.missing == "zero" and field_at(sample, feature.field or "").nullable:
