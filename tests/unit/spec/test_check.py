@@ -192,8 +192,8 @@ def test_what_looks_like_a_mistake_is_noted() -> None:
         "tables.spare: no feature uses it",
         "serve.score: watch is learned, but does not count for the order",
         "serve.score: buy is learned, but does not count for the order",
-        'join.emit: with "early" a new model learns nothing for its first 2m 30s, as long as no negatives are '
-        'known, and from positives at once after 5m; a replay that measures quality uses "window"',
+        'join.emit: with "early" a new model learns nothing for its first 2m 30s, as long as no negatives '
+        'are known, and from positives at once after 5m; a replay that measures quality uses "window"',
         'features.ctr_1h: items.ctr_1h may be null and counts as 0; missing = "flag" tells the two apart',
         "features.ctr_1h: a raw number of unknown size is hard to learn from; use standard",
     )
