@@ -68,19 +68,20 @@ def merge_level(db: sqlite3.Connection, shape: Shape, span: int, level: int) -> 
     It takes the largest id of those it replaces, so the order of segments stays what it was.
     """
     rows = db.execute(
-        "SELECT id, directory FROM segments WHERE span = ? AND level = ? ORDER BY id DESC", (span, level)
+        "SELECT id, directory, body FROM segments WHERE span = ? AND level = ? ORDER BY id DESC",
+        (span, level),
     ).fetchall()
     since = dict(db.execute("SELECT bucket, since FROM metas").fetchall())
     runs: dict[tuple[int, int], list[Run]] = {}
-    for row_id, directory in rows:
-        source = Source(db, shape.path, "segments", row_id, directory)
+    for row_id, directory, body in rows:
+        source = Source(db, shape.path, "segments", row_id, directory, body)
         for entry in source.entries():
             if row_id > since.get(entry.bucket, 0):
                 runs.setdefault((entry.bucket, entry.table), []).append(source.run(entry, shape.record_bytes))
-    db.executemany("DELETE FROM segments WHERE id = ?", ((row_id,) for row_id, _ in rows))
-    directory, body = pack(merge(newest_first, keep_removed=True) for newest_first in runs.values())
-    insert_segment(db, rows[0][0], span=span, level=level + 1, directory=directory, body=body)
-    return len(body)
+    db.executemany("DELETE FROM segments WHERE id = ?", ((row_id,) for row_id, *_ in rows))
+    merged, packed = pack(merge(newest_first, keep_removed=True) for newest_first in runs.values())
+    insert_segment(db, rows[0][0], span=span, level=level + 1, directory=merged, body=packed)
+    return len(packed)
 
 
 def full_spans(db: sqlite3.Connection, shape: Shape) -> list[int]:

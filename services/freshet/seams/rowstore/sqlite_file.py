@@ -81,10 +81,22 @@ INSERT INTO last_segment VALUES (1, 0);
 
 
 class Source:
-    """One blob of runs: a base part or a segment, read piece by piece."""
+    """One blob of runs: a base part or a segment, read piece by piece, or from a body that was read whole.
 
-    def __init__(self, db: sqlite3.Connection, path: Path, table: str, row_id: int, directory: bytes) -> None:
-        self._db, self._table, self._id = db, table, row_id
+    Who wants all of it reads it whole: a connection of CPython's keeps 80 bytes for each blob it ever opened,
+    until it is closed.
+    """
+
+    def __init__(
+        self,
+        db: sqlite3.Connection,
+        path: Path,
+        table: str,
+        row_id: int,
+        directory: bytes,
+        body: bytes | None = None,
+    ) -> None:
+        self._db, self._table, self._id, self._body = db, table, row_id, body
         self.where = f"{path}: {table} {row_id}"
         self._directory = parse_directory(directory, self.where)
 
@@ -100,11 +112,20 @@ class Source:
 
     def read(self, at: int, size: int) -> bytes:
         """Bytes of the body. Raises Corrupt if it is shorter."""
+        if self._body is not None:
+            return self._part(self._body, at, size)
         with self._db.blobopen(self._table, "body", self._id, readonly=True) as blob:
-            if at + size > len(blob):
-                raise Corrupt(f"{self.where}: expected at least {at + size} bytes, found {len(blob)}")
+            self._check(at + size, len(blob))
             blob.seek(at)
             return blob.read(size)
+
+    def _part(self, body: bytes, at: int, size: int) -> bytes:
+        self._check(at + size, len(body))
+        return body[at : at + size]
+
+    def _check(self, wanted: int, found: int) -> None:
+        if wanted > found:
+            raise Corrupt(f"{self.where}: expected at least {wanted} bytes, found {found}")
 
     def keys(self, entry: Entry) -> tuple[U64, U64]:
         """(keys, removed keys) of a run, checked."""
