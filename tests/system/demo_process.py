@@ -66,7 +66,10 @@ class Demo:
 
     def figures(self, name: str) -> dict[str, Any]:
         """What a service says of itself; empty while it does not answer."""
-        return figures_of(self.ports[name])
+        try:
+            return figures_of(self.ports[name])
+        except OSError:
+            return {}
 
     def status(self) -> dict[str, Any]:
         """What `freshet status` says."""
