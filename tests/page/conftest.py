@@ -26,7 +26,9 @@ CALM = (
 )
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(
+    scope="module"
+)  # its event loop runs in this thread: no test after these could start one of its own
 def browser() -> Iterator[Browser]:
     named = os.environ.get("FRESHET_TEST_BROWSER")
     names = (named, "chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
