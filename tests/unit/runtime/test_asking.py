@@ -12,6 +12,7 @@ import pytest
 
 from freshet.runtime.asking import ask, figures_of, why_unready
 from freshet.runtime.processes import is_alive, memory_mb
+from tests.system.waiting import wait_until
 
 Serve = Callable[[bytes], int]
 
@@ -92,7 +93,7 @@ def test_processes_are_known_by_more_than_their_id() -> None:
     try:
         assert is_alive(ours.pid)
         assert not is_alive(other.pid), "another program, by chance with the id of one of ours"
-        assert (memory_mb(ours.pid) or 0) > 1
+        wait_until("its interpreter is loaded", lambda: (memory_mb(ours.pid) or 0) > 1, within_s=10)
     finally:
         for process in (ours, other):
             process.communicate(b"\n")

@@ -38,7 +38,8 @@ class Running:
     thread: threading.Thread | None = None
     app: App | None = None
     loop: asyncio.AbstractEventLoop | None = None
-    held: asyncio.Event = field(default_factory=asyncio.Event)  # until it is set, /held does not answer
+    held: asyncio.Event = field(default_factory=asyncio.Event)  # until it is set, /held_back does not answer
+    waiting: int = 0  # requests that have come to /held_back
 
     @property
     def streams(self) -> int:
@@ -116,6 +117,7 @@ def server() -> Iterator[Running]:
 
         async def handler(_request: Request, name: str = name) -> Stream:
             if name == "held_back":
+                running.waiting += 1
                 await running.held.wait()
             return Stream(getattr(running, name)(), b"text/event-stream", ((b"x-own", b"1"),))
 
@@ -227,7 +229,7 @@ def test_streams_that_are_asked_for_together_are_counted_one_by_one(server: Runn
     many = 3 * MAX_STREAMS
     clients = [unread(server, "/held_back") for _ in range(many)]
     try:
-        httpx.get(server.url + "/three")  # by now, all of them wait
+        wait_until("all of them wait", lambda: server.waiting == many, within_s=10)
         assert server.streams == 0
         server.release()
         heads = sorted(client.recv(12)[9:] for client in clients)
