@@ -60,14 +60,20 @@ def test_what_the_services_say_is_shown(world: ConsoleWorld, console: Console) -
     world.fakes["inference"].answers["/status"] = (200, {"version": 4, "freshness_ms": 250, "requests": 9})
     world.fakes["trainer"].answers["/status"] = (
         200,
-        {"rows": {"reader": 12}, "evicted": {"reader": 3}, "bytes": 1_000, "open": [{"x": 1}]},
+        {
+            "rows": {"reader": 12},
+            "row_bytes": {"reader": 768},
+            "evicted": {"reader": 3},
+            "bytes": 1_000,
+            "open": [{"x": 1}],
+        },
     )
 
     wait_until("the figures are shown", lambda: console.state()["freshness_ms"] == 250, within_s=10)
     state = console.state()
 
     assert state["versions"]["serving"] == 4
-    assert state["tables"][0] == {"table": "reader", "rows": 12, "bytes": None, "evicted": 3}
+    assert state["tables"][0] == {"table": "reader", "rows": 12, "bytes": 768, "evicted": 3}
     assert state["rows_bytes"] == 1_000
     assert state["quality"]["open"] == [{"x": 1}]
 

@@ -214,6 +214,7 @@ class Training:
             "lag_blocks": sum(self.stream.lag().values()),
             "rows": {names[table]: rows for table, rows in memory.rows.items()},
             "evicted": {names[table]: rows for table, rows in self.shard.store.evicted().items()},
+            "row_bytes": {names[table]: size for table, size in memory.row_bytes.items()},
             "bytes": memory.bytes,
             "measures": quality.summary,
             "lately": quality.lately,

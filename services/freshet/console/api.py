@@ -105,7 +105,7 @@ TABLE = record(
     {
         "table": text(),
         "rows": nullable(integer()),
-        "bytes": nullable(integer()),
+        "bytes": nullable(integer("of its rows in memory; indexes and room to grow are not counted")),
         "evicted": nullable(integer()),
     },
 )

@@ -30,11 +30,18 @@ def segments_of(history: History, text: Callable[[str, int], str | None]) -> lis
 
 
 def tables_of(tables: Sequence[Table], look: Look) -> list[dict[str, Any]]:
-    """Rows and evicted rows of each table; None while the trainer does not tell."""
-    rows, evicted = (look.figure("trainer", key) for key in ("rows", "evicted"))
-    rows, evicted = (figures if isinstance(figures, Mapping) else {} for figures in (rows, evicted))
+    """Rows of each table, their bytes in memory and how many were evicted; None while the trainer does not
+    tell.
+    """
+    told = {key: look.figure("trainer", key) for key in ("rows", "row_bytes", "evicted")}
+    known = {key: figures if isinstance(figures, Mapping) else {} for key, figures in told.items()}
     return [
-        {"table": t.name, "rows": rows.get(t.name), "bytes": None, "evicted": evicted.get(t.name)}
+        {
+            "table": t.name,
+            "rows": known["rows"].get(t.name),
+            "bytes": known["row_bytes"].get(t.name),
+            "evicted": known["evicted"].get(t.name),
+        }
         for t in tables
     ]
 

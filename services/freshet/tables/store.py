@@ -79,9 +79,7 @@ class Memory:
 
     bytes: int  # handed out to rows, indexes and sketches
     rows: Mapping[int, int]  # table id -> rows
-    row_bytes: Mapping[
-        int, int
-    ]  # store group -> bytes of a row in memory, its share of the index not counted
+    row_bytes: Mapping[int, int]  # table id -> bytes of its rows; indexes and room to grow are not counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -356,10 +354,11 @@ class Store:
 
     def memory(self) -> Memory:
         """What the store holds now."""
+        rows = {table: self._native.rows(table) for table in sorted(self._group_of)}
         return Memory(
             self._native.bytes(),
-            {table: self._native.rows(table) for table in sorted(self._group_of)},
-            {g.index: self._native.record_bytes(g.index) for g in self.layout.groups},
+            rows,
+            {table: n * self.resident_bytes(table) for table, n in rows.items()},
         )
 
     def evicted(self) -> dict[int, int]:
@@ -369,6 +368,10 @@ class Store:
     def counts(self) -> Counts:
         """Events since the store was made."""
         return Counts(*self._native.counts())
+
+    def resident_bytes(self, table: int) -> int:
+        """Bytes of a row of this table in memory, with its state; its share of the index not counted."""
+        return self._native.record_bytes(self._group_of[table])
 
     def record_bytes(self, table: int) -> int:
         """Bytes of a packed row of this table. Raises KeyError for an unknown one."""

@@ -110,7 +110,8 @@ def test_a_serving_store_holds_values_only_and_yields_zeros_for_the_unknown() ->
         [0.0] * 18,
         values[1].tolist(),
     ]
-    assert store.memory().row_bytes[0] < store_of(hedge_group()).memory().row_bytes[0]
+    assert store.resident_bytes(1) < store_of(hedge_group()).resident_bytes(1)
+    assert store.memory().row_bytes == {0: 0, 1: 2 * store.resident_bytes(1)}
     with pytest.raises(ValueError, match="create=False"):
         look_up(store, keys_of(1))
     with pytest.raises(ValueError, match="takes no gradients"):

@@ -164,7 +164,7 @@ export class Tables {
   update(state) {
     this.table.fill(records(state.tables, 100));
     const all = num(state.rows_bytes);
-    say(byId("tables-sub"), all === null ? "" : `${bytes(all)} in all`);
+    say(byId("tables-sub"), all === null ? "" : `${bytes(all)} in all, with indexes and room to grow`);
   }
 }
 
