@@ -14,6 +14,7 @@ from freshet.errors import ConfigError
 __all__ = ["DEFAULT_FOLDER", "emit", "examples", "existing_folder", "folder_option", "json_option", "table"]
 
 DEFAULT_FOLDER = "freshet-run"
+"""As the settings have it; not imported from there, so that --help stays fast. A test compares them."""
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -24,10 +25,14 @@ def examples(*lines: str) -> str:
 
 
 def folder_option(command: F) -> F:
-    """`--folder DIR`: the run folder, which holds log, rows, versions and logs of one model."""
+    """`--folder DIR`: the run folder, which holds log, rows, versions and logs of one model.
+
+    Without it FRESHET_COMMON_RUN_FOLDER, or `DEFAULT_FOLDER`.
+    """
     return click.option(
         "--folder",
         type=click.Path(path_type=Path),
+        envvar="FRESHET_COMMON_RUN_FOLDER",
         default=DEFAULT_FOLDER,
         show_default=True,
         help="Run folder: log, rows, versions and logs of one model.",

@@ -24,7 +24,10 @@ class Common:
     """What every service of a run shares."""
 
     run_folder: str = option(
-        "deployment", "where a run on this machine keeps everything", Text("a path"), default="run"
+        "deployment",
+        "where a run on this machine keeps everything; --folder goes before it",
+        Text("a path"),
+        default="freshet-run",
     )
     log_url: str = option("deployment", "the event log; without it, log/ of the run folder", URL, default="")
     rows_url: str = option(
@@ -126,12 +129,6 @@ class Joiner:
         key="commit_interval",
         default=20,
     )
-    max_pending: int = option(
-        "deployment",
-        "impressions whose window is open; beyond it reading pauses and an alert is raised",
-        Integer(1_000, 1_000_000_000),
-        default=5_000_000,
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,22 +136,6 @@ class Trainer:
     """The trainer, with embedder and shard in its process."""
 
     admin_port: int = option("deployment", "health and metrics; 0 takes a free one", PORT, default=7011)
-    read_records: int = option(
-        "deployment", "blocks of samples taken from the log at once", Integer(1, 100_000), default=64
-    )
-    memory_bytes: int = option(
-        "deployment",
-        "address space reserved for rows; a table that outgrows it evicts, or stops with an error",
-        Integer(16 * MIB, 1 << 46),
-        default=64 * GIB,
-    )
-    heartbeat_ms: int = option(
-        "deployment",
-        "how often claims are renewed; a claim is lost after six",
-        Duration(50, MINUTE),
-        key="heartbeat",
-        default=500,
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

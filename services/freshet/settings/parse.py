@@ -46,8 +46,9 @@ def load_settings(
     """Read the settings.
 
     Args:
-        environment: names and texts; the process's own without it. Names without our prefix are not looked
-        at. run_folder:  takes the place of FRESHET_COMMON_RUN_FOLDER (a command line's `--run`).
+        environment: names and texts; the process's own without it. Names without our prefix are not
+            looked at.
+        run_folder: takes the place of FRESHET_COMMON_RUN_FOLDER (a command line's `--folder`).
 
     Raises:
         ConfigError: for a variable that is unknown or has a bad value.

@@ -186,6 +186,15 @@ def test_a_folder_without_a_run_is_refused_with_the_way_to_make_one(tmp_path):
         run("status", "--folder", tmp_path)
 
 
+def test_the_run_folder_may_be_named_in_the_environment_and_the_option_goes_before_it(tmp_path, monkeypatch):
+    monkeypatch.setenv("FRESHET_COMMON_RUN_FOLDER", str(tmp_path / "one"))
+
+    with pytest.raises(ConfigError, match="one does not exist"):
+        run("status")
+    with pytest.raises(ConfigError, match="two does not exist"):
+        run("status", "--folder", tmp_path / "two")
+
+
 def test_a_version_that_is_not_there_is_refused_with_those_that_are(spec_file, samples, tmp_path):
     folder = tmp_path / "run"
     run("backtest", spec_file, samples, "--lanes", 1, "--keep", folder, "--json")

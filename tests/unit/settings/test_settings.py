@@ -1,9 +1,12 @@
+import re
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import freshet
+from freshet.cli.options import DEFAULT_FOLDER
 from freshet.errors import ConfigError
 from freshet.settings import RunFolder, Settings, load_settings, variables
 
@@ -44,6 +47,26 @@ def test_a_variable_takes_the_place_of_a_default() -> None:
     assert settings.common.log_url == "kafka:broker:9092"
     assert settings.common.drain_ms == 3_000
     assert settings.inference.version_poll_ms == 500
+
+
+def test_no_setting_is_read_by_nobody() -> None:
+    package = Path(freshet.__file__).parent
+    code = "\n".join(
+        path.read_text() for path in package.rglob("*.py") if not path.is_relative_to(package / "settings")
+    )
+    used = set(re.findall(r"settings\.(\w+)\.(\w+)", code)) | {
+        (service, name)
+        for service in ("common", "gateway", "inference", "console")  # each is handed on as a whole
+        for name in re.findall(r"(?:settings|common)\.(\w+)", code)
+    }
+    stored = {"log_url", "rows_url", "versions_url", "run_folder"}  # `Common.run`, and what is made of it
+
+    unread = {(v.service, v.option.name) for v in variables() if v.option.name not in stored} - used
+    assert unread == set()
+
+
+def test_the_command_line_has_the_same_default_folder() -> None:
+    assert load_settings({}).common.run_folder == DEFAULT_FOLDER
 
 
 def test_an_unknown_variable_is_an_error_with_the_nearest_name() -> None:
