@@ -49,7 +49,8 @@ change what it is written from; the comment at its top says where that is.
 
 INDEX_END = """
 What stands in the records of each topic, byte for byte, is in [schemas/README.md](../../schemas/README.md),
-by hand. freshet has no protocol buffers yet: services meet in the log, and speak HTTP with clients.
+by hand; PROTOCOL and a number name a rule of [PROTOCOL.md](../../PROTOCOL.md). freshet has no protocol
+buffers yet: services meet in the log, and speak HTTP with clients.
 """
 
 PAGES = (

@@ -92,7 +92,7 @@ class Train:
     )
     lanes: int | None = option(
         "deployment",
-        "threads that train; without it min(cores, 8, 1 + staleness_rows / batch rows)",
+        "threads that train; without it min(cores, 8, partitions, 1 + staleness_rows / batch rows)",
         Integer(1, 64),
         default=None,
     )
