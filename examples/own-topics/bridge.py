@@ -9,7 +9,8 @@ gateway answered 202, so a bridge that dies sends some events again. That is har
 by their key, actions by their id. What cannot be decoded is sent too, for the gateway refuses it and keeps it
 in `<model>.refused` with its place, and the topic goes on.
 
-Needs confluent-kafka, fastavro for topics in Avro, and freshet[client]. Several bridges may share a group.
+Needs confluent-kafka, fastavro for topics in Avro, and freshet with its extra `client`. Several bridges may
+share a group.
 """
 
 from __future__ import annotations

@@ -196,7 +196,7 @@ def _refuse_without_console() -> None:
             "",
             "the package fastavro is not installed",
             "what the console needs",
-            'pip install "freshet[console]", or go on without it: --no-console',
+            'install it (pip install fastavro; it is of the extra "console"), or go on without: --no-console',
         )
 
 
