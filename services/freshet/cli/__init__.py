@@ -19,7 +19,7 @@ from freshet.release import RELEASE
 __all__ = ["EXITS", "main"]
 
 EXITS = {
-    0: "done; for `up`, `run` and `simulate`: stopped as told",
+    0: "done; for `up`, `demo`, `run` and `simulate`: stopped as told",
     1: "an error of freshet's families or of the system, printed as `Family: what, where, what to do`",
     2: "the command line is not understood",
     3: "`freshet check --against`: an edit needs a new model",
