@@ -16,7 +16,7 @@ import click
 from freshet.errors import FreshetError
 from freshet.release import RELEASE
 
-__all__ = ["EXITS", "main"]
+__all__ = ["EXITS", "EXTRAS", "main"]
 
 EXITS = {
     0: "done; for `up`, `demo`, `run` and `simulate`: stopped as told",
@@ -87,9 +87,35 @@ def main() -> None:
     except FreshetError as error:
         click.echo(f"{type(error).__name__}: {error}", err=True)
         sys.exit(1)
+    except ModuleNotFoundError as error:
+        if error.name not in EXTRAS:
+            raise  # nobody's choice at installation: a mistake of ours
+        click.echo(_of_a_package(error.name), err=True)
+        sys.exit(1)
     except OSError as error:
         click.echo(_of_the_system(error), err=True)
         sys.exit(1)
+
+
+EXTRAS = {
+    "uvicorn": "gateway",
+    "httptools": "gateway",
+    "uvloop": "gateway",
+    "torch": "trainer",
+    "httpx": "client",
+    "pyarrow": "replay",
+    "fastavro": "replay",
+}
+"""Packages that only some verbs need, and an extra that brings each; a test compares with pyproject.toml."""
+
+
+def _of_a_package(name: str) -> str:
+    """What is not installed, and how it comes. Not by freshet's name: on PyPI that is another project."""
+    return (
+        f"ConfigError: the package {name} is not installed\n"
+        f'  expected what freshet\'s extra "{EXTRAS[name]}" brings, as this needs it\n'
+        f'  pip install {name}; or in a clone of freshet, pip install ".[{EXTRAS[name]}]"'
+    )
 
 
 _HINTS = {

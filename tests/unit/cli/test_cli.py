@@ -2,6 +2,9 @@ import csv
 import gzip
 import json
 import random
+import re
+import sys
+import tomllib
 from pathlib import Path
 
 import pyarrow.csv
@@ -9,7 +12,7 @@ import pyarrow.parquet
 import pytest
 from click.testing import CliRunner
 
-from freshet.cli import VERBS, cli
+from freshet.cli import EXTRAS, VERBS, cli, main
 from freshet.errors import BadInput, ConfigError
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
@@ -201,6 +204,38 @@ def test_a_version_that_is_not_there_is_refused_with_those_that_are(spec_file, s
 
     with pytest.raises(ConfigError, match=r"a stored version \(0 to \d+\)"):
         run("version", "show", 999, "--folder", folder)
+
+
+def test_a_package_that_was_not_installed_is_named_with_what_brings_it(
+    spec_file, samples, monkeypatch, capsys
+):
+    monkeypatch.setitem(sys.modules, "pyarrow", None)  # as if it were not there
+    monkeypatch.setattr(sys, "argv", ["freshet", "backtest", str(spec_file), str(samples)])
+
+    with pytest.raises(SystemExit) as ended:
+        main()
+
+    assert ended.value.code == 1
+    assert capsys.readouterr().err.endswith(
+        "ConfigError: the package pyarrow is not installed\n"
+        '  expected what freshet\'s extra "replay" brings, as this needs it\n'
+        '  pip install pyarrow; or in a clone of freshet, pip install ".[replay]"\n'
+    )
+
+
+def test_the_extras_are_those_of_the_project():
+    project = tomllib.loads((EXAMPLES.parent / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    brought = {
+        (re.split(r"\W", package)[0], extra)
+        for extra in extras
+        if extra != "test"
+        for package in extras[extra]
+        if not package.startswith("freshet[")
+    }
+
+    assert set(EXTRAS.items()) <= brought
+    assert {package for package, _ in brought} == set(EXTRAS)
 
 
 def test_every_verb_takes_json():
