@@ -59,10 +59,12 @@ def _supervisor(folder: Path, run: RunState) -> dict[str, Any]:
 
 def _versions(folder: Path) -> dict[str, Any]:
     from freshet.seams.open import open_versions
+    from freshet.settings import load_settings
 
-    if not (folder / "versions").is_dir():
+    common = load_settings(run_folder=folder).common
+    if common.stores_versions_itself and not common.run.versions.is_dir():
         return {"stored": 0, "newest": None, "verdict": None, "reason": None, "aliases": {}}
-    versions = open_versions(f"file:{folder / 'versions'}")
+    versions = open_versions(common.versions_url)
     numbers = list(versions.numbers())
     newest = versions.manifest(numbers[-1]) if numbers else None
     return {

@@ -93,10 +93,12 @@ _PRETTY = orjson.OPT_INDENT_2 | orjson.OPT_NON_STR_KEYS
 
 
 def _store(folder: Path) -> VersionStore:
+    """Of the run folder, or where FRESHET_COMMON_VERSIONS_URL says."""
     from freshet.seams.open import open_versions
+    from freshet.settings import load_settings
 
-    found = existing_folder(folder) / "versions"
-    if not found.is_dir():
+    common = load_settings(run_folder=existing_folder(folder)).common
+    if common.stores_versions_itself and not common.run.versions.is_dir():
         raise ConfigError(
             "version",
             "--folder",
@@ -104,7 +106,7 @@ def _store(folder: Path) -> VersionStore:
             "a run folder in which a trainer has run (it holds versions/)",
             f"`freshet up SPEC --folder {folder}` starts one",
         )
-    return open_versions(f"file:{found}")
+    return open_versions(common.versions_url)
 
 
 def _move(folder: Path, number: int, *, pinned: bool, as_json: bool) -> None:

@@ -64,6 +64,11 @@ class Common:
         """The run folder's layout."""
         return RunFolder(Path(self.run_folder))
 
+    @property
+    def stores_versions_itself(self) -> bool:
+        """Whether versions lie in the run folder, and not where another URL says."""
+        return self.versions_url == f"file:{self.run.versions}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gateway:

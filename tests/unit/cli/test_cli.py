@@ -184,6 +184,23 @@ def test_what_a_backtest_keeps_can_be_listed_shown_peeked_and_rolled_back(spec_f
     assert status["versions"]["aliases"]["stable"] == 0
 
 
+def test_versions_that_lie_elsewhere_are_listed_moved_and_counted_there(
+    spec_file, samples, tmp_path, monkeypatch
+):
+    folder = tmp_path / "kept"
+    run("backtest", spec_file, samples, "--keep", folder)
+    (folder / "versions").rename(tmp_path / "elsewhere")
+    monkeypatch.setenv("FRESHET_COMMON_VERSIONS_URL", f"file:{tmp_path / 'elsewhere'}")
+
+    listed = json.loads(run("version", "list", "--folder", folder, "--json").stdout)["versions"]
+    run("version", "rollback", 0, "--folder", folder)
+    status = json.loads(run("status", "--folder", folder, "--json").stdout)["versions"]
+
+    assert listed
+    assert status["stored"] == len(listed)
+    assert status["aliases"]["stable"] == 0
+
+
 def test_a_folder_without_a_run_is_refused_with_the_way_to_make_one(tmp_path):
     with pytest.raises(ConfigError, match=r"is no run folder[\s\S]*`freshet demo` starts one"):
         run("status", "--folder", tmp_path)
