@@ -16,8 +16,11 @@ import orjson
 import pytest
 
 from freshet.console.service import MOST_TRIES
+from freshet.console.services import BUSY_S, Services
+from freshet.settings import RunFolder
+from freshet.testing.clock import SettableClock
 from freshet.trainer.pins import Pin, Pins
-from tests.integration.console_world import TOKEN, Console, ConsoleWorld, now_ms
+from tests.integration.console_world import TOKEN, Console, ConsoleWorld, Fake, now_ms
 from tests.system.waiting import wait_until
 
 
@@ -89,6 +92,32 @@ def test_a_service_that_dies_degrades_the_whole_and_one_that_comes_back_mends_it
 
     world.fakes["joiner"].start()
     wait_until("it is noticed", lambda: console.state()["health"] == "good", within_s=10)
+
+
+def test_a_service_that_is_busy_for_a_moment_is_as_it_was_seen_last(tmp_path: Path) -> None:
+    busy, clock, fake = threading.Event(), SettableClock(), Fake()
+    fake.answers["/status"] = (200, {"samples": 7})
+    fake.start()
+    services = Services(RunFolder(tmp_path), {"trainer": fake.port}, {}, clock)
+    assert services.look()["trainer"].state == "ready"
+
+    fake.before["/status"] = lambda: assert_in_time(busy)
+    seen = services.look()["trainer"]
+    assert (seen.state, seen.figures) == ("ready", {"samples": 7})
+
+    clock.advance(BUSY_S)
+    seen = services.look()["trainer"]
+    assert (seen.state, seen.figures) == ("down", {})
+    assert "nothing answers" in seen.reason
+
+    busy.set()
+    assert services.look()["trainer"].state == "ready"
+    services.close()
+    fake.stop()
+
+
+def assert_in_time(event: threading.Event) -> None:
+    assert event.wait(60)
 
 
 def test_a_service_that_is_not_ready_says_why(world: ConsoleWorld, console: Console) -> None:

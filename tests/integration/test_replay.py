@@ -3,13 +3,21 @@
 import csv
 import gzip
 import json
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
-from freshet.cli import cli
+from freshet.cli import cli, replaying
+from freshet.cli.replaying import join_all
 from freshet.errors import ConfigError, Mismatch
+from freshet.recordings.sources import ONLINE_RETAIL, online_retail
+from freshet.seams.open import open_eventlog
+from freshet.settings import RunFolder
+from freshet.spec import load_spec
+from freshet.types import TopicPartition
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 DAY = 86_400
@@ -31,7 +39,7 @@ def retail(tmp_path):
     return path
 
 
-def replay(*arguments):
+def run_replay(*arguments):
     result = CliRunner().invoke(
         cli, ["replay", *(str(a) for a in arguments), "--json"], catch_exceptions=False
     )
@@ -39,7 +47,7 @@ def replay(*arguments):
 
 
 def test_the_retail_stream_goes_through_encoding_joiner_and_trainer(retail):
-    outcome = replay("online-retail", retail, "--lanes", 1)
+    outcome = run_replay("online-retail", retail, "--lanes", 1)
 
     assert {"samples", "samples_per_s", "auc", "logloss", "ne", "calibration"} <= set(outcome)
     assert outcome["ledger"]["events"]["actions_matched"] == 180
@@ -50,17 +58,17 @@ def test_the_retail_stream_goes_through_encoding_joiner_and_trainer(retail):
 
 
 def test_the_topics_of_one_run_are_the_events_of_another(retail, tmp_path):
-    first = replay("online-retail", retail, "--lanes", 1, "--keep", tmp_path / "old")
+    first = run_replay("online-retail", retail, "--lanes", 1, "--keep", tmp_path / "old")
 
     spec = EXAMPLES / "online-retail" / "freshet.toml"
-    second = replay("topics", spec, "--from", tmp_path / "old", "--lanes", 1, "--keep", tmp_path / "new")
+    second = run_replay("topics", spec, "--from", tmp_path / "old", "--lanes", 1, "--keep", tmp_path / "new")
 
     assert second["samples"] == first["samples"]
     assert second["ledger"] == first["ledger"]
 
 
 def test_peek_shows_the_fields_of_events_and_the_shape_of_blocks(retail, tmp_path):
-    replay("online-retail", retail, "--lanes", 1, "--keep", tmp_path / "old")
+    run_replay("online-retail", retail, "--lanes", 1, "--keep", tmp_path / "old")
 
     def peek(topic):
         line = ["peek", topic, "--folder", str(tmp_path / "old"), "-n", "1", "--json"]
@@ -74,24 +82,24 @@ def test_peek_shows_the_fields_of_events_and_the_shape_of_blocks(retail, tmp_pat
 
 
 def test_a_range_of_time_in_which_the_log_took_nothing_holds_no_events(retail, tmp_path):
-    replay("online-retail", retail, "--lanes", 1, "--keep", tmp_path / "old")
+    run_replay("online-retail", retail, "--lanes", 1, "--keep", tmp_path / "old")
 
     spec = EXAMPLES / "online-retail" / "freshet.toml"
-    outcome = replay("topics", spec, "--from", tmp_path / "old", "--until", "2020-01-01T00:00:00")
+    outcome = run_replay("topics", spec, "--from", tmp_path / "old", "--until", "2020-01-01T00:00:00")
 
     assert outcome["samples"] == 0
 
 
 def test_topics_of_another_model_are_refused_by_name(retail, tmp_path):
-    replay("online-retail", retail, "--lanes", 1, "--keep", tmp_path / "old")
+    run_replay("online-retail", retail, "--lanes", 1, "--keep", tmp_path / "old")
 
     with pytest.raises(Mismatch, match=r"has no topic 'feed.ranked'"):
-        replay("topics", EXAMPLES / "feed" / "freshet.toml", "--from", tmp_path / "old")
+        run_replay("topics", EXAMPLES / "feed" / "freshet.toml", "--from", tmp_path / "old")
 
 
 def test_topics_are_not_sent_through_a_gateway(tmp_path):
     with pytest.raises(ConfigError, match="--keep keeps it"):
-        replay(
+        run_replay(
             "topics",
             EXAMPLES / "feed" / "freshet.toml",
             "--from",
@@ -99,3 +107,57 @@ def test_topics_are_not_sent_through_a_gateway(tmp_path):
             "--gateway",
             "http://127.0.0.1:1",
         )
+
+
+class _Racing:
+    """A machine so slow that whatever waits for time finds it over."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def now_ms(self):
+        return 1_700_000_000_000
+
+    def monotonic(self):
+        self.now += 100.0
+        return self.now
+
+
+class _Standing(_Racing):
+    """A machine so fast that no time passes."""
+
+    def monotonic(self):
+        return 0.0
+
+
+@pytest.mark.parametrize("partitions", [1, 4])
+def test_the_same_events_make_the_same_blocks_however_fast_the_machine(
+    retail, tmp_path, monkeypatch, partitions
+):
+    spec = replace(load_spec(ONLINE_RETAIL), partitions=partitions)
+    blocks = []
+    for clock in (_Racing(), _Standing()):
+        folder = tmp_path / type(clock).__name__
+        monkeypatch.setattr(replaying, "join_all", partial(join_all, clock=clock))
+        replaying.replay(spec, online_retail(retail, seed=0), keep=folder, lanes=1)
+        blocks.append(blocks_in(folder, partitions))
+
+    assert len(blocks[0]) > partitions
+    assert blocks[0] == blocks[1]
+
+
+def blocks_in(folder, partitions):
+    """The samples of a kept run: (partition, block), in the order of each partition."""
+    log = open_eventlog(f"sqlite:{RunFolder(folder).log}")
+    reader = log.reader()
+    places = [TopicPartition("online-retail.samples", p) for p in range(partitions)]
+    ends = {at: log.bounds(at).end for at in places}
+    reader.assign(dict.fromkeys(places, 0))
+    found, seen = [], dict.fromkeys(places, 0)
+    while seen != ends:
+        for at, records in reader.poll(100, 1.0):
+            found += [(at.partition, bytes(value)) for value in records.values]
+            seen[at] = records.next_offset
+    reader.close()
+    log.close()
+    return sorted(found, key=lambda each: each[0])

@@ -101,6 +101,19 @@ def test_an_action_is_traced_through_every_stage(running: Running) -> None:
     assert times[0] > 0
 
 
+def test_what_rows_an_item_has_is_looked_up_without_asking_as_a_reader(running: Running) -> None:
+    offered = [{"article": "a1", "topic": TOPICS[1], "age_s": 60.0}]
+
+    def known() -> bool:
+        ranking = running.system.rank(
+            {"reader": "u1"}, offered, request_id="look", dry_run=True, explain=True
+        )
+        rows = ranking.items[0].rows
+        return ranking.request_id == "look" and rows is not None and rows["article"].known == 1
+
+    wait_until("the article has a row", known, within_s=60)
+
+
 def test_every_edge_flows_and_the_whole_is_good(running: Running) -> None:
     def flows() -> bool:
         return all(e["rate"] for e in running.state().get("edges", [{"rate": None}]))

@@ -64,10 +64,19 @@ class Local:
         return self.client.wait_until_served(ack, timeout_s=timeout_s)
 
     def rank(
-        self, context: Mapping[str, Any], candidates: Sequence[Mapping[str, Any]], *, k: int | None = None
+        self,
+        context: Mapping[str, Any],
+        candidates: Sequence[Mapping[str, Any]],
+        *,
+        k: int | None = None,
+        request_id: str | int | None = None,
+        dry_run: bool = False,
+        explain: bool = False,
     ) -> Ranking:
-        """Order candidates by the spec's score, best first."""
-        return self.client.rank(context, candidates, k=k)
+        """Order candidates by the spec's score, best first; see `freshet.Client.rank`."""
+        return self.client.rank(
+            context, candidates, k=k, request_id=request_id, dry_run=dry_run, explain=explain
+        )
 
     @property
     def console(self) -> str | None:

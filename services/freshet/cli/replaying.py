@@ -6,21 +6,26 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from freshet.cli.keeping import folder_of_a_pass
 from freshet.cli.pipeline import Outcome, Pipeline
+from freshet.clock import SYSTEM_CLOCK, Clock
 from freshet.errors import BadInput
 from freshet.features import EventExtractor, JsonTranscoder, add_frames, partition_of, take
 from freshet.recordings.sources import AvroRecords, Piece, Role
+from freshet.seams.eventlog import EventLog
 from freshet.spec import Spec
 from freshet.spec.model import Stream
 from freshet.spec.schemas import Schemas, load_schemas
 from freshet.types import Append, BytesColumn
 
-__all__ = ["replay", "send", "streams_of"]
+if TYPE_CHECKING:
+    from freshet.joiner.service import JoinerStatus
+
+__all__ = ["join_all", "replay", "send", "streams_of"]
 
 DAY_MS = 86_400_000
 
@@ -48,9 +53,6 @@ def replay(
 
     Raises BadInput if an event does not fit the spec's schemas, ConfigError if a schema is missing.
     """
-    from freshet.joiner.service import Pace
-    from freshet.joiner.start import make
-
     spec = replace(spec, train=replace(spec.train, measure_window_ms=window_ms))
     with folder_of_a_pass(keep) as folder:
         schemas = load_schemas(spec)
@@ -62,22 +64,33 @@ def replay(
                 ingest.append(piece)
                 progress("events", ingest.events)
             appended = time.perf_counter()
-            joiner = make(spec, pipeline.log, pace=Pace(flush_interval_ms=200))
-            joiner.run(until_end=True)
+            status = join_all(spec, pipeline.log)
             joined = time.perf_counter()
-            assert joiner.status is not None, "a joiner that ran to the end has told what it did"
             outcome = pipeline.train(lambda share: progress("training, percent", int(100 * share)))
             stages = {
                 "events encoded and appended": ingest.events / (appended - began),
                 "of that, encoding and appending alone": ingest.events / max(ingest.seconds, 1e-9),
-                "events joined": joiner.status.events / (joined - appended),
-                "samples joined": joiner.status.samples / (joined - appended),
+                "events joined": status.events / (joined - appended),
+                "samples joined": status.samples / (joined - appended),
             }
-            return replace(
-                outcome, stages={**stages, **outcome.stages}, ledger=joiner.status.ledger.to_json()
-            )
+            return replace(outcome, stages={**stages, **outcome.stages}, ledger=status.ledger.to_json())
         finally:
             pipeline.close()
+
+
+def join_all(spec: Spec, log: EventLog, clock: Clock = SYSTEM_CLOCK) -> JoinerStatus:
+    """Join everything that the log holds, and close every window.
+
+    Blocks of samples end where what was read at once ends, and no time is credited to streams that have
+    ended: the same events make the same blocks on a fast machine and on a slow one.
+    """
+    from freshet.joiner.service import Pace
+    from freshet.joiner.start import make
+
+    joiner = make(spec, log, clock=clock, pace=Pace(flush_interval_ms=0, look_interval_ms=DAY_MS))
+    joiner.run(until_end=True)
+    assert joiner.status is not None, "a joiner that ran to the end has told what it did"
+    return joiner.status
 
 
 def paced(pieces: Iterable[Piece], speed: float | None) -> Iterable[Piece]:

@@ -151,7 +151,7 @@ SYSTEM = record(
         "now_ms": TIME,
         "model": text(),
         "freshet": text("release"),
-        "folder": text("of the run"),
+        "folder": text("absolute path of the run folder"),
         "health": words(("good", "degraded", "starting", "down")),
         "notes": array(text(), "why it is not good"),
         "services": array(SERVICE),

@@ -273,7 +273,7 @@ class Collector:
             "now_ms": self._clock.now_ms(),
             "model": spec.name,
             "freshet": RELEASE,
-            "folder": str(self._sources.folder),
+            "folder": str(self._sources.folder.absolute()),
             "health": health if health != "good" or not self._notes else "degraded",
             "notes": [*notes, *self._notes],
             "services": [s.to_json() for s in services],

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
+from freshet.clock import SYSTEM_CLOCK, Clock
 from freshet.console.core import Service
 from freshet.errors import Corrupt
 from freshet.runtime.asking import figures_of, why_unready
@@ -20,16 +21,27 @@ __all__ = ["PATIENCE_S", "Services"]
 PATIENCE_S = 0.8
 """How long a service may take to answer: less than a look's interval."""
 
+BUSY_S = 3.0
+"""How long a process that lives may miss looks and still counts as it was seen last."""
+
 
 class Services:
     """The services of a run, asked all at once."""
 
-    def __init__(self, folder: RunFolder, ports: Mapping[str, int], optional: Mapping[str, int]) -> None:
+    def __init__(
+        self,
+        folder: RunFolder,
+        ports: Mapping[str, int],
+        optional: Mapping[str, int],
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
         """`ports`: where each service answers, unless the run folder's state knows another place; `optional`:
         of those that are shown only if they answer, or are supervised."""
         self._folder, self._ports, self._optional = folder, dict(ports), dict(optional)
+        self._clock = clock
         self._pool = ThreadPoolExecutor(8, thread_name_prefix="look")
         self._state: Mapping[str, Mapping[str, Any]] = {}
+        self._answered: dict[str, tuple[float, Service]] = {}  # name -> (when, what it said)
 
     def look(self) -> dict[str, Service]:
         """Every service as it is now, in the order of an event's way; also those nobody supervises."""
@@ -71,10 +83,20 @@ class Services:
             reason = why_unready(port, timeout_s=PATIENCE_S)
             figures = figures_of(port, timeout_s=PATIENCE_S)
         except OSError as error:
+            if isinstance(error, TimeoutError) and (last := self._lately(name, pid)) is not None:
+                return replace(service, state=last.state, reason=last.reason, figures=last.figures)
             if pid is None:
                 return replace(service, reason=f"nothing answers on port {port}")
             return replace(service, state="starting", reason=f"it does not answer on port {port}: {error}")
-        return replace(service, state="starting" if reason else "ready", reason=reason, figures=figures)
+        service = replace(service, state="starting" if reason else "ready", reason=reason, figures=figures)
+        self._answered[name] = self._clock.monotonic(), service
+        return service
+
+    def _lately(self, name: str, pid: int | None) -> Service | None:
+        """What this process said within the last seconds: one that is only busy has not gone anywhere."""
+        when, said = self._answered.get(name, (float("-inf"), None))
+        fresh = self._clock.monotonic() - when < BUSY_S
+        return said if said is not None and said.pid == pid and fresh else None
 
 
 def _up_s(since_s: Any) -> float | None:

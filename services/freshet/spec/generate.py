@@ -39,6 +39,8 @@ WINDOWS = {
     "watch": "10m",
     "click": "2m",
 }
+ENTITY = {"id", "uuid", "guid"}
+"""What ends the name of a field that tells things apart: it has many values."""
 FREE_TEXT = {"title", "description", "url", "text", "query", "comment", "agent", "referrer", "message", "doc"}
 CODES = IDENTIFIER | {
     "category",
@@ -151,12 +153,13 @@ def _tables(features: Sequence[_Line]) -> Iterator[str]:
     notes = {
         "user": "rows of users unseen for ttl are evicted; false keeps them",
         "item": "admission = 2 gives a key a row at its second sight: for items that come and go",
+        "ids": "other ids, many values each; rows unseen for ttl are evicted",
         "small": "countries, devices, hours: few values each",
     }
-    dims = {"user": 'dim = 16, ttl = "30d"', "item": 'dim = 16, ttl = "30d"', "small": "dim = 16"}
     for name, note in notes.items():
         if name in used:
-            yield f"{name} = {{ {dims[name]} }}    # {note}"
+            ttl = "" if name == "small" else ', ttl = "30d"'
+            yield f"{name} = {{ dim = 16{ttl} }}    # {note}"
 
 
 def _features(found: Guess) -> Iterator[_Line]:
@@ -184,7 +187,7 @@ def _feature(name: str, leaf: Leaf, item: str | None) -> _Line:  # noqa: PLR0911
         return _Line(name, plain, None, "several types in one field", left_out=True)
     if _is_time(leaf):
         return _Line(name, plain, None, "a time: an age is a better feature", left_out=True)
-    table = "user" if words & USER and leaf.words[-1] in IDENTIFIER | USER else "small"
+    table = _table(leaf)
     if leaf.kind == "fraction" or (leaf.kind == "integer" and not words & (CODES | USER)):
         missing = ', missing = "flag"' if leaf.nullable else ""
         note = (
@@ -199,6 +202,14 @@ def _feature(name: str, leaf: Leaf, item: str | None) -> _Line:  # noqa: PLR0911
     if leaf.kind == "text" and leaf.words[-1] in FREE_TEXT and not _symbols(leaf):
         return _Line(name, plain, None, "free text: hardly ever the same twice", left_out=True)
     return _Line(name, f'{{ field = "{path}", table = "{table}" }}', table)
+
+
+def _table(leaf: Leaf) -> str:
+    """The table of a field that is no item and no list."""
+    last = leaf.words[-1]
+    if set(leaf.words) & USER and last in IDENTIFIER | USER:
+        return "user"
+    return "ids" if last in ENTITY else "small"
 
 
 def _list(name: str, leaf: Leaf) -> _Line:
@@ -218,7 +229,7 @@ def _feature_text(line: _Line) -> str:
 def _rest(features: Sequence[_Line]) -> Iterator[str]:
     single = [f for f in features if not f.left_out and "max = " not in f.text]
     small = [f.name for f in single if f.table == "small" and set(f.name.lower().split("_")) & SEGMENTS]
-    pair = [next((f.name for f in single if f.table == t), t) for t in ("user", "item")]
+    pair = [f.name for t in ("user", "ids", "item", "small") for f in single if f.table == t][:2]
     yield "[model]"
     yield "deep = [256, 128]    # hidden widths of the MLP, one of the experts that are mixed by success"
     yield f"# crosses = {toml_value([pair])}    # pairs with weights of their own: they help or hurt"

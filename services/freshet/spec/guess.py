@@ -43,7 +43,24 @@ ITEM = {
     "song",
     "candidate",
 }
-USER = {"user", "customer", "member", "visitor", "account", "viewer", "client", "person"}
+USER = {
+    "user",
+    "customer",
+    "member",
+    "visitor",
+    "account",
+    "viewer",
+    "client",
+    "person",
+    "listener",
+    "reader",
+    "player",
+    "shopper",
+    "buyer",
+    "guest",
+    "subscriber",
+    "profile",
+}
 IDENTIFIER = {"id", "code", "sku", "key", "uuid", "guid"}
 TIME = {"ts", "time", "timestamp", "at", "date", "when"}
 SERVED = {"impression", "served", "ranked", "slate", "recommendation"}

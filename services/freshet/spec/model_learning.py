@@ -49,7 +49,10 @@ class Model:
     )
     seed: int = option("identity", "of initial rows and weights", Integer(0, 2**63 - 1), default=0)
     hedge_discount: float = option(
-        "tunable", "of an expert's past loss, per row", Number(0.5, 1, open_low=True), default=0.999
+        "tunable",
+        "of an expert's past loss, per row: 0.999 judges experts by the last 1,000 rows, 0.9999 by 10,000",
+        Number(0.5, 1, open_low=True),
+        default=0.999,
     )
     dense_lr: float = option(
         "tunable", "Adam's step size for dense weights", Number(0, 1, open_low=True), default=1e-3

@@ -93,6 +93,25 @@ def test_events_that_hold_one_impression_each_need_no_explode() -> None:
     assert spec.labels[0].on == "action.impression_id is not null"
 
 
+def test_ids_have_a_table_of_their_own_and_crosses_name_features_that_are_there() -> None:
+    slate = record(
+        "Slate", ("request_id", "string"), ("track", "string"), ("session_id", "string"), ("ts", "long")
+    )
+    play = record("Play", ("request_id", "string"), ("track", "string"), ("ts", "long"))
+
+    text = generate_spec([("slates.avsc", slate), ("plays.avsc", play)])
+
+    spec = parse_spec(text)
+    assert {f.name: f.table for f in spec.features} == {
+        "track": "item",
+        "session_id": "ids",
+        "hour": "small",
+        "weekday": "small",
+    }
+    crossed = parse_spec(text.replace("# crosses = ", "crosses = "))
+    assert crossed.model.crosses == (("session_id", "track"),)
+
+
 def test_every_line_is_valid_on_its_own_when_its_comment_mark_is_taken_off() -> None:
     text = generate_spec(example("feed", "ranked.avsc", "viewport.avsc", "actions.avsc"))
 

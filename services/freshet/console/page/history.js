@@ -104,12 +104,9 @@ export class History {
   }
 
   #version(time, v) {
-    if (
-      time === null ||
-      time > this.latest ||
-      this.versions.some((x) => x.number === v.number && x.what === v.what)
-    )
-      return;
+    // What came twice has the same time; a version that is promoted again by hand has not.
+    const same = (x) => x.number === v.number && x.what === v.what && x.time_ms === time;
+    if (time === null || time > this.latest || this.versions.some(same)) return;
     const entry = { time_ms: time, number: num(v.number), what: text(v.what, 40), reason: text(v.reason) };
     this.#insert(this.versions, entry, (x) => x.time_ms);
   }
