@@ -201,14 +201,20 @@ STATE = Endpoint(
     "GET",
     "/api/state",
     "Everything that the page shows of now.",
-    (Answer(200, "as of the last look, about a second ago", (json(SYSTEM),)), *refusals(403, 503)),
+    (
+        Answer(200, "as of the last look, about a second ago", (json(SYSTEM),)),
+        *refusals("host", "origin", "unavailable"),
+    ),
     "null is what is not known. Totals of a service fall back to 0 with its process.",
 )
 HISTORY = Endpoint(
     "GET",
     "/api/history",
     "The past: vitals, windows of measures, clicks, drifts, versions.",
-    (Answer(200, "the past, at most 720 points a series", (json(PAST),)), *refusals(400, 403, 503)),
+    (
+        Answer(200, "the past, at most 720 points a series", (json(PAST),)),
+        *refusals("bad_input", "host", "origin", "unavailable"),
+    ),
     "Windows hold all samples, no segments. Clicks that were thinned are sums of neighbouring windows; of "
     "the others the newest of a place is kept.",
     (Parameter("span_s", "query", "seconds back; 3600 without it", integer(minimum=0)),),
@@ -217,7 +223,10 @@ EVENTS = Endpoint(
     "GET",
     "/api/events",
     "Server-sent events: the state about once a second, and records as they are written.",
-    (Answer(200, "until either side ends it", (Body("text/event-stream"),)), *refusals(400, 403, 503)),
+    (
+        Answer(200, "until either side ends it", (Body("text/event-stream"),)),
+        *refusals("bad_input", "host", "origin", "streams", "unavailable"),
+    ),
     "`state`: as /api/state. `record`, its id the offset: a new record of the measures. `version`: what "
     "became of a version; after a gap it may come twice. `reset`: records were missed that are no longer at "
     "hand, or the log began anew; read the history again. A comment comes where nothing else does for 10 s. "
@@ -231,19 +240,22 @@ REQUESTS = Endpoint(
     "GET",
     "/api/requests",
     "Recent served requests, to be tried again.",
-    (Answer(200, "newest first", (json(array(RECENT)),)), *refusals(403)),
+    (Answer(200, "newest first", (json(array(RECENT)),)), *refusals("host", "origin")),
 )
 TRY = Endpoint(
     "POST",
     "/api/try",
     "Rank candidates without logging or exploring, with the rows explained.",
     (Answer(200, "as inference answers /v1/rank; its errors, too", (json(ANY),)),
-     *refusals(400, 403, 408, 413, 415, 429, 503)),
+     *refusals("bad_input", "host", "origin", "body_timeout", "body_too_large", "too_large",
+               "content_type", "overloaded", "unavailable")),
     bodies=(json(record("TryRequest", {"candidates": RANKABLE["candidates"]},
                         {"context": RANKABLE["context"], "k": integer(minimum=1)})),),
 )  # fmt: skip
 _MOVES = (Answer(200, "it is done, and written to `<model>.versions`", (json(MOVED),)),
-          *refusals(400, 401, 403, 404, 408, 409, 413, 415, 503))  # fmt: skip
+          *refusals("bad_input", "token_missing", "token_wrong", "host", "origin", "no_such_version",
+                    "body_timeout", "version_damaged", "body_too_large", "content_type",
+                    "unavailable"))  # fmt: skip
 PROMOTE = Endpoint(
     "POST",
     "/api/promote",
@@ -273,7 +285,7 @@ def file_at(path: str) -> Endpoint:
         (
             Answer(200, "the file", (Body("text/html" if path == "/" else "*/*"),), {"ETag": "of its bytes"}),
             Answer(304, "the browser has it already"),
-            *refusals(403),
+            *refusals("host", "origin"),
         ),
     )
 

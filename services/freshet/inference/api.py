@@ -76,7 +76,12 @@ RANK = Endpoint(
     "POST",
     "/v1/rank",
     "Order candidates by the spec's score, and log what was served.",
-    (Answer(200, "the order", (json(RANKING),)), *refusals(400, 403, 408, 413, 500, 503)),
+    (
+        Answer(200, "the order", (json(RANKING),)),
+        *refusals(
+            "bad_input", "origin", "body_timeout", "body_too_large", "too_large", "internal", "unavailable"
+        ),
+    ),
     "What was served is logged as an impression with its predictions, so that training sees what serving "
     "saw. A request id and the time are filled in where the context has none.",
     bodies=(
@@ -107,7 +112,7 @@ PROGRESS = Endpoint(
     "GET",
     "/v1/progress",
     "How far serving has learned; and, asked about an event, whether it has learned from it.",
-    (Answer(200, "how far", (json(PROGRESS_BODY),)), *refusals(400, 500, 503)),
+    (Answer(200, "how far", (json(PROGRESS_BODY),)), *refusals("bad_input", "internal", "unavailable")),
     "topic, partition and offset are what the gateway acknowledged; all three or none.",
     parameters=(
         Parameter("topic", "query", "topic of the event"),

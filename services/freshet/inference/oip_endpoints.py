@@ -16,7 +16,7 @@ from freshet.runtime.endpoint import (
     text,
     words,
 )
-from freshet.runtime.http_errors import codes_of
+from freshet.runtime.http_errors import by_status
 
 __all__ = ["CONFIG", "INFER", "LIVE", "METADATA", "MODEL_READY", "READY", "SERVER", "VERSION"]
 
@@ -35,9 +35,9 @@ SHAPE = array(integer(minimum=0), "one or two counts, the number of rows first")
 TENSOR_SIZE = array(integer(), "-1 stands for any number of rows")
 
 
-def _errors(*statuses: int) -> tuple[Answer, ...]:
-    """The errors that every route has, told in the protocol's form."""
-    return tuple(Answer(s, codes_of(s), (json(OIP_ERROR),)) for s in statuses)
+def _errors(*codes: str) -> tuple[Answer, ...]:
+    """The errors that a route may give, told in the protocol's form."""
+    return tuple(Answer(status, means, (json(OIP_ERROR),)) for status, means in by_status(codes).items())
 
 
 MODEL = Parameter("model", "path", "the model's name, as the spec has it", required=True)
@@ -73,7 +73,11 @@ MODEL_READY = Endpoint(
     "GET",
     "/v2/models/{model}/ready",
     "Whether this model is served.",
-    (Answer(200, "it is", (_MODEL_READY,)), Answer(503, "not yet", (_MODEL_READY,)), *_errors(404)),
+    (
+        Answer(200, "it is", (_MODEL_READY,)),
+        Answer(503, "not yet", (_MODEL_READY,)),
+        *_errors("no_model", "no_version"),
+    ),
     parameters=(MODEL,),
 )
 
@@ -101,7 +105,7 @@ METADATA = Endpoint(
                 ),
             ),
         ),
-        *_errors(404),
+        *_errors("no_model", "no_version"),
     ),
     parameters=(MODEL,),
 )
@@ -130,7 +134,7 @@ CONFIG = Endpoint(
                 ),
             ),
         ),
-        *_errors(404),
+        *_errors("no_model", "no_version"),
     ),
     parameters=(MODEL,),
 )
@@ -180,8 +184,17 @@ INFER = Endpoint(
             (json(INFER_ANSWER), Body("application/octet-stream")),
             {"Inference-Header-Content-Length": _LENGTH},
         ),
-        *_errors(400, 404, 413, 415, 500, 503),
-        *refusals(403, 408),  # before the protocol is known
+        *_errors(
+            "bad_input",
+            "no_model",
+            "no_version",
+            "body_too_large",
+            "too_large",
+            "encoding",
+            "internal",
+            "unavailable",
+        ),
+        *refusals("origin", "body_timeout"),  # before the protocol is known
     ),
     "The binary tensor extension of Triton is spoken, so `tritonclient.http` works unchanged.",
     parameters=(MODEL, Parameter("Inference-Header-Content-Length", "header", _LENGTH, integer(minimum=0))),

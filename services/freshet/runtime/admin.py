@@ -55,7 +55,7 @@ PROGRESS = Endpoint(
                 ),
             ),
         ),
-        *refusals(404),
+        *refusals("not_found"),
     ),
     "Every sample below `published.applied` is in records of `rows` below `published.rows_next`. Only the "
     "trainer has it.",

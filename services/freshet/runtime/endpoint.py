@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from freshet.runtime.http_errors import ERROR, codes_of
+from freshet.runtime.http_errors import ERROR, by_status
 
 __all__ = [
     "LIVE",
@@ -98,12 +98,12 @@ def json(shape: Shape, example: Any = None) -> Body:
     return Body("application/json", shape, example)
 
 
-def refusals(*statuses: int) -> tuple[Answer, ...]:
-    """The answers of errors: the status, with the codes that go with it, as `HttpError` writes them."""
+def refusals(*codes: str) -> tuple[Answer, ...]:
+    """The answers of errors, by the codes that a route may give, as `HttpError` writes them."""
     retry = {"Retry-After": "seconds to wait before trying again"}
     return tuple(
-        Answer(status, codes_of(status), (json(ERROR),), retry if status in (429, 503) else {})
-        for status in statuses
+        Answer(status, means, (json(ERROR),), retry if status in (429, 503) else {})
+        for status, means in by_status(codes).items()
     )
 
 

@@ -6,11 +6,11 @@ texts may. A service that makes a code of its own describes it here; a test look
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["CODES", "ERROR", "ErrorCode", "codes_of"]
+__all__ = ["CODES", "ERROR", "ErrorCode", "by_status"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +93,10 @@ ERROR: Mapping[str, Any] = {
 """The shape of every error."""
 
 
-def codes_of(status: int) -> str:
-    """The codes that go with a status, and what they mean, in a sentence."""
-    return "; ".join(f"`{c.code}`: {c.means}" for c in CODES if c.status == status)
+def by_status(codes: Iterable[str]) -> Mapping[int, str]:
+    """Of some codes: each of their statuses, with what they mean in a sentence. KeyError: no such code."""
+    known = {c.code: c for c in CODES}
+    told: dict[int, list[str]] = {}
+    for code in codes:
+        told.setdefault(known[code].status, []).append(f"`{code}`: {known[code].means}")
+    return {status: "; ".join(means) for status, means in sorted(told.items())}
