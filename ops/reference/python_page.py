@@ -193,7 +193,11 @@ def _fields(cls: type) -> Iterator[tuple[str, ...]]:
         after = tree.body[i + 1] if i + 1 < len(tree.body) else None
         if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
             comment = comment or str(after.value.value)
-        default = f" = {ast.unparse(node.value)}" if node.value is not None else ""
+        value = node.value
+        if isinstance(value, ast.Call) and ast.unparse(value.func) == "option":  # of the spec: has its doc
+            comment = comment or str(ast.literal_eval(value.args[1]))
+            value = next((k.value for k in value.keywords if k.arg == "default"), None)
+        default = f" = {ast.unparse(value)}" if value is not None else ""
         default = "" if "field(" in default else default
         kind = ast.unparse(node.annotation) if isinstance(node, ast.AnnAssign) else ""
         yield (code(target.id + default), code(kind), escaped(comment))
