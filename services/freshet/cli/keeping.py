@@ -52,22 +52,33 @@ def folder_of_a_pass(keep: str | Path | None) -> Iterator[Path]:
 
 @contextmanager
 def _interruptible() -> Iterator[None]:
-    """Ctrl-C raises KeyboardInterrupt here, where there is something to clean up."""
-    ours = (
-        threading.current_thread() is threading.main_thread()
-        and signal.getsignal(signal.SIGINT) is signal.SIG_DFL
-    )
-    if ours:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+    """Signals that would end the process at once raise here, where there is something to clean up."""
+    main = threading.current_thread() is threading.main_thread()
+    ours = [s for s in _ENDING if main and signal.getsignal(s) is signal.SIG_DFL]
+    for number in ours:
+        signal.signal(number, _raise)
     try:
         yield
     finally:
-        if ours:
-            signal.signal(signal.SIGINT, signal.SIG_DFL)
+        for number in ours:
+            signal.signal(number, signal.SIG_DFL)
+
+
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""Ctrl-C; the end that a scheduler's time limit or a machine's shutdown brings; a terminal that is closed."""
+
+
+def _raise(number: int, _frame: object) -> None:
+    if number == signal.SIGINT:
+        raise KeyboardInterrupt
+    raise SystemExit(128 + number)  # as shells say
 
 
 def _empty(folder: Path) -> None:
     if not folder.is_dir():
         return
     for entry in folder.iterdir():
-        shutil.rmtree(entry, ignore_errors=True)
+        if entry.is_dir() and not entry.is_symlink():
+            shutil.rmtree(entry, ignore_errors=True)
+        else:
+            entry.unlink(missing_ok=True)

@@ -3,6 +3,7 @@ supervisor."""
 
 from __future__ import annotations
 
+import _thread
 import ctypes
 import os
 import signal
@@ -21,15 +22,23 @@ _PR_SET_PDEATHSIG = 1
 
 
 def stop_on_signals(stop: threading.Event) -> None:
-    """Set `stop` on SIGTERM and SIGINT; a second one ends the process at once with 130. Main thread only."""
+    """Set `stop` on SIGTERM, SIGINT, and SIGHUP: the terminal was closed. A second SIGTERM or SIGINT ends the
+    process at once, with 128 + its number, as shells say. Main thread only.
+    """
+    asked = False
 
     def handle(number: int, _frame: object) -> None:
-        if stop.is_set():
+        nonlocal asked
+        if asked and number != signal.SIGHUP:  # a shell that ends sends one, and the system another
             os._exit(128 + number)
-        stop.set()
+        asked = True
+        # Not here: this thread may be within stop.wait(), with the lock that set() waits for.
+        _thread.start_new_thread(stop.set, ())
 
     signal.signal(signal.SIGTERM, handle)
     signal.signal(signal.SIGINT, handle)
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup: go on without a terminal
+        signal.signal(signal.SIGHUP, handle)
 
 
 def die_with_parent(parent: int) -> None:
