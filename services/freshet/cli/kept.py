@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import shutil
 from dataclasses import replace
 from pathlib import Path
 
 from freshet.errors import Corrupt, FreshetError, Mismatch
+from freshet.runtime.files import replace_file
 from freshet.seams.open import open_rowstore, open_versions
 from freshet.settings import Settings
 from freshet.spec import Spec, load_spec
@@ -25,20 +25,24 @@ def kept_spec(settings: Settings) -> Path:
 
 
 def keep_spec(spec: Spec, settings: Settings) -> None:
-    """Copy a spec and its schemas, so that later edits can be compared with what runs."""
-    folder = kept_spec(settings).parent
+    """Copy a spec and its schemas, so that later edits can be compared with what runs. The kept spec itself
+    may be started, too.
+
+    Raises OSError; each file is whole or as it was.
+    """
     kept: dict[str, Stream] = {}
-    names: set[str] = set()
+    files: dict[str, bytes] = {}
     for stream in streams_of(spec):
         if stream.schema is None:
             continue
         name = Path(stream.schema).name
-        name = name if name not in names else f"{stream.role}-{name}"
-        names.add(name)
-        shutil.copyfile(Path(spec.folder) / stream.schema, folder / name)
+        name = name if name not in files else f"{stream.role}-{name}"
+        files[name] = (Path(spec.folder) / stream.schema).read_bytes()
         kept[stream.role] = replace(stream, schema=name)
     copy = replace(spec, events=replace(spec.events, **kept))
-    kept_spec(settings).write_text(render(copy), encoding="utf-8")
+    files[kept_spec(settings).name] = render(copy).encode()
+    for name, content in files.items():
+        replace_file(kept_spec(settings).with_name(name), content)
 
 
 def refuse_another_model(spec: Spec, schemas: Schemas, settings: Settings) -> None:

@@ -12,6 +12,7 @@ import click
 
 from freshet.cli.options import emit, examples, existing_folder, folder_option, json_option
 from freshet.cli.status_text import as_text
+from freshet.errors import Corrupt
 
 if TYPE_CHECKING:
     from freshet.runtime.run_state import RunState
@@ -50,7 +51,7 @@ def _supervisor(folder: Path, run: RunState) -> dict[str, Any]:
 
     if run.stopped_ms is not None:
         state, at_ms = "stopped", run.stopped_ms
-    elif is_alive(run.supervisor):
+    elif is_alive(run.supervisor, run.birth):
         state, at_ms = "running", None
     else:
         state, at_ms = "gone", last_sign_ms(RunFolder(folder))
@@ -66,12 +67,20 @@ def _versions(folder: Path) -> dict[str, Any]:
         return {"stored": 0, "newest": None, "verdict": None, "reason": None, "aliases": {}}
     versions = open_versions(common.versions_url)
     numbers = list(versions.numbers())
-    newest = versions.manifest(numbers[-1]) if numbers else None
+    verdict = reason = None
+    try:
+        if numbers:
+            newest = versions.manifest(numbers[-1])
+            verdict, reason = newest.verdict, newest.reason
+    except KeyError:
+        verdict = "deleted meanwhile"
+    except Corrupt as error:  # trainer and inference pass it over; the rest is worth telling
+        verdict, reason = "damaged", str(error)
     return {
         "stored": len(numbers),
-        "newest": newest.number if newest else None,
-        "verdict": newest.verdict if newest else None,
-        "reason": newest.reason if newest else None,
+        "newest": numbers[-1] if numbers else None,
+        "verdict": verdict,
+        "reason": reason,
         "aliases": dict(versions.aliases()),
     }
 
@@ -80,7 +89,7 @@ def _service(state: Mapping[str, Any]) -> dict[str, Any]:
     from freshet.runtime.processes import is_alive, memory_mb
 
     pid, port = state["pid"], int(state["port"])
-    alive = pid is not None and is_alive(int(pid))
+    alive = pid is not None and is_alive(int(pid), state["birth"])
     reason, figures = _answer(port) if alive else (state["last_exit"] or "does not run", {})
     return {
         "pid": pid if alive else None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -11,10 +12,10 @@ import click
 import orjson
 
 from freshet.cli.options import emit, examples, existing_folder, folder_option, json_option, table
-from freshet.errors import ConfigError
+from freshet.errors import ConfigError, Corrupt
 
 if TYPE_CHECKING:
-    from freshet.seams.versions import VersionStore
+    from freshet.seams.versions import Manifest, VersionStore
 
 __all__ = ["command"]
 
@@ -31,7 +32,7 @@ def list_versions(folder: Path, as_json: bool) -> None:
     """All stored versions, newest last, with their verdicts and aliases."""
     store = _store(folder)
     aliases = store.aliases()
-    manifests = [store.manifest(number) for number in store.numbers()]
+    manifests = list(_manifests(store))
     rows = [
         [
             m.number,
@@ -90,6 +91,17 @@ def rollback(number: int | None, folder: Path, as_json: bool) -> None:
 
 
 _PRETTY = orjson.OPT_INDENT_2 | orjson.OPT_NON_STR_KEYS
+
+
+def _manifests(store: VersionStore) -> Iterator[Manifest]:
+    """Of all versions that can be read; of others it is said why not."""
+    for number in store.numbers():
+        try:
+            yield store.manifest(number)
+        except KeyError:
+            continue  # the trainer has just deleted it
+        except Corrupt as error:
+            click.echo(f"version {number} is damaged: {error}", err=True)
 
 
 def _store(folder: Path) -> VersionStore:

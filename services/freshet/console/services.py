@@ -70,7 +70,7 @@ class Services:
     def _service(self, name: str) -> Service:
         state, port = self._state.get(name, {}), self.port(name)
         pid = state.get("pid")
-        pid = pid if isinstance(pid, int) and is_alive(pid) else None
+        pid = pid if isinstance(pid, int) and is_alive(pid, str(state.get("birth") or "")) else None
         last_exit = str(state.get("last_exit") or "")
         service = Service(name, "down", last_exit or "it is not started", port, last_exit=last_exit)
         if pid is not None:

@@ -5,11 +5,25 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-__all__ = ["is_alive", "memory_mb"]
+__all__ = ["birth_of", "is_alive", "memory_mb"]
 
 
-def is_alive(pid: int) -> bool:
-    """Whether that process runs and is one of ours: ids are given to others after a while."""
+def birth_of(pid: int) -> str:
+    """When a process began, as this boot of the kernel counts it: ids are given to others after a while, this
+    is not. Empty of one that has ended, or where it cannot be found out.
+    """
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        state, *fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+        return "" if state in "XZ" else f"{boot}:{fields[18]}"
+    except (OSError, ValueError, IndexError):
+        return ""
+
+
+def is_alive(pid: int, birth: str = "") -> bool:
+    """Whether that process runs and is the one with this birth; or one of ours, if none is known."""
+    if birth:
+        return birth_of(pid) == birth
     try:
         os.kill(pid, 0)
     except (ProcessLookupError, OverflowError):

@@ -6,7 +6,7 @@ stands here.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from typing import Any
 import orjson
 
 from freshet.errors import Corrupt, Unavailable
+from freshet.runtime.files import replace_file
 from freshet.settings import RunFolder
 
 __all__ = ["Ended", "RunState", "last_sign_ms", "read_run", "read_state", "write_run"]
@@ -41,10 +42,11 @@ class RunState:
     """The processes of a run folder as its supervisor last saw them."""
 
     supervisor: int  # process id
-    services: Mapping[str, Mapping[str, Any]]  # name -> pid, port, since_s, restarts, last_exit
+    services: Mapping[str, Mapping[str, Any]]  # name -> pid, birth, port, since_s, restarts, last_exit
     again: str = ""  # the command that goes on with this folder
     stopped_ms: int | None = None  # when it was stopped as it should be; None: it runs, or was killed
     history: Sequence[Ended] = ()  # oldest first
+    birth: str = ""  # of the supervisor, see `freshet.runtime.processes`
 
 
 def read_run(folder: RunFolder) -> RunState | None:
@@ -54,14 +56,7 @@ def read_run(folder: RunFolder) -> RunState | None:
     """
     path = folder.state / STATE_FILE
     try:
-        found = orjson.loads(path.read_bytes())
-        return RunState(
-            supervisor=int(found["supervisor"]),
-            services={str(name): dict(state) for name, state in found["services"].items()},
-            again=str(found.get("again", "")),
-            stopped_ms=found.get("stopped_ms"),
-            history=tuple(Ended(**one) for one in found.get("history", ())),
-        )
+        return _parsed(orjson.loads(path.read_bytes()))
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
@@ -73,8 +68,82 @@ def read_run(folder: RunFolder) -> RunState | None:
         ) from error
 
 
+_NO_SERVICE = {"pid": None, "birth": "", "port": 0, "since_s": 0.0, "restarts": 0, "last_exit": ""}
+_LATEST_MS = 253_402_300_799_000
+"""The end of the year 9999: what comes after is no date."""
+
+_Check = Callable[[Any], bool]
+
+
+def _whole(most: int) -> _Check:
+    return lambda value: type(value) is int and 0 <= value <= most
+
+
+def _or_none(check: _Check) -> _Check:
+    return lambda value: value is None or check(value)
+
+
+def _text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _seconds(value: Any) -> bool:
+    return isinstance(value, int | float) and 0 <= value <= _LATEST_MS / 1000
+
+
+_PID, _TIME = _whole(1 << 31), _whole(_LATEST_MS)
+_RUN: Mapping[str, _Check] = {
+    "supervisor": _PID,
+    "stopped_ms": _or_none(_TIME),
+    "again": _text,
+    "birth": _text,
+}
+_SERVICE: Mapping[str, _Check] = {
+    "pid": _or_none(_PID),
+    "birth": _text,
+    "port": _whole(65_535),
+    "since_s": _seconds,
+    "restarts": _whole(1 << 31),
+    "last_exit": _text,
+}
+_ENDED: Mapping[str, _Check] = {
+    "name": _text,
+    "time_ms": _TIME,
+    "how": _text,
+    "why": _text,
+    "up_s": _or_none(_seconds),
+    "again_ms": _or_none(_TIME),
+}
+
+
+def _parsed(found: Any) -> RunState:
+    """Raises KeyError, TypeError, ValueError or AttributeError if that is no state of services."""
+    run = RunState(
+        supervisor=found["supervisor"],
+        services={name: {**_NO_SERVICE, **state} for name, state in found["services"].items()},
+        again=found.get("again", ""),
+        stopped_ms=found.get("stopped_ms"),
+        history=tuple(Ended(**one) for one in found.get("history", ())),
+        birth=found.get("birth", ""),
+    )
+    for name, check in _RUN.items():
+        _require(name, getattr(run, name), check)
+    for service, state in run.services.items():
+        for name, check in _SERVICE.items():
+            _require(f"{service}.{name}", state[name], check)
+    for one in run.history:
+        for name, check in _ENDED.items():
+            _require(f"history.{name}", getattr(one, name), check)
+    return run
+
+
+def _require(name: str, value: Any, check: _Check) -> None:
+    if not check(value):
+        raise ValueError(f"{name} = {value!r}")
+
+
 def read_state(folder: RunFolder) -> Mapping[str, Mapping[str, Any]]:
-    """{service: pid, port, since_s, restarts, last_exit}; empty if nothing ever ran here. Raises as
+    """{service: pid, birth, port, since_s, restarts, last_exit}; empty if nothing ever ran here. Raises as
     `read_run`."""
     run = read_run(folder)
     return run.services if run is not None else {}
@@ -83,10 +152,8 @@ def read_state(folder: RunFolder) -> Mapping[str, Mapping[str, Any]]:
 def write_run(folder: RunFolder, run: RunState) -> None:
     """Replace the state, whole or not at all. Raises OSError."""
     target = folder.state / STATE_FILE
-    temporary = target.with_suffix(".new")
     history = [asdict(one) for one in run.history[-HISTORY:]]
-    temporary.write_bytes(orjson.dumps({**asdict(run), "history": history}))
-    temporary.replace(target)
+    replace_file(target, orjson.dumps({**asdict(run), "history": history}))
 
 
 def last_sign_ms(folder: RunFolder) -> int:

@@ -22,6 +22,7 @@ import structlog
 from freshet.clock import SYSTEM_CLOCK, Clock
 from freshet.errors import ConfigError, Corrupt, Unavailable
 from freshet.runtime.last_words import last_words
+from freshet.runtime.processes import birth_of
 from freshet.runtime.run_state import Ended, RunState, last_sign_ms, read_run, write_run
 from freshet.runtime.supervision import Watch, exit_in_words
 from freshet.settings import RunFolder
@@ -49,6 +50,7 @@ class _Child:
     process: Process
     watch: Watch = field(default_factory=Watch)
     popen: subprocess.Popen[bytes] | None = None
+    birth: str = ""
     since: float = 0.0  # wall clock, s
     log_start: int = 0  # where this process's part of its log begins
 
@@ -136,7 +138,7 @@ class Supervisor:
             child.watch.last_exit = f"could not be started: {error}"
             log.error("service could not be started", name=name, reason=str(error))
         else:
-            child.since = time.time()
+            child.since, child.birth = time.time(), birth_of(child.popen.pid)
             self._history = [
                 replace(one, again_ms=self._clock.now_ms())
                 if one.name == name and one.again_ms is None
@@ -179,6 +181,7 @@ class Supervisor:
         services = {
             child.process.name: {
                 "pid": child.popen.pid if child.popen is not None else None,
+                "birth": child.birth if child.popen is not None else "",
                 "port": child.process.port,
                 "since_s": child.since,
                 "restarts": child.watch.restarts,
@@ -186,8 +189,10 @@ class Supervisor:
             }
             for child in self._children
         }
+        me = os.getpid()
+        run = RunState(me, services, self._again, stopped_ms, self._history, birth_of(me))
         try:
-            write_run(self._folder, RunState(os.getpid(), services, self._again, stopped_ms, self._history))
+            write_run(self._folder, run)
         except OSError as error:  # a full disk stops no service that can do without it
             log.error(
                 "the state of the services could not be written",

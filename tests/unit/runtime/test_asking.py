@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from freshet.runtime.asking import ask, figures_of, why_unready
-from freshet.runtime.processes import is_alive, memory_mb
+from freshet.runtime.processes import birth_of, is_alive, memory_mb
 from tests.system.waiting import wait_until
 
 Serve = Callable[[bytes], int]
@@ -94,10 +94,14 @@ def test_processes_are_known_by_more_than_their_id() -> None:
         assert is_alive(ours.pid)
         assert not is_alive(other.pid), "another program, by chance with the id of one of ours"
         wait_until("its interpreter is loaded", lambda: (memory_mb(ours.pid) or 0) > 1, within_s=10)
+        birth = birth_of(ours.pid)
+        assert is_alive(ours.pid, birth)
+        assert not is_alive(ours.pid, f"another boot:{birth.rpartition(':')[2]}"), "ours, of another run"
     finally:
         for process in (ours, other):
             process.communicate(b"\n")
 
     assert not is_alive(ours.pid)
+    assert not is_alive(ours.pid, birth)
     assert memory_mb(ours.pid) is None
     assert not is_alive(1 << 40)
