@@ -6,6 +6,7 @@ escapes the command fails the test).
 
 from __future__ import annotations
 
+import os
 import shutil
 import socket
 from pathlib import Path
@@ -225,7 +226,18 @@ def test_a_simulator_takes_no_port_that_is_taken(
 
 
 @pytest.mark.parametrize(
-    "options", [("--rate", "5"), ("--rate", "many"), ("--seed", "-1"), ("--seconds", "0")]
+    "options",
+    [
+        ("--rate", "5"),
+        ("--rate", "many"),
+        ("--rate", "nan"),
+        ("--seed", "-1"),
+        ("--seed", "1" * 30),
+        ("--seconds", "0"),
+        ("--seconds", "nan"),
+        ("--seconds", "inf"),
+        ("--seconds", "1e300"),
+    ],
 )
 def test_an_option_out_of_range_is_wrong_usage(shell: Shell, place: Path, options: tuple[str, str]) -> None:
     before = contents(place)
@@ -235,6 +247,64 @@ def test_an_option_out_of_range_is_wrong_usage(shell: Shell, place: Path, option
     assert said.code == 2
     assert f"Invalid value for '{options[0]}'" in said.text
     assert contents(place) == before
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "peek impressions --from -1",
+        "peek impressions --from 99999999999999999999",
+        "peek impressions -n 0",
+        "replay files freshet.toml --impressions rows.csv --actions rows.csv --speed nan",
+        "replay files freshet.toml --impressions rows.csv --actions rows.csv --speed 0",
+        "replay files freshet.toml --impressions . --actions rows.csv",
+        "replay online-retail . --seed -1",
+    ],
+)
+def test_a_number_or_a_file_that_no_verb_can_take_is_wrong_usage(
+    shell: Shell, place: Path, line: str
+) -> None:
+    before = contents(place)
+
+    said = shell(*line.split())
+
+    assert said.code == 2
+    assert "Invalid value for" in said.text
+    assert contents(place) == before
+
+
+@pytest.mark.parametrize("path", ["", os.fsdecode(b"\xff")])
+@pytest.mark.parametrize(
+    "verb", [("up", "freshet.toml", "--folder"), ("demo",), ("status", "--folder")], ids=" ".join
+)
+def test_a_folder_that_is_not_named_or_cannot_be_written_down_is_wrong_usage(
+    shell: Shell, place: Path, verb: tuple[str, ...], path: str
+) -> None:
+    before = contents(place)
+
+    said = shell(*verb, path)
+
+    assert said.code == 2
+    assert "a path" in said.text
+    assert contents(place) == before
+
+
+def test_two_slashes_before_a_folder_are_one(shell: Shell, place: Path) -> None:
+    without_data(place / "run")
+
+    said = shell("peek", "--folder", f"/{place / 'run'}")
+
+    assert said.code == 0, said.text
+
+
+@pytest.mark.parametrize(
+    "url", ["http://", "http://[::1", "http://127.0.0.1:9\n", "http://ä ü", "http://h:99999999"]
+)
+def test_a_url_that_is_none_is_refused_before_anything_is_asked(shell: Shell, place: Path, url: str) -> None:
+    said = shell("rank", "request.json", "--url", url)
+
+    assert said.code == 1
+    assert "expected a URL such as http://127.0.0.1:700" in said.text
 
 
 @pytest.mark.parametrize("verb", ["demo", "simulate"])
@@ -375,3 +445,70 @@ def test_the_nearest_run_folder_is_offered(shell: Shell, place: Path) -> None:
 
     assert said.code == 1
     assert "did you mean --folder freshet-demo?" in said.text
+
+
+NO_STATES = {
+    "no services": '{"supervisor": 1}',
+    "a service of another shape": '{"supervisor": 1, "services": {"gateway": []}}',
+    "a port that is none": '{"supervisor": 1, "services": {"gateway": {"port": "b"}}}',
+    "a process that is none": '{"supervisor": 1, "services": {"gateway": {"pid": -1}}}',
+    "no date": '{"supervisor": 1, "services": {}, "stopped_ms": 1e300}',
+    "no ending": '{"supervisor": 1, "services": {}, "history": [{"name": 3, "time_ms": 0, "how": ""}]}',
+}
+
+
+@pytest.mark.parametrize("state", NO_STATES)
+def test_a_state_that_holds_something_else_is_named_with_what_to_do(
+    shell: Shell, place: Path, state: str
+) -> None:
+    without_data(place / "run")
+    (place / "run" / "state" / "services.json").write_text(NO_STATES[state])
+
+    said = shell("status", "--folder", "run")
+
+    assert said.code == 1
+    assert "run/state/services.json: expected the state of services" in said.text
+    assert "delete it" in said.text
+
+
+@pytest.mark.parametrize("verb", [("status",), ("version", "list")], ids=" ".join)
+def test_a_damaged_version_hides_nothing_else(shell: Shell, place: Path, verb: tuple[str, ...]) -> None:
+    ended(place / "run")
+    manifest = place / "run" / "versions" / "0000000001" / "manifest.json"
+    manifest.parent.mkdir()
+    manifest.write_text("{")
+
+    said = shell(*verb, "--folder", "run")
+
+    assert said.code == 0
+    assert "damaged" in said.text
+    assert str(manifest.relative_to(place)) in said.text
+
+
+def test_what_makes_no_end_is_no_spec(shell: Shell, place: Path) -> None:
+    said = shell("check", "/dev/zero")
+
+    assert said.code == 1
+    assert "more than 4 MiB" in said.text
+
+
+def test_a_spec_of_an_editor_that_marks_its_files_is_read(shell: Shell, place: Path) -> None:
+    spec = place / "freshet.toml"
+    spec.write_bytes(b"\xef\xbb\xbf" + spec.read_bytes().replace(b"\n", b"\r\n"))
+
+    said = shell("check", "freshet.toml")
+
+    assert said.code == 0, said.text
+
+
+def test_init_writes_over_no_device_and_through_a_link(shell: Shell, place: Path) -> None:
+    os.mkfifo(place / "pipe")
+    (place / "link.toml").symlink_to("freshet.toml")
+    init = ["init", "--schema", "impressions.avsc", "--schema", "actions.avsc", "--force", "--out"]
+
+    refused, written = shell(*init, "pipe"), shell(*init, "link.toml")
+
+    assert (refused.code, written.code) == (1, 0), refused.text + written.text
+    assert (place / "pipe").is_fifo()
+    assert (place / "link.toml").is_symlink()
+    assert (place / "freshet.toml").read_text().startswith("#:schema")

@@ -13,6 +13,7 @@ from difflib import get_close_matches
 
 import click
 
+from freshet.cli.streams import mend_streams
 from freshet.errors import FreshetError
 from freshet.release import RELEASE
 
@@ -23,7 +24,9 @@ EXITS = {
     1: "an error of freshet's families or of the system, printed as `Family: what, where, what to do`",
     2: "the command line is not understood",
     3: "`freshet check --against`: an edit needs a new model",
+    129: "ended before it was done because its terminal was closed (SIGHUP)",
     130: "interrupted by Ctrl-C before it was done",
+    143: "ended by SIGTERM before it was done",
 }
 """What the exit status says."""
 
@@ -75,6 +78,7 @@ def cli() -> None:
 
 def main() -> None:
     """Entry point: errors that freshet raises on purpose are printed without a traceback, and exit with 1."""
+    mend_streams()
     try:
         cli(standalone_mode=False)
     except click.exceptions.Exit as error:

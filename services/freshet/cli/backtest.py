@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from freshet.cli.options import emit, examples, json_option
+from freshet.cli.options import FILE, PATH, emit, examples, json_option
 
 __all__ = ["command"]
 
@@ -18,13 +18,11 @@ __all__ = ["command"]
         "freshet backtest freshet.toml january.parquet february.parquet --request page --keep kept",
     )
 )
-@click.argument("spec_file", type=click.Path(path_type=Path))
-@click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path, exists=True))
+@click.argument("spec_file", type=PATH)
+@click.argument("files", nargs=-1, required=True, type=FILE)
 @click.option("--request", help="Column whose equal values mark rows that were served together.")
 @click.option("--lanes", type=click.IntRange(1, 64), help="Lanes; 1 gives the same result each time.")
-@click.option(
-    "--keep", type=click.Path(path_type=Path), help="Keep log, rows and versions here; new or empty."
-)
+@click.option("--keep", type=PATH, help="Keep log, rows and versions here; new or empty.")
 @json_option
 def command(
     spec_file: Path,

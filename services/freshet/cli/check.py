@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from freshet.cli.options import emit, examples, json_option
+from freshet.cli.options import PATH, emit, examples, json_option
 
 __all__ = ["command"]
 
@@ -28,10 +28,10 @@ def _print_json_schema(context: click.Context, _option: click.Parameter, asked: 
         "freshet check --json-schema > freshet.schema.json",
     )
 )
-@click.argument("spec_file", type=click.Path(path_type=Path))
+@click.argument("spec_file", type=PATH)
 @click.option(
     "--against",
-    type=click.Path(path_type=Path),
+    type=PATH,
     help="Spec of a running model (state/spec.toml of its folder): say what the edits to it mean.",
 )
 @click.option(

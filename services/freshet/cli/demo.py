@@ -7,28 +7,30 @@ from pathlib import Path
 import click
 
 from freshet.cli.demo_text import DEMO_FOLDER
-from freshet.cli.options import examples, json_option
+from freshet.cli.options import PATH, SEED, FiniteRange, examples, json_option
 
 __all__ = ["command"]
 
 
 @click.command(epilog=examples("freshet demo", "freshet demo --rate 300 --drift-at 60s --seconds 300"))
-@click.argument("folder", type=click.Path(path_type=Path), default=DEMO_FOLDER)
+@click.argument("folder", type=PATH, default=DEMO_FOLDER)
 @click.option(
     "--rate",
-    type=click.FloatRange(10, 5_000),
+    type=FiniteRange(10, 5_000),
     default=1_000,
     show_default=True,
     help="Events a second: items shown and actions.",
 )
-@click.option("--seed", type=click.IntRange(0), help="Of everything by chance.  [default: 7]")
+@click.option("--seed", type=SEED, help="Of everything by chance.  [default: 7]")
 @click.option(
     "--drift-at",
     multiple=True,
     metavar="DURATION",
     help="When readers' tastes change abruptly; may be repeated.  [default: 150s, then every 5m]",
 )
-@click.option("--seconds", type=click.FloatRange(min=0, min_open=True), help="End by itself after so long.")
+@click.option(
+    "--seconds", type=FiniteRange(0, 100_000_000, min_open=True), help="End by itself after so long."
+)
 @json_option
 def command(
     folder: Path,

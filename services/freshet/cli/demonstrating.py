@@ -11,10 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import click
-
 from freshet.cli.demo_text import DEMO_FOLDER, click_rates, drift_lines, farewell, progress_line, span_of
-from freshet.cli.options import emit
+from freshet.cli.options import emit, say
 from freshet.cli.ports import PORT_SETTINGS, optional_ports_of, ports_of
 from freshet.cli.simulate import DRIFT_AT, DRIFT_EVERY, seconds_of
 from freshet.cli.supervising import Run, console_address, prepare, tell_ready
@@ -78,7 +76,7 @@ def run_demo(folder: Path, wish: Wish, *, seconds: float | None, as_json: bool) 
     run = prepare(spec_file, folder, again=wish.again(folder), more=simulator)
     stop = threading.Event()
     stop_on_signals(stop)
-    teller = _Teller(run, stop, lambda line: click.echo(line, err=as_json), moved)
+    teller = _Teller(run, stop, lambda line: say(line, err=as_json), moved)
     if seconds is not None:
         timer = threading.Timer(seconds, stop.set)
         timer.daemon = True

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 from pathlib import Path
 
 import click
 
-from freshet.cli.options import emit, examples, json_option
+from freshet.cli.options import PATH, emit, examples, json_option
 from freshet.errors import ConfigError
 
 __all__ = ["command"]
@@ -19,11 +18,11 @@ __all__ = ["command"]
     "schemas",
     multiple=True,
     required=True,
-    type=click.Path(path_type=Path),
+    type=PATH,
     help="An Avro schema of your events; once each for impressions, actions and, if there are, shown items.",
 )
 @click.option("--name", help="Of the model; made of the first schema's name without it.")
-@click.option("--out", type=click.Path(path_type=Path), default="freshet.toml", show_default=True)
+@click.option("--out", type=PATH, default="freshet.toml", show_default=True)
 @click.option("--force", is_flag=True, help="Write over a file that exists.")
 @json_option
 def command(schemas: tuple[Path, ...], name: str | None, out: Path, force: bool, as_json: bool) -> None:
@@ -37,6 +36,9 @@ def command(schemas: tuple[Path, ...], name: str | None, out: Path, force: bool,
     from freshet.spec.generate import generate_spec
     from freshet.spec.json_schema import FILE_NAME, schema_text
 
+    if out.exists() and not out.is_file() and not out.is_dir():
+        hint = "a device stays what it is; write a file, then copy it there"
+        raise ConfigError("init", "--out", str(out), "the path of a file", hint)
     if out.is_dir():
         hint = f"--out {out / 'freshet.toml'} writes into it"
         raise ConfigError("init", "--out", str(out), "the path of a file, not a folder", hint)
@@ -57,8 +59,10 @@ def command(schemas: tuple[Path, ...], name: str | None, out: Path, force: bool,
 
 
 def _read(path: Path) -> bytes:
+    from freshet.spec.files import read_small
+
     try:
-        return path.read_bytes()
+        return read_small(path)
     except OSError as error:
         raise ConfigError(
             "init", "--schema", str(path), "a file that can be read", str(error.strerror)
@@ -67,14 +71,12 @@ def _read(path: Path) -> bytes:
 
 def _write(out: Path, text: str) -> None:
     """The whole file, or nothing: what stood there before stays if there is no space."""
-    made = out.with_name(f".{out.name}.new")
+    from freshet.runtime.files import replace_file
+
     try:
-        made.write_text(text, encoding="utf-8")
-        made.replace(out)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            made.unlink(missing_ok=True)
-        why = error.strerror or str(error)
+        replace_file(out.resolve(), text.encode())  # a link stays one
+    except (OSError, RuntimeError) as error:  # RuntimeError: links in a circle
+        why = getattr(error, "strerror", None) or str(error)
         raise ConfigError("init", "--out", str(out), "a path that can be written to", why) from error
 
 

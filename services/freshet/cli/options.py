@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
+import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -11,12 +14,61 @@ import orjson
 
 from freshet.errors import ConfigError
 
-__all__ = ["DEFAULT_FOLDER", "emit", "examples", "existing_folder", "folder_option", "json_option", "table"]
+__all__ = [
+    "DEFAULT_FOLDER",
+    "FILE",
+    "PATH",
+    "SEED",
+    "FiniteRange",
+    "echo_json",
+    "emit",
+    "examples",
+    "existing_folder",
+    "folder_option",
+    "json_option",
+    "say",
+    "table",
+]
 
 DEFAULT_FOLDER = "freshet-run"
 """As the settings have it; not imported from there, so that --help stays fast. A test compares them."""
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+
+class _Path(click.Path):
+    """A path that is given: an empty one is a variable that was not set, and not the folder one stands in."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        """The path; of two leading slashes, which would begin a host in a URL, one is left."""
+        text = os.fspath(value)
+        if not text:
+            self.fail("a path is expected, found nothing: is a variable not set?", param, ctx)
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            self.fail(f"a path in UTF-8 is expected, found {os.fsencode(text)!r}: rename it", param, ctx)
+        if text.startswith("//"):
+            text = "/" + text.lstrip("/")
+        return Path(str(super().convert(text, param, ctx)))
+
+
+PATH = _Path(path_type=Path)
+FILE = _Path(path_type=Path, exists=True, dir_okay=False)
+"""What a verb reads, one that is there."""
+
+SEED = click.IntRange(0, 2**32 - 1)
+
+
+class FiniteRange(click.FloatRange):
+    """A number of a range: "nan", which lies in none, is refused, too."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """The number."""
+        number: float = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{value} is no finite number.", param, ctx)
+        return number
 
 
 def examples(*lines: str) -> str:
@@ -31,7 +83,7 @@ def folder_option(command: F) -> F:
     """
     return click.option(
         "--folder",
-        type=click.Path(path_type=Path),
+        type=PATH,
         envvar="FRESHET_COMMON_RUN_FOLDER",
         default=DEFAULT_FOLDER,
         show_default=True,
@@ -68,9 +120,21 @@ def _is_run(folder: Path) -> bool:
 def emit(value: Mapping[str, Any], *, as_json: bool, text: str) -> None:
     """Print the result: as one JSON line, or as text."""
     if as_json:
-        click.echo(orjson.dumps(value, option=orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY).decode())
+        echo_json(value)
     else:
         click.echo(text)
+
+
+def echo_json(value: Mapping[str, Any]) -> None:
+    """One line of JSON, in UTF-8 whatever the terminal's encoding is."""
+    options = orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY
+    click.echo(orjson.dumps(value, default=str, option=options))
+
+
+def say(line: str, *, err: bool = False) -> None:
+    """A line for who looks on: if nobody can any more (`| head`, a closed terminal), what runs goes on."""
+    with contextlib.suppress(OSError):
+        click.echo(line, err=err)
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:

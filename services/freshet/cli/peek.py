@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import orjson
 
-from freshet.cli.options import examples, existing_folder, folder_option, json_option
+from freshet.cli.options import emit, examples, existing_folder, folder_option, json_option
 from freshet.errors import ConfigError, Corrupt, FreshetError
 
 if TYPE_CHECKING:
@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from freshet.types import TopicPartition
 
 __all__ = ["command"]
+
+OFFSETS = 10**15
+"""Above every offset that a log comes to."""
 
 Decode = Callable[[bytes], Any]
 
@@ -31,9 +34,18 @@ Decode = Callable[[bytes], Any]
 )
 @click.argument("topic", required=False)
 @folder_option
-@click.option("-n", "--records", default=5, show_default=True, help="How many of the newest, per partition.")
+@click.option(
+    "-n",
+    "--records",
+    type=click.IntRange(1, OFFSETS),
+    default=5,
+    show_default=True,
+    help="How many of the newest, per partition.",
+)
 @click.option("--partition", type=int, help="One partition; without it all.")
-@click.option("--from", "start", type=int, help="Offset to begin at, instead of the newest.")
+@click.option(
+    "--from", "start", type=click.IntRange(0, OFFSETS), help="Offset to begin at, instead of the newest."
+)
 @json_option
 def command(
     topic: str | None, folder: Path, records: int, partition: int | None, start: int | None, as_json: bool
@@ -56,11 +68,7 @@ def command(
         for at in _partitions(log, topic, partition):
             for line in _lines(log, at, records, start, decode):
                 found += 1
-                click.echo(
-                    orjson.dumps(line, option=orjson.OPT_NON_STR_KEYS, default=str).decode()
-                    if as_json
-                    else _text(line)
-                )
+                emit(line, as_json=as_json, text=_text(line))
         if not found:
             click.echo(f"{topic} holds no records yet" if start is None else _none_from(start), err=True)
     finally:
@@ -76,11 +84,8 @@ def _print_topics(log: EventLog, as_json: bool) -> None:
         bounds = [log.bounds(TopicPartition(name, p)) for p in range(info.partitions)]
         held = sum(b.end - b.start for b in bounds)
         line = {"topic": name, "partitions": info.partitions, "offsets": held, "log_id": str(info.log_id)}
-        click.echo(
-            orjson.dumps(line).decode()
-            if as_json
-            else f"{name:40} {info.partitions:3} partitions {held:12} offsets"
-        )
+        text = f"{name:40} {info.partitions:3} partitions {held:12} offsets"
+        emit(line, as_json=as_json, text=text)
 
 
 def _none_from(start: int) -> str:
@@ -194,5 +199,7 @@ def _rows(value: bytes) -> Any:
 
 
 def _text(line: Mapping[str, Any]) -> str:
+    """A record in one line; what a client sent is shown to a terminal, so no control character of it is."""
     value = orjson.dumps(line["value"], option=orjson.OPT_NON_STR_KEYS, default=str).decode()
-    return f"{line['partition']}:{line['offset']} {line['key']} {value}"
+    text = f"{line['partition']}:{line['offset']} {line['key']} {value}"
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from freshet.cli.options import emit, examples, json_option
+from freshet.cli.options import FILE, PATH, SEED, FiniteRange, emit, examples, json_option
 from freshet.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -35,13 +35,17 @@ def _common(function: Callable[..., None]) -> Callable[..., None]:
             ),
             click.option(
                 "--keep",
-                type=click.Path(path_type=Path),
+                type=PATH,
                 help="Keep log, rows and versions here (--direct); new or empty.",
             ),
             click.option(
                 "--lanes", type=click.IntRange(1, 64), help="Lanes; 1 gives the same result each time."
             ),
-            click.option("--speed", type=float, help="Events a second; without it, as fast as possible."),
+            click.option(
+                "--speed",
+                type=FiniteRange(0, min_open=True),
+                help="Events a second; without it, as fast as possible.",
+            ),
             json_option,
         )
     ):
@@ -50,10 +54,14 @@ def _common(function: Callable[..., None]) -> Callable[..., None]:
 
 
 @command.command("online-retail", epilog=examples("freshet replay online-retail retail-data --lanes 1"))
-@click.argument("path", type=click.Path(path_type=Path))
-@click.option("--spec", "spec_file", type=click.Path(path_type=Path), help="Instead of ours.")
+@click.argument("path", type=PATH)
+@click.option("--spec", "spec_file", type=PATH, help="Instead of ours.")
 @click.option(
-    "--seed", default=0, show_default=True, help="Of the impressions that were not bought, and the delays."
+    "--seed",
+    type=SEED,
+    default=0,
+    show_default=True,
+    help="Of the impressions that were not bought, and the delays.",
 )
 @_common
 def retail_command(path: Path, spec_file: Path | None, seed: int, **options: Any) -> None:
@@ -76,10 +84,10 @@ def retail_command(path: Path, spec_file: Path | None, seed: int, **options: Any
         "--gateway http://127.0.0.1:7000 --speed 500",
     ),
 )
-@click.argument("spec_file", type=click.Path(path_type=Path))
-@click.option("--impressions", type=click.Path(path_type=Path, exists=True), required=True)
-@click.option("--shown", type=click.Path(path_type=Path, exists=True))
-@click.option("--actions", type=click.Path(path_type=Path, exists=True), required=True)
+@click.argument("spec_file", type=PATH)
+@click.option("--impressions", type=FILE, required=True)
+@click.option("--shown", type=FILE)
+@click.option("--actions", type=FILE, required=True)
 @_common
 def files_command(
     spec_file: Path, impressions: Path, shown: Path | None, actions: Path, **options: Any
@@ -100,10 +108,8 @@ def files_command(
 @command.command(
     "topics", epilog=examples("freshet replay topics new.toml --from freshet-run --keep new-run")
 )
-@click.argument("spec_file", type=click.Path(path_type=Path))
-@click.option(
-    "--from", "source", type=click.Path(path_type=Path), required=True, help="Run folder that has the events."
-)
+@click.argument("spec_file", type=PATH)
+@click.option("--from", "source", type=PATH, required=True, help="Run folder that has the events.")
 @click.option("--since", type=click.DateTime(), help="Only what its log took from then on (UTC).")
 @click.option("--until", type=click.DateTime(), help="Only what its log took before then (UTC).")
 @_common

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from freshet.cli.options import emit, examples, folder_option, json_option
+from freshet.cli.options import PATH, emit, examples, folder_option, json_option
 
 __all__ = ["ROLES", "command"]
 
@@ -17,7 +17,7 @@ ROLES = ("gateway", "joiner", "trainer", "inference", "console")
 
 @click.command(epilog=examples("freshet run trainer freshet.toml --folder news-run"))
 @click.argument("role", type=click.Choice(ROLES))
-@click.argument("spec_file", type=click.Path(path_type=Path))
+@click.argument("spec_file", type=PATH)
 @folder_option
 @json_option
 def command(role: str, spec_file: Path, folder: Path, as_json: bool) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from freshet.cli.options import emit, examples, folder_option, json_option
+from freshet.cli.options import SEED, FiniteRange, emit, examples, folder_option, json_option
 
 __all__ = ["DRIFT_AT", "DRIFT_EVERY", "command", "seconds_of"]
 
@@ -19,12 +19,12 @@ DRIFT_AT, DRIFT_EVERY = "150s", "5m"
 @folder_option
 @click.option(
     "--rate",
-    type=click.FloatRange(10, 5_000),
+    type=FiniteRange(10, 5_000),
     default=1_000,
     show_default=True,
     help="Events a second: items shown and actions.",
 )
-@click.option("--seed", type=click.IntRange(0), default=7, show_default=True, help="Of everything by chance.")
+@click.option("--seed", type=SEED, default=7, show_default=True, help="Of everything by chance.")
 @click.option(
     "--drift-at",
     multiple=True,

@@ -11,10 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import click
-
 from freshet.cli.kept import keep_spec, refuse_another_model
-from freshet.cli.options import emit
+from freshet.cli.options import emit, say
 from freshet.cli.ports import PORT_SETTINGS, ports_of
 from freshet.cli.run import ROLES
 from freshet.cli.trying import refuse_bad_model
@@ -167,14 +165,14 @@ def tell_ready(
 
 
 def _tell_up(run: Run, stop: threading.Event, as_json: bool) -> None:
-    def say(line: str) -> None:
-        click.echo(line, err=as_json)
+    def tell(line: str) -> None:
+        say(line, err=as_json)
 
-    if tell_ready(run.processes, run.folder, stop, say):
+    if tell_ready(run.processes, run.folder, stop, tell):
         address = console_address(run)
         if address is not None:
-            say(f"look at it: {address}")
-        say(f"all ready; `freshet status --folder {run.folder}` says how it goes, Ctrl-C stops everything")
+            tell(f"look at it: {address}")
+        tell(f"all ready; `freshet status --folder {run.folder}` says how it goes, Ctrl-C stops everything")
 
 
 def console_address(run: Run) -> str | None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from freshet.cli.options import examples, folder_option, json_option
+from freshet.cli.options import PATH, examples, folder_option, json_option
 
 __all__ = ["command"]
 
@@ -14,7 +14,7 @@ __all__ = ["command"]
 @click.command(
     epilog=examples("freshet up freshet.toml", "freshet up freshet.toml --folder news-run --no-console")
 )
-@click.argument("spec_file", type=click.Path(path_type=Path))
+@click.argument("spec_file", type=PATH)
 @folder_option
 @click.option("--console/--no-console", default=True, show_default=True, help="A page to look at, too.")
 @json_option

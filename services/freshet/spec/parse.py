@@ -15,6 +15,7 @@ from typing import Any
 
 from freshet.errors import ConfigError
 from freshet.options import Section, key_of, options_of, read_object
+from freshet.spec.files import read_small
 from freshet.spec.model import (
     Events,
     Explore,
@@ -47,7 +48,7 @@ def load_spec(path: str | Path) -> Spec:
     """Read the spec file. Raises ConfigError, for a file that cannot be read too."""
     path = Path(path)
     try:
-        text = path.read_bytes().decode("utf-8")
+        text = read_small(path).decode("utf-8").removeprefix("\ufeff")  # the mark of some editors
     except OSError as error:
         raise ConfigError(
             str(path), "", f"cannot be read: {error.strerror}", "a feature spec", SPEC_HINT

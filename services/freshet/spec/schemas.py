@@ -8,6 +8,7 @@ from pathlib import Path
 
 from freshet.errors import ConfigError
 from freshet.spec.avro import Record, parse_schema
+from freshet.spec.files import read_small
 from freshet.spec.model import Spec, Stream
 
 __all__ = ["Schemas", "load_schemas", "streams_of"]
@@ -55,7 +56,7 @@ def _load(spec: Spec, stream: Stream, where: str) -> Record:
         )
     path = Path(spec.folder) / stream.schema
     try:
-        text = path.read_bytes()
+        text = read_small(path)
     except (OSError, ValueError) as error:  # ValueError: a null character in the path
         reason = getattr(error, "strerror", None) or error
         raise ConfigError(

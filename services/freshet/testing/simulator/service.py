@@ -164,7 +164,11 @@ class Simulator:
 
     def _until_ready(self, stop: threading.Event) -> bool:
         ports = [self._settings.gateway.port, self._settings.inference.port]
+        told = False
         while not all(self._ready(port) for port in ports):
+            if not told:
+                log.info("waiting for gateway and inference to be ready", ports=ports)
+                told = True
             if stop.wait(LOOK_S):
                 return False
         return True
