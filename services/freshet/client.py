@@ -18,7 +18,7 @@ from typing import Any, Self
 import httpx
 import orjson
 
-from freshet.errors import BadInput, Overloaded, Unavailable
+from freshet.errors import BadInput, ConfigError, Overloaded, Unavailable
 
 __all__ = [
     "Ack",
@@ -118,11 +118,26 @@ def _seconds(retry_after: str | None) -> float:
     return float(text) if text.isascii() and text.isdigit() else 0.0
 
 
+def _checked(url: str) -> str:
+    """The URL of a server, without a slash at its end. Raises ConfigError if it is none."""
+    try:
+        parsed = httpx.URL(url)
+        whole = parsed.scheme in ("http", "https") and parsed.host and (parsed.port or 0) < 65_536
+        reason = "" if whole else "scheme or host is missing, or the port is none"
+    except (httpx.InvalidURL, ValueError) as error:
+        reason = str(error)
+    if reason:
+        raise ConfigError("client", "URL", url, "a URL such as http://127.0.0.1:7000", reason)
+    return url.rstrip("/")
+
+
 class _Talk:
     """What both clients say and understand; no I/O."""
 
     def __init__(self, gateway: str, inference: str, retries: RetryPolicy) -> None:
-        self.gateway, self.inference, self.retries = gateway.rstrip("/"), inference.rstrip("/"), retries
+        self.gateway, self.inference, self.retries = _checked(gateway), _checked(inference), retries
+        hosts = {httpx.URL(url).host for url in (self.gateway, self.inference)}
+        self.asks_environment = not hosts <= {"127.0.0.1", "localhost", "::1"}  # no proxy leads back here
 
     def events(self, events: Event | Sequence[Event]) -> bytes:
         return orjson.dumps(events, option=orjson.OPT_SERIALIZE_NUMPY)
@@ -218,7 +233,8 @@ def _query(ack: Ack) -> dict[str, str | int]:
 
 
 class Client:
-    """Blocking client; thread-safe. Close it, or use it in `with`."""
+    """Blocking client; thread-safe. Close it, or use it in `with`. Raises ConfigError for a URL that is none;
+    a proxy of the environment is asked for servers of other machines only."""
 
     def __init__(
         self,
@@ -229,7 +245,7 @@ class Client:
         retries: RetryPolicy | None = None,
     ) -> None:
         self._talk = _Talk(gateway, inference, retries or RetryPolicy())
-        self._http = httpx.Client(timeout=timeout_s)
+        self._http = httpx.Client(timeout=timeout_s, trust_env=self._talk.asks_environment)
 
     def impressions(self, events: Event | Sequence[Event]) -> Receipt:
         """Send what was served: one event or a batch. Returns when the log has them.
@@ -336,7 +352,7 @@ class AsyncClient:
         retries: RetryPolicy | None = None,
     ) -> None:
         self._talk = _Talk(gateway, inference, retries or RetryPolicy())
-        self._http = httpx.AsyncClient(timeout=timeout_s)
+        self._http = httpx.AsyncClient(timeout=timeout_s, trust_env=self._talk.asks_environment)
 
     async def impressions(self, events: Event | Sequence[Event]) -> Receipt:
         """As `Client.impressions`."""

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
 from freshet.client import Ack, AsyncClient, Client, EventsRefused, Receipt, RetryPolicy, Rows
-from freshet.errors import BadInput, Overloaded, Unavailable
+from freshet.errors import BadInput, ConfigError, Overloaded, Unavailable
 from freshet.runtime.endpoint import Endpoint
 from freshet.runtime.http import App, Request, Response, json_response
 from freshet.runtime.server import bind, run_server, serve
@@ -115,6 +115,28 @@ def test_a_server_that_is_not_there_is_unavailable() -> None:
         pytest.raises(Unavailable, match="3 attempts"),
     ):
         client.actions({"id": 1})
+
+
+@pytest.mark.parametrize("proxy", ["http://127.0.0.1:1", "socks5://127.0.0.1:1"])
+def test_no_proxy_is_asked_for_a_server_of_this_machine(
+    script: Scripted, monkeypatch: pytest.MonkeyPatch, proxy: str
+) -> None:
+    monkeypatch.setenv("all_proxy", proxy)
+    monkeypatch.delenv("no_proxy", raising=False)
+    script.answers = [ACKED]
+
+    with Client(script.url, script.url, retries=QUICK) as client:
+        assert len(client.actions({"id": 1}).acks) == 1
+
+
+@pytest.mark.parametrize(
+    "url", ["127.0.0.1:7000", "http://", "ftp://h", "http://[::1", "http://h:99999", "http://ä ü"]
+)
+def test_a_url_that_is_none_is_told_before_anything_is_sent(url: str) -> None:
+    with pytest.raises(ConfigError, match="expected a URL such as"):
+        Client(gateway=url)
+    with pytest.raises(ConfigError, match="expected a URL such as"):
+        AsyncClient(inference=url)
 
 
 def test_refused_events_are_raised_with_the_receipt_of_the_others(script: Scripted, client: Client) -> None:
