@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 from collections.abc import Iterator
@@ -20,14 +21,29 @@ def owner_of_port(port: int, proc: Path = Path("/proc")) -> str | None:
     for process in proc.iterdir():
         if not process.name.isdigit():
             continue
-        try:
-            for handle in (process / "fd").iterdir():
-                if os.readlink(handle) in inodes:
-                    command = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-                    return f"port {port} is held by process {process.name} ({command.strip()[:120]})"
-        except OSError:
-            continue  # it has ended, or belongs to somebody else
+        if _holds(process, inodes):
+            return f"port {port} is held by process {process.name} ({_command(process)[:120]})"
     return f"port {port} is held by a process of another user"
+
+
+def _holds(process: Path, inodes: set[str]) -> bool:
+    try:
+        handles = list((process / "fd").iterdir())
+    except OSError:
+        return False  # it has ended, or belongs to somebody else
+    for handle in handles:
+        with contextlib.suppress(OSError):  # closed meanwhile
+            if os.readlink(handle) in inodes:
+                return True
+    return False
+
+
+def _command(process: Path) -> str:
+    try:
+        said = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+    except OSError:
+        return "it has just ended"
+    return "".join(c if c.isprintable() else "?" for c in said)  # a terminal shows it
 
 
 def free_ports(count: int) -> list[int]:
