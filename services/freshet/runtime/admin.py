@@ -6,6 +6,7 @@ Prometheus, `/status` as JSON for `freshet status`.
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -64,6 +65,15 @@ ENDPOINTS: tuple[Endpoint, ...] = (LIVE, READY, METRICS_PAGE, STATUS)
 """What every service answers on its admin port."""
 
 
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that went away before it had its answer is no news; other errors are."""
+        if not isinstance(sys.exception(), ConnectionError | TimeoutError):
+            super().handle_error(request, client_address)
+
+
 class Admin:
     """Serves until closed. `ready` returns None, or why the service is not ready."""
 
@@ -107,7 +117,7 @@ class Admin:
                 """Say nothing: a scrape every few seconds is no news."""
 
         try:
-            self._server = ThreadingHTTPServer((address, port), Handler)
+            self._server = _Server((address, port), Handler)
         except OSError as error:
             raise ConfigError(
                 "admin port",
@@ -116,7 +126,6 @@ class Admin:
                 f"a free port ({error.strerror})",
                 owner_of_port(port) or "take another with FRESHET_<SERVICE>_ADMIN_PORT",
             ) from None
-        self._server.daemon_threads = True
         self._thread = threading.Thread(target=self._server.serve_forever, name="admin", daemon=True)
         self._thread.start()
 

@@ -1,13 +1,14 @@
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler
 
 import orjson
 import pytest
 from prometheus_client import CollectorRegistry, Counter
 
 from freshet.errors import ConfigError, Unavailable
-from freshet.runtime.admin import Admin
+from freshet.runtime.admin import Admin, _Server
 from freshet.runtime.lifecycle import Cleanup
 
 
@@ -75,6 +76,21 @@ def test_a_status_that_fails_is_an_error_like_any_other() -> None:
 def test_a_port_in_use_names_its_owner(admin: Admin) -> None:
     with pytest.raises(ConfigError, match=rf"port {admin.port} is held by process \d+"):
         Admin("127.0.0.1", admin.port, registry=CollectorRegistry(), ready=lambda: None, status=dict)
+
+
+@pytest.mark.parametrize(
+    ("error", "is_told"), [(BrokenPipeError(), False), (TimeoutError(), False), (ValueError("ours"), True)]
+)
+def test_a_client_that_went_away_is_no_news_in_the_log(
+    error: Exception, is_told: bool, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with _Server(("127.0.0.1", 0), BaseHTTPRequestHandler) as server:
+        try:
+            raise error
+        except Exception:
+            server.handle_error(None, ("127.0.0.1", 1))
+
+    assert ("Traceback" in capfd.readouterr().err) is is_told
 
 
 def test_everything_is_closed_in_reverse_order_whatever_fails() -> None:
