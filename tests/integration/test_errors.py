@@ -438,6 +438,32 @@ def test_a_second_gateway_on_a_port_names_the_first(
     assert "is held by process" in said.text
 
 
+@pytest.mark.parametrize(
+    ("ports", "words"),
+    [
+        ({}, "gateway port = 0"),
+        ({"GATEWAY_PORT": "1", "JOINER_ADMIN_PORT": "1"}, "a port of its own (gateway has this one)"),
+    ],
+)
+@pytest.mark.parametrize("verb", ["up freshet.toml --folder run", "demo run"])
+def test_services_that_nobody_could_find_are_not_started(
+    shell: Shell,
+    place: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    verb: str,
+    ports: dict[str, str],
+    words: str,
+) -> None:
+    for name, port in ports.items():
+        monkeypatch.setenv(f"FRESHET_{name}", port)
+
+    said = shell(*verb.split())
+
+    assert said.code == 1
+    assert words in said.text
+    assert not (place / "run" / "state" / "services.json").exists()
+
+
 def test_the_nearest_run_folder_is_offered(shell: Shell, place: Path) -> None:
     ended(place / "freshet-demo")
 

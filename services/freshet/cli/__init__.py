@@ -123,6 +123,8 @@ def _of_a_package(name: str) -> str:
 
 
 _HINTS = {
+    errno.ENOENT: "is the path right, and does the folder that you stand in still exist?",
+    errno.EISDIR: "a file is expected there, not a folder",
     errno.ENOSPC: "the disk is full: free some space and do it again",
     errno.EDQUOT: "the quota of this user is used up: free some space and do it again",
     errno.EFBIG: "no file may grow any more: see `ulimit -f`",

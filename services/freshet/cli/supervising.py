@@ -103,10 +103,14 @@ def prepare(
     configure_logging(again[1], level=settings.common.log_level, form="text")
     wanted = [*processes(spec_file, folder, settings, console=console), *more(settings)]
     supervisor = Supervisor(run, wanted, again=shlex.join(again))  # the folder is ours from here on
-    _refuse_taken_ports(wanted)
-    open_eventlog(settings.common.log_url).close()
-    refuse_another_model(spec, schemas, settings)
-    keep_spec(spec, settings)
+    try:
+        _refuse_bad_ports(wanted)
+        open_eventlog(settings.common.log_url).close()
+        refuse_another_model(spec, schemas, settings)
+        keep_spec(spec, settings)
+    except BaseException:
+        supervisor.close()
+        raise
     return Run(folder, settings, wanted, supervisor)
 
 
@@ -198,15 +202,19 @@ def _refuse_without_console() -> None:
         )
 
 
-def _refuse_taken_ports(wanted: Sequence[Process]) -> None:
+def _refuse_bad_ports(wanted: Sequence[Process]) -> None:
+    """Ports that are taken, by others or by each other, or that nobody would know."""
+    names: dict[int, str] = {}
     for process in wanted:
-        owner = owner_of_port(process.port) if process.port else None
-        if owner is not None:
-            option = PORT_SETTINGS.get(process.name, f"FRESHET_{process.name.upper()}_ADMIN_PORT")
-            raise ConfigError(
-                "up",
-                f"{process.name} port",
-                process.port,
-                f"a free port ({owner})",
-                f"stop that process, or set {option} to another port",
-            )
+        port, hint = process.port, ""
+        if not port:
+            expected = "a port that others can be told of"
+        elif port in names:
+            expected = f"a port of its own ({names[port]} has this one)"
+        elif (owner := owner_of_port(port)) is not None:
+            expected, hint = f"a free port ({owner})", "stop that process, or "
+        else:
+            names[port] = process.name
+            continue
+        option = PORT_SETTINGS.get(process.name, f"FRESHET_{process.name.upper()}_ADMIN_PORT")
+        raise ConfigError("up", f"{process.name} port", port, expected, f"{hint}set {option} to another port")

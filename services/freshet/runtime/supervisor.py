@@ -85,7 +85,11 @@ class Supervisor:
             self._kill_all()  # does something only if an error came in between
             for file in self._logs.values():
                 file.close()
-            self._lock.close()
+            self.close()
+
+    def close(self) -> None:
+        """Give the run folder back; what `run` does at its end."""
+        self._lock.close()
 
     def _look(self) -> None:
         changed = False
