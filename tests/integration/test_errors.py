@@ -464,6 +464,17 @@ def test_services_that_nobody_could_find_are_not_started(
     assert not (place / "run" / "state" / "services.json").exists()
 
 
+def test_a_demo_leaves_a_run_of_another_spec_as_it_is(shell: Shell, place: Path) -> None:
+    ended(place / "run")
+    before = contents(place)
+
+    said = shell("demo", "run")
+
+    assert said.code == 1
+    assert "an empty folder, one of the demo's, or none yet" in said.text
+    assert contents(place) == before
+
+
 def test_the_nearest_run_folder_is_offered(shell: Shell, place: Path) -> None:
     ended(place / "freshet-demo")
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from freshet.cli.demo_text import DEMO_FOLDER, click_rates, drift_lines, farewell, progress_line, span_of
-from freshet.cli.options import emit, say
+from freshet.cli.options import emit_end, say
 from freshet.cli.ports import PORT_SETTINGS, optional_ports_of, ports_of
 from freshet.cli.simulate import DRIFT_AT, DRIFT_EVERY, seconds_of
 from freshet.cli.supervising import Run, console_address, prepare, tell_ready
@@ -91,7 +91,7 @@ def run_demo(folder: Path, wish: Wish, *, seconds: float | None, as_json: bool) 
         "click_rates": rates.as_json() if rates is not None else None,
         "first_learned_s": teller.first_learned_s,
     }
-    emit(value, as_json=as_json, text="\n".join(farewell(str(folder), summary.seconds, teller.simulator)))
+    emit_end(value, as_json=as_json, text="\n".join(farewell(str(folder), summary.seconds, teller.simulator)))
 
 
 @dataclass
@@ -144,7 +144,7 @@ def _refuse_other_contents(folder: Path) -> None:
         raise ConfigError(
             "demo", "FOLDER", str(folder), "the path of a folder, or of none yet", "found a file"
         ) from None
-    if names and not names & {"freshet.toml", "log"}:
+    if names and "freshet.toml" not in names:
         some = ", ".join(sorted(names)[:3])
         raise ConfigError(
             "demo",

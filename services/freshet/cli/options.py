@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -22,6 +23,7 @@ __all__ = [
     "FiniteRange",
     "echo_json",
     "emit",
+    "emit_end",
     "examples",
     "existing_folder",
     "folder_option",
@@ -117,6 +119,14 @@ def _is_run(folder: Path) -> bool:
     return (folder / "log" / "catalog.sqlite").is_file()
 
 
+def emit_end(value: Mapping[str, Any], *, as_json: bool, text: str) -> None:
+    """Print how a run ended: as JSON for who reads it, as text for who still looks on."""
+    if as_json:
+        echo_json(value)
+    else:
+        say(text)
+
+
 def emit(value: Mapping[str, Any], *, as_json: bool, text: str) -> None:
     """Print the result: as one JSON line, or as text."""
     if as_json:
@@ -132,9 +142,14 @@ def echo_json(value: Mapping[str, Any]) -> None:
 
 
 def say(line: str, *, err: bool = False) -> None:
-    """A line for who looks on: if nobody can any more (`| head`, a closed terminal), what runs goes on."""
-    with contextlib.suppress(OSError):
+    """A line for who looks on: if nobody can any more (`| head`, a closed terminal), what runs goes on, and
+    what is left to say goes nowhere.
+    """
+    try:
         click.echo(line, err=err)
+    except OSError:
+        with contextlib.suppress(OSError, ValueError), open(os.devnull, "wb") as nowhere:
+            os.dup2(nowhere.fileno(), (sys.stderr if err else sys.stdout).fileno())
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:

@@ -79,7 +79,9 @@ def _text(ranking: Ranking) -> str:
         for place, item in enumerate(ranking.items)
     ]
     text = table(["place", "candidate", "score", *labels, *features], lines)
-    text += f"\nversion {ranking.version}, fresh to {ranking.freshness_ms} ms"
+    fresh = ranking.freshness_ms
+    text += f"\nversion {ranking.version}, "
+    text += "which has learned from nothing yet" if fresh is None else f"fresh to {fresh} ms"
     text += f", unknown {dict(ranking.unknown_rows)}" if ranking.unknown_rows else ""
     if features:
         text += (

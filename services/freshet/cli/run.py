@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from freshet.cli.options import PATH, emit, examples, folder_option, json_option
+from freshet.cli.options import PATH, emit_end, examples, folder_option, json_option
 
 __all__ = ["ROLES", "command"]
 
@@ -39,4 +39,4 @@ def command(role: str, spec_file: Path, folder: Path, as_json: bool) -> None:
     configure_logging(role, level=settings.common.log_level, form=settings.common.log_format)
     settings.common.run.create()
     RUNNERS[role](load_spec(spec_file), settings, stop)
-    emit({"role": role, "ended": "stopped"}, as_json=as_json, text=f"{role} stopped")
+    emit_end({"role": role, "ended": "stopped"}, as_json=as_json, text=f"{role} stopped")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from freshet.cli.options import SEED, FiniteRange, emit, examples, folder_option, json_option
+from freshet.cli.options import SEED, FiniteRange, emit_end, examples, folder_option, json_option
 
 __all__ = ["DRIFT_AT", "DRIFT_EVERY", "command", "seconds_of"]
 
@@ -63,7 +63,7 @@ def command(
     configure_logging("simulator", level=settings.common.log_level, form=settings.common.log_format)
     settings.common.run.create()
     run(settings, Began(seed, at, every), rate, stop=stop)
-    emit({"role": "simulator", "ended": "stopped"}, as_json=as_json, text="simulator stopped")
+    emit_end({"role": "simulator", "ended": "stopped"}, as_json=as_json, text="simulator stopped")
 
 
 def seconds_of(option: str, text: str) -> float:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from freshet.cli.kept import keep_spec, refuse_another_model
-from freshet.cli.options import emit, say
+from freshet.cli.options import emit_end, say
 from freshet.cli.ports import PORT_SETTINGS, ports_of
 from freshet.cli.run import ROLES
 from freshet.cli.trying import refuse_bad_model
@@ -21,7 +21,6 @@ from freshet.runtime.asking import why_unready
 from freshet.runtime.lifecycle import stop_on_signals
 from freshet.runtime.logging import configure_logging
 from freshet.runtime.ports import owner_of_port
-from freshet.runtime.run_state import read_state
 from freshet.runtime.supervisor import Process, Supervisor
 from freshet.runtime.token import token_of
 from freshet.seams.open import open_eventlog
@@ -69,9 +68,7 @@ class Run:
         began = time.monotonic()
         ended = self.supervisor.run(stop, drain_s=self.settings.common.drain_ms / 1000)
         teller.join(1.0)  # a line that is half said
-        state = read_state(self.settings.common.run)
-        restarts = {name: int(one["restarts"]) for name, one in state.items()}
-        return Summary(round(time.monotonic() - began, 1), ended, restarts)
+        return Summary(round(time.monotonic() - began, 1), ended, self.supervisor.restarts)
 
 
 def prepare(
@@ -126,7 +123,7 @@ def run_up(spec_file: Path, folder: Path, *, console: bool, as_json: bool) -> No
         f"  {name:10} {how}, restarted {summary.restarts.get(name, 0)} times"
         for name, how in summary.ended.items()
     ]
-    emit(summary.as_json(), as_json=as_json, text="\n".join(lines))
+    emit_end(summary.as_json(), as_json=as_json, text="\n".join(lines))
 
 
 def processes(spec_file: Path, folder: Path, settings: Settings, *, console: bool = True) -> list[Process]:

@@ -31,6 +31,7 @@ __all__ = ["Process", "Supervisor"]
 
 log = structlog.get_logger("freshet.supervisor")
 
+LOCK_FILE = "supervisor.lock"
 LOOK_S = 0.05
 """How often children are looked at: a restart is at most this late."""
 
@@ -70,15 +71,20 @@ class Supervisor:
         """`again`: the command that goes on with this folder, for those who find it stopped."""
         self._folder, self._clock, self._again = folder, clock, again
         self._children = [_Child(p) for p in processes]
-        self._lock = _take_lock(folder.state / "supervisor.lock")
+        self._lock = _take_lock(folder.state / LOCK_FILE)
         self._logs: dict[str, IO[bytes]] = {}
         self._history = _earlier(folder, clock.now_ms())
 
     def run(self, stop: threading.Event, *, drain_s: float) -> Mapping[str, str]:
-        """Keep everything running until `stop`; then stop it. Returns {service: how it ended}."""
+        """Keep everything running until `stop`; then stop it. Returns {service: how it ended}.
+
+        Raises Unavailable, with everything killed, if the run folder is moved or deleted meanwhile: services
+        would go on acknowledging into files that nobody finds, or begin others in its place.
+        """
         try:
             while not stop.is_set():
                 self._look()
+                self._refuse_lost_folder()
                 stop.wait(LOOK_S)
             return self._stop_all(drain_s)
         finally:
@@ -90,6 +96,25 @@ class Supervisor:
     def close(self) -> None:
         """Give the run folder back; what `run` does at its end."""
         self._lock.close()
+
+    @property
+    def restarts(self) -> Mapping[str, int]:
+        """{service: how often it was started again}."""
+        return {child.process.name: child.watch.restarts for child in self._children}
+
+    def _refuse_lost_folder(self) -> None:
+        mine = os.fstat(self._lock.fileno())
+        try:
+            found = os.stat(self._folder.state / LOCK_FILE)
+        except (FileNotFoundError, NotADirectoryError):
+            found = None
+        except OSError:
+            return  # it cannot be seen now: that is no sign that it is gone
+        if found is None or (found.st_dev, found.st_ino) != (mine.st_dev, mine.st_ino):
+            raise Unavailable(
+                f"{self._folder.path} was moved or deleted while it ran; its services were killed\n"
+                "  a folder that was moved goes on with `freshet up` where it is now; stop a run before that"
+            )
 
     def _look(self) -> None:
         changed = False

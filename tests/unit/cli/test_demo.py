@@ -12,6 +12,7 @@ def played(tmp_path):
     """A folder whose readers began with seed 3 and a drift after 60 s."""
     folder = RunFolder(tmp_path / "played").create()
     (folder.path / "log" / "catalog.sqlite").write_bytes(b"")
+    (folder.path / "freshet.toml").touch()
     begin(folder.state / STATE_FILE, Began(3, (60.0,), None), 1_000)
     return folder.path
 

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import pytest
 
-from freshet.errors import ConfigError, Corrupt
+from freshet.errors import ConfigError, Corrupt, Unavailable
 from freshet.runtime.run_state import RunState, read_run, read_state, write_run
 from freshet.runtime.supervisor import Process, Supervisor
 from freshet.settings import RunFolder
@@ -64,6 +64,31 @@ class Running:
         self.stop.set()
         self.thread.join()
         return self.ended
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+def test_a_folder_that_is_moved_while_it_runs_ends_the_run(folder: RunFolder, replaced: bool) -> None:
+    supervisor = Supervisor(folder, [Process("one", [sys.executable, "-c", STUBBORN], 7000)])
+    told: list[str] = []
+
+    def run() -> None:
+        with pytest.raises(Unavailable) as raised:
+            supervisor.run(threading.Event(), drain_s=10.0)
+        told.append(str(raised.value))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    pid = until(lambda: read_state(folder).get("one", {}).get("pid"))
+
+    folder.path.rename(folder.path.with_name("moved"))
+    if replaced:
+        (folder.create().state / "supervisor.lock").touch()
+    thread.join(20)
+
+    assert "was moved or deleted while it ran" in told[0]
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(str(pid)), 0)
+    assert not list(folder.state.glob("services*"))
 
 
 def test_a_killed_service_is_started_again_and_the_state_says_so(folder: RunFolder) -> None:
