@@ -116,6 +116,19 @@ def test_a_service_that_is_busy_for_a_moment_is_as_it_was_seen_last(tmp_path: Pa
     fake.stop()
 
 
+def test_a_simulator_of_another_run_is_not_shown(tmp_path: Path) -> None:
+    fake = Fake()
+    fake.start()
+    services = Services(RunFolder(tmp_path), {}, {"simulator": fake.port})
+    fake.answers["/status"] = (200, {"folder": str(tmp_path / "another")})
+    assert services.look() == {}
+
+    fake.answers["/status"] = (200, {"folder": str(tmp_path.resolve())})
+    assert services.look()["simulator"].state == "ready"
+    services.close()
+    fake.stop()
+
+
 def assert_in_time(event: threading.Event) -> None:
     assert event.wait(60)
 

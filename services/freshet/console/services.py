@@ -36,7 +36,7 @@ class Services:
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         """`ports`: where each service answers, unless the run folder's state knows another place; `optional`:
-        of those that are shown only if they answer, or are supervised."""
+        of those that are shown only if they answer and are of this run folder, or are supervised."""
         self._folder, self._ports, self._optional = folder, dict(ports), dict(optional)
         self._clock = clock
         self._pool = ThreadPoolExecutor(8, thread_name_prefix="look")
@@ -55,7 +55,7 @@ class Services:
         return {
             name: service
             for name, service in found.items()
-            if name in self._ports or name in self._state or service.state != "down"
+            if name in self._ports or name in self._state or self._is_ours(service)
         }
 
     def port(self, name: str) -> int | None:
@@ -66,6 +66,10 @@ class Services:
     def close(self) -> None:
         """Ask no more."""
         self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _is_ours(self, service: Service) -> bool:
+        """Whether what answers at a port that nobody named is of this run, and not of another one here."""
+        return service.state != "down" and service.figures.get("folder") == str(self._folder.path.resolve())
 
     def _service(self, name: str) -> Service:
         state, port = self._state.get(name, {}), self.port(name)

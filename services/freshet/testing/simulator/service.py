@@ -97,6 +97,7 @@ class Simulator:
         outbox = running.outbox if running else Outbox(self._clock)
         began = running.began if running else self._began
         return {
+            "folder": str(self._settings.common.run.path.resolve()),
             "seed": self._wanted.seed,
             "rate": self._rate,
             "measured_rate": round(running.pace.measured(self._clock.monotonic()), 1) if running else 0.0,
