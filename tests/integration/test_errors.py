@@ -522,6 +522,47 @@ def test_a_damaged_version_hides_nothing_else(shell: Shell, place: Path, verb: t
     assert str(manifest.relative_to(place)) in said.text
 
 
+@pytest.mark.parametrize("content", ["", "abc", "9" * 5000])
+@pytest.mark.parametrize("verb", [("status",), ("version", "list")], ids=" ".join)
+def test_a_damaged_alias_hides_nothing_else(
+    shell: Shell, place: Path, verb: tuple[str, ...], content: str
+) -> None:
+    ended(place / "run")
+    alias = place / "run" / "versions" / "aliases" / "stable"
+    alias.parent.mkdir()
+    alias.write_text(content)
+    (place / "run" / "versions" / "0000000001").mkdir()
+
+    said = shell(*verb, "--folder", "run")
+
+    assert said.code == 0
+    assert "damaged" in said.text
+
+
+def test_an_empty_log_is_told_from_another_programs(shell: Shell, place: Path) -> None:
+    without_data(place / "run")
+    (place / "run" / "log" / "catalog.sqlite").write_bytes(b"")
+
+    said = shell("peek", "--folder", "run")
+
+    assert said.code == 1
+    assert "found an empty file" in said.text
+
+
+def test_a_token_that_is_none_is_refused_before_anything_starts(
+    shell: Shell, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number, name in enumerate(PORT_SETTINGS.values(), 1):
+        monkeypatch.setenv(name, str(number))
+    without_data(place / "run")
+    (place / "run" / "state" / "console.token").write_text("short")
+
+    said = shell("up", "freshet.toml", "--folder", "run")
+
+    assert said.code == 1
+    assert "delete the file: the next start makes a new one" in said.text
+
+
 def test_what_makes_no_end_is_no_spec(shell: Shell, place: Path) -> None:
     said = shell("check", "/dev/zero")
 

@@ -68,10 +68,12 @@ def _versions(folder: Path) -> dict[str, Any]:
     versions = open_versions(common.versions_url)
     numbers = list(versions.numbers())
     verdict = reason = None
+    aliases: dict[str, int] = {}
     try:
         if numbers:
             newest = versions.manifest(numbers[-1])
             verdict, reason = newest.verdict, newest.reason
+        aliases = dict(versions.aliases())
     except KeyError:
         verdict = "deleted meanwhile"
     except Corrupt as error:  # trainer and inference pass it over; the rest is worth telling
@@ -81,7 +83,7 @@ def _versions(folder: Path) -> dict[str, Any]:
         "newest": numbers[-1] if numbers else None,
         "verdict": verdict,
         "reason": reason,
-        "aliases": dict(versions.aliases()),
+        "aliases": aliases,
     }
 
 

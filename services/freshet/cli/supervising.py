@@ -105,6 +105,8 @@ def prepare(
         open_eventlog(settings.common.log_url).close()
         refuse_another_model(spec, schemas, settings)
         keep_spec(spec, settings)
+        if console:
+            token_of(settings.console.token, run.state)
     except BaseException:
         supervisor.close()
         raise

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -31,7 +31,7 @@ def command() -> None:
 def list_versions(folder: Path, as_json: bool) -> None:
     """All stored versions, newest last, with their verdicts and aliases."""
     store = _store(folder)
-    aliases = store.aliases()
+    aliases = _aliases(store)
     manifests = list(_manifests(store))
     rows = [
         [
@@ -91,6 +91,14 @@ def rollback(number: int | None, folder: Path, as_json: bool) -> None:
 
 
 _PRETTY = orjson.OPT_INDENT_2 | orjson.OPT_NON_STR_KEYS
+
+
+def _aliases(store: VersionStore) -> Mapping[str, int]:
+    try:
+        return store.aliases()
+    except Corrupt as error:
+        click.echo(f"an alias is damaged: {error}", err=True)
+        return {}
 
 
 def _manifests(store: VersionStore) -> Iterator[Manifest]:

@@ -100,6 +100,11 @@ def connect(path: Path, fmt: FileFormat) -> sqlite3.Connection:
         try:
             (application_id,) = connection.execute("PRAGMA application_id").fetchone()
             (version,) = connection.execute("PRAGMA user_version").fetchone()
+            if not path.stat().st_size:
+                raise Corrupt(
+                    f"{path}: expected {fmt.what}, found an empty file\n"
+                    "  restore the file from a backup, or set it aside and start anew"
+                )
             if application_id != fmt.application_id:
                 raise Mismatch(f"{path}: expected {fmt.what} of freshet, found another program's SQLite file")
             if version != fmt.version:

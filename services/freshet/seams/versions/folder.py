@@ -34,6 +34,9 @@ from freshet.seams.versions.manifest import read_manifest, write_manifest
 __all__ = ["FolderVersionStore", "open_url"]
 
 _WEIGHTS, _MANIFEST = "weights.safetensors", "manifest.json"
+MOST_DIGITS = 18
+"""Of a version's number."""
+
 _VERDICTS = ("pending", "promoted", "held")
 
 
@@ -119,8 +122,11 @@ class FolderVersionStore:
             path = self._folder / "aliases" / alias
             with _disk(path, "read"), contextlib.suppress(FileNotFoundError):
                 text = path.read_bytes()
-                if not text.isdigit():
-                    raise Corrupt(f"{path}: expected a version's number, found {text[:40]!r}")
+                if not text.isdigit() or len(text) > MOST_DIGITS:
+                    raise Corrupt(
+                        f"{path}: expected a version's number, found {text[:40]!r}\n"
+                        f"  `freshet version promote NUMBER` sets stable anew"
+                    )
                 found[alias] = int(text)
         return found
 
