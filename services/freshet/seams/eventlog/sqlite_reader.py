@@ -24,10 +24,6 @@ _SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.001, 0.020
 """Between looks at an idle log. A look is one PRAGMA (2 µs) a file; 20 ms is small against a second's
 freshness."""
 
-_SMALL_BODY = 64 << 10
-"""Bodies up to this come with the query; larger ones are read by blob handle, which saves a copy (5.8
-against 4.4 GB/s)."""
-
 _CACHE_KIB = 2048
 """Page cache of a reader: it never looks at a chunk twice."""
 
@@ -176,17 +172,15 @@ class _FileReader:
         size, expected = 0, position.offset
         with translated(self._path, "read"):
             rows = self._db.execute(
-                "SELECT id, count, min_ms, CASE WHEN length(body) <= ? THEN body END FROM chunks "
-                "WHERE id >= ? AND id < ? ORDER BY id",
-                (_SMALL_BODY, position.chunk, chunk_id(position.id, end)),
+                "SELECT id, count, min_ms, body FROM chunks WHERE id >= ? AND id < ? ORDER BY id",
+                (position.chunk, chunk_id(position.id, end)),
             )
-            for row_id, count, min_ms, small in rows:
+            for row_id, count, min_ms, body in rows:
                 offset = row_id - chunk_id(position.id, 0)
                 if offset + count <= expected and not position.ahead:
                     continue  # assigned at what was the end: the chunk before it
                 if not offset <= expected < offset + count:
                     break
-                body = small if small is not None else self._large_body(row_id)
                 contents = unpack(body, min_ms, f"{self._path}: {position.partition} at offset {offset}")
                 position.ahead.append((offset, contents))
                 expected = offset + count
@@ -198,10 +192,6 @@ class _FileReader:
         if not position.ahead:
             raise _lost(position.partition, position.offset, start, end)
         return True
-
-    def _large_body(self, row_id: int) -> bytes:
-        with self._db.blobopen("chunks", "body", row_id, readonly=True) as blob:
-            return blob.read()
 
 
 def _next_part(position: _Position, limit: int) -> Contents:
