@@ -58,23 +58,24 @@ def test_closed_streams_take_no_output_into_a_file_of_ours(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("environment", [
     {"PYTHONIOENCODING": "ascii"},
+    {"PYTHONIOENCODING": "latin-1"},
     {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONIOENCODING": "ascii"},
     {"LC_ALL": "C"},
 ])  # fmt: skip
-def test_where_only_ascii_is_known_everything_is_said_all_the_same(
+def test_where_few_characters_are_known_everything_is_said_all_the_same(
     tmp_path: Path, environment: dict[str, str]
 ) -> None:
     folder = RunFolder(tmp_path / "run").create()
     open_eventlog(f"sqlite:{folder.log}").close()
-    service = {"pid": None, "port": 1, "since_s": 0.0, "restarts": 1, "last_exit": "größer"}
-    write_run(folder, RunState(1, {"gateway": service}, "freshet up größer.toml", stopped_ms=1))
+    service = {"pid": None, "port": 1, "since_s": 0.0, "restarts": 1, "last_exit": "größer中"}
+    write_run(folder, RunState(1, {"gateway": service}, "freshet up größer中.toml", stopped_ms=1))
 
     text = shell(f"$F status --folder {folder.path}", **environment)
     found = shell(f"$F status --folder {folder.path} --json", **environment)
 
     assert text.returncode == 0, text.stderr
-    assert "größer" in text.stdout.decode() or rb"gr\xf6\xdfer" in text.stdout
-    assert json.loads(found.stdout)["supervisor"]["again"] == "freshet up größer.toml"
+    assert "größer中".encode() in text.stdout or rb"er\u4e2d" in text.stdout
+    assert json.loads(found.stdout)["supervisor"]["again"] == "freshet up größer中.toml"
 
 
 def test_a_line_for_a_terminal_that_is_gone_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
