@@ -38,6 +38,7 @@ from freshet.types import TopicPartition
 
 LOOK_S = 5.0
 LAST_CLICKS_S = 14.0  # a window is told 8 s after its end
+WINDOW_S = 5.0  # of the simulator's figures; their seconds are not those of the drift
 RECENT_S = 15.0  # how many seconds a click rate is the mean of
 DRIFT_S = 150.0
 SETTLED_MS = 60_000
@@ -64,8 +65,8 @@ def asked(port: int) -> dict[str, Any] | None:
 
 
 def rates(windows: Windows, start_s: float, stop_s: float, what: str = "expected") -> dict[str, float]:
-    """Clicks per item shown, of each kind of slate, in [start_s, stop_s)."""
-    chosen = [w for second, w in windows.items() if start_s <= second < stop_s]
+    """Clicks per item shown, of each kind of slate, in the windows that lie within [start_s, stop_s)."""
+    chosen = [w for second, w in windows.items() if start_s <= second <= stop_s - WINDOW_S]
 
     def rate(kind: str) -> float:
         key = "clicks" if kind == "best" else what
@@ -80,7 +81,7 @@ def figures(windows: Windows, drift_s: float, end_s: float) -> dict[str, Any]:
     starts = range(0, int(end_s - RECENT_S) + 1, 5)
     recent = {s + RECENT_S: rates(windows, s, s + RECENT_S) for s in starts}
     twice = next((at for at, r in recent.items() if r["model"] >= 2 * r["random"]), None)
-    before = rates(windows, drift_s - 30, drift_s - 1)
+    before = rates(windows, drift_s - 30, drift_s)
     after = rates(windows, drift_s + 45, drift_s + 60)
     end, whole = rates(windows, end_s - 60, end_s), rates(windows, 0, end_s, "clicks")
 
