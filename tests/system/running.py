@@ -8,6 +8,8 @@ from typing import Any
 import httpx
 
 from freshet.cli.local import Local
+from freshet.cli.ports import PORT_SETTINGS
+from freshet.runtime.ports import free_ports
 from freshet.seams.eventlog import EventLog
 from freshet.spec.topics import Topics
 from tests.system import audit
@@ -57,3 +59,9 @@ def drain(system: Local, folder: Path, log: EventLog, topics: Topics, impression
     wait_until("all windows are decided", decided, within_s=60)
     wait_until("all samples are trained on", trained, within_s=60)
     wait_until("a version has learned from all samples", in_a_version, within_s=30)
+
+
+def own_ports() -> dict[str, str]:
+    """Settings that give every service a free port, for a `freshet up` of a test beside others."""
+    ports = free_ports(len(PORT_SETTINGS))
+    return dict(zip(PORT_SETTINGS.values(), map(str, ports), strict=True))

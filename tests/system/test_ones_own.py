@@ -36,7 +36,7 @@ from freshet.spec.schemas import load_schemas
 from freshet.spec.topics import topics_of
 from freshet.tables import Plan
 from freshet.types import F32
-from tests.system.running import drain, status, url_of
+from tests.system.running import drain, own_ports, status, url_of
 from tests.system.waiting import wait_until
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(280)]
@@ -225,13 +225,9 @@ def test_up_refuses_a_model_that_cannot_be_trained_before_anything_starts(tmp_pa
 def up(spec_file: Path, folder: Path) -> str:
     """What `freshet up` says as it refuses."""
     command = [sys.executable, "-m", "freshet.cli", "up", str(spec_file), "--folder", str(folder)]
-    ports = [
-        f"FRESHET_{name}_PORT"
-        for name in ("GATEWAY", "INFERENCE", "JOINER_ADMIN", "TRAINER_ADMIN", "CONSOLE")
-    ]
     environment = {
         **os.environ,
-        **dict.fromkeys(ports, "0"),
+        **own_ports(),
         "PYTHONPATH": str(Path(freshet.__file__).parents[1]),
     }
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=environment)

@@ -26,7 +26,7 @@ from freshet.spec import Spec, load_spec
 from freshet.spec.render import render
 from freshet.spec.topics import topics_of
 from tests.system import audit
-from tests.system.running import LEDGER, drain, status, url_of
+from tests.system.running import LEDGER, drain, own_ports, status, url_of
 from tests.system.traffic import Impression
 from tests.system.waiting import wait_until, wait_until_nothing_differs
 
@@ -83,7 +83,7 @@ def up(spec_file: Path, folder: Path, environment: Mapping[str, str] | None = No
     with_us = {"PYTHONPATH": str(Path(freshet.__file__).parents[1])}
     return subprocess.Popen(
         [sys.executable, "-m", "freshet.cli", "up", str(spec_file), "--folder", str(folder)],
-        env={**os.environ, **with_us, **(environment or {})},
+        env={**os.environ, **own_ports(), **with_us, **(environment or {})},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

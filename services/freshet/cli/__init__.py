@@ -13,7 +13,7 @@ from difflib import get_close_matches
 
 import click
 
-from freshet.cli.streams import mend_streams
+from freshet.cli.streams import let_go, mend_streams
 from freshet.errors import FreshetError
 from freshet.release import RELEASE
 
@@ -98,6 +98,10 @@ def main() -> None:
         sys.exit(1)
     except OSError as error:
         click.echo(_of_the_system(error), err=True)
+        try:
+            sys.stdout.flush()
+        except OSError:  # the error was of what is printed
+            let_go(sys.stdout)
         sys.exit(1)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import os
 import sys
@@ -13,6 +12,7 @@ from typing import Any, TypeVar
 import click
 import orjson
 
+from freshet.cli.streams import let_go
 from freshet.errors import ConfigError
 
 __all__ = [
@@ -148,8 +148,7 @@ def say(line: str, *, err: bool = False) -> None:
     try:
         click.echo(line, err=err)
     except OSError:
-        with contextlib.suppress(OSError, ValueError), open(os.devnull, "wb") as nowhere:
-            os.dup2(nowhere.fileno(), (sys.stderr if err else sys.stdout).fileno())
+        let_go(sys.stderr if err else sys.stdout)
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import sys
+from typing import TextIO
 
-__all__ = ["mend_streams"]
+__all__ = ["let_go", "mend_streams"]
 
 _NAMES = ("stdin", "stdout", "stderr")
 
@@ -24,6 +26,12 @@ def mend_streams() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper) and stream.errors in ("strict", "surrogateescape"):
             stream.reconfigure(errors="backslashreplace")
+
+
+def let_go(stream: TextIO) -> None:
+    """After a write to it failed: what it still holds goes nowhere, instead of failing again at the end."""
+    with contextlib.suppress(OSError, ValueError), open(os.devnull, "wb") as nowhere:
+        os.dup2(nowhere.fileno(), stream.fileno())
 
 
 def _is_open(number: int) -> bool:

@@ -149,7 +149,6 @@ def test_any_course_of_appends_trims_and_reads_is_that_of_a_list(
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("freshet.seams.eventlog.chunks.CHUNK_BYTES", 500)
         patched.setattr("freshet.seams.eventlog.sqlite_reader.CHUNK_BYTES", 700)
-        patched.setattr("freshet.seams.eventlog.sqlite_reader._SMALL_BODY", 200)
         for what, which, how in steps:
             partition = (T0, T1)[which % 2]
             rows, first = kept[which % 2], start[which % 2]
