@@ -67,7 +67,7 @@ lint: $(READY_TO_TEST) ## ruff, mypy --strict, import-linter.
 native-test: $(READY_TO_TEST) ## C++ unit tests and a short fuzz run, under the address and undefined-behaviour sanitizers.
 	@ops/native-test "$(SKIP)"
 
-bench: build ## Measure; BENCH="table log" for some of it, BENCH=--list for what there is.
+bench: build ## Measure; BENCH="--quick --json" in 3 minutes, BENCH="table log" for some of it, BENCH=--list for what there is.
 	PYTHONPATH=services $(BIN)/python -m tests.perf $(BENCH)
 
 wheel: $(BIN)/python ## Build the wheel into dist/.

@@ -1,19 +1,28 @@
-"""`make bench`: every measurement of this folder that takes seconds, one after the other.
+"""`make bench`: measurements of this folder, one after the other, each in a process of its own.
 
-    python -m tests.perf              all of them
-    python -m tests.perf table log    some of them
-    python -m tests.perf --list       what there is
+    python -m tests.perf                      all that take seconds or a few minutes
+    python -m tests.perf table log --quick    some of them, with less of everything
+    python -m tests.perf --json               only the JSON line
+    python -m tests.perf --list               what there is
 
-Each is a command of its own (`python -m tests.perf.table`) and prints its figures. Quote ratios of one run:
-machines are shared and their speed drifts.
+Prints a table of each and, last, one JSON line: {"machine": {...}, "table": {...}, ...}. What fails is named
+there under `failed` and makes the exit status 1; the others still run. Quote ratios of one run: machines are
+shared and their speed drifts.
 """
 
 from __future__ import annotations
 
-import subprocess
+import argparse
+import json
 import sys
+import time
+from collections.abc import Mapping, Sequence
 
-QUICK = {
+from tests.perf.machine import machine
+from tests.perf.report import Figures, table
+from tests.perf.runner import run_measurement
+
+NAMES = {
     "log": "appends to the SQLite log, and reads in blocks",
     "rowstore": "flushes to the SQLite row store, scans, reads by key",
     "table": "lookups and steps of rows, plans of batches",
@@ -22,31 +31,63 @@ QUICK = {
     "measures": "what measuring costs the trainer a batch",
     "model_step": "the default model's step, fp32 and bf16",
     "rank": "rank requests, stage by stage and over HTTP",
-    "freshness": "from a click to the score that has learned from it, under 500 events a second",
+    "freshness": "from a click to the score that has learned from it, beside other events",
 }
-SLOW = {
+"""What follows the contract of `tests.perf.report`: `make bench` runs it."""
+BY_HAND = {
     "learning_check": "the hedge beside each of its experts alone",
+    "demo_learning": "does the demo's spec learn the demo's world, without servers",
+    "demo_seeds": "the demo for several seeds, with all services",
     "swaps": "twenty version swaps under load from wrk: answers that were not 2xx, latencies",
     "dense_engines": "the dense part by our functions, ONNX Runtime and torch; needs onnx, onnxruntime",
+    "streams": "downloads recorded streams and makes them events",
     "versus_vw": "Vowpal Wabbit on the same samples at equal delay",
 }
+"""What takes minutes, data or other programs: `python -m tests.perf.NAME` says how."""
+QUICK_LIMIT_S, LIMIT_S = 120.0, 1200.0
+"""Longer than any measurement takes; one that hangs ends then."""
 
 
-def main() -> int:
-    """Run what was asked for; the exit status counts the ones that failed."""
-    wanted = [name for name in sys.argv[1:] if not name.startswith("--")] or list(QUICK)
-    if "--list" in sys.argv:
-        print("\n".join(f"{name:15} {what}" for name, what in {**QUICK, **SLOW}.items()))
+def main(words: Sequence[str] | None = None, names: Mapping[str, str] = NAMES) -> int:
+    """Run what was asked for; the exit status is 1 if some of it failed, 2 for a name that there is not."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("names", nargs="*", metavar="NAME")
+    parser.add_argument("--quick", action="store_true", help="less of everything: 3 minutes in all")
+    parser.add_argument("--json", action="store_true", help="print only the JSON line")
+    parser.add_argument("--list", action="store_true", help="what there is")
+    options = parser.parse_args(words)
+    if options.list:
+        print("\n".join(f"{name:15} {what}" for name, what in names.items()))
+        print("\nby hand (python -m tests.perf.NAME):")
+        print("\n".join(f"{name:15} {what}" for name, what in BY_HAND.items()))
         return 0
-    unknown = [name for name in wanted if name not in QUICK]
+    unknown = [name for name in options.names if name not in names]
     if unknown:
-        print(f"no quick measurement {unknown[0]!r}; there are {', '.join(QUICK)}", file=sys.stderr)
+        there = f"there are {', '.join(names)}"
+        hint = "it is run by hand" if unknown[0] in BY_HAND else there
+        print(f"no measurement {unknown[0]!r} for `python -m tests.perf`; {hint}", file=sys.stderr)
         return 2
-    failed = 0
-    for name in wanted:
-        print(f"\n== {name}: {QUICK[name]}", flush=True)
-        failed += subprocess.run([sys.executable, "-m", f"tests.perf.{name}"], check=False).returncode != 0
-    return failed
+
+    figures: Figures = {"machine": machine(), "quick": options.quick}
+    failed: dict[str, str] = {}
+    began = time.monotonic()
+    for name in options.names or names:
+        if not options.json:
+            print(f"\n== {name}: {names[name]}", flush=True)
+        limit_s = QUICK_LIMIT_S if options.quick else LIMIT_S
+        found = run_measurement(f"tests.perf.{name}", ["--quick"] if options.quick else [], limit_s)
+        if isinstance(found, str):
+            failed[name] = found
+            print(f"{name} failed: {found}", file=sys.stderr, flush=True)
+            continue
+        figures[name] = found
+        if not options.json:
+            print(table(found), flush=True)
+    figures["took_s"] = round(time.monotonic() - began, 1)
+    if failed:
+        figures["failed"] = failed
+    print(json.dumps(figures), flush=True)
+    return 1 if failed else 0
 
 
 if __name__ == "__main__":

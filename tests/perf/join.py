@@ -1,15 +1,15 @@
 """How many events a second one core joins: decoding, state, splicing and blocks, without the log.
 
-    PYTHONPATH=services python tests/perf/join.py [--events 400000]
+    python -m tests.perf.join [--events 300000] [--quick] [--json]
 
-Processor time is told, not the clock's: a joiner shares its core with other services.
-Events are the retail stream's shape: a request with 8 items (an event), every tenth item is bought. Time is
-told once for single impressions, where every event is an impression, and once for lists of 8.
+Bound by the cache misses of its hash tables of open windows and by copying payloads. Processor time is told,
+not the clock's: a joiner shares its core with other services. Events are the retail stream's shape: a request
+with 8 items (an event), every tenth item is bought. Time is told once for single impressions, where every
+event is an impression, and once for lists of 8.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import time
 
@@ -23,6 +23,7 @@ from freshet.joiner.plan import join_plan
 from freshet.spec.avro import Record, parse_schema
 from freshet.spec.parse import parse_spec
 from freshet.types import BytesColumn, Records
+from tests.perf.report import Figures, command
 
 SPEC = """
 name = "perf"
@@ -115,8 +116,8 @@ def records(values: list[bytes], start: int, now: int) -> Records:
     )
 
 
-def measure(emit: str, items: int, events: int) -> None:
-    """Join `events` events and print the rates."""
+def join(emit: str, items: int, events: int) -> Figures:
+    """Join `events` requests of so many items, and the actions on them."""
     plan = join_plan(parse_spec(SPEC.format(emit=emit)), hash_text)
     decoder = SpecDecoder(parse_spec(SPEC.format(emit=emit)), plan, Schemas())
     joiner = Joiner(plan)
@@ -152,21 +153,26 @@ def measure(emit: str, items: int, events: int) -> None:
             spent[name] += seconds
     total, n = sum(spent.values()), sum(offsets)
     assert samples == events * items, (samples, events * items)
-    shares = ", ".join(f"{name} {seconds / total:.0%}" for name, seconds in spent.items())
-    print(
-        f"{emit:6} {items} items a request: {n / total / 1e3:6.0f}k events/s, "
-        f"{samples / total / 1e3:6.0f}k samples/s ({shares})"
-    )
+    return {
+        "events_per_s": n / total,
+        "samples_per_s": samples / total,
+        **{f"{name}_share": seconds / total for name, seconds in spent.items()},
+    }
+
+
+def measure(quick: bool = False, events: int | None = None) -> Figures:
+    """Both shapes in both modes."""
+    events = events or (100_000 if quick else 300_000)
+    return {
+        f"{emit}_{items}_{'item' if items == 1 else 'items'}": join(emit, items, events // items)
+        for emit in ("early", "window")
+        for items in (1, 8)
+    }
 
 
 def main() -> None:
-    """Measure both shapes in both modes."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--events", type=int, default=300_000)
-    events = parser.parse_args().events
-    for emit in ("early", "window"):
-        measure(emit, 1, events)
-        measure(emit, 8, events // 8)
+    """Measure and print."""
+    command(measure, __doc__, {"events": int})
 
 
 if __name__ == "__main__":

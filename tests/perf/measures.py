@@ -1,7 +1,8 @@
 """What measuring costs the trainer: processor time of `Quality.add` and `finished_windows` a batch.
 
-    PYTHONPATH=services python -m tests.perf.measures [--beside ../other/services]
+    python -m tests.perf.measures [--batches 3000] [--beside ../other/services] [--quick] [--json]
 
+Bound by instructions: measures are computed cell by cell, and histograms are merged when windows close.
 Batches of 256 samples at 4,000 a second, two labels (windows of 10 and 20 s), a segment of 100 values, a
 tenth explored, 2,000 items. The time is the thread's own. With `--beside` the code of another checkout is
 measured in turns with this one, in processes of their own, and both are told: machines are shared and their
@@ -10,7 +11,6 @@ speed drifts.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import statistics
@@ -29,6 +29,7 @@ from freshet.spec.model import Explore
 from freshet.spec.parse import parse_spec
 from freshet.trainer.quality import Quality
 from freshet.types import F32, Fence, OffsetRange
+from tests.perf.report import Figures, command
 
 SPEC = """
 name = "perf"
@@ -56,7 +57,7 @@ SPREAD = np.uint64(0x9E3779B97F4A7C15)
 TELL_EVERY = 16  # batches: about once a second, as the trainer asks for windows
 
 
-def batches(count: int) -> Iterator[tuple[TrainBatch, F32]]:
+def made_of(count: int) -> Iterator[tuple[TrainBatch, F32]]:
     """Batches with what the model says of them: positives some seconds after they were served, negatives
     when their windows have closed."""
     rng = np.random.default_rng(0)
@@ -83,12 +84,12 @@ def batches(count: int) -> Iterator[tuple[TrainBatch, F32]]:
         yield batch, predictions[2]
 
 
-def measure(count: int) -> dict[str, float]:
+def costs(count: int) -> Figures:
     """Milliseconds of this thread's time a batch."""
     spec = parse_spec(SPEC)
     quality = Quality(replace(spec, serve=replace(spec.serve, explore=Explore(policy="epsilon", share=0.1))))
     adding = telling = 0
-    for turn, (batch, predictions) in enumerate(batches(count)):
+    for turn, (batch, predictions) in enumerate(made_of(count)):
         start = time.thread_time_ns()
         quality.add(batch, predictions)
         added = time.thread_time_ns()
@@ -96,36 +97,35 @@ def measure(count: int) -> dict[str, float]:
         if turn % TELL_EVERY == TELL_EVERY - 1:
             quality.finished_windows()
             telling += time.thread_time_ns() - added
-    return {"add ms a batch": adding / count / 1e6, "windows ms a batch": telling / count / 1e6}
+    return {"add_ms_per_batch": adding / count / 1e6, "windows_ms_per_batch": telling / count / 1e6}
 
 
-def in_turns(folders: list[Path], count: int, rounds: int) -> None:
-    """Measure checkouts one after the other, again and again; prints the medians."""
-    found: dict[Path, list[dict[str, float]]] = {folder: [] for folder in folders}
+def in_turns(folders: dict[str, Path], count: int, rounds: int) -> Figures:
+    """Measure checkouts one after the other, again and again: the medians of each."""
+    found: dict[str, list[Figures]] = {name: [] for name in folders}
     for _ in range(rounds):
-        for folder in folders:
-            words = [sys.executable, "-m", "tests.perf.measures", "--batches", str(count)]
+        for name, folder in folders.items():
+            words = [sys.executable, "-m", "tests.perf.measures", "--json", "--batches", str(count)]
             path = os.pathsep.join([str(folder), str(Path.cwd())])
             told = subprocess.check_output(words, env={**os.environ, "PYTHONPATH": path})
-            found[folder].append(json.loads(told))
-    for folder, runs in found.items():
-        print(
-            json.dumps({"code": str(folder), **{k: statistics.median(r[k] for r in runs) for k in runs[0]}})
-        )
+            found[name].append(json.loads(told))
+    return {name: {k: statistics.median(r[k] for r in runs) for k in runs[0]} for name, runs in found.items()}
+
+
+def measure(
+    quick: bool = False, batches: int | None = None, beside: Path | None = None, rounds: int = 3
+) -> Figures:
+    """This checkout's costs; in turns with those of another, whose folder `services` is `beside`."""
+    count = batches or (600 if quick else 3_000)
+    if beside is None:
+        return costs(count)
+    here = Path(__file__).resolve().parents[2] / "services"
+    return in_turns({"beside": beside.resolve(), "here": here}, count, rounds)
 
 
 def main() -> None:
-    """Measure as the words of the command say."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--batches", type=int, default=3_000)
-    parser.add_argument("--beside", type=Path, help="the folder `services` of another checkout")
-    parser.add_argument("--rounds", type=int, default=3)
-    options = parser.parse_args()
-    if options.beside is None:
-        print(json.dumps(measure(options.batches)))
-    else:
-        here = Path(__file__).resolve().parents[2] / "services"
-        in_turns([options.beside.resolve(), here], options.batches, options.rounds)
+    """Measure and print."""
+    command(measure, __doc__, {"batches": int, "beside": Path, "rounds": int})
 
 
 if __name__ == "__main__":

@@ -1,25 +1,25 @@
 """Samples/s of the default model's step: gather, forward, loss, backward, row gradients and dense step.
 
-    python -m tests.perf.model_step [seconds a case]
+    python -m tests.perf.model_step [--seconds 3] [--quick] [--json]
 
-The model of the budgets: 26 ids, 13 dense numbers, dim 16, MLP 256-128; lanes of 256 rows in lock-step, as
-the trainer runs them. Rows are looked up beforehand: tables are not part of this.
+Bound by the multiply-adds of its matrices where batches are large, and by passing over rows where they are
+small. The model of the budgets: 26 ids, 13 dense numbers, dim 16, MLP 256-128; lanes of 256 rows in
+lock-step, as the trainer runs them. Rows are looked up beforehand: tables are not part of this.
 """
 
 from __future__ import annotations
 
-import sys
 import threading
 import time
 
 import numpy as np
 
-from freshet.model import build_model
 from freshet.model.hedge import HedgeDense
+from tests.perf.report import Figures, command
 from tests.unit.model.specs import make_batch, make_spec
 
 
-def measure(
+def samples_per_s(
     precision: str, lanes: int, rows: int, seconds: float, kernels: str | None = None
 ) -> tuple[float, str]:
     """Samples/s over all lanes, and the hot loops used."""
@@ -56,10 +56,22 @@ def measure(
     return steps[0] * lanes * rows / (time.perf_counter() - begin), model.native.kernels
 
 
-if __name__ == "__main__":
-    seconds = float(sys.argv[1]) if len(sys.argv) > 1 else 3.0
-    assert build_model(make_spec(), training=True)
+def measure(quick: bool = False, seconds: float | None = None) -> Figures:
+    """Both precisions, one lane and two, small batches and larger ones."""
+    figures: Figures = {}
     for precision in ("fp32", "bf16"):
+        figures[precision] = {}
         for lanes, rows in ((1, 256), (2, 256), (1, 1024), (2, 1024)):
-            rate, kernels = measure(precision, lanes, rows, seconds)
-            print(f"{precision}  {lanes} lanes of {rows:4}  {rate / 1000:6.0f}k samples/s  ({kernels})")
+            rate, kernels = samples_per_s(precision, lanes, rows, seconds or (0.5 if quick else 3.0))
+            figures[precision][f"lanes_{lanes}_rows_{rows}"] = {"samples_per_s": rate}
+        figures[precision]["kernels"] = kernels
+    return figures
+
+
+def main() -> None:
+    """Measure and print."""
+    command(measure, __doc__, {"seconds": float})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,22 +1,24 @@
-"""Speed of the parameter table: plan, lookup, row-wise Adagrad; `python -m tests.perf.table [resident rows]`.
+"""Speed of the parameter table: plan, lookup, row-wise Adagrad.
 
-Rows are those of the default model: two scalars and a vector of 16, 128 bytes. Keys of a batch are unique and
-drawn uniformly over the resident rows, the worst case for the caches. Prints medians of repeated runs.
+    python -m tests.perf.table [--resident 1000000] [--quick] [--json]
+
+Bound by memory: a lookup of a resident row is a miss of the caches for its slot and one for the row. Rows are
+those of the default model: two scalars and a vector of 16, 128 bytes. Keys of a batch are unique and drawn
+uniformly over the resident rows, the worst case for the caches. Medians of repeated runs.
 """
 
 from __future__ import annotations
 
 import statistics
-import sys
 import threading
 import time
 from collections.abc import Callable
 
 import numpy as np
 
-from freshet._native import instruction_set
 from freshet.tables import Plan, Store
 from freshet.types import F32, U64, OffsetRange
+from tests.perf.report import Figures, command
 from tests.unit.tables.building import BatchKeys, group, hedge_group, rule, store_of
 
 BUCKETS = 1024
@@ -47,7 +49,8 @@ def seconds(run: Callable[[int], None], threads: int) -> float:
     return time.perf_counter() - start
 
 
-def measure_plan() -> None:
+def plans(quick: bool) -> Figures:
+    figures: Figures = {}
     for rows in (4096, 256):
         n = rows * FEATURES
         rng = np.random.default_rng(1)
@@ -57,15 +60,16 @@ def measure_plan() -> None:
         starts = np.arange(0, n + 1, rows, dtype=np.uint32)
         for name, column in (("zipf", keys), ("uniform", mixed(rng.integers(0, 10**7, n).astype(np.uint64)))):
             times = []
-            for _ in range(200 if rows == 256 else 60):
+            for _ in range((200 if rows == 256 else 60) // (4 if quick else 1)):
                 start = time.perf_counter()
                 plan.build(column, starts)
                 times.append(time.perf_counter() - start)
-            took = statistics.median(times) * 1e3
-            print(f"plan {n:7d} ids, {name:8s} {len(plan.keys):6d} unique: {took:.3f} ms")
+            took = statistics.median(times)
+            figures[f"{name}_of_{n}"] = {"ids_per_s": n / took, "ms": took * 1e3, "unique": len(plan.keys)}
+    return figures
 
 
-def fill(store: Store, resident: int) -> None:
+def fill(store: Store, resident: int) -> Figures:
     out = np.empty((100_000, store.layout.groups[0].width), np.float32)
     worst = total = 0.0
     for first in range(0, resident, 100_000):
@@ -74,12 +78,11 @@ def fill(store: Store, resident: int) -> None:
         store.lookup(0, batch.keys, batch.tables, batch.bucket_starts, out[: len(batch.keys)])
         took = time.perf_counter() - start
         total, worst = total + took, max(worst, took)
-    print(f"  create {resident / total / 1e6:.1f} M rows/s, worst batch of 100,000: {worst * 1e3:.1f} ms")
+    return {"rows_per_s": resident / total, "worst_batch_of_100000_ms": worst * 1e3}
 
 
-def measure(name: str, store: Store, resident: int, unique: int, batches: int) -> None:
-    print(f"{name}: {resident:,} resident, batches of {unique:,} unique rows")
-    fill(store, resident)
+def steps(store: Store, resident: int, unique: int, batches: int, rounds: int) -> Figures:
+    figures: Figures = {"resident": resident, "create": fill(store, resident)}
     width = store.layout.groups[0].width
     for threads in (1, 2):
         rng = np.random.default_rng(threads)
@@ -102,27 +105,37 @@ def measure(name: str, store: Store, resident: int, unique: int, batches: int) -
 
         for what, run in (("lookup", look), ("push", step)):
             rates = []
-            for _ in range(5):
-                rates.append(rows / seconds(run, threads) / 1e6)
+            for _ in range(rounds):
+                rates.append(rows / seconds(run, threads))
                 store.collect_publish(1 << 60)
                 store.collect_flush()
-            median = statistics.median(rates)
-            print(f"  {what:6s} {threads} threads: {median:5.1f} M rows/s (best {max(rates):.1f})")
-    memory = store.memory()
-    print(f"  {memory.bytes / resident:.0f} B a row")
+            figures[f"{what}_{threads}_threads"] = {"rows_per_s": statistics.median(rates)}
+    figures["bytes_per_row"] = store.memory().bytes / resident
+    return figures
+
+
+def measure(quick: bool = False, resident: int | None = None) -> Figures:
+    """Plans, and the rows of the default model and of plain vectors in fp32 and bf16."""
+    resident = resident or (200_000 if quick else 1_000_000)
+    rounds, share = (3, 2) if quick else (5, 1)
+    vector = group(("vector", 16, rule("rowwise_adagrad"), 0.01))
+    half = hedge_group((0,), precision="bf16")
+    return {
+        "plan": plans(quick),
+        "hedge_of_46000": steps(
+            store_of(hedge_group((0,)), buckets=BUCKETS), resident, 46_000, 10 // share, rounds
+        ),
+        "hedge_of_5000": steps(
+            store_of(hedge_group((0,)), buckets=BUCKETS), resident, 5_000, 90 // share, rounds
+        ),
+        "vectors_of_46000": steps(store_of(vector, buckets=BUCKETS), resident, 46_000, 10 // share, rounds),
+        "hedge_bf16_of_46000": steps(store_of(half, buckets=BUCKETS), resident, 46_000, 10 // share, rounds),
+    }
 
 
 def main() -> None:
-    resident = int(float(sys.argv[1])) if len(sys.argv) > 1 else 1_000_000
-    print(f"instruction set {instruction_set()}")
-    measure_plan()
-    for unique, batches in ((46_000, 10), (5_000, 90)):
-        default = store_of(hedge_group((0,)), buckets=BUCKETS)
-        measure("default model's rows", default, resident, unique, batches)
-    vector = group(("vector", 16, rule("rowwise_adagrad"), 0.01))
-    measure("vectors only", store_of(vector, buckets=BUCKETS), resident, 46_000, 10)
-    half = hedge_group((0,), precision="bf16")
-    measure("bf16 vectors", store_of(half, buckets=BUCKETS), resident, 46_000, 10)
+    """Measure and print."""
+    command(measure, __doc__, {"resident": int})
 
 
 if __name__ == "__main__":
