@@ -1,0 +1,48 @@
+"""The peers, and what is installed for each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+__all__ = ["PEERS", "Peer"]
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """A trainer that freshet is compared with, and its environment build/peers/<name>.
+
+    requirements are installed with what they depend on, bare ones with `pip --no-deps`: for packages whose
+    stated dependencies are wrong for us, so that what they really import stands among the requirements.
+    """
+
+    about: str
+    requirements: tuple[str, ...] = ()  # "name==version" each
+    bare: tuple[str, ...] = ()  # likewise, without dependencies
+    base: str | None = None  # the peer whose packages this one sees; has no base itself
+    imports: tuple[str, ...] = ()  # must import once all is installed
+    environment: Mapping[str, str] = field(default_factory=dict)  # variables that its users would set, too
+
+
+PEERS: dict[str, Peer] = {
+    "torch": Peer(
+        about="plain torch, written by hand",
+        requirements=("torch==2.13.0", "numpy==2.4.6"),
+        imports=("torch",),
+    ),
+    "torchrec": Peer(
+        about="TorchRec: fused row-wise Adagrad of FBGEMM's table-batched embeddings",
+        requirements=(
+            "cloudpickle==3.1.2",
+            "mypy-extensions==1.2.0",
+            "pyre-extensions==0.0.32",
+            "pyvers==0.2.3",
+            "tqdm==4.70.1",
+            "typing-inspect==0.9.0",
+        ),
+        # torchrec asks for fbgemm-gpu, which is CUDA's, and for torchmetrics, which only its metrics need.
+        bare=("torchrec==1.8.0", "fbgemm-gpu-cpu==1.8.0", "tensordict==0.15.3"),
+        base="torch",
+        imports=("fbgemm_gpu", "torchrec"),
+    ),
+}
