@@ -25,6 +25,7 @@ from tests.perf.runner import run_measurement
 NAMES = {
     "log": "appends to the SQLite log, and reads in blocks",
     "rowstore": "flushes to the SQLite row store, scans, reads by key",
+    "codecs": "codecs of rows, and publish and flush through the shard",
     "table": "lookups and steps of rows, plans of batches",
     "decode": "records a second from Avro to keys and columns",
     "join": "events a second through the joiner's core",
