@@ -221,6 +221,7 @@ class HedgeLane:
         groups: list[_Group],
         dense: F32,
         predictions: F32,
+        requests: tuple[U32, Sequence[U8]] | None = None,
     ) -> None: ...
     def add(self, other: HedgeLane) -> None: ...
     def clear(self) -> None: ...
@@ -289,6 +290,26 @@ def extract_events(
     plan: EventPlan, program: Program, data: U8, ends: I64, framed: bool, /
 ) -> ExtractedTuple: ...
 def splice(data: U8, spans: I64, /) -> BytesTuple: ...
+
+# --- requests (bind_requests.cpp)
+
+class RequestPlan:
+    def __init__(
+        self,
+        decode: DecodePlan,
+        explode: bool,
+        time_in_element: bool,
+        column_in_element: Sequence[bool],
+        list_in_element: Sequence[bool],
+        dense_in_element: Sequence[bool],
+        part_in_element: Sequence[bool],
+        /,
+    ) -> None: ...
+    def check(self, program: Program, /) -> None: ...
+
+def decode_requests(
+    plan: RequestPlan, program: Program, data: U8, ends: I64, counts: U32, /
+) -> tuple[int, list[tuple[U64, U32, list[int]]], list[U32], F32, I64]: ...
 
 # --- blocks of samples (bind_blocks.cpp)
 

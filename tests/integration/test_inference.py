@@ -29,7 +29,9 @@ from freshet.cli.rank import command as rank
 from freshet.client import Ack, Client
 from freshet.errors import BadInput
 from freshet.features import EventExtractor
+from freshet.inference.pipeline import Pipeline, Scored
 from freshet.inference.service import run
+from freshet.model import build_model
 from freshet.spec.avro import parse_schema, served_schema, to_json
 from freshet.spec.model import Explore, Spec
 from freshet.spec.parse import load_spec, parse_spec
@@ -162,6 +164,54 @@ def test_a_page_of_another_site_is_not_logged_as_served(world: World) -> None:
 
     assert (answer.status_code, answer.json()["error"]["code"]) == (403, "origin")
     assert len(logged) == 1
+
+
+def test_requests_that_come_together_get_the_answers_that_each_gets_alone(server: Running) -> None:
+    asked: list[dict[str, Any]] = [
+        {
+            "context": CONTEXT | {"user": {"id": u, "country": "DE", "last_items": [u]}},
+            "candidates": c,
+        }
+        for u in range(4, 12)
+        for c in (CANDIDATES, CANDIDATES[:3], [{"id": u, "age_s": 1.5}])
+    ]
+    bad: dict[str, Any] = {"candidates": [{"age_s": 1.0}]}
+
+    def ask(change: dict[str, Any]) -> tuple[Any, Any, Any]:
+        answer = server.rank(**change).json()
+        return answer.get("items"), answer.get("unknown_rows"), answer.get("error")
+
+    alone = [ask(change) for change in [*asked, bad]]
+    with ThreadPoolExecutor(12) as pool:
+        together = [list(pool.map(ask, [*asked, bad])) for _ in range(4)]
+
+    assert together == [alone] * 4
+    assert alone[-1][2]["code"] == "bad_input"
+
+
+def test_requests_scored_together_have_the_scores_of_each_alone_to_the_bit(server: Running) -> None:
+    world = server.world
+    pipeline = Pipeline(world.spec, RANKED)
+    model = build_model(world.spec, training=False)
+    model.load_state(world.versions.get(0).tensors, weights_only=True)
+    events = [
+        {**whole(CANDIDATES[:n], request), "user": {"id": user, "country": None, "last_items": [user]}}
+        for request, (user, n) in enumerate([(5, 10), (999, 3), (6, 1), (5, 7)])
+    ]
+    asked = [pipeline.encoded([event], len(event["items"])) for event in events]
+    no_key = pipeline.encoded([{**events[0], "request_id": None}], 10)
+
+    together = pipeline.score_all([*asked, no_key], world.rows, model)
+
+    assert isinstance(together.pop(), BadInput)
+    for found in (together, pipeline.score_all(asked, world.rows, model)):
+        for one, alone in zip(found, asked, strict=True):
+            assert isinstance(one, Scored)
+            expected = pipeline.score_one(alone, world.rows, model)
+            np.testing.assert_array_equal(one.predictions, expected.predictions)
+            np.testing.assert_array_equal(one.scores, expected.scores)
+            assert one.unknown == expected.unknown
+    assert together[1].unknown["user"] == 3  # type: ignore[union-attr]
 
 
 def test_items_come_best_first_and_no_more_than_wanted(server: Running) -> None:

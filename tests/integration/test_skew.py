@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 from freshet.cli.training import Training
-from freshet.features import Decoded, SampleDecoder
+from freshet.features import Decoded, DecodedRequests, SampleDecoder
 from freshet.inference.pipeline import Lookup, Pipeline, Scored
 from freshet.inference.versions import Scorer
 from freshet.model import build_model
@@ -76,6 +76,21 @@ def keys_of(decoded: Decoded) -> Keys:
     return list(zip(*columns, strict=True))
 
 
+def keys_of_one(decoded: DecodedRequests) -> Keys:
+    """The keys of each candidate of one request; what the candidates share stands there once."""
+    columns: list[list[tuple[int, ...]]] = []
+    for group, shared in zip(decoded.groups, decoded.shared, strict=True):
+        starts = group.feature_starts.tolist()
+        for f, (start, stop, ends) in enumerate(zip(starts, starts[1:], group.list_ends, strict=False)):
+            span = group.keys[start:stop]
+            if shared[f]:
+                columns.append([tuple(span.tolist())] * decoded.size)
+                continue
+            bounds = np.arange(1, decoded.size + 1) if ends is None else ends
+            columns.append([tuple(part.tolist()) for part in np.split(span, bounds[:-1].astype(np.int64))])
+    return list(zip(*columns, strict=True))
+
+
 def trainers_side(loop: Loop, logged: Logged, version: int) -> Side:
     """The logged bytes by the trainer's own decoder, rows and model, in serving mode."""
     decoder = SampleDecoder(SPEC, LAYOUT, loop.registry.get)
@@ -109,7 +124,7 @@ def looked_up(training: Training, batch: Decoded) -> ModelInputs:
     return ModelInputs(batch.size, groups, batch.dense, None)
 
 
-def served_side(answers: list[Answer], seen: list[tuple[Decoded, Scored]], logged: Logged) -> Side:
+def served_side(answers: list[Answer], seen: list[tuple[DecodedRequests, Scored]], logged: Logged) -> Side:
     """What the server worked with, put into the order of the log."""
     keys: Keys = []
     dense, predictions = [], []
@@ -117,7 +132,7 @@ def served_side(answers: list[Answer], seen: list[tuple[Decoded, Scored]], logge
     for request_id in dict.fromkeys(logged.requests()):
         answer, decoded, scored = by_request[request_id]
         order = [item["index"] for item in answer.body["items"]]
-        all_keys = keys_of(decoded)
+        all_keys = keys_of_one(decoded)
         keys += [all_keys[i] for i in order]
         dense.append(decoded.dense[order])
         predictions.append(scored.predictions[order])
@@ -127,13 +142,13 @@ def served_side(answers: list[Answer], seen: list[tuple[Decoded, Scored]], logge
 
 
 @contextmanager
-def watched() -> Iterator[list[tuple[Decoded, Scored]]]:
+def watched() -> Iterator[list[tuple[DecodedRequests, Scored]]]:
     """Collects what serving decoded and scored, request by request."""
-    seen: list[tuple[Decoded, Scored]] = []
+    seen: list[tuple[DecodedRequests, Scored]] = []
     original = Pipeline.score
 
     def score(
-        self: Pipeline, samples: Decoded, table: Lookup, scorer: Scorer, *, explain: bool = False
+        self: Pipeline, samples: DecodedRequests, table: Lookup, scorer: Scorer, *, explain: bool = False
     ) -> Scored:
         scored = original(self, samples, table, scorer, explain=explain)
         seen.append((samples, scored))

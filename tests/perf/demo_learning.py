@@ -152,8 +152,9 @@ class Loop:
     def _rank(self, body: bytes) -> tuple[int, bytes]:
         asked, now_ms = parse_rank(body, 100), self._clock.now_ms()
         context = {**asked.context, "ts": now_ms}
-        samples = self._pipeline.candidates(events_of(self._spec, context, asked.candidates))
-        scored = self._pipeline.score(samples, self.learner.store, self.learner.scorer)
+        events = events_of(self._spec, context, asked.candidates)
+        encoded = self._pipeline.encoded(events, len(asked.candidates))
+        scored = self._pipeline.score_one(encoded, self.learner.store, self.learner.scorer)
         found = order(scored.scores, asked.k, self._spec.serve.explore, self._rng)
         events = served_events(
             self._spec, context, asked.candidates, found, scored.scores, scored.predictions, 0

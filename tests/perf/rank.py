@@ -61,10 +61,12 @@ def stages(world: World, seconds: float) -> dict[str, float]:
     asked = body()
     request = parse_rank(asked, CANDIDATES)
     events = events_of(spec, request.context, request.candidates)
-    samples = pipeline.candidates(events)
+    encoded = pipeline.encoded(events, CANDIDATES)
+    samples = pipeline.requests([encoded])
     return {
         "parse_us": micros(lambda: parse_rank(asked, CANDIDATES), seconds),
-        "encode_and_decode_us": micros(lambda: pipeline.candidates(events), seconds),
+        "encode_us": micros(lambda: pipeline.encoded(events, CANDIDATES), seconds),
+        "decode_us": micros(lambda: pipeline.requests([encoded]), seconds),
         "lookup_and_score_us": micros(lambda: pipeline.score(samples, table, model), seconds),
     }
 

@@ -30,7 +30,7 @@ from freshet.spec.model import Feature, Spec
 from freshet.spec.steps import Column, column_of, native_first
 from freshet.types import I64, U32, U64, BytesColumn
 
-__all__ = ["SampleDecoder"]
+__all__ = ["Columns", "SampleDecoder", "columns_of", "steps_of"]
 
 KEY, LIST, DENSE, BUCKET, SERVED = range(5)  # FeatureSink in feature_decode.hpp
 EXPLORED = key_of(True, 0)
@@ -48,9 +48,9 @@ class SampleDecoder:
         """`schemas` gives the sample schema of a writer's schema id; called once for each id."""
         self._spec = spec
         self._schemas = schemas
-        self._columns = _columns_of(spec, layout)
+        self._columns = columns_of(spec, layout)
         self._plan = self._columns.plan(spec, layout)
-        self._steps = _steps_of(spec, layout)
+        self._steps = steps_of(spec, layout)
         self._programs: dict[int, Compiled] = {}
 
     def program(self, schema_id: int) -> Compiled:
@@ -132,7 +132,7 @@ class SampleDecoder:
 
 
 @dataclass(frozen=True, slots=True)
-class _Columns:
+class Columns:
     """Where each feature goes: the key columns, lists and dense columns of a spec."""
 
     column_of: Mapping[int, int]  # feature index -> key column
@@ -145,6 +145,7 @@ class _Columns:
 
     @property
     def dense(self) -> int:
+        """How many dense columns there are."""
         return len(self.dense_of)
 
     def plan(self, spec: Spec, layout: Layout) -> _native.DecodePlan:
@@ -194,7 +195,7 @@ class _Columns:
 
     def program(self, spec: Spec, schema: Record, where: str) -> Compiled:
         """The program for records of this schema."""
-        wants = [want for f in spec.features for want in self._wants(f, schema, where)]
+        wants = [want for f in spec.features for want in self.wants(f, schema, where)]
         path = ".".join(p for p in (spec.events.served.explode, SERVED_FIELD) if p)
         if _has_array(schema, f"{path}.predictions"):
             wants.append(Want(f"{path}.predictions", SERVED, 0, NUMBERS, "served predictions", many=True))
@@ -203,7 +204,8 @@ class _Columns:
             wants.append(Want(f"{path}.explored", KEY, self.explored_column, found, "served explored"))
         return compile_program(schema, wants, where=where)
 
-    def _wants(self, f: Feature, schema: Record, where: str) -> list[Want]:
+    def wants(self, f: Feature, schema: Record, where: str) -> list[Want]:
+        """What a feature reads of a record."""
         if f.field is None:
             return []
         what, salt = f"feature {f.name!r}", table_salt(f.table) if f.table else 0
@@ -227,7 +229,8 @@ class _Columns:
                 return []
 
 
-def _columns_of(spec: Spec, layout: Layout) -> _Columns:
+def columns_of(spec: Spec, layout: Layout) -> Columns:
+    """Where the features of a spec go. Raises ConfigError for a segment of several values."""
     column_of: dict[int, int] = {}
     list_of: dict[int, int] = {}
     for group in layout.groups:
@@ -246,10 +249,10 @@ def _columns_of(spec: Spec, layout: Layout) -> _Columns:
     dense_of = {index: d for d, index in enumerate(layout.dense)}
     labels = tuple(label.name for label in spec.labels)
     explored = len(column_of) + len(segments)
-    return _Columns(column_of, list_of, dense_of, spec.train.segments, segments, explored, labels)
+    return Columns(column_of, list_of, dense_of, spec.train.segments, segments, explored, labels)
 
 
-def _steps_of(spec: Spec, layout: Layout) -> list[tuple[int, Column]]:
+def steps_of(spec: Spec, layout: Layout) -> list[tuple[int, Column]]:
     """Dense columns that the native decoder leaves something to do for, with what it is."""
     columns = ((d, column_of(spec.features[f], spec.folder)) for d, f in enumerate(layout.dense))
     return [(d, column) for d, column in columns if column is not None]

@@ -6,6 +6,7 @@ from freshet.runtime.http import HTTP_METRICS
 from freshet.runtime.metrics import Metric
 
 __all__ = [
+    "BATCH_REQUESTS",
     "CANDIDATES",
     "CORRUPT_DELTAS",
     "EXPLORED",
@@ -21,6 +22,13 @@ __all__ = [
 ]
 
 CANDIDATES = Metric("freshet_inference_candidates", "counter", "candidates", "Candidates scored.")
+BATCH_REQUESTS = Metric(
+    "freshet_inference_batch_requests",
+    "histogram",
+    "requests",
+    "Rank requests scored together.",
+    buckets=(1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0),
+)
 UNKNOWN_ROWS = Metric(
     "freshet_inference_unknown_rows", "counter", "values", "Values without a row, by feature.", ("feature",)
 )
@@ -54,6 +62,7 @@ SERVED_QUEUE = Metric(
 
 METRICS = (
     *HTTP_METRICS,
+    BATCH_REQUESTS,
     CANDIDATES,
     UNKNOWN_ROWS,
     EXPLORED,

@@ -1,7 +1,8 @@
 """From requests to predictions: encoded, decoded in serving mode, looked up, scored. One thread's; owns its
 scratch memory.
 
-Letters: B samples, L labels, U unique rows of a store group, S floats of a row, N occurrences.
+Letters: R requests, B samples (candidates of all of them), L labels, U unique rows of a store group, S floats
+of a row, N occurrences.
 """
 
 from __future__ import annotations
@@ -14,12 +15,20 @@ import numpy as np
 import orjson
 
 from freshet.errors import BadInput
-from freshet.features import Decoded, EventExtractor, GroupKeys, JsonTranscoder, SampleDecoder
+from freshet.features import (
+    Decoded,
+    DecodedRequests,
+    GroupKeys,
+    JsonTranscoder,
+    RequestDecoder,
+    SampleDecoder,
+)
 from freshet.inference.explaining import FeatureRows, rows_of_feature
 from freshet.inference.fields import request_schema, row_schema
 from freshet.inference.oip_rows import inputs_of
+from freshet.inference.unknown import Unknown, values_without_row
 from freshet.inference.versions import Scorer
-from freshet.model.inputs import GroupInputs, ModelInputs
+from freshet.model.inputs import GroupInputs, ModelInputs, scores_requests
 from freshet.spec.avro import Record, sample_schema
 from freshet.spec.expression import compile_score
 from freshet.spec.layout import layout_of
@@ -27,9 +36,7 @@ from freshet.spec.model import Spec
 from freshet.tables import Plan
 from freshet.types import F32, I64, U8, U32, U64, BytesColumn
 
-__all__ = ["Lookup", "Pipeline", "Scored"]
-
-_REQUEST, _ROW = 0, 1  # the schemas that samples of a pipeline are written by
+__all__ = ["Encoded", "Lookup", "Pipeline", "Scored"]
 
 
 class Lookup(Protocol):
@@ -52,6 +59,14 @@ class Lookup(Protocol):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Encoded:
+    """One request as Avro, ready to be decoded with others."""
+
+    events: BytesColumn  # one, or one a candidate in a spec that explodes no array
+    candidates: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Scored:
     """Predictions of B samples."""
 
@@ -61,26 +76,34 @@ class Scored:
     rows: Mapping[str, FeatureRows] | None = None  # by feature; None: not asked
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _LookedUp:
+    """One store group's part of a batch."""
+
+    inputs: GroupInputs
+    found: U8  # (U,)
+    touched: U32 | None  # (U,) None: not asked
+
+
 class Pipeline:
     """Requests of one spec. Not thread-safe: plans are reused from request to request."""
 
     def __init__(self, spec: Spec, served: Record) -> None:
         """`served`: the user's schema of served events. Raises ConfigError if the spec does not fit it."""
         stream = spec.events.served
-        request = request_schema(spec, served)
+        request, sample = request_schema(spec, served), sample_schema(served, stream.explode)
         self._spec, self._layout = spec, layout_of(spec)
-        self.inputs = inputs_of(spec, sample_schema(served, stream.explode))
-        names = [one.name for one in self.inputs]
-        row = row_schema(sample_schema(served, stream.explode), names)
-        schemas = {_REQUEST: sample_schema(request, stream.explode), _ROW: row}
+        self.inputs = inputs_of(spec, sample)
+        row = row_schema(sample, [one.name for one in self.inputs])
         self._requests = JsonTranscoder(
             request, ignore_unknown=True
         )  # fields that no feature reads are logged only
         self._rows = JsonTranscoder(row)
-        self._extract = EventExtractor(stream, request)
-        self._decoder = SampleDecoder(spec, self._layout, schemas.__getitem__)
+        self._decoder = RequestDecoder(spec, self._layout, request)
+        self._row_decoder = SampleDecoder(spec, self._layout, lambda _: row)
         self._score = compile_score(spec.serve.score)
         self._labels = [label.name for label in spec.labels]
+        self._features = [[spec.features[f].name for f in g.features] for g in self._layout.groups]
         self._plans = [
             Plan(tables=np.array([self._table(f) for f in group.features], np.uint8), buckets=spec.buckets)
             for group in self._layout.groups
@@ -91,74 +114,136 @@ class Pipeline:
         assert name is not None, "features of a group have a table"
         return self._spec.table(name).id
 
-    def candidates(self, events: Sequence[Mapping[str, Any]]) -> Decoded:
-        """Samples of served events, one for each impression, in order.
+    # --- bytes
 
-        Raises BadInput naming the field, if an event does not fit the schema or lacks a part of its key.
-        """
-        encoded = _encoded(self._requests, events)
-        found = self._extract.extract(encoded, framed=False)
-        if len(found.bad):
-            raise BadInput(f"the request cannot be read: {found.why[0]}")
-        return self._decoded(found.samples(encoded), _REQUEST, found.times_ms)
+    def encoded(self, events: Sequence[Mapping[str, Any]], candidates: int) -> Encoded:
+        """A request's served events as Avro. Raises BadInput, naming the field, if one does not fit."""
+        return Encoded(_encoded(self._requests, events), candidates)
+
+    def requests(self, asked: Sequence[Encoded]) -> DecodedRequests:
+        """Candidates of R requests, decoded together; if any cannot be, those are named in `bad`."""
+        counts = np.array([one.candidates for one in asked], np.uint32)
+        return self._decoder.decode(_joined(asked), counts)
 
     def rows(self, rows: Sequence[Mapping[str, Any]], times_ms: I64) -> Decoded:
         """Samples given field by field, with the event time of each. Raises BadInput."""
-        return self._decoded(_encoded(self._rows, rows), _ROW, times_ms)
-
-    def _decoded(self, payloads: BytesColumn, schema: int, times_ms: I64) -> Decoded:
-        decoded = self._decoder.decode(payloads, schema, times_ms, serving=True)
+        decoded = self._row_decoder.decode(_encoded(self._rows, rows), 0, times_ms, serving=True)
         if len(decoded.bad):
-            raise BadInput(f"the request cannot be read: {decoded.why[0]}")
+            raise _unreadable(decoded.why[0])
         return decoded
 
-    def score(self, samples: Decoded, table: Lookup, scorer: Scorer, *, explain: bool = False) -> Scored:
-        """Predict with the rows and weights as they are now; with `explain`, say what the rows are."""
-        groups: list[GroupInputs] = []
-        unknown: dict[str, int] = {}
-        facts: dict[str, FeatureRows] | None = {} if explain else None
-        for index, keys in enumerate(samples.groups):
-            groups.append(self._looked_up(index, keys, table, unknown, facts))
-        predictions = scorer.score(ModelInputs(samples.size, groups, samples.dense, None))
-        columns = dict(zip(self._labels, predictions.T.astype(np.float64), strict=True))
-        scores = self._score.numbers(columns, samples.size)
-        return Scored(predictions, scores.astype(np.float32), unknown, facts)
+    # --- scores
+
+    def score(
+        self, samples: Decoded | DecodedRequests, table: Lookup, scorer: Scorer, *, explain: bool = False
+    ) -> Scored:
+        """Predict rows, or the candidates of one request, with the rows and weights as they are now; with
+        `explain`, say what the rows are."""
+        inputs, groups = self._inputs(samples, table, touched=explain)
+        if explain or not scores_requests(scorer):
+            inputs = inputs.expanded()
+        scores, predictions = self._predicted(inputs, scorer)
+        (unknown,) = self._unknown(samples, groups)
+        facts = self._facts(inputs, groups) if explain else None
+        return Scored(predictions, scores, unknown, facts)
+
+    def score_one(self, asked: Encoded, table: Lookup, scorer: Scorer, *, explain: bool = False) -> Scored:
+        """Predict the candidates of one request. Raises BadInput if it cannot be read, as a key is null."""
+        samples = self.requests([asked])
+        if len(samples.bad):
+            raise _unreadable(samples.why[0])
+        return self.score(samples, table, scorer, explain=explain)
+
+    def score_all(self, asked: Sequence[Encoded], table: Lookup, scorer: Scorer) -> list[Scored | BadInput]:
+        """Predict requests of several clients together: for each what `score` gives it alone, to the bit, or
+        why it cannot be read."""
+        if len(asked) > 1 and not scores_requests(scorer):
+            return [one for a in asked for one in self.score_all([a], table, scorer)]
+        samples = self.requests(asked)
+        if len(samples.bad):
+            return self._without_bad(asked, samples, table, scorer)
+        if len(asked) == 1:
+            return [self.score(samples, table, scorer)]
+        inputs, groups = self._inputs(samples, table, touched=False)
+        scores, predictions = self._predicted(inputs, scorer)
+        unknown = self._unknown(samples, groups)
+        cuts = samples.request_ends[:-1]
+        parts = zip(np.split(predictions, cuts), np.split(scores, cuts), unknown, strict=True)
+        return [Scored(p, s, u) for p, s, u in parts]
+
+    def _without_bad(
+        self, asked: Sequence[Encoded], samples: DecodedRequests, table: Lookup, scorer: Scorer
+    ) -> list[Scored | BadInput]:
+        if len(asked) == 1:
+            return [_unreadable(samples.why[0])]
+        return [one for a in asked for one in self.score_all([a], table, scorer)]
+
+    def _inputs(
+        self, samples: Decoded | DecodedRequests, table: Lookup, *, touched: bool
+    ) -> tuple[ModelInputs, list[_LookedUp]]:
+        shared: Sequence[U8 | None] = [None] * len(samples.groups)
+        request_ends = None
+        if isinstance(samples, DecodedRequests):
+            shared, request_ends = samples.shared, samples.request_ends
+        groups = [
+            self._looked_up(index, keys, shared[index], table, touched=touched)
+            for index, keys in enumerate(samples.groups)
+        ]
+        inputs = [g.inputs for g in groups]
+        return ModelInputs(samples.size, inputs, samples.dense, None, request_ends), groups
 
     def _looked_up(
-        self,
-        index: int,
-        keys: GroupKeys,
-        table: Lookup,
-        unknown: dict[str, int],
-        facts: dict[str, FeatureRows] | None,
-    ) -> GroupInputs:
+        self, index: int, keys: GroupKeys, shared: U8 | None, table: Lookup, *, touched: bool
+    ) -> _LookedUp:
         plan, group = self._plans[index], self._layout.groups[index]
         count = plan.build(keys.keys, keys.feature_starts)
         rows = np.empty((count, group.width), np.float32)
         found = np.empty(count, np.uint8)
-        touched = None if facts is None else np.empty(count, np.uint32)
+        when = np.empty(count, np.uint32) if touched else None
         table.lookup(
-            index, plan.keys, plan.tables, plan.bucket_starts, rows,
-            create=False, found=found, touched=touched,
-        )  # fmt: skip
-        positions = plan.positions
-        if facts is not None and touched is not None:
-            for place, feature in enumerate(group.features):
-                mine = positions[keys.feature_starts[place] : keys.feature_starts[place + 1]]
-                ends = keys.list_ends[place]
-                candidates = len(mine) if ends is None else len(ends)
-                facts[self._spec.features[feature].name] = rows_of_feature(
-                    mine, ends, found, touched, candidates
-                )
-        if count and not found.all():
-            missing = np.append(found == 0, False)[positions]  # -1, a null, is the last: not missing
-            sums = np.zeros(len(positions) + 1, np.int64)
-            np.cumsum(missing, out=sums[1:])
-            at = sums[keys.feature_starts].tolist()
-            for feature, before, after in zip(group.features, at, at[1:], strict=False):
-                if after > before:
-                    unknown[self._spec.features[feature].name] = after - before
-        return GroupInputs(rows, positions, keys.feature_starts, keys.list_ends)
+            index, plan.keys, plan.tables, plan.bucket_starts, rows, create=False, found=found, touched=when
+        )
+        inputs = GroupInputs(rows, plan.positions, keys.feature_starts, keys.list_ends, shared)
+        return _LookedUp(inputs, found, when)
+
+    def _predicted(self, inputs: ModelInputs, scorer: Scorer) -> tuple[F32, F32]:
+        """(B,) scores and (B, L) predictions."""
+        predictions = scorer.score(inputs)
+        columns = dict(zip(self._labels, predictions.T.astype(np.float64), strict=True))
+        return self._score.numbers(columns, inputs.size).astype(np.float32), predictions
+
+    def _unknown(self, samples: Decoded | DecodedRequests, groups: Sequence[_LookedUp]) -> list[Unknown]:
+        """Of each request, values that have no row; rows that are no request's count as one request."""
+        ends = samples.request_ends if isinstance(samples, DecodedRequests) else np.array([samples.size])
+        out: list[Unknown] = [{} for _ in range(len(ends))]
+        for names, group in zip(self._features, groups, strict=True):
+            values_without_row(names, group.inputs, group.found, ends, out)
+        return out
+
+    def _facts(self, inputs: ModelInputs, groups: Sequence[_LookedUp]) -> dict[str, FeatureRows]:
+        """What the rows of each feature are; `inputs` share nothing."""
+        facts: dict[str, FeatureRows] = {}
+        for names, one, group in zip(self._features, inputs.groups, groups, strict=True):
+            assert group.touched is not None, "asked for where facts are"
+            for f, (name, ends) in enumerate(zip(names, one.list_ends, strict=True)):
+                mine = one.positions[one.feature_starts[f] : one.feature_starts[f + 1]]
+                facts[name] = rows_of_feature(mine, ends, group.found, group.touched, inputs.size)
+        return facts
+
+
+def _joined(asked: Sequence[Encoded]) -> BytesColumn:
+    if len(asked) == 1:
+        return asked[0].events
+    columns = [one.events for one in asked]
+    before = np.cumsum([0, *(len(column.data) for column in columns[:-1])])
+    return BytesColumn(
+        np.concatenate([column.data for column in columns]),
+        np.concatenate([column.ends + start for column, start in zip(columns, before, strict=True)]),
+    )
+
+
+def _unreadable(why: str) -> BadInput:
+    return BadInput(f"the request cannot be read: {why}")
 
 
 def _encoded(transcoder: JsonTranscoder, values: Sequence[Mapping[str, Any]]) -> BytesColumn:

@@ -26,6 +26,8 @@ __all__ = ["HedgeDense", "HedgeLane"]
 class HedgeDense:
     """`DenseModel` of kinds `hedge` and `linear`."""
 
+    scores_requests = True
+
     def __init__(
         self, spec: Spec, *, training: bool, precision: Precision, kernels: str | None = None
     ) -> None:
@@ -225,5 +227,11 @@ class HedgeLane:
 
 def _score(model: HedgeDense, lane: _native.HedgeLane, inputs: ModelInputs) -> F32:
     predictions = np.empty((inputs.size, model.labels), np.float32)
-    lane.score(model.native, groups_of(inputs), inputs.dense, predictions)
+    requests = None
+    if inputs.request_ends is not None:
+        shared = [
+            np.zeros(len(g.list_ends), np.uint8) if g.shared is None else g.shared for g in inputs.groups
+        ]
+        requests = inputs.request_ends, shared
+    lane.score(model.native, groups_of(inputs), inputs.dense, predictions, requests)
     return predictions

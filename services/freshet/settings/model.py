@@ -158,6 +158,13 @@ class Inference:
     max_candidates: int = option(
         "deployment", "a request with more is refused with 413", Integer(1, 1_000_000), default=10_000
     )
+    batch_budget_ms: int = option(
+        "deployment",
+        "rank requests that wait are scored together while that should take no longer; 0: one by one",
+        Duration(0, SECOND),
+        key="batch_budget",
+        default=5,
+    )
     max_body_bytes: int = option(
         "deployment", "a larger request is refused with 413", Integer(KIB, GIB), default=16 * MIB
     )

@@ -58,9 +58,12 @@ void forward_backward(HedgeLane& lane, const HedgeModel& model, nb::list groups,
   lane.forward_backward(batch.view, learn_dense, predictions.data(), losses.data(), rows.data());
 }
 
-void score(HedgeLane& lane, const HedgeModel& model, nb::list groups, In2<float> dense, Out2<float> predictions) {
+void score(HedgeLane& lane, const HedgeModel& model, nb::list groups, In2<float> dense, Out2<float> predictions,
+           const std::optional<std::tuple<In<std::uint32_t>, std::vector<In<std::uint8_t>>>>& requests) {
   if (predictions.shape(1) != static_cast<std::size_t>(model.labels())) throw std::invalid_argument("expected predictions (B, L)");
-  Batch batch(model.plan().input, groups, dense, static_cast<std::int64_t>(predictions.shape(0)));
+  std::optional<Sharing> sharing;
+  if (requests) sharing = Sharing{std::get<0>(*requests), std::get<1>(*requests)};
+  Batch batch(model.plan().input, groups, dense, static_cast<std::int64_t>(predictions.shape(0)), sharing ? &*sharing : nullptr);
   nb::gil_scoped_release free;
   lane.score(batch.view, predictions.data());
 }
@@ -110,7 +113,8 @@ void bind_model(nb::module_& m) {
   nb::class_<HedgeLane>(m, "HedgeLane", "One thread's scratch and gradient sums.")
       .def(nb::init<const HedgeModel&, bool>(), nb::keep_alive<1, 2>(), nb::arg("model"), nb::arg("training"))
       .def("forward_backward", &forward_backward)
-      .def("score", &score)
+      .def("score", &score, nb::arg("model"), nb::arg("groups"), nb::arg("dense"), nb::arg("predictions"), nb::arg("requests").none() = nb::none(),
+           "Predict; `requests` is (ends of each request's samples, per group which features have one occurrence a request).")
       .def("add", &HedgeLane::add, nb::call_guard<nb::gil_scoped_release>(), "Take another lane's sums and zero them.")
       .def("clear", &HedgeLane::clear, nb::call_guard<nb::gil_scoped_release>())
       .def("gradients", [](nb::handle self) {

@@ -35,16 +35,28 @@ inline InputPlan input_plan(const InputTuple& from) {
   return plan;
 }
 
+// Requests whose samples stand one after the other, and which features have one occurrence (or list) a request.
+struct Sharing {
+  In<std::uint32_t> request_ends;         // (R,)
+  std::vector<In<std::uint8_t>> shared;  // per group (features,)
+};
+
 // The numpy arrays of a batch, held for as long as native code reads them.
 struct Batch {
   BatchView view;
+  const Sharing* sharing;
   std::vector<In2<float>> rows;
   std::vector<Out2<float>> gradients;
   std::vector<In<std::int32_t>> positions;
   std::vector<In<std::uint32_t>> counts;
 
-  Batch(const InputPlan& plan, nb::list groups, In2<float> dense, std::int64_t size) {
+  Batch(const InputPlan& plan, nb::list groups, In2<float> dense, std::int64_t size, const Sharing* with = nullptr) : sharing(with) {
     view.size = size;
+    if (sharing) {
+      if (sharing->shared.size() != plan.groups.size()) throw std::invalid_argument("model inputs: expected what each group shares");
+      view.request_ends = sharing->request_ends.data();
+      view.requests = static_cast<std::int64_t>(sharing->request_ends.shape(0));
+    }
     if (static_cast<std::int64_t>(dense.shape(0)) != size || dense.shape(1) != plan.dense.size())
       throw std::invalid_argument("model inputs: expected dense numbers (" + std::to_string(size) + ", " +
                                   std::to_string(plan.dense.size()) + "), found (" + std::to_string(dense.shape(0)) + ", " +
@@ -70,13 +82,20 @@ struct Batch {
     group.positions = positions.back().data();
     group.occurrences = static_cast<std::int64_t>(positions.back().shape(0));
     group.starts = counts.back().data();
+    if (sharing) {
+      const auto& shared = sharing->shared[view.groups.size()];
+      if (shared.shape(0) != features) throw std::invalid_argument("model inputs: expected a flag of sharing for each feature");
+      group.shared = shared.data();
+    }
     for (const nb::handle ends : nb::cast<nb::sequence>(from[3])) {
       if (ends.is_none()) {
         group.ends.push_back(nullptr);
         continue;
       }
       counts.push_back(nb::cast<In<std::uint32_t>>(ends));
-      if (static_cast<std::int64_t>(counts.back().shape(0)) != size) throw std::invalid_argument("model inputs: expected a list end a sample");
+      const std::size_t f = group.ends.size();
+      const std::int64_t lists = group.shared && f < features && group.shared[f] ? view.requests : size;
+      if (static_cast<std::int64_t>(counts.back().shape(0)) != lists) throw std::invalid_argument("model inputs: expected a list end a sample");
       group.ends.push_back(counts.back().data());
     }
     view.groups.push_back(std::move(group));

@@ -15,4 +15,5 @@ NB_MODULE(_native, m) {
   freshet::bind_avro(m);
   freshet::bind_blocks(m);
   freshet::bind_features(m);
+  freshet::bind_requests(m);
 }

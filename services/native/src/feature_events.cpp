@@ -2,19 +2,15 @@
 
 #include <algorithm>
 #include <charconv>
-#include <cmath>
-#include <limits>
 #include <string>
 #include <stdexcept>
 
 #include "freshet/avro_walk.hpp"
+#include "freshet/event_time.hpp"
 
 namespace freshet {
 namespace {
 
-constexpr std::int64_t kMaxTimeMs = 253'402'300'799'999;  // the end of the year 9999
-constexpr std::int64_t kNoTime = std::numeric_limits<std::int64_t>::min();
-constexpr std::int64_t kBadTime = kNoTime + 1;
 constexpr std::size_t kFrame = 5;
 
 void demand(bool ok, const char* what) {
@@ -90,8 +86,6 @@ struct EventHandler {
     inside = false;
   }
 
-  static std::int64_t in_range(std::int64_t ms) { return ms >= -kMaxTimeMs && ms <= kMaxTimeMs ? ms : kBadTime; }
-
   void identity(const Sink& s, const Hash128& hash) {
     (static_cast<EventSink>(s.kind) == EventSink::kPart ? here().parts[s.slot] : here().id) = {hash, true};
   }
@@ -109,11 +103,7 @@ struct EventHandler {
         }
         break;
       case EventSink::kTime:
-        if (static_cast<TimeUnit>(s.slot) == TimeUnit::kSeconds) {
-          here().time = v > kMaxTimeMs / 1000 || v < -kMaxTimeMs / 1000 ? kBadTime : v * 1000;
-        } else {
-          here().time = in_range(static_cast<TimeUnit>(s.slot) == TimeUnit::kMicros ? v / 1000 - (v % 1000 < 0) : v);
-        }
+        here().time = time_of_int(static_cast<TimeUnit>(s.slot), v);
         break;
       case EventSink::kNumber:
         cell(s.slot) = {static_cast<double>(v), 0, true};
@@ -127,10 +117,7 @@ struct EventHandler {
     if (static_cast<EventSink>(s.kind) == EventSink::kNumber) {
       cell(s.slot) = {v, 0, v == v};
     } else if (static_cast<EventSink>(s.kind) == EventSink::kTime) {
-      const auto unit = static_cast<TimeUnit>(s.slot);
-      const double ms = std::floor(unit == TimeUnit::kSeconds ? v * 1e3 : unit == TimeUnit::kMicros ? v / 1e3 : v);
-      const bool fits = std::fabs(ms) <= static_cast<double>(kMaxTimeMs);  // false for NaN
-      here().time = fits ? static_cast<std::int64_t>(ms) : kBadTime;
+      here().time = time_of_double(static_cast<TimeUnit>(s.slot), v);
     }
   }
 
@@ -141,11 +128,9 @@ struct EventHandler {
         identity(s, hash128_of_bytes(p, n));
         if (is_request(s)) request_text.assign(reinterpret_cast<const char*>(p), n);
         break;
-      case EventSink::kTime: {
-        std::int64_t ms;
-        here().time = parse_iso_time({reinterpret_cast<const char*>(p), n}, ms) ? ms : kBadTime;
+      case EventSink::kTime:
+        here().time = time_of_text({reinterpret_cast<const char*>(p), n});
         break;
-      }
       case EventSink::kHash:
         cell(s.slot) = {0, key_of_bytes(p, n, 0), true};
         break;
@@ -200,8 +185,7 @@ struct EventHandler {
       key[k] = part.hash;
     }
     const std::int64_t time = (plan->time_in_element ? element : event).time;
-    if (time == kNoTime) return Why::kMissingTime;
-    if (time == kBadTime) return Why::kTime;
+    if (const Why why = why_of_time(time); why != Why::kNone) return why;
     Hash128 id = content;
     if (plan->has_id) {
       const Part& part = (plan->id_in_element ? element : event).id;

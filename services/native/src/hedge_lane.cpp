@@ -19,7 +19,14 @@ HedgeLane::HedgeLane(const HedgeModel& model, bool training)
   const InputPlan& in = model.plan().input;
   const std::int64_t n = kChunk, L = model.labels(), LK = L * model.experts();
   int dim = 0;
-  for (const GroupPlan& g : in.groups) dim = std::max(dim, g.dim);
+  std::size_t features = 0;
+  for (const GroupPlan& g : in.groups) {
+    dim = std::max(dim, g.dim);
+    features += g.features.size();
+  }
+  pool_stride_ = dim + in.scalars;
+  if (!training) pools_ = Floats(static_cast<std::int64_t>(features) * pool_stride_);
+  pools_of_.assign(features, -1);
   if (model.plan().mlp) {
     x_ = Floats(n * in.width);
     logits_ = Floats(n * L);
@@ -60,6 +67,9 @@ void HedgeLane::forward(const BatchView& batch, std::int64_t first, int n) {
   out.squares = squares_.data();
   out.fm = plan.fm ? fm_.data() : nullptr;
   out.pooled = pooled_.data();
+  out.pools = pools_.data();
+  out.pools_of = pools_of_.data();
+  out.pool_stride = pool_stride_;
   const Mode mode = model_.mlp.mode();
   model_.kernels.gather(mode, plan.input, batch, model_.standard(), first, n, out);
   if (plan.mlp)
@@ -100,6 +110,8 @@ void HedgeLane::predict(int n, float* predictions) const {
 
 void HedgeLane::score(const BatchView& batch, float* predictions) {
   check(model_.plan().input, batch, model_.labels());
+  if (batch.request_ends && training_) throw std::logic_error("a lane for training takes no requests: build the model for serving");
+  std::fill(pools_of_.begin(), pools_of_.end(), -1);
   for (std::int64_t first = 0; first < batch.size; first += kChunk) {
     const int n = static_cast<int>(std::min<std::int64_t>(kChunk, batch.size - first));
     forward(batch, first, n);

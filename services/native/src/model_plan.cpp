@@ -8,7 +8,16 @@ namespace {
 
 [[noreturn]] void refuse(const std::string& why) { throw std::invalid_argument("model inputs: " + why); }
 
-void check_group(const GroupPlan& plan, const GroupView& g, std::int64_t size, const std::string& where) {
+void check_requests(const BatchView& batch) {
+  std::uint32_t last = 0;
+  for (std::int64_t r = 0; r < batch.requests; ++r) {
+    if (batch.request_ends[r] < last) refuse("request_ends must not fall");
+    last = batch.request_ends[r];
+  }
+  if (last != batch.size) refuse("request_ends must end at the number of samples");
+}
+
+void check_group(const GroupPlan& plan, const GroupView& g, const BatchView& batch, const std::string& where) {
   const std::size_t features = plan.features.size();
   if (g.ends.size() != features) refuse(where + ": expected list_ends for " + std::to_string(features) + " features");
   if (g.starts[0] != 0 || g.starts[features] != g.occurrences)
@@ -16,8 +25,9 @@ void check_group(const GroupPlan& plan, const GroupView& g, std::int64_t size, c
   for (std::size_t f = 0; f < features; ++f) {
     const std::int64_t count = static_cast<std::int64_t>(g.starts[f + 1]) - g.starts[f];
     if (count < 0) refuse(where + ": feature_starts must not fall");
+    const std::int64_t size = g.shared && g.shared[f] ? batch.requests : batch.size;
     if (g.ends[f] == nullptr) {
-      if (count != size) refuse(where + ": a feature of single values must have one occurrence a sample");
+      if (count != size) refuse(where + ": a feature of single values must have one occurrence a sample, or a request if it is shared");
       continue;
     }
     std::uint32_t last = 0;
@@ -41,8 +51,9 @@ void check_group(const GroupPlan& plan, const GroupView& g, std::int64_t size, c
 void check(const InputPlan& plan, const BatchView& batch, int labels) {
   if (batch.groups.size() != plan.groups.size())
     refuse("expected " + std::to_string(plan.groups.size()) + " groups, found " + std::to_string(batch.groups.size()));
+  if (batch.request_ends) check_requests(batch);
   for (std::size_t i = 0; i < plan.groups.size(); ++i)
-    check_group(plan.groups[i], batch.groups[i], batch.size, "group " + std::to_string(i));
+    check_group(plan.groups[i], batch.groups[i], batch, "group " + std::to_string(i));
   if (batch.label == nullptr) return;
   for (std::int64_t b = 0; b < batch.size; ++b)
     if (batch.label[b] >= labels)

@@ -14,6 +14,7 @@ from freshet.errors import ConfigError, Mismatch
 from freshet.model import SERVING_PREFIXES, GroupInputs, ModelInputs, build_model
 from freshet.model.initial import he_uniform, uniform
 from freshet.spec.model import Spec
+from freshet.types import I32, U32
 from tests.unit.model.specs import make_batch, make_spec
 
 SPEC = make_spec(dense=[(True, True)], lists=("mean",), losses=("logloss", "huber"), deep=(20, 12))
@@ -316,3 +317,86 @@ def test_labels_are_required_to_train() -> None:
     batch = replace(make_batch(SPEC, 4, np.random.default_rng(0)), labels=None)
     with pytest.raises(ValueError, match="needs labels"):
         build_model(SPEC, training=True).lane().forward_backward(batch)
+
+
+def shared(spec: Spec, sizes: list[int], seed: int) -> ModelInputs:
+    """A batch of requests of these sizes, whose even features are one value, or list, a request."""
+    per_request = make_batch(spec, len(sizes), np.random.default_rng(seed))
+    per_sample = make_batch(spec, sum(sizes), np.random.default_rng(seed + 1))
+    groups = []
+    for r, s in zip(per_request.groups, per_sample.groups, strict=True):
+        flags = np.array([f % 2 == 0 for f in range(len(s.list_ends))], np.uint8)
+        kept = [r if flag else s for flag in flags]
+        spans = [g.positions[g.feature_starts[f] : g.feature_starts[f + 1]] for f, g in enumerate(kept)]
+        rows = np.concatenate([s.rows, r.rows])
+        spans = [
+            np.where(span < 0, span, span + (len(s.rows) if g is r else 0)).astype(np.int32)
+            for span, g in zip(spans, kept, strict=True)
+        ]
+        starts = np.cumsum([0, *(len(span) for span in spans)], dtype=np.uint32)
+        lists = [g.list_ends[f] for f, g in enumerate(kept)]
+        groups.append(GroupInputs(rows, np.concatenate(spans), starts, lists, flags))
+    return ModelInputs(sum(sizes), groups, per_sample.dense, None, np.cumsum(sizes, dtype=np.uint32))
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("sizes", [[70], [1], [3, 300, 0, 40]])
+def test_what_samples_of_a_request_share_may_be_given_once_and_changes_no_bit(
+    sizes: list[int], precision: str
+) -> None:
+    spec = make_spec(
+        ids=4, dims=(16, 8), dense=[(True, True)], lists=("mean", "sum", "mean"),
+        losses=("logloss", "huber"), deep=(20, 12),
+    )  # fmt: skip
+    model = build_model(spec, training=True, precision=precision)  # type: ignore[arg-type]
+    lane = model.lane()
+    rng = np.random.default_rng(0)
+    for _ in range(5):
+        lane.forward_backward(make_batch(spec, 32, rng))
+        model.step([lane])
+    served = build_model(spec, training=False, precision=precision)  # type: ignore[arg-type]
+    served.load_state(model.state(), weights_only=True)
+    batch = shared(spec, sizes, 3)
+
+    together = served.score(batch).copy()
+
+    np.testing.assert_array_equal(together, served.score(batch.expanded()))
+    alone = []
+    for start, stop in zip([0, *np.cumsum(sizes)], np.cumsum(sizes), strict=False):
+        if stop > start:
+            alone.append(model.score(samples_of(batch.expanded(), int(start), int(stop))).copy())
+    np.testing.assert_array_equal(together, np.concatenate(alone))
+
+
+def samples_of(batch: ModelInputs, start: int, stop: int) -> ModelInputs:
+    """Some of a batch's samples."""
+    groups = []
+    for g in batch.groups:
+        spans: list[I32] = []
+        ends_of: list[U32 | None] = []
+        for f, ends in enumerate(g.list_ends):
+            span = g.positions[g.feature_starts[f] : g.feature_starts[f + 1]]
+            if ends is None:
+                spans.append(span[start:stop])
+                ends_of.append(None)
+                continue
+            first = int(ends[start - 1]) if start else 0
+            spans.append(span[first : int(ends[stop - 1])])
+            ends_of.append((ends[start:stop] - first).astype(np.uint32))
+        starts = np.cumsum([0, *(len(span) for span in spans)], dtype=np.uint32)
+        groups.append(GroupInputs(g.rows, np.concatenate(spans), starts, ends_of))
+    return ModelInputs(stop - start, groups, batch.dense[start:stop], None)
+
+
+def test_requests_that_do_not_fit_the_batch_are_refused() -> None:
+    served = build_model(SPEC, training=False)
+    batch = shared(SPEC, [3, 4], 1)
+    for ends, match in (
+        ([3, 6], "number of samples"),
+        ([4, 3], "must not fall"),
+        ([7], "a request if it is shared"),
+    ):
+        with pytest.raises(ValueError, match=match):
+            served.score(replace(batch, request_ends=np.array(ends, np.uint32)))
+    with pytest.raises(RuntimeError, match="takes no requests"):
+        build_model(SPEC, training=True).lane().score(batch)

@@ -95,7 +95,7 @@ class HedgeLane {
  public:
   explicit HedgeLane(const HedgeModel& model, bool training);
 
-  // predictions (B, L). Serving; touches no sums.
+  // predictions (B, L). Serving; touches no sums. What samples of a request share may be given once (BatchView).
   void score(const BatchView& batch, float* predictions);
   // Forward, loss, backward: predictions as before the update, row gradients into the batch's groups, dense sums into
   // the lane unless !learn_dense. expert_losses (L, K) and rows (L) are this batch's, of weighted rows.
@@ -121,6 +121,9 @@ class HedgeLane {
   std::vector<double> scale_;  // (L,)
   std::vector<char> teaches_;  // (L,) whether the label has a scale yet
   std::vector<std::vector<float>> csum_;
+  Floats pools_;  // lists that a request's samples share, pooled
+  std::vector<std::int64_t> pools_of_;
+  int pool_stride_ = 0;
   HedgeSums batch_sums_;
 };
 

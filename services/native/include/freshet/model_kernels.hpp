@@ -36,6 +36,11 @@ struct Gathered {
   float* squares = nullptr;  // (plan.sums) scratch
   float* fm = nullptr;       // (n,) ½ Σ_d (s² − Σ v²); null: no FM
   float* pooled = nullptr;   // (largest dim + scalars) scratch
+  // Lists that a request's samples share are pooled once: per feature of the plan, in the order of groups, `pool_stride`
+  // floats and the request that they are of (-1: none yet). Null where no batch shares.
+  float* pools = nullptr;
+  std::int64_t* pools_of = nullptr;
+  int pool_stride = 0;
 };
 
 // What reduce reads: gradients of the loss at the model's input, for `n` samples.

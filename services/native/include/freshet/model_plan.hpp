@@ -50,12 +50,16 @@ struct GroupView {
   std::int64_t occurrences = 0;             // N
   const std::uint32_t* starts = nullptr;    // (features + 1,)
   std::vector<const std::uint32_t*> ends;   // per feature: null, or (B,) ends of each sample's list
+  // (features,) 1: the feature has one occurrence, or list, a request and not a sample. Null: none has. Serving only.
+  const std::uint8_t* shared = nullptr;
   float* gradients = nullptr;               // (U, S), written whole; null when serving
 };
 
 struct BatchView {
   std::int64_t size = 0;                // B
   std::vector<GroupView> groups;
+  const std::uint32_t* request_ends = nullptr;  // (R,) where each request's samples end; null: nothing is shared
+  std::int64_t requests = 0;                    // R
   const float* dense = nullptr;         // (B, D), NaN where missing
   const std::uint8_t* label = nullptr;  // (B,) or null when serving
   const float* value = nullptr;         // (B,)

@@ -1,0 +1,129 @@
+"""Requests scored together: who waits is taken, nobody is waited for, a bad one is alone with its error."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import pytest
+
+from freshet.errors import BadInput
+from freshet.inference.batching import Batcher, Pace
+from freshet.inference.pipeline import Encoded
+from freshet.types import BytesColumn
+
+NOTHING = BytesColumn.of([])
+
+
+def request(candidates: int = 10) -> Encoded:
+    return Encoded(NOTHING, candidates)
+
+
+@dataclass
+class Scorer:
+    """Answers a request with its candidates, and takes its time by a clock of its own."""
+
+    candidate_s: float = 0.0
+    now: float = 0.0
+    batches: list[list[int]] = field(default_factory=list)
+
+    def __call__(self, requests: Sequence[Encoded]) -> list[int | Exception]:
+        sizes = [one.candidates for one in requests]
+        self.batches.append(sizes)
+        self.now += self.candidate_s * sum(sizes)
+        if 666 in sizes and len(sizes) > 1:
+            raise RuntimeError("a transform failed")
+        return [BadInput("no key") if n == 13 else RuntimeError("alone") if n == 666 else n for n in sizes]
+
+    def batcher(self, budget_s: float = 1.0) -> Batcher[int]:
+        return Batcher(self, budget_s=budget_s, clock=lambda: self.now)
+
+
+def ask(batcher: Batcher[int], *sizes: int) -> list[int | BaseException]:
+    async def together() -> list[int | BaseException]:
+        return await asyncio.gather(*(batcher.ask(request(n)) for n in sizes), return_exceptions=True)
+
+    return asyncio.run(together())
+
+
+def test_requests_that_wait_are_one_batch_and_each_gets_its_own_answer() -> None:
+    scorer = Scorer()
+
+    assert ask(scorer.batcher(), 1, 2, 3) == [1, 2, 3]
+    assert scorer.batches == [[1, 2, 3]]
+
+
+def test_a_request_that_comes_alone_is_scored_in_the_next_turn() -> None:
+    scorer = Scorer()
+    turns: list[int] = []
+
+    async def alone() -> None:
+        answer = asyncio.ensure_future(scorer.batcher().ask(request()))
+        while not answer.done():
+            turns.append(1)
+            await asyncio.sleep(0)
+
+    asyncio.run(alone())
+
+    assert len(turns) <= 3
+
+
+def test_a_bad_request_fails_alone() -> None:
+    scorer = Scorer()
+
+    good, bad, other = ask(scorer.batcher(), 1, 13, 3)
+
+    assert (good, other) == (1, 3)
+    assert isinstance(bad, BadInput)
+
+
+def test_a_batch_that_raises_is_tried_one_by_one() -> None:
+    scorer = Scorer()
+
+    good, bad, other = ask(scorer.batcher(), 1, 666, 3)
+
+    assert (good, other) == (1, 3)
+    assert isinstance(bad, RuntimeError)
+    assert scorer.batches == [[1, 666, 3], [1], [666], [3]]
+
+
+def test_a_client_that_has_gone_costs_the_others_nothing() -> None:
+    scorer = Scorer()
+    batcher = scorer.batcher()
+
+    async def one_goes() -> int:
+        gone = asyncio.ensure_future(batcher.ask(request(1)))
+        stays = asyncio.ensure_future(batcher.ask(request(2)))
+        await asyncio.sleep(0)
+        gone.cancel()
+        return await stays
+
+    assert asyncio.run(one_goes()) == 2
+
+
+def test_a_batch_takes_no_more_than_the_budget_allows_by_what_candidates_have_cost() -> None:
+    scorer = Scorer(candidate_s=1e-4)
+    batcher = scorer.batcher(budget_s=5e-3)
+    for _ in range(100):
+        ask(batcher, 10)
+    scorer.batches.clear()
+
+    ask(batcher, *[20] * 5)
+
+    assert scorer.batches == [[20, 20], [20, 20], [20]]
+
+
+def test_a_budget_of_nothing_scores_one_by_one() -> None:
+    scorer = Scorer()
+
+    ask(scorer.batcher(budget_s=0.0), 1, 2, 3)
+
+    assert scorer.batches == [[1], [2], [3]]
+
+
+@pytest.mark.parametrize("candidates", [1, 10_000])
+def test_a_request_larger_than_the_budget_is_taken_alone(candidates: int) -> None:
+    pace = Pace(1e-9)
+
+    assert pace.fits([candidates, 1]) == 1
