@@ -5,16 +5,23 @@ from __future__ import annotations
 import pytest
 
 from freshet.cli.local import local
-from tests.perf.freshness import Background, delays, spec_of_rows_only
+from tests.perf.freshness import Clicks, spec_of_rows_only
+from tests.perf.load import Background
 from tests.system.running import status
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(180)]
 
 
 def test_a_click_changes_the_served_score_of_its_reader_and_article() -> None:
-    with local(spec_of_rows_only()) as system, Background(system, 100):
-        seconds = delays(system, 5)  # raises if a score never changes
+    with (
+        local(spec_of_rows_only()) as system,
+        Clicks(system) as clicks,
+        Background(system.ports["gateway"], 100) as background,
+    ):
+        done = [clicks.one() for _ in range(5)]  # raises if a score never changes
         version = status(system, "inference")["version"]
+        load = background.figures()
 
-    assert len(seconds) == 5
+    assert [sorted(c.stages_s.values()) for c in done] == [list(c.stages_s.values()) for c in done]
     assert version == 0
+    assert load["events_failed"] == 0

@@ -70,23 +70,44 @@ class Tracer:
         trace, commits = self._next_action(stop)
         if trace is None or commits is None:
             return
-        why = ""
-        deadline = self._clock.monotonic() + GIVE_UP_S
         try:
-            while trace.waits_for is not None and self._clock.monotonic() < deadline:
-                why = self._look(trace, commits)
-                if trace.waits_for is not None and stop.wait(LOOK_S):
-                    return
+            why = self.follow(trace, commits, stop)
         finally:
             commits.close()
-        self.traces.add(trace, self._clock.now_ms(), why)
+        if not stop.is_set():
+            self.traces.add(trace, self._clock.now_ms(), why)
+
+    def follow(self, trace: Trace, commits: Reader, stop: threading.Event) -> str:
+        """Look again and again until the trace is served, given up or stopped.
+
+        `commits`: of the trace's partition, from before the action was appended (`commits_from`). Returns
+        what was in the way of the last look, if anything was.
+        """
+        why = ""
+        deadline = self._clock.monotonic() + GIVE_UP_S
+        while trace.waits_for is not None and self._clock.monotonic() < deadline:
+            why = self._look(trace, commits)
+            if trace.waits_for is not None and stop.wait(LOOK_S):
+                break
+        return why
+
+    def commit_ends(self) -> dict[int, int]:
+        """{partition: where the joiner's commits end now}: for `commits_from`, before an action is sent."""
+        partitions = range(self._spec.partitions)
+        return {p: self._log.bounds(TopicPartition(self._topics.joiner, p)).end for p in partitions}
+
+    def commits_from(self, partition: int, offset: int) -> Reader:
+        """A reader of the joiner's commits; the caller closes it."""
+        commits = self._log.reader()
+        commits.assign({TopicPartition(self._topics.joiner, partition): offset})
+        return commits
 
     def _next_action(self, stop: threading.Event) -> tuple[Trace | None, Reader | None]:
         """The next action that is appended, and a reader of its partition's commits from before it was."""
         partitions = range(self._spec.partitions)
         actions = self._log.reader()
         try:
-            ends = {p: self._log.bounds(TopicPartition(self._topics.joiner, p)).end for p in partitions}
+            ends = self.commit_ends()
             actions.assign(
                 {
                     at: self._log.bounds(at).end
@@ -97,10 +118,8 @@ class Tracer:
                 for at, records in actions.poll(1, AWAIT_ACTION_S):
                     trace = Trace("action", at.partition, int(records.offsets[0]), int(records.times_ms[0]))
                     trace.logged(self._clock.now_ms())
-                    commits = self._log.reader()
-                    commits.assign({TopicPartition(self._topics.joiner, at.partition): ends[at.partition]})
-                    return trace, commits
-                ends = {p: self._log.bounds(TopicPartition(self._topics.joiner, p)).end for p in partitions}
+                    return trace, self.commits_from(at.partition, ends[at.partition])
+                ends = self.commit_ends()
             return None, None
         finally:
             actions.close()
