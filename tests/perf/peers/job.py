@@ -26,7 +26,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Batch", "Options", "Trainer", "run"]
+__all__ = ["Batch", "Options", "Trainer", "run", "serve"]
 
 MAX_BATCHES = 128
 """Kept ready in memory: 0.5 M rows of 4096, so that none is in the caches when its turn comes again."""
@@ -73,12 +73,17 @@ def run(build: Callable[[Options, Mapping[str, Any]], Trainer]) -> None:
     batches = itertools.cycle([trainer.prepared(batch) for batch in batches_of(options)])
     for batch in itertools.islice(batches, WARM_UP_BATCHES):
         trainer.step(batch)
-    if not options.wait:
-        print(json.dumps(measured(trainer, batches, options)), flush=True)
+    serve(lambda: measured(trainer, batches, options), options.wait)
+
+
+def serve(measure: Callable[[], Mapping[str, float]], wait: bool) -> None:
+    """Measure once, or with `--wait` once for every line on standard input."""
+    if not wait:
+        print(json.dumps(measure()), flush=True)
         return
     print(json.dumps({"ready": True}), flush=True)
     for _ in sys.stdin:
-        print(json.dumps(measured(trainer, batches, options)), flush=True)
+        print(json.dumps(measure()), flush=True)
 
 
 def measured(trainer: Trainer, batches: Iterator[Any], options: Options) -> dict[str, float]:

@@ -22,6 +22,7 @@ class Peer:
     base: str | None = None  # the peer whose packages this one sees; has no base itself
     imports: tuple[str, ...] = ()  # must import once all is installed
     environment: Mapping[str, str] = field(default_factory=dict)  # variables that its users would set, too
+    also: tuple[str, ...] = ()  # further jobs than <name>_job.py that train the model in this environment
 
 
 PEERS: dict[str, Peer] = {
@@ -44,5 +45,6 @@ PEERS: dict[str, Peer] = {
         bare=("torchrec==1.8.0", "fbgemm-gpu-cpu==1.8.0", "tensordict==0.15.3"),
         base="torch",
         imports=("fbgemm_gpu", "torchrec"),
+        also=("fbgemm",),
     ),
 }

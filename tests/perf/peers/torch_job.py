@@ -1,4 +1,10 @@
-"""The model in plain torch, as a good engineer writes it by hand."""
+"""The model in plain torch, its row step written by hand: the fastest of what we tried.
+
+All tables are one matrix. Rows are looked up without autograd into a leaf; after the backward pass their
+gradients are summed per unique row, and row-wise Adagrad steps those rows. Measured beside it, at a batch of
+4096 in bf16 on 2 cores: `nn.Embedding(sparse=True)` with `torch.optim.Adagrad` 0.79 of its samples/s, one
+`nn.EmbeddingBag` 0.70, an `EmbeddingBag` a table 0.67; numpy's `unique` 0.85.
+"""
 
 from __future__ import annotations
 
@@ -6,56 +12,45 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import nn
+from torch.nn import functional
 
+from tests.perf.peers.dense import DIM, FIELDS, Dense
 from tests.perf.peers.job import Batch, Options, run
 
-FIELDS, NUMBERS, DIM = 26, 13, 16
-WIDTHS = (FIELDS * DIM + NUMBERS, 512, 256, 1)
+RATE, EPS = 0.2, 1e-8
 
-
-def network() -> nn.Sequential:
-    """The dense part: 429-512-256-1."""
-    first, second, third, last = WIDTHS
-    return nn.Sequential(
-        nn.Linear(first, second), nn.ReLU(), nn.Linear(second, third), nn.ReLU(), nn.Linear(third, last)
-    )
+Prepared = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 class PlainTorch:
-    """All 26 tables in one `EmbeddingBag` with sparse gradients, Adagrad on its rows."""
+    """C ids a field; row f * C + id of `rows` belongs to field f."""
 
     def __init__(self, options: Options, meta: Mapping[str, Any]) -> None:
         torch.manual_seed(0)
         torch.set_num_threads(options.threads)
-        cardinality = meta["cardinality"]
-        self.half = options.precision == "bf16"
-        self.offsets = torch.arange(FIELDS) * cardinality
-        self.rows = nn.EmbeddingBag(FIELDS * cardinality, DIM, mode="sum", sparse=True)
-        nn.init.uniform_(self.rows.weight, -0.01, 0.01)
-        self.mlp = network()
-        self.loss = nn.BCEWithLogitsLoss()
-        self.row_step = torch.optim.Adagrad(self.rows.parameters(), lr=0.2)
-        self.dense_step = torch.optim.Adam(self.mlp.parameters(), lr=1e-3, fused=True)
+        count = FIELDS * meta["cardinality"]
+        self.offsets = torch.arange(FIELDS) * meta["cardinality"]
+        self.rows = torch.empty(count, DIM).uniform_(-0.01, 0.01)
+        self.squares = torch.zeros(count)  # of gradients, a sum of their means per row
+        self.dense = Dense(options.precision)
 
-    def prepared(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """One bag an id, (B * 26, 1)."""
-        ids = torch.from_numpy(batch.ids) + self.offsets
-        return ids.reshape(-1, 1), torch.from_numpy(batch.dense), torch.from_numpy(batch.labels)
+    def prepared(self, batch: Batch) -> Prepared:
+        """Ids of rows (B * 26,), numbers, labels."""
+        ids = (torch.from_numpy(batch.ids) + self.offsets).reshape(-1)
+        return ids, torch.from_numpy(batch.dense), torch.from_numpy(batch.labels)
 
-    def step(self, batch: tuple[torch.Tensor, torch.Tensor, torch.Tensor]) -> torch.Tensor:
+    def step(self, batch: Prepared) -> torch.Tensor:
         """One step."""
         ids, dense, labels = batch
-        looked_up = self.rows(ids).view(len(labels), FIELDS * DIM)
-        with torch.autocast("cpu", torch.bfloat16, enabled=self.half):
-            logits = self.mlp(torch.cat((looked_up, dense), 1)).squeeze(1)
-        loss: torch.Tensor = self.loss(logits.float(), labels)
-        self.row_step.zero_grad()
-        self.dense_step.zero_grad()
-        loss.backward()
-        self.row_step.step()
-        self.dense_step.step()
-        return loss.detach()
+        leaf = functional.embedding(ids, self.rows).requires_grad_()
+        loss = self.dense.step(leaf.view(len(labels), FIELDS * DIM), dense, labels)
+        unique, inverse = torch.unique(ids, return_inverse=True)
+        assert leaf.grad is not None
+        gradients = torch.zeros(len(unique), DIM).index_add_(0, inverse, leaf.grad)
+        squares = self.squares[unique] + gradients.square().mean(1)
+        self.squares[unique] = squares
+        self.rows.index_add_(0, unique, gradients.mul_((-RATE / (squares.sqrt() + EPS)).unsqueeze(1)))
+        return loss
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ import pytest
 from tests.perf import peers
 from tests.perf.peers import setup
 from tests.perf.peers.registry import PEERS
+from tests.perf.peers.running import TRAINING_KEYS, JobError, checked, environment_of
 
 FILES = sorted(Path(peers.__file__).parent.glob("*.py"))
 PINNED = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(\[[a-z0-9,]+\])?==[0-9][A-Za-z0-9.]*")
@@ -54,3 +55,40 @@ def test_an_environment_that_is_half_made_or_made_of_other_versions_is_missing(t
         (tmp_path / "torch" / setup.STAMP).write_text(stamp)
 
     assert setup.missing("torch", tmp_path)
+
+
+def test_every_job_of_a_peer_is_a_file():
+    jobs = [job for name, peer in PEERS.items() for job in (name, *peer.also)]
+
+    assert [job for job in jobs if not (Path(peers.__file__).parent / f"{job}_job.py").exists()] == []
+
+
+def test_a_job_runs_in_the_environment_of_its_peer():
+    assert environment_of("torch") == "torch"
+    assert environment_of("fbgemm") == "torchrec"
+
+
+def test_a_job_that_there_is_not_is_told_with_those_that_there_are():
+    with pytest.raises(JobError, match="no job 'tourch'; there are torch, torchrec, fbgemm"):
+        environment_of("tourch")
+
+
+def test_a_jobs_line_is_its_numbers():
+    line = '{"samples_per_s": 5e4, "samples_per_cpu_s": 3e4, "logloss": 0.5, "batches": 9, "threads": 2}'
+
+    assert checked(line, TRAINING_KEYS, "torch")["samples_per_s"] == 5e4
+
+
+@pytest.mark.parametrize(
+    ("line", "complaint"),
+    [
+        ('{"logloss": 0.5}', "torch: expected a number under 'samples_per_s', found nothing, only logloss"),
+        ('{"samples_per_s": "many"}', "torch: expected a number under 'samples_per_s', found 'many'"),
+        ('{"samples_per_s": true}', "found True"),
+        ("[1]", r"torch printed '\[1\]': expected one JSON object"),
+        ("Warming up...", "torch printed 'Warming up...': expected one JSON object"),
+    ],
+)
+def test_a_jobs_line_that_is_not_as_agreed_is_told(line, complaint):
+    with pytest.raises(JobError, match=complaint):
+        checked(line, ["samples_per_s"], "torch")
