@@ -42,6 +42,8 @@ BY_HAND = {
     "swaps": "twenty version swaps under load from wrk: answers that were not 2xx, latencies",
     "dense_engines": "the dense part by our functions, ONNX Runtime and torch; needs onnx, onnxruntime",
     "streams": "downloads recorded streams and makes them events",
+    "peers_run": "torch, TorchRec and others training the plain model; needs tests.perf.peers.setup",
+    "table_beside_fbgemm": "our table and FBGEMM's kernels in turns; needs tests.perf.peers.setup torchrec",
     "versus_vw": "Vowpal Wabbit on the same samples at equal delay",
 }
 """What takes minutes, data or other programs: `python -m tests.perf.NAME` says how."""
