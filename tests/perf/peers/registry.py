@@ -47,4 +47,25 @@ PEERS: dict[str, Peer] = {
         imports=("fbgemm_gpu", "torchrec"),
         also=("fbgemm",),
     ),
+    "paddle": Peer(
+        about="PaddlePaddle's parameter server, asynchronous: a server and a trainer on loopback",
+        # Paddle 2.6.2 uses what protobuf 5 and later no longer have.
+        requirements=("paddlepaddle==2.6.2", "numpy==1.26.4", "protobuf==4.25.9", "setuptools==65.5.0"),
+        imports=("paddle", "paddle.distributed.fleet"),
+        # The MKL it brings takes the slowest path on AMD; this names AVX2 to it, which its users know: 1.9x.
+        environment={"MKL_DEBUG_CPU_TYPE": "5", "OMP_NUM_THREADS": "1"},
+    ),
+    "tfra": Peer(
+        about="TensorFlow Recommenders Addons: cuckoo hash tables; Adagrad per element, not per row",
+        requirements=("tensorflow-cpu==2.16.2", "numpy==1.26.4"),
+        # Both ask for `tensorflow`, the build for GPUs.
+        bare=("tensorflow-recommenders-addons==0.8.1", "tf-keras==2.16.0"),
+        imports=("tensorflow", "tf_keras"),
+        environment={"TF_CPP_MIN_LOG_LEVEL": "2", "TF_USE_LEGACY_KERAS": "1"},
+    ),
+    "vw": Peer(
+        about="Vowpal Wabbit's file driver: a linear model, not the comparison's; for its samples/s only",
+        requirements=("vowpalwabbit==9.11.9", "numpy==1.26.4"),
+        imports=("vowpalwabbit",),
+    ),
 }
