@@ -1,5 +1,6 @@
 // Avro records of hostile bytes: checked, decoded to features, extracted as events; the three must agree.
 #include <cstdlib>
+#include <cstring>
 
 #include "../tests/avro_fixture.hpp"
 #include "freshet/avro_validate.hpp"
@@ -34,6 +35,21 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   const Program* programs[] = {&features};
   const auto decoded = decode_features(plan, programs, {}, bytes, ends, times, true);
   demand(decoded.size + decoded.bad.size() == 2);
+  // Without room after it the record is not read by steps: the outcome must be the same.
+  const std::vector<std::uint8_t> tight(data, data + size);
+  const auto alone = decode_features(plan, programs, {}, tight, {ends.data(), 1}, {times.data(), 1}, true);
+  demand(alone.size + 1 == decoded.size || (alone.bad.size() == 1 && decoded.bad.size() == 1));
+  for (std::size_t g = 0; g < alone.groups.size() && alone.size; ++g) {
+    const auto &a = alone.groups[g], &d = decoded.groups[g];
+    for (std::size_t f = 0; f + 1 < a.feature_starts.size(); ++f) {
+      for (auto i = a.feature_starts[f]; i < a.feature_starts[f + 1]; ++i) {
+        demand(a.keys.data[i] == d.keys.data[d.feature_starts[f] + i - a.feature_starts[f]]);
+      }
+    }
+  }
+  for (std::size_t i = 0; i < alone.dense.size; ++i) {
+    demand(std::memcmp(&alone.dense.data[i], &decoded.dense.data[i], sizeof(float)) == 0);
+  }
   demand(decoded.bad.size() <= refused.size());  // the check is stricter: it wants UTF-8, and walks what is skipped
   const auto extracted = extract_events(event_plan, events, bytes, ends, false);
   demand(extracted.events.size() + extracted.bad.size() == 2);

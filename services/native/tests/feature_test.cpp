@@ -53,6 +53,68 @@ TEST(Features, ABadRecordLeavesNoTraceInItsNeighbours) {
   }
 }
 
+// A record with room after it is read by steps, one at the buffer's end by the walker: both must see the same.
+TEST(Features, ARecordIsReadAlikeAtTheEndOfABufferAndBeforeIt) {
+  const Program program = fixture::builder(For::kFeatures).build();
+  const Program* programs[] = {&program};
+  const auto good = fixture::record();
+  std::size_t refused = 0;
+  for (std::size_t at = 0; at < good.size(); ++at) {
+    for (const int value : {0, 1, 2, 3, 4, 0x7F, 0x80, 0x81, 0xFE, 0xFF, good[at] ^ 0x40}) {
+      auto changed = good;
+      changed[at] = static_cast<std::uint8_t>(value);
+      auto both = changed;
+      both.insert(both.end(), good.begin(), good.end());
+      const std::vector<std::int64_t> ends{static_cast<std::int64_t>(good.size()), static_cast<std::int64_t>(both.size())};
+      const auto walked = decode_features(fixture::plan(), programs, {}, changed, one(changed), std::vector<std::int64_t>{3}, false);
+      const auto stepped = decode_features(fixture::plan(), programs, {}, both, ends, std::vector<std::int64_t>{3, 3}, false);
+      ASSERT_EQ(stepped.size, walked.size + 1);
+      refused += walked.bad.size();
+      if (walked.size == 0) {
+        EXPECT_EQ(stepped.bad[0].failure.why, walked.bad[0].failure.why);
+        EXPECT_EQ(stepped.bad[0].failure.offset, walked.bad[0].failure.offset);
+        continue;
+      }
+      for (std::size_t g = 0; g < walked.groups.size(); ++g) {
+        for (std::size_t f = 0; f < walked.groups[g].lists.size(); ++f) {
+          const auto of = [&](const DecodedBatch& b) { return b.groups[g].keys.data[b.groups[g].feature_starts[f]]; };
+          EXPECT_EQ(of(walked), of(stepped)) << at << " " << value << " feature " << f;
+        }
+      }
+      for (std::size_t d = 0; d < 2; ++d) {
+        EXPECT_EQ(std::bit_cast<std::uint32_t>(walked.dense.data[d]), std::bit_cast<std::uint32_t>(stepped.dense.data[d]));
+      }
+    }
+  }
+  EXPECT_GT(refused, 20u);
+}
+
+TEST(Features, RowsOfSeveralTilesAreTheRowsOfEach) {
+  const Program program = fixture::builder(For::kFeatures).build();
+  const Program* programs[] = {&program};
+  for (const std::size_t n : {7u, 8u, 9u, 30u}) {
+    std::vector<std::uint8_t> bytes;
+    std::vector<std::int64_t> ends, times;
+    for (std::size_t r = 0; r < n; ++r) {
+      auto record = fixture::record();
+      record[0] = static_cast<std::uint8_t>(2 * r);  // id: r
+      if (r == 3) record.pop_back();
+      bytes.insert(bytes.end(), record.begin(), record.end());
+      ends.push_back(static_cast<std::int64_t>(bytes.size()));
+      times.push_back(static_cast<std::int64_t>(r) * 3'600'000);
+    }
+    const auto got = decode_features(fixture::plan(), programs, {}, bytes, ends, times, false);
+    ASSERT_EQ(got.size, n - 1);
+    ASSERT_EQ(got.bad.size(), 1u);
+    const auto& group = got.groups[0];
+    for (std::size_t r = 0; r + 1 < n; ++r) {
+      const auto id = static_cast<std::int64_t>(r < 3 ? r : r + 1);
+      EXPECT_EQ(group.keys.data[r], key_of_int(id, 7));
+      EXPECT_EQ(group.keys.data[group.feature_starts[3] + r], key_of_int(time_part(id * 3'600'000, TimePart::kHourOfWeek), 9));
+    }
+  }
+}
+
 TEST(Features, TimePartsAreThoseOfTheUtcWeek) {
   EXPECT_EQ(time_part(0, TimePart::kWeekday), 3);  // a Thursday
   EXPECT_EQ(time_part(0, TimePart::kHour), 0);
@@ -129,6 +191,17 @@ TEST(Hashes, AnEmptyStringHasAKeyAndHalvesOfAnIdentityDiffer) {
   EXPECT_NE(key_of_bytes(nullptr, 0, 0), kAbsentKey);
   const Hash128 h = hash128_of_int(0);
   EXPECT_NE(h.high, h.low);
+}
+
+TEST(Hashes, StringsOf4To16BytesAreHashedAlikeByTheWayWithoutBranches) {
+  std::vector<std::uint8_t> bytes(24);
+  for (std::uint64_t seed = 1; seed < 100; ++seed) {
+    for (auto& b : bytes) b = static_cast<std::uint8_t>(mix64(seed * 31 + static_cast<std::uint64_t>(&b - bytes.data())));
+    const std::uint64_t salt = mix64(seed);
+    for (std::size_t n = 4; n <= 16; ++n) {
+      EXPECT_EQ(xxh3::from_4_to_16(bytes.data(), n, xxh3::ShortSeeds(salt)), xxh3_64(bytes.data(), n, salt)) << n;
+    }
+  }
 }
 
 TEST(Murmur2, EqualsKafkasPublishedValues) {

@@ -42,6 +42,17 @@ class Walker {
     return false;
   }
 
+  // In two parts, for who reads most fields alone: begin() a record, then walk_node() from a place in it. Returns where
+  // the node ends, or null if it is bad.
+  void begin(const std::uint8_t* end) {
+    end_ = end;
+    empty_items_ = 0;
+  }
+  const std::uint8_t* walk_node(std::uint32_t node, const std::uint8_t* p) {
+    p_ = p;
+    return run(node, nodes_[node].end) ? p_ : nullptr;
+  }
+
   Failure failure() const { return {why_, node_, offset_}; }
 
  private:
@@ -74,9 +85,10 @@ class Walker {
       value |= (byte & 0x7F) << (7 * i);
       if (byte < 0x80) {
         if (i == 9 && byte > 1) break;
+        if (i >= end_ - p_) return truncated();
         p_ += i + 1;
         out = value;
-        return p_ <= end_ || truncated();
+        return true;
       }
     }
     return because(end_ - p_ >= 10 ? Why::kVarint : Why::kTruncated);

@@ -21,17 +21,21 @@ struct HeapArray {
   std::unique_ptr<T[], Free> data;
   std::size_t size = 0;
 
-  static HeapArray zeroed(std::size_t n) {
-    HeapArray b{std::unique_ptr<T[], Free>(static_cast<T*>(std::calloc(n ? n : 1, sizeof(T)))), n};
-    if (!b.data) throw std::bad_alloc();
-    return b;
-  }
+  static HeapArray zeroed(std::size_t n) { return of(std::calloc(n ? n : 1, sizeof(T)), n); }
+  // Nothing may look at an element before it is written.
+  static HeapArray unwritten(std::size_t n) { return of(n > SIZE_MAX / sizeof(T) ? nullptr : std::malloc(n ? n * sizeof(T) : 1), n); }
   static HeapArray filled(std::size_t n, T value) {
-    HeapArray b = zeroed(n);
+    HeapArray b = unwritten(n);
     for (std::size_t i = 0; i < n; ++i) b.data[i] = value;
     return b;
   }
   T* begin() { return data.get(); }
+
+ private:
+  static HeapArray of(void* p, std::size_t n) {
+    if (!p) throw std::bad_alloc();
+    return {std::unique_ptr<T[], Free>(static_cast<T*>(p)), n};
+  }
 };
 
 // Sinks of a feature program. `slot` is a key column, a list, a dense column, or unused.
