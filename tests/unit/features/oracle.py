@@ -59,7 +59,7 @@ def key(value: Any, salt: int) -> int:
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return 0
     if isinstance(value, (str, bytes)):
-        raw = value.encode() if isinstance(value, str) else value
+        raw = value.encode("utf-8", "surrogateescape") if isinstance(value, str) else value
         return xxhash.xxh3_64_intdigest(raw, salt) or 1
     if isinstance(value, float):
         value = struct.unpack("<Q", struct.pack("<d", value or 0.0))[0]
