@@ -36,6 +36,13 @@ PUBLISH_SHARE = 0.1
 """Of a core, spent on publishing at most: at full speed 1.6 M rows change a second, too many to publish each
 at once."""
 
+FLUSH_SHARE = 0.1
+"""Of a core, spent on flushing at most: at full speed each flush holds most of the rows in use,
+and back to back they took as much as a lane."""
+
+LONGEST_FLUSH_WAIT_S = 20.0
+"""However much a flush costs: what was not flushed is trained on again after a crash."""
+
 PUBLISH_ROWS = 50_000
 """Rows copied out of the store at once; bounds the memory of a publish and the time that others wait for
 it."""
@@ -286,9 +293,14 @@ class Shard:
             wait = max(interval, (time.thread_time() - began) * (1 / PUBLISH_SHARE - 1))
 
     def _flush_loop(self) -> None:
-        while not self._stop.wait(self._spec.train.flush_interval_ms / 1000):
+        interval = self._spec.train.flush_interval_ms / 1000
+        wait = interval
+        while not self._stop.wait(wait):
+            began = time.thread_time()
             self._guarded(self.flush)
             self._guarded(self._evict)
+            stretched = (time.thread_time() - began) * (1 / FLUSH_SHARE - 1)
+            wait = max(interval, min(stretched, LONGEST_FLUSH_WAIT_S))
 
     def _evict(self) -> None:
         clock_ms = max((meta.clock_ms for meta in self._book.stored.values()), default=0)

@@ -117,7 +117,7 @@ class Train:
     )
     flush_interval_ms: int = option(
         "tunable",
-        "how often rows are flushed to the row store",
+        "how often rows are flushed to the row store; less often where flushing takes over a tenth of a core",
         Duration(100, HOUR),
         key="flush_interval",
         default=2 * SECOND,
