@@ -111,7 +111,8 @@ def plain_spec(model: str, train: str = "", table: str = "") -> Spec:
     numbers = "\n".join(f'd{i} = {{ field = "d{i}", dense = "raw" }}' for i in range(NUMBERS))
     stream = 'schema = "none.avsc", key = ["request"], time = "ts:ms"'
     return parse_spec(
-        f'name = "plain"\n[events]\nserved = {{ topic = "s", {stream} }}\naction = {{ topic = "a", {stream} }}\n'
+        f'name = "plain"\n[events]\nserved = {{ topic = "s", {stream} }}\n'
+        f'action = {{ topic = "a", {stream} }}\n'
         f'[labels]\nclick = {{ on = "action.type == \'click\'", window = "2m" }}\n'
         f"[tables]\n{tables}\n[features]\n{features}\n{numbers}\n[model]\n{model}\n[train]\n{train}\n"
     )

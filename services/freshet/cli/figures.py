@@ -37,6 +37,13 @@ TRAINER_METRICS = (
         "freshet_trainer_lag_blocks", "gauge", "blocks", "Blocks of samples that no batch has covered yet."
     ),
     Metric("freshet_trainer_event_time_ms", "gauge", "milliseconds since 1970", "Newest event learned from."),
+    Metric(
+        "freshet_trainer_stage_seconds",
+        "counter",
+        "seconds",
+        "Time of the lanes in each stage of their work; what grows fastest is what training waits for.",
+        ("stage",),
+    ),
     Metric("freshet_trainer_version", "gauge", "number", "Newest version written by this process."),
     Metric(
         "freshet_trainer_quality",
@@ -88,6 +95,7 @@ def trainer_readings(status: Mapping[str, Any]) -> Mapping[str, Reading]:
         "freshet_trainer_samples": status["samples"],
         "freshet_trainer_steps": status["steps"],
         "freshet_trainer_lag_blocks": status["lag_blocks"],
+        "freshet_trainer_stage_seconds": {(s,): seconds for s, seconds in status["stage_seconds"].items()},
         "freshet_trainer_event_time_ms": status["event_time_ms"],
         "freshet_trainer_version": status["version"],
         "freshet_trainer_quality": {

@@ -211,6 +211,8 @@ class Training:
             "event_time_ms": self.trainer.progress.event_time_ms,
             "version": self.trainer.progress.version,
             "applied": dict(self.ledger.applied),
+            "batches": self.shard.counts.pushes,
+            "stage_seconds": {**self.stream.seconds(), **self.trainer.stage_seconds()},
             "lag_blocks": sum(self.stream.lag().values()),
             "rows": {names[table]: rows for table, rows in memory.rows.items()},
             "evicted": {names[table]: rows for table, rows in self.shard.store.evicted().items()},

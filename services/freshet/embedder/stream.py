@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import structlog
 
-from freshet.clock import Clock
+from freshet.clock import Clock, Stages, summed
 from freshet.embedder.core import Assembler, BatchPlan, Credits, cut_points, partitions_of_lane
 from freshet.embedder.decoding import BlockDecoder, DecodedBatch
 from freshet.errors import Refused
@@ -27,6 +27,10 @@ from freshet.types import F32, U64, Fence, TimeMs, TopicPartition
 __all__ = ["LocalStream"]
 
 log = structlog.get_logger("freshet.embedder")
+
+STAGES = ("read", "credit", "decode", "plan", "lookup", "push")
+"""Of a lane's work here: blocks from the log to a batch, waiting for a credit, samples to keys and columns,
+unique keys, their rows; and gradients to the rows."""
 
 READ_AHEAD_BLOCKS = 64
 """Blocks read from the log at once: 16,384 samples at most, tens of milliseconds of work."""
@@ -60,6 +64,7 @@ class _Lane:
     waiting_since: float = 0.0
     plan: BatchPlan | None = None  # put together, waiting for a credit
     in_flight: _InFlight | None = None
+    stages: Stages = field(default_factory=lambda: Stages(STAGES))
 
 
 class LocalStream:
@@ -109,8 +114,14 @@ class LocalStream:
         if state.assembler is None:
             self._rewind(state)
         deadline = self._clock.monotonic() + wait_s
+        state.stages.begin()
         state.plan = state.plan or self._assemble(state, deadline)
-        if state.plan is None or not self._take_credit(state, state.plan, deadline):
+        state.stages.mark("read")
+        if state.plan is None:
+            return None
+        credit = self._take_credit(state, state.plan, deadline)
+        state.stages.mark("credit")
+        if not credit:
             return None
         plan, state.plan = state.plan, None
         return self._issue(state, plan)
@@ -121,6 +132,7 @@ class LocalStream:
         flight = state.in_flight
         assert flight is not None, "a batch is given back once, by the lane that took it"
         state.in_flight = None
+        state.stages.begin()
         try:
             if gradients is None:
                 state.assembler = None
@@ -138,6 +150,7 @@ class LocalStream:
             with self._changed:
                 self._credits.give_back(flight.credit)
                 self._changed.notify_all()
+            state.stages.mark("push")
 
     def recent(self, rows: int) -> Sequence[ModelInputs]:
         """The newest samples with their rows before they were trained on; see the protocol."""
@@ -158,6 +171,10 @@ class LocalStream:
                 bounds = self._log.bounds(TopicPartition(self._topic, p))
                 lag[p] = bounds.end - positions.get(p, bounds.start)
         return lag
+
+    def seconds(self) -> dict[str, float]:
+        """How long the lanes have been in each of STAGES, summed over them."""
+        return summed(state.stages for state in self._lanes)
 
     def close(self) -> None:
         """Close the readers."""
@@ -210,7 +227,8 @@ class LocalStream:
 
     def _issue(self, state: _Lane, plan: BatchPlan) -> TrainBatch:
         decoded = state.decoder.decode(plan.blocks, plan.places)
-        inputs, groups = self._look_up(decoded, state.plans, state.rows)
+        state.stages.mark("decode")
+        inputs, groups = self._look_up(decoded, state)
         flight = state.in_flight
         assert flight is not None
         flight.groups, flight.inputs = groups, inputs
@@ -238,18 +256,18 @@ class LocalStream:
         start, stop = keys.feature_starts[place : place + 2].tolist()
         return keys.keys[start:stop]
 
-    def _look_up(
-        self, decoded: DecodedBatch, plans: Sequence[Plan], memory: list[F32]
-    ) -> tuple[ModelInputs, list[KeyGroup]]:
-        """Unique keys, their rows, and the occurrences that use them. `memory` is reused if it is large
-        enough."""
+    def _look_up(self, decoded: DecodedBatch, state: _Lane) -> tuple[ModelInputs, list[KeyGroup]]:
+        """Unique keys, their rows, and the occurrences that use them, in the lane's memory."""
+        plans = state.plans
         groups: list[KeyGroup] = []
         rows: list[F32] = []
         for g, (keys, plan) in enumerate(zip(decoded.columns.groups, plans, strict=True)):
             plan.build(keys.keys, keys.feature_starts)
             groups.append(KeyGroup(g, plan.keys, plan.tables, plan.bucket_starts))
-            rows.append(self._memory(g, len(plan.keys), memory))
+            rows.append(self._memory(g, len(plan.keys), state.rows))
+        state.stages.mark("plan")
         self._rows.lookup(groups, rows, create=True)
+        state.stages.mark("lookup")
         inputs = [
             GroupInputs(rows[g], plan.positions, keys.feature_starts, keys.list_ends)
             for g, (keys, plan) in enumerate(zip(decoded.columns.groups, plans, strict=True))

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +28,7 @@ __all__ = [
     "Lane",
     "ModelInputs",
     "Precision",
+    "SplitStep",
     "State",
     "StepResult",
     "build_model",
@@ -110,15 +111,27 @@ class DenseModel(Protocol):
         """(L, K) present weights of the experts; ones for a model that is no hedge."""
 
 
+@runtime_checkable
+class SplitStep(Protocol):
+    """A `DenseModel` whose step several threads can share: first `begin_step` by one of them, then every
+    part once, all at the same time. Together they do what `step` does, to the bit."""
+
+    def begin_step(self, lanes: Sequence[Lane]) -> None:
+        """What is too small to share."""
+
+    def step_part(self, lanes: Sequence[Lane], part: int, parts: int) -> None:
+        """Part `part` of `parts`, counted from 0."""
+
+
 def build_model(spec: Spec, *, training: bool, precision: Precision | None = None) -> DenseModel:
     """The dense part that `spec.model.kind` names, in its initial state. `precision` defaults to the spec's.
 
-    Native kinds (`hedge`, `linear`) and classes that make their own dense model import no torch; the others
-    do, here.
+    Native kinds (`hedge`, `mlp`, `linear`) and classes that make their own dense model import no torch; the
+    others do, here.
     Raises ConfigError for a kind that does not exist.
     """
     precision = precision or spec.train.precision
-    if spec.model.kind in ("hedge", "linear"):
+    if spec.model.kind in ("hedge", "mlp", "linear"):
         from freshet.model.hedge import HedgeDense  # noqa: PLC0415 - loads the native core
 
         return HedgeDense(spec, training=training, precision=precision)

@@ -1,4 +1,4 @@
-"""The default model, a hedge of experts, and `linear` alone: both all native, no torch.
+"""The default model, a hedge of experts, and `mlp` or `linear` alone: all native, no torch.
 
 The step is written out in C++ (`hedge.hpp`); here a spec becomes its plan and its arrays become named state.
 """
@@ -24,7 +24,7 @@ __all__ = ["HedgeDense", "HedgeLane"]
 
 
 class HedgeDense:
-    """`DenseModel` of kinds `hedge` and `linear`."""
+    """`DenseModel` of kinds `hedge`, `mlp` and `linear`; steps in parts (`SplitStep`)."""
 
     scores_requests = True
 
@@ -32,7 +32,7 @@ class HedgeDense:
         self, spec: Spec, *, training: bool, precision: Precision, kernels: str | None = None
     ) -> None:
         self.labels = len(spec.labels)
-        self.plan = input_plan(spec)
+        self.plan = input_plan(spec, fm=spec.model.kind == "hedge")
         self.experts, experts = expert_plan(spec, self.plan.scalars)
         self.training = training
         self._hidden = tuple(spec.model.deep) if any(mlp for _, _, mlp, _ in experts) else ()
@@ -60,6 +60,15 @@ class HedgeDense:
     def step(self, lanes: Sequence[Lane]) -> None:
         """One update from the lanes' sums."""
         self.native.step([lane.native for lane in lanes if isinstance(lane, HedgeLane)])
+
+    def begin_step(self, lanes: Sequence[Lane]) -> None:
+        """The small things of a step; see `SplitStep`."""
+        self.native.begin_step([lane.native for lane in lanes if isinstance(lane, HedgeLane)])
+
+    def step_part(self, lanes: Sequence[Lane], part: int, parts: int) -> None:
+        """A share of the MLP's weights."""
+        mine = [lane.native for lane in lanes if isinstance(lane, HedgeLane)]
+        self.native.step_part(mine, part, parts)
 
     def score(self, inputs: ModelInputs) -> F32:
         """(B, L) predictions."""

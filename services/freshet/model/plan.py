@@ -22,7 +22,10 @@ PAD = 16
 """Widths are padded to this many floats: one AVX-512 register."""
 
 Expert = tuple[int, bool, bool, float]
-"""First scalar, whether FM adds to it, whether the MLP does, and the share of its gradient that rows take."""
+"""First scalar or NO_SCALAR, whether FM adds to it, whether the MLP does, and the share of its gradient that
+rows take."""
+
+NO_SCALAR = -1
 
 LOSSES = {"logloss": 0, "huber": 1, "mse": 2}
 
@@ -119,6 +122,8 @@ def expert_plan(spec: Spec, scalars: dict[str, int]) -> tuple[tuple[str, ...], l
     """Names of the experts and for each (first scalar, whether FM adds to it, whether the MLP does)."""
     if spec.model.kind == "linear":
         return ("linear",), [(scalars["linear"], False, False, 1.0)]
+    if spec.model.kind == "mlp":
+        return ("mlp",), [(NO_SCALAR, False, True, 1.0)]
     sources = {
         "wide": ("wide", False, False),
         "cross": ("cross", False, False),

@@ -21,8 +21,8 @@ class Model:
         "identity",
         "the family of models",
         Text(
-            'one of "hedge", "dlrm", "deepfm", "dcnv2", "linear", or "package.module:Class"',
-            r"hedge|dlrm|deepfm|dcnv2|linear|[A-Za-z_][\w.]*:[A-Za-z_]\w*",
+            'one of "hedge", "mlp", "dlrm", "deepfm", "dcnv2", "linear", or "package.module:Class"',
+            r"hedge|mlp|dlrm|deepfm|dcnv2|linear|[A-Za-z_][\w.]*:[A-Za-z_]\w*",
         ),
         default="hedge",
     )

@@ -2,7 +2,7 @@
 together.
 
 A round: every lane takes a batch or joins with none; one of them decides which batches count; each computes;
-one of them steps the dense weights for all. Like DDP ranks, inside one process.
+one of them begins the dense step, of which each takes its share. Like DDP ranks, inside one process.
 """
 
 from __future__ import annotations
@@ -13,8 +13,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from freshet import _native
+from freshet.clock import Stages, summed
 from freshet.errors import Refused
-from freshet.model import DenseModel, Lane, StepResult
+from freshet.model import DenseModel, Lane, SplitStep, StepResult
 from freshet.seams.batches import BatchStream, TrainBatch
 from freshet.trainer.core import Counts, DenseLedger
 
@@ -35,6 +37,15 @@ class Observer(Protocol):
         """The dense weights and the vector moved; both are at rest until this returns."""
 
 
+STAGES = ("wait", "forward_backward", "step", "tell")
+"""Of a lane's work here: waiting for the others, the model, the dense step, and (one lane for all) telling of
+it."""
+
+
+class _OtherFailed(Exception):
+    """Another lane has failed: this one ends too."""
+
+
 @dataclass(slots=True)
 class _Seat:
     """What one lane brings to the round."""
@@ -43,7 +54,7 @@ class _Seat:
     batch: TrainBatch | None = None
     verdict: Counts | None = None
     result: StepResult | None = None
-    rounds: int = 0
+    stages: Stages = field(default_factory=lambda: Stages(STAGES))
 
 
 @dataclass
@@ -63,50 +74,75 @@ class Lanes:
     _error: BaseException | None = None
     _quit: bool = False
     _work: threading.Event = field(default_factory=threading.Event)
+    _stepping: Stages = field(default_factory=lambda: Stages(STAGES))
+    _ready: _native.Gate = field(default_factory=lambda: _native.Gate(1))
+    _done: _native.Gate = field(default_factory=lambda: _native.Gate(1))
+    _sharing: SplitStep | None = None  # the model, while the lanes share its step
+    _counted: list[tuple[TrainBatch, StepResult]] = field(default_factory=list)  # of the round that is over
+    _over: bool = False
 
     def run(self, prepare: Callable[[], None] = lambda: None) -> None:
         """Train until `stop` is set. `prepare` runs in each lane's thread first (torch's thread count,
         say)."""
         self._seats = [_Seat(self.model.lane()) for _ in range(self.lanes)]
-        ready = threading.Barrier(self.lanes, action=self._decide)
-        done = threading.Barrier(self.lanes, action=self._step)
+        self._ready, self._done = _native.Gate(self.lanes), _native.Gate(self.lanes)
         threads = [
-            threading.Thread(target=self._lane, args=(i, ready, done, prepare), name=f"lane-{i}")
+            threading.Thread(target=self._lane, args=(i, prepare), name=f"lane-{i}")
             for i in range(1, self.lanes)
         ]
         for thread in threads:
             thread.start()
-        self._lane(0, ready, done, prepare)
+        self._lane(0, prepare)
         for thread in threads:
             thread.join()
         if self._error is not None:
             raise self._error
 
-    def _lane(
-        self, index: int, ready: threading.Barrier, done: threading.Barrier, prepare: Callable[[], None]
-    ) -> None:
+    def seconds(self) -> dict[str, float]:
+        """How long the lanes have been in each of STAGES, summed over them; while one steps, the others'
+        wait goes on."""
+        return summed([*(seat.stages for seat in self._seats), self._stepping])
+
+    def _lane(self, index: int, prepare: Callable[[], None]) -> None:
         seat = self._seats[index]
         try:
             prepare()
             while True:
                 seat.batch = self._take(index)
-                ready.wait()
+                seat.stages.begin()
+                self._meet(self._ready, self._between)
+                seat.stages.mark("wait")
                 if self._quit:
                     break
                 if seat.batch is not None and seat.verdict is not Counts.BACK:
                     weight = 1.0 if seat.verdict is Counts.WHOLE else 0.0
                     seat.result = seat.lane.forward_backward(seat.batch.inputs, dense_weight=weight)
-                done.wait()
+                    seat.stages.mark("forward_backward")
+                self._meet(self._done, self._begin_step)
+                seat.stages.mark("wait")
+                if self._sharing is not None:
+                    self._sharing.step_part(self._lanes_of(), index, self.lanes)
+                    seat.stages.mark("step")
                 self._give_back(index, seat)
-        except threading.BrokenBarrierError:
-            pass  # another lane failed and has said why
+        except _OtherFailed:
+            pass  # it has said why
         except BaseException as error:
             self._error = self._error or error
-            ready.abort()
-            done.abort()
+            self._ready.abort()
+            self._done.abort()
         finally:
             if seat.batch is not None and seat.result is None and self._error is None:
                 self.stream.give_back(index, seat.batch, None)
+
+    @staticmethod
+    def _meet(gate: _native.Gate, alone: Callable[[], None]) -> None:
+        """Wait for all lanes; the last to come does `alone` before any goes on."""
+        turn = gate.arrive()
+        if turn < 0:
+            raise _OtherFailed
+        if turn:
+            alone()
+            gate.open()
 
     def _take(self, index: int) -> TrainBatch | None:
         """The lane's batch; gives up after `wait_s`, or as soon as another lane has one and this has not."""
@@ -121,7 +157,9 @@ class Lanes:
                 return None
         return None
 
-    def _decide(self) -> None:
+    def _between(self) -> None:
+        """Between two rounds, with the dense weights at rest: tell of the last one, judge the next."""
+        self._tell()
         self._work.clear()
         batches = [seat.batch for seat in self._seats]
         self._quit = self.stop.is_set() and not any(batches)
@@ -129,18 +167,37 @@ class Lanes:
         for seat, verdict in zip(self._seats, self.ledger.decide(offered), strict=True):
             seat.verdict, seat.result = verdict, None
 
-    def _step(self) -> None:
-        rows = 0
-        for seat in self._seats:
-            if seat.batch is not None and seat.verdict is Counts.WHOLE and seat.result is not None:
-                rows += len(seat.batch)
-        if rows:
-            self.model.step([seat.lane for seat in self._seats])
+    def _begin_step(self) -> None:
+        """Begin the dense step, or take it whole where the model cannot share it."""
+        self._stepping.begin()
+        self._counted = [
+            (seat.batch, seat.result)
+            for seat in self._seats
+            if seat.batch is not None and seat.verdict is Counts.WHOLE and seat.result is not None
+        ]
+        self._over = True
+        self._sharing = None
+        if any(len(batch) for batch, _ in self._counted):
             self.step += 1
-            for seat in self._seats:
-                if seat.batch is not None and seat.verdict is Counts.WHOLE and seat.result is not None:
-                    self.observer.trained(seat.batch, seat.result)
-        self.observer.stepped(self.step, rows)
+            if isinstance(self.model, SplitStep):
+                self.model.begin_step(self._lanes_of())
+                self._sharing = self.model
+            else:
+                self.model.step(self._lanes_of())
+        self._stepping.mark("step")
+
+    def _tell(self) -> None:
+        if not self._over:
+            return
+        self._stepping.begin()
+        for batch, result in self._counted:
+            self.observer.trained(batch, result)
+        self.observer.stepped(self.step, sum(len(batch) for batch, _ in self._counted))
+        self._counted, self._over = [], False
+        self._stepping.mark("tell")
+
+    def _lanes_of(self) -> list[Lane]:
+        return [seat.lane for seat in self._seats]
 
     def _give_back(self, index: int, seat: _Seat) -> None:
         batch, result = seat.batch, seat.result

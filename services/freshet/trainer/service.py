@@ -80,11 +80,13 @@ class Trainer:
         raised."""
         keeper = threading.Thread(target=self._keep_versions, name="versions", daemon=True)
         keeper.start()
+        last: Snapshot | None = None  # a lane that failed leaves a vector ahead of the weights: no version
         try:
             self._lanes.run()
             self._tell_windows()
+            last = self.snapshot() if self.progress.steps > self._last_step else None
         finally:
-            self._snapshots.put(self.snapshot() if self.progress.steps > self._last_step else None)
+            self._snapshots.put(last)
             self._snapshots.put(None)
             keeper.join()
         if self._failed is not None:
@@ -102,6 +104,10 @@ class Trainer:
             measures=self._quality.summary(),
             finite=self._model.finite(),
         )
+
+    def stage_seconds(self) -> dict[str, float]:
+        """How long the lanes have been in each stage of their work, summed over them."""
+        return self._lanes.seconds()
 
     # --- Observer of the lanes
 

@@ -106,6 +106,14 @@ void bind_model(nb::module_& m) {
             nb::gil_scoped_release free;
             self.step(lanes);
           }, "One update from the sums of the lanes, which are zeroed. Not while a lane runs.")
+      .def("begin_step", [](HedgeModel& self, const std::vector<HedgeLane*>& lanes) {
+            nb::gil_scoped_release free;
+            self.begin_step(lanes);
+          }, "The small things of a step; then every part once.")
+      .def("step_part", [](HedgeModel& self, const std::vector<HedgeLane*>& lanes, int part, int parts) {
+            nb::gil_scoped_release free;
+            self.step_part(lanes, part, parts);
+          }, "A part of the step that has begun; several threads may take theirs at the same time.")
       .def_prop_rw("steps", [](const HedgeModel& self) { return self.state.step; },
                    [](HedgeModel& self, std::int64_t n) { self.state.step = n; })
       .def_prop_ro("kernels", [](const HedgeModel& self) { return self.kernels.name; });

@@ -25,6 +25,7 @@ void bind_plan(nb::module_& m);
 void bind_store(nb::module_& m);
 void bind_join(nb::module_& m);
 void bind_model(nb::module_& m);
+void bind_gate(nb::module_& m);
 void bind_gather(nb::module_& m);
 void bind_avro(nb::module_& m);
 void bind_blocks(nb::module_& m);

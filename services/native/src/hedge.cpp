@@ -24,7 +24,7 @@ void check_plan(const HedgePlan& plan) {
   for (const int width : plan.hidden)
     if (width < 16 || width % 16) throw std::invalid_argument("hedge plan: hidden widths must be multiples of 16");
   for (const ExpertPlan& e : plan.experts) {
-    if (e.scalar < 0 || e.scalar + L > plan.input.scalars) throw std::invalid_argument("hedge plan: an expert's scalars leave the run");
+    if (e.scalar < -1 || (e.scalar >= 0 && e.scalar + L > plan.input.scalars)) throw std::invalid_argument("hedge plan: an expert's scalars leave the run");
     if ((e.fm && !plan.fm) || (e.mlp && !plan.mlp)) throw std::invalid_argument("hedge plan: an expert uses a part that is off");
   }
 }
@@ -51,7 +51,7 @@ HedgeModel::HedgeModel(HedgePlan plan, bool training, bool bf16, const Kernels& 
   refresh();
 }
 
-void HedgeModel::refresh() {
+void HedgeModel::refresh_heads() {
   const int L = labels(), K = experts();
   mixture_.assign(static_cast<std::size_t>(L) * K, 0.0f);
   for (int l = 0; l < L; ++l) {
@@ -69,6 +69,10 @@ void HedgeModel::refresh() {
     dense_mean_[d] = seen[1];
     if (seen[0] > 1.0) dense_scale_[d] = 1.0 / std::sqrt(seen[2] / seen[0] + kVarianceFloor);
   }
+}
+
+void HedgeModel::refresh() {
+  refresh_heads();
   if (plan_.mlp) mlp.pack();
 }
 
@@ -99,30 +103,42 @@ void HedgeModel::step_label(int l, HedgeSums& sums) {
   }
 }
 
-void HedgeModel::step(const std::vector<HedgeLane*>& lanes) {
+void HedgeModel::begin_step(const std::vector<HedgeLane*>& lanes) {
   if (!training_) throw std::logic_error("this model was built for serving: it cannot step");
   if (lanes.empty()) throw std::invalid_argument("a step needs at least one lane");
-  HedgeLane& all = *lanes.front();
-  for (std::size_t i = 1; i < lanes.size(); ++i) all.add(*lanes[i]);
-  const double rows = all.sums.rows();
-  if (rows <= 0.0) return all.clear();
-  state.step += 1;
-  for (int l = 0; l < labels(); ++l) step_label(l, all.sums);
-  for (std::size_t d = 0; d < plan_.input.dense.size(); ++d) {  // Chan et al. 1979: merge counts, means and squares
-    double* seen = &state.dense[3 * d];
-    const double* more = all.sums.dense(static_cast<int>(d));
-    if (more[0] <= 0.0) continue;
-    const double away = more[1] / more[0], total = seen[0] + more[0];
-    seen[2] += more[2] - more[1] * away + away * away * seen[0] * more[0] / total;
-    seen[1] += away * more[0] / total;
-    seen[0] = total;
+  HedgeSums& all = lanes.front()->sums;
+  for (std::size_t i = 1; i < lanes.size(); ++i)
+    for (std::size_t j = 0; j < all.all.size(); ++j) all.all[j] += lanes[i]->sums.all[j];
+  rows_ = all.rows();
+  if (rows_ > 0.0) {
+    state.step += 1;
+    for (int l = 0; l < labels(); ++l) step_label(l, all);
+    for (std::size_t d = 0; d < plan_.input.dense.size(); ++d) {  // Chan et al. 1979: merge counts, means and squares
+      double* seen = &state.dense[3 * d];
+      const double* more = all.dense(static_cast<int>(d));
+      if (more[0] <= 0.0) continue;
+      const double away = more[1] / more[0], total = seen[0] + more[0];
+      seen[2] += more[2] - more[1] * away + away * away * seen[0] * more[0] / total;
+      seen[1] += away * more[0] / total;
+      seen[0] = total;
+    }
+    refresh_heads();
   }
-  if (plan_.mlp) {
-    const double warm = std::min(1.0, static_cast<double>(state.step) / static_cast<double>(std::max<std::int64_t>(plan_.warmup_steps, 1)));
-    mlp.adam(all.mlp.gradients.data(), rows, state.step, plan_.dense_rate * warm);
-  }
-  all.clear();
-  refresh();
+  for (HedgeLane* lane : lanes) std::fill(lane->sums.all.begin(), lane->sums.all.end(), 0.0);
+}
+
+void HedgeModel::step_part(const std::vector<HedgeLane*>& lanes, int part, int parts) {
+  if (part < 0 || part >= parts) throw std::invalid_argument("a step's part must be one of its parts");
+  if (!plan_.mlp) return;
+  std::vector<float*> gradients;
+  for (HedgeLane* lane : lanes) gradients.push_back(lane->mlp.gradients.data());
+  const double warm = std::min(1.0, static_cast<double>(state.step) / static_cast<double>(std::max<std::int64_t>(plan_.warmup_steps, 1)));
+  mlp.step(gradients, rows_, state.step, plan_.dense_rate * warm, part, parts);
+}
+
+void HedgeModel::step(const std::vector<HedgeLane*>& lanes) {
+  begin_step(lanes);
+  step_part(lanes, 0, 1);
 }
 
 bool HedgeModel::finite() const {

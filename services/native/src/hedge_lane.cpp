@@ -79,7 +79,7 @@ void HedgeLane::forward(const BatchView& batch, std::int64_t first, int n) {
     for (int l = 0; l < L; ++l)
       for (int k = 0; k < K; ++k) {
         const ExpertPlan& e = plan.experts[k];
-        float z = scalars_.data()[i * plan.input.scalars + e.scalar + l];
+        float z = e.scalar < 0 ? 0.0f : scalars_.data()[i * plan.input.scalars + e.scalar + l];
         if (e.fm) z += fm_.data()[i];
         if (e.mlp) z += logits_.data()[i * L + l];
         z_.data()[(i * L + l) * K + k] = z;
@@ -171,7 +171,7 @@ void HedgeLane::losses(const BatchView& batch, std::int64_t first, int n, HedgeS
       into.gradient(l)[k] += g;
       const ExpertPlan& e = plan.experts[k];
       g *= e.share;
-      d_scalars_.data()[i * S + e.scalar + l] += g;
+      if (e.scalar >= 0) d_scalars_.data()[i * S + e.scalar + l] += g;
       if (e.fm) c += g;
       if (e.mlp) d_logits_.data()[i * L + l] += g;
     }

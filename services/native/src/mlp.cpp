@@ -64,19 +64,37 @@ MlpView Mlp::view(float* gradients) const {
   return view;
 }
 
-void Mlp::adam(const float* gradient_sum, double rows, std::int64_t step, double rate) {
+void Mlp::step(const std::vector<float*>& gradients, double rows, std::int64_t step, double rate, int part, int parts) {
   const double t = static_cast<double>(step);
   const double c1 = 1.0 - std::pow(0.9, t), c2 = 1.0 - std::pow(0.999, t);
-  kernels_.adam(weights_.data(), first_.data(), second_.data(), gradient_sum, weights_.size(),
-                static_cast<float>(1.0 / rows), static_cast<float>(rate / c1), static_cast<float>(1.0 / std::sqrt(c2)));
+  const auto range = [&](std::int64_t at, std::int64_t n) {  // a multiple of 16
+    if (rows > 0.0) {
+      for (std::size_t i = 1; i < gradients.size(); ++i) kernels_.add(gradients[0] + at, gradients[i] + at, n);
+      kernels_.adam(weights_.data() + at, first_.data() + at, second_.data() + at, gradients[0] + at, n,
+                    static_cast<float>(1.0 / rows), static_cast<float>(rate / c1), static_cast<float>(1.0 / std::sqrt(c2)));
+    }
+    for (float* g : gradients) std::fill_n(g + at, n, 0.0f);
+  };
+  const MlpView all = view(nullptr);
+  std::int64_t at = 0;
+  for (const LayerView& l : all.layers) {
+    const int blocks = l.inputs / 16, from = blocks * part / parts * 16, to = blocks * (part + 1) / parts * 16;
+    range(at + static_cast<std::int64_t>(from) * l.outputs, static_cast<std::int64_t>(to - from) * l.outputs);
+    if (rows > 0.0) pack_rows(static_cast<std::size_t>(&l - all.layers.data()), l, from, to);
+    at += static_cast<std::int64_t>(l.inputs) * l.outputs;
+    if (part == 0) range(at, l.outputs);
+    at += l.outputs;
+  }
+  if (part == 0) range(at, shape_.parameters() - at);
+}
+
+void Mlp::pack_rows(std::size_t i, const LayerView& l, int from, int to) {
+  kernels_.pack(mode_, l.weights, l.inputs, l.outputs, l.back_from, from, to, panels_[i].data(), transposed_[i].data());
 }
 
 void Mlp::pack() {
   const MlpView all = view(nullptr);
-  for (std::size_t i = 0; i < all.layers.size(); ++i) {
-    const LayerView& l = all.layers[i];
-    kernels_.pack(mode_, l.weights, l.inputs, l.outputs, l.back_from, panels_[i].data(), transposed_[i].data());
-  }
+  for (std::size_t i = 0; i < all.layers.size(); ++i) pack_rows(i, all.layers[i], 0, all.layers[i].inputs);
 }
 
 void* MlpLane::hold(std::int64_t floats) {

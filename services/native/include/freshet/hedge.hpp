@@ -15,7 +15,7 @@ namespace freshet {
 enum class Loss : int { kLogloss = 0, kHuber = 1, kMse = 2 };
 
 struct ExpertPlan {
-  int scalar = 0;    // first of its L scalars in the canonical run
+  int scalar = 0;    // first of its L scalars in the canonical run; -1: none
   bool fm = false;   // adds FM's output
   bool mlp = false;  // adds the MLP's output of the label
   // What of its gradient goes on to rows and MLP: 1 / (experts that read the same scalars and vectors). Rows that two
@@ -67,6 +67,9 @@ class HedgeModel {
 
   // One update of all dense state from the sums of the lanes, which are zeroed. Not while a lane runs.
   void step(const std::vector<HedgeLane*>& lanes);
+  // The same in parts that several threads take: first begin_step by one, then every part once, all at the same time.
+  void begin_step(const std::vector<HedgeLane*>& lanes);
+  void step_part(const std::vector<HedgeLane*>& lanes, int part, int parts);
   // To be called after `state` or the weights were written to.
   void refresh();
   bool finite() const;
@@ -84,8 +87,10 @@ class HedgeModel {
  private:
   void step_label(int l, HedgeSums& sums);
   void start_label(int l, const double* seen);
+  void refresh_heads();
   HedgePlan plan_;
   bool training_;
+  double rows_ = 0.0;  // of the step that has begun
   std::vector<float> mixture_;
   std::vector<double> dense_mean_, dense_scale_;
 };

@@ -53,13 +53,16 @@ class Mlp {
   // What the kernels read; with `gradients` (flat, as the weights) also what they add to.
   MlpView view(float* gradients) const;
 
-  // One Adam step on the mean gradient; `step` counts from 1. To be followed by pack().
-  void adam(const float* gradient_sum, double rows, std::int64_t step, double rate);
+  // One Adam step on the mean of the lanes' gradients (flat, as the weights), which are zeroed; `step` counts from 1.
+  // Parts may run at the same time: each takes its share of every layer's inputs, and packs it.
+  void step(const std::vector<float*>& gradients, double rows, std::int64_t step, double rate, int part, int parts);
 
   // To be called after weights() were written to.
   void pack();
 
  private:
+  void pack_rows(std::size_t layer, const LayerView& view, int from, int to);
+
   MlpShape shape_;
   Mode mode_;
   const Kernels& kernels_;

@@ -100,8 +100,8 @@ struct Kernels {
   // d_logits (n, L) → weight gradients (added) and dx (n, dx_stride), columns from `back_from` of the first layer.
   void (*mlp_backward)(Mode mode, const MlpView& mlp, const MlpScratch& scratch, const void* x, int stride, int n,
                        const float* d_logits, float* dx, int dx_stride);
-  // (K, N) weights → panels and transposed panels of a layer.
-  void (*pack)(Mode mode, const float* weights, int inputs, int outputs, int back_from, float* panels,
+  // Rows [from, to), multiples of 16, of (K, N) weights → panels and transposed panels of a layer.
+  void (*pack)(Mode mode, const float* weights, int inputs, int outputs, int back_from, int from, int to, float* panels,
                float* transposed);
   // p -= lr · m̂ / (√v̂ + 1e-8) over [0, n), n a multiple of 16; g is the gradient's sum, `inverse` makes it a mean.
   void (*adam)(float* p, float* m, float* v, const float* g, std::int64_t n, float inverse, float rate,
