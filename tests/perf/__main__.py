@@ -31,6 +31,7 @@ NAMES = {
     "join": "events a second through the joiner's core",
     "measures": "what measuring costs the trainer a batch",
     "model_step": "the default model's step, fp32 and bf16",
+    "end_to_end": "log bytes to the updated model, everything on, beside the dense roofline",
     "rank": "rank requests, stage by stage and over HTTP",
     "freshness": "from a click to the score that has learned from it, beside 5,000 events a second",
 }

@@ -3,12 +3,13 @@
     python -m tests.perf.end_to_end [--quick] [--json] [--rounds 5]
 
 Everything is on: reading and decoding blocks of the SQLite log, rows, the model's step, measures, publishing,
-flushing, versions. `plain` is the model that peers train (`tests.perf.workload`), at 2 lanes of 2,048 rows and
-of 256; `default` is the default hedge at 2 lanes of 256. The log holds the same rows several times; the first
-pass makes the rows of the table and is not counted. A share is that of the roofline (`tests.perf.roofline`).
+flushing, versions. `plain` is the model that peers train (`tests.perf.workload`), at 2 lanes of 2,048 rows
+and of 256; `default` is the default hedge at 2 lanes of 256. The log holds the same rows several times; the
+first pass makes the rows of the table and is not counted. A share is that of the roofline
+(`tests.perf.roofline`).
 
-Bound by the dense part where batches are large; by fetching rows from memory, and by what is done once a batch,
-where they are small.
+Bound by the dense part where batches are large; by fetching rows from memory, and by what is done once a
+batch, where they are small.
 """
 
 from __future__ import annotations
