@@ -112,6 +112,7 @@ def run_trainer(spec: Spec, settings: Settings, stop: threading.Event) -> None:
 def run_inference(spec: Spec, settings: Settings, stop: threading.Event) -> None:
     """Rank requests."""
     from freshet.inference.service import Parts, run
+    from freshet.runtime.pauses import shorten_pauses
 
     cleanup = Cleanup()
     log = open_eventlog(settings.common.log_url)
@@ -123,7 +124,7 @@ def run_inference(spec: Spec, settings: Settings, stop: threading.Event) -> None
     schemas = load_schemas(spec)
     parts = Parts(spec, identity_hash(spec, schemas), schemas.served, log, rows, versions)
     try:
-        run(parts, settings.inference, settings.common, stop=stop)
+        run(parts, settings.inference, settings.common, stop=stop, ready=lambda _: shorten_pauses())
     finally:
         cleanup.run()
 

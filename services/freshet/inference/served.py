@@ -33,7 +33,7 @@ log = structlog.get_logger(__name__)
 
 APPEND_EVENTS = 5_000
 RETRY_S = 0.2
-GATHER_S = 0.02
+GATHER_S = 0.05
 """How long the first event waits for others: an append of many costs little more than one of one."""
 
 
@@ -71,10 +71,12 @@ def served_events(
     for place, (c, score, predicted, propensity) in enumerate(
         zip(*(column.tolist() for column in columns), strict=True)
     ):
-        item: dict[str, Any] = {}
+        item = dict(candidates[c])
         for path in places:
-            item = merged(item, _at(path, place))
-        item = merged(item, candidates[c]) if item else dict(candidates[c])
+            if "." in path:
+                item = merged(_at(path, place), item)
+            else:
+                item.setdefault(path, place)
         item[SERVED_FIELD] = {
             "version": version,
             "score": score,
@@ -109,7 +111,8 @@ class ServedLogger:
         """`transcoder`: into framed records of the served schema with `freshet_served`."""
         self._stream, self._partitions = spec.events.served, spec.partitions
         self._writer, self._transcoder = writer, transcoder
-        self._queue: queue.Queue[Served] = queue.Queue(queue_events)
+        self._queue: queue.SimpleQueue[Served] = queue.SimpleQueue()  # no lock of Python's a request
+        self._queue_events = queue_events
         self._logged = metrics.SERVED_LOGGED.counter(registry)
         self._dropped = metrics.SERVED_DROPPED.counter(registry)
         metrics.SERVED_QUEUE.gauge(registry, self._queue.qsize)
@@ -117,11 +120,10 @@ class ServedLogger:
 
     def offer(self, served: Served) -> bool:
         """Take a request to be logged; False, and counted, if too many wait."""
-        try:
-            self._queue.put_nowait(served)
-        except queue.Full:
+        if self._queue.qsize() >= self._queue_events:
             self._drop("queue", len(served.events), "too many served events wait for the log")
             return False
+        self._queue.put(served)
         return True
 
     def run(self, stop: threading.Event, drain_s: float) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from freshet.model.inputs import GroupInputs
-from freshet.types import U8, U32
+from freshet.types import I64, U8, U32
 
 __all__ = ["Unknown", "values_without_row"]
 
@@ -38,17 +38,27 @@ def values_without_row(
     missing = np.append(found == 0, False)[inputs.positions]  # -1, a null, is the last: not missing
     sums = np.zeros(len(missing) + 1, np.int64)
     np.cumsum(missing, out=sums[1:])
-    ends = request_ends.astype(np.int64)
-    counts = np.diff(ends, prepend=0).tolist()
-    starts = inputs.feature_starts.tolist()
-    for f, (name, lists) in enumerate(zip(features, inputs.list_ends, strict=True)):
-        if sums[starts[f]] == sums[starts[f + 1]]:
+    before = sums[inputs.feature_starts].tolist()
+    shared = [0] * len(features) if inputs.shared is None else inputs.shared.tolist()
+    counts = np.diff(request_ends, prepend=0).tolist()
+    for f, name in enumerate(features):
+        if before[f] == before[f + 1]:
             continue
-        shared = inputs.shared is not None and bool(inputs.shared[f])
-        last = np.arange(1, len(ends) + 1) if shared else ends
-        if lists is not None:
-            last = np.append(0, lists)[last]
-        lacking = np.diff(sums[starts[f] + last], prepend=sums[starts[f]]).tolist()
+        lacking = [before[f + 1] - before[f]]
+        if len(out) > 1:
+            lacking = _of_requests(inputs, f, request_ends, sums)
         for r, n in enumerate(lacking):
             if n:
-                out[r][name] = n * counts[r] if shared else n
+                out[r][name] = n * counts[r] if shared[f] else n
+
+
+def _of_requests(inputs: GroupInputs, f: int, request_ends: NDArray[Any], sums: I64) -> list[int]:
+    """(R,) values of one feature without a row; `sums` are those of all occurrences before each."""
+    lists, last = inputs.list_ends[f], request_ends.astype(np.int64)
+    if inputs.shared is not None and inputs.shared[f]:
+        last = np.arange(1, len(last) + 1)
+    if lists is not None:
+        last = np.append(0, lists)[last]
+    start = int(inputs.feature_starts[f])
+    lacking: list[int] = np.diff(sums[start + last], prepend=sums[start]).tolist()
+    return lacking
