@@ -17,12 +17,14 @@ from freshet.seams.batches import TrainBatch
 from freshet.spec.model import Spec
 from freshet.types import F32, I64, U64, Bool
 
-__all__ = ["Quality", "lateness_ms"]
+__all__ = ["TOGETHER_ROWS", "Quality", "lateness_ms"]
 
 TRAINING, SERVED, RANDOM, POPULARITY = (source.name for source in SOURCES)
 RATES = "rates"
 TOGETHER_ROWS = 4_096
-"""Rows that are counted at once: a batch of 256 alone costs 160 µs, nearly all of it per call."""
+"""Rows that are worth counting at once: a batch of 256 alone costs 160 µs, nearly all of it per call."""
+MOST_WAITING = 65_536
+"""Rows that wait to be counted at most: 200 ms of training at full speed."""
 MOST_OPEN = 60
 """Windows that are held open at once; each holds a histogram for every value of every segment."""
 SETTLING_MS = 1_000
@@ -45,7 +47,7 @@ class Now:
 class Quality:
     """Measures of every sample, by where its prediction comes from: `freshet.measures.SOURCES`.
 
-    `add`, `finished_windows`, `summary` and `state` are the trainer's; `now` may be called from any thread.
+    `add` and `state` are the lanes', in step with the dense weights; the rest may be called from any thread.
     """
 
     def __init__(self, spec: Spec) -> None:
@@ -66,20 +68,29 @@ class Quality:
         explore = spec.serve.explore
         self._explores = explore.policy != "none" and explore.share > 0
         self._names = [label.name for label in spec.labels]
-        self._lock = threading.Lock()  # guards all of it against `now`
+        self._lock = threading.Lock()  # guards all of it but what waits; taken first
+        self._adding = threading.Lock()  # guards what waits
         self._waiting: list[tuple[TrainBatch, F32]] = []
         self._waiting_rows = 0
 
-    def add(self, batch: TrainBatch, predictions: F32) -> None:
+    def add(self, batch: TrainBatch, predictions: F32) -> int:
         """Take note of a batch with what the model predicted before it learned from it, (B, L).
 
-        Cheap: batches are counted together, when `TOGETHER_ROWS` of them wait or a figure is asked for.
+        Cheap: batches are counted together, by `count` or when a figure is asked for. Returns how many rows
+        wait for that; beyond MOST_WAITING it is done here and now.
         """
-        with self._lock:
+        with self._adding:
             self._waiting.append((batch, predictions))
             self._waiting_rows += len(batch)
-            if self._waiting_rows >= TOGETHER_ROWS:
-                self._count()
+            waiting = self._waiting_rows
+        if waiting >= MOST_WAITING:
+            self.count()
+        return waiting
+
+    def count(self) -> None:
+        """Count what has been added; any thread may do that."""
+        with self._lock:
+            self._count()
 
     def finished_windows(self) -> list[dict[str, Any]]:
         """Windows that have closed since the last call, as records of `<model>.measures`."""
@@ -143,10 +154,11 @@ class Quality:
 
     def _count(self) -> None:
         """Count the batches that wait. Under the lock."""
-        if not self._waiting:
+        with self._adding:
+            waiting, self._waiting, self._waiting_rows = self._waiting, [], 0
+        if not waiting:
             return
-        seen = [_Seen.of(batch, predictions, self._names) for batch, predictions in self._waiting]
-        self._waiting, self._waiting_rows = [], 0
+        seen = [_Seen.of(batch, predictions, self._names) for batch, predictions in waiting]
         self._add(TRAINING, seen, [(part.predictions, None) for part in seen])
         self._add(SERVED, seen, [(part.served, part.known) for part in seen])
         self._add(RANDOM, seen, [(part.served, part.random) for part in seen])

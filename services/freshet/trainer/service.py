@@ -19,7 +19,7 @@ from freshet.seams.versions import Manifest
 from freshet.spec.model import Spec
 from freshet.trainer.core import DenseLedger
 from freshet.trainer.lanes import Lanes
-from freshet.trainer.quality import Quality
+from freshet.trainer.quality import TOGETHER_ROWS, Quality
 from freshet.trainer.versioning import Snapshot, Versioner
 from freshet.types import Append, BytesColumn
 
@@ -65,12 +65,13 @@ class Trainer:
         self._spec, self._model, self._ledger, self._quality = spec, model, ledger, quality
         self._versioner, self._writer, self._topic, self._clock = versioner, writer, measures_topic, clock
         self._due = clock.monotonic() + spec.train.version_interval_ms / 1000
-        self._windows_due = clock.monotonic()
+        self._to_measure = threading.Event()
         self._snapshots: queue.Queue[Snapshot | None] = queue.Queue(maxsize=1)
         self._last_step = step
         self._failed: Exception | None = None
         self.progress = Progress(steps=step, event_time_ms=event_time_ms)
         self.stop = threading.Event()
+        self._over = threading.Event()
         self._lanes = Lanes(
             stream, model, ledger, self, lanes, spec.train.batch_wait_ms / 1000, self.stop, step
         )
@@ -79,13 +80,18 @@ class Trainer:
         """Train until `stop` is set; then write a last version. Raises what a lane or the version writer
         raised."""
         keeper = threading.Thread(target=self._keep_versions, name="versions", daemon=True)
+        measurer = threading.Thread(target=self._measure, name="measures", daemon=True)
         keeper.start()
+        measurer.start()
         last: Snapshot | None = None  # a lane that failed leaves a vector ahead of the weights: no version
         try:
             self._lanes.run()
             self._tell_windows()
             last = self.snapshot() if self.progress.steps > self._last_step else None
         finally:
+            self._over.set()
+            self._to_measure.set()
+            measurer.join()
             self._snapshots.put(last)
             self._snapshots.put(None)
             keeper.join()
@@ -116,16 +122,15 @@ class Trainer:
         self.progress.samples += len(batch)
         newest = int(batch.event_times_ms.max(initial=0))
         self.progress.event_time_ms = max(self.progress.event_time_ms, newest)
-        if not batch.replayed:
-            self._quality.add(batch, result.predictions)
+        if batch.replayed:
+            return
+        if self._quality.add(batch, result.predictions) >= TOGETHER_ROWS:
+            self._to_measure.set()
 
     def stepped(self, step: int, rows: int) -> None:
-        """Between two steps: publish windows that are complete, and copy a snapshot when one is due."""
+        """Between two steps: copy a snapshot when one is due."""
         self.progress.steps = step
         now = self._clock.monotonic()
-        if now >= self._windows_due:
-            self._windows_due = now + WINDOWS_EVERY_S
-            self._tell_windows()
         if self._failed is not None:
             self.stop.set()
         if step == self._last_step or now < self._due:
@@ -136,6 +141,22 @@ class Trainer:
             return  # the last one is still being written
         self._last_step = step
         self._due = now + self._spec.train.version_interval_ms / 1000
+
+    def _measure(self) -> None:
+        """Count what the lanes leave, and write windows that are complete: beside the lanes, which would wait
+        for each other meanwhile."""
+        due = self._clock.monotonic()
+        try:
+            while not self._over.is_set():
+                self._to_measure.wait(WINDOWS_EVERY_S)
+                self._to_measure.clear()
+                self._quality.count()
+                if (now := self._clock.monotonic()) >= due:
+                    due = now + WINDOWS_EVERY_S
+                    self._tell_windows()
+        except Exception as error:  # the lanes stop, and `run` raises it
+            log.error("samples cannot be measured", reason=str(error))
+            self._failed = error
 
     def _tell_windows(self) -> None:
         windows = self._quality.finished_windows()
