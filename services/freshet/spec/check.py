@@ -198,8 +198,9 @@ def _input_width(spec: Spec) -> int:
 
 
 def mlp_parameters(spec: Spec) -> int:
-    """Weights and biases of the hedge's MLP, an output for each label; 0 for models without it."""
-    if spec.model.kind != "hedge" or "deep" not in spec.model.experts:
+    """Weights and biases of the native MLP, an output for each label; 0 for models without it."""
+    hedged = spec.model.kind == "hedge" and "deep" in spec.model.experts
+    if not hedged and spec.model.kind != "mlp":
         return 0
     widths = [_input_width(spec), *spec.model.deep, len(spec.labels)]
     return sum((a + 1) * b for a, b in pairwise(widths))

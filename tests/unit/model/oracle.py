@@ -40,7 +40,8 @@ class Oracle:
     def __init__(self, spec: Spec, state: dict[str, Any], *, rounding: bool = False) -> None:
         self.spec, self.layout, self.rounding = spec, layout_of(spec), rounding
         self.L = len(spec.labels)
-        self.experts = ("linear",) if spec.model.kind == "linear" else spec.model.experts
+        alone = spec.model.kind in ("linear", "mlp")
+        self.experts = (spec.model.kind,) if alone else spec.model.experts
         self.K = len(self.experts)
         self.weights = {
             n.removeprefix("weights/"): torch.tensor(a, dtype=F64, requires_grad=True)
@@ -115,7 +116,7 @@ class Oracle:
         """(B, L, K) without biases."""
         x, scalars, fm = self.gathered(inputs, rows)
         deep = None
-        if "deep" in self.experts:
+        if "deep" in self.experts or "mlp" in self.experts:
             h = x
             for i in range(len(self.spec.model.deep)):
                 w = self.weights[f"mlp/{i}/weight"]
@@ -127,6 +128,8 @@ class Oracle:
         for name in self.experts:
             if name in ("wide", "cross", "linear"):
                 out.append(scalars[name])
+            elif name == "mlp":
+                out.append(deep)
             else:
                 z = scalars["linear"] + fm[:, None]
                 out.append(z + deep if name == "deep" else z)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from freshet.errors import ConfigError, Mismatch
-from freshet.model import SERVING_PREFIXES, GroupInputs, ModelInputs, build_model
+from freshet.model import SERVING_PREFIXES, GroupInputs, ModelInputs, SplitStep, build_model
 from freshet.model.initial import he_uniform, uniform
 from freshet.spec.model import Spec
 from freshet.types import I32, U32
@@ -107,6 +107,24 @@ def test_merged_lanes_step_as_separate_ones_do() -> None:
             lanes = lanes[:1]
         model.step(lanes)
     same(apart.state(), merged.state())
+
+
+def test_a_step_that_lanes_share_is_the_step_to_the_bit() -> None:
+    spec = make_spec(dense=[(True, True)], deep=(64, 32))
+    rng = np.random.default_rng(5)
+    whole, shared = (HedgeDense(spec, training=True, precision="fp32") for _ in range(2))
+    assert isinstance(shared, SplitStep)
+    ours, theirs = ([model.lane() for _ in range(2)] for model in (whole, shared))
+    for _ in range(3):
+        batches = [make_batch(spec, 30, rng) for _ in range(2)]
+        for lane, batch in zip(ours + theirs, batches + batches, strict=True):
+            lane.forward_backward(batch)
+        whole.step(ours)
+        shared.begin_step(theirs)
+        for part in (2, 0, 1):
+            shared.step_part(theirs, part, 3)
+    for name, array in whole.state().items():
+        np.testing.assert_array_equal(shared.state()[name], array, err_msg=name)
 
 
 def test_ranks_that_add_up_each_others_sums_take_the_same_step() -> None:

@@ -34,6 +34,8 @@ SPECS: dict[str, dict[str, Any]] = {
     "wide only": {"experts": ("wide",)},
     "fm only": {"experts": ("fm",), "dims": (16, 4)},
     "wide and cross": {"experts": ("wide", "cross"), "crosses": 1},
+    "mlp alone": {"kind": "mlp", "dims": (16, 8), "dense": [(True, True)], "lists": ("mean",)},
+    "mlp of numbers alone": {"kind": "mlp", "ids": 0, "dense": [(False, False)] * 3},
     "linear alone": {"kind": "linear", "losses": ("logloss", "mse"), "lists": ("mean",)},
 }
 
