@@ -12,6 +12,7 @@ import pytest
 
 from freshet.errors import ConfigError, Mismatch
 from freshet.model import SERVING_PREFIXES, GroupInputs, ModelInputs, SplitStep, build_model
+from freshet.model.hedge import HedgeDense
 from freshet.model.initial import he_uniform, uniform
 from freshet.spec.model import Spec
 from freshet.types import I32, U32
@@ -113,16 +114,16 @@ def test_a_step_that_lanes_share_is_the_step_to_the_bit() -> None:
     spec = make_spec(dense=[(True, True)], deep=(64, 32))
     rng = np.random.default_rng(5)
     whole, shared = (HedgeDense(spec, training=True, precision="fp32") for _ in range(2))
-    assert isinstance(shared, SplitStep)
+    split: SplitStep = shared
     ours, theirs = ([model.lane() for _ in range(2)] for model in (whole, shared))
     for _ in range(3):
         batches = [make_batch(spec, 30, rng) for _ in range(2)]
         for lane, batch in zip(ours + theirs, batches + batches, strict=True):
             lane.forward_backward(batch)
         whole.step(ours)
-        shared.begin_step(theirs)
+        split.begin_step(theirs)
         for part in (2, 0, 1):
-            shared.step_part(theirs, part, 3)
+            split.step_part(theirs, part, 3)
     for name, array in whole.state().items():
         np.testing.assert_array_equal(shared.state()[name], array, err_msg=name)
 
