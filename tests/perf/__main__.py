@@ -23,6 +23,7 @@ from tests.perf.report import Figures, table
 from tests.perf.runner import run_measurement
 
 NAMES = {
+    "limits": "what the machine itself can do: multiply, copy, fetch from memory, write durably, wake",
     "log": "appends to the SQLite log, and reads in blocks",
     "rowstore": "flushes to the SQLite row store, scans, reads by key",
     "codecs": "codecs of rows, and publish and flush through the shard",

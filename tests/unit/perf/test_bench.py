@@ -72,8 +72,8 @@ def test_only_those_that_are_named_run(modules, capsys):
 
 
 def test_a_name_that_there_is_not_is_refused_with_those_there_are(capsys):
-    assert main(["tabel"]) == 2
-    assert "there are log, rowstore" in capsys.readouterr().err
+    assert main(["tabel"], {"log": "", "table": ""}) == 2
+    assert "there are log, table" in capsys.readouterr().err
 
 
 def test_one_that_is_run_by_hand_says_so(capsys):
