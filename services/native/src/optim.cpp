@@ -156,36 +156,70 @@ FRESHET_INLINE void step_at_rate(float rate, u8* values, const float* gradient) 
   std::memcpy(values, &w, sizeof w);
 }
 
-FRESHET_INLINE void step_slot(const Slot& s, u8* record, const float* gradient, float squared, u32 seed) {
-  float* state = reinterpret_cast<float*>(record + s.state_at);
-  u8* values = record + s.value_at;
-  const float* g = gradient + s.start;
+FRESHET_INLINE void step_slot(const Slot& s, u8* values, float* state, const float* gradient, float squared, u32 seed) {
   const Prepared p = prepare(s, state, squared);
   u32 at = 0;
   if (!s.half && has_one_rate(s.rule))
-    for (; at + 16 <= s.width; at += 16) step_at_rate(p.rate, values + 4 * at, g + at);
-  for (; at + 16 <= s.width; at += 16) step_piece<16>(s, p, values, state, g, at, seed);
-  for (; at + 4 <= s.width; at += 4) step_piece<4>(s, p, values, state, g, at, seed);
-  for (; at < s.width; at++) step_piece<1>(s, p, values, state, g, at, seed);
+    for (; at + 16 <= s.width; at += 16) step_at_rate(p.rate, values + 4 * at, gradient + at);
+  for (; at + 16 <= s.width; at += 16) step_piece<16>(s, p, values, state, gradient, at, seed);
+  for (; at + 4 <= s.width; at += 4) step_piece<4>(s, p, values, state, gradient, at, seed);
+  for (; at < s.width; at++) step_piece<1>(s, p, values, state, gradient, at, seed);
 }
 
 constexpr size_t most_slots = 8;
 
-FRESHET_CLONES bool step_row(const Slot* slots, size_t count, u8* record, const float* gradient) {
+FRESHET_INLINE bool step_row(const Slot* slots, size_t count, const Slot& last, const Row& row, const float* gradient) {
   float squared[most_slots];
   bool finite = true;
-  for (size_t i = 0; i < count; i++) {
-    const Slot& s = slots[i];
-    const float* g = gradient + s.start;
-    squared[i] = s.width == 1 ? g[0] * g[0] : squared_sum(g, s.width);
+  for (size_t i = 0; i + 1 < count; i++) {
+    const float* g = gradient + slots[i].start;
+    squared[i] = slots[i].width == 1 ? g[0] * g[0] : squared_sum(g, slots[i].width);
     finite = finite && std::isfinite(squared[i]);
   }
-  if (!finite) return false;
-  Header* header = reinterpret_cast<Header*>(record);
-  const u32 seed = static_cast<u32>(header->key ^ (header->key >> 32)) + (header->meta >> meta::count_shift) * 0x85ebca6bu;
-  for (size_t i = 0; i < count; i++) step_slot(slots[i], record, gradient, squared[i], seed);
-  header->meta += 1u << meta::count_shift;
+  const float* g = gradient + last.start;
+  squared[count - 1] = last.width == 1 ? g[0] * g[0] : squared_sum(g, last.width);
+  if (!finite || !std::isfinite(squared[count - 1])) return false;
+  Header& header = row.header();
+  const u64 key = header.key;
+  const u32 seed = static_cast<u32>(key ^ (key >> 32)) + (header.meta >> meta::count_shift) * 0x85ebca6bu;
+  for (size_t i = 0; i + 1 < count; i++)
+    step_slot(slots[i], row.head + slots[i].value_at, reinterpret_cast<float*>(row.head + slots[i].state_at),
+              gradient + slots[i].start, squared[i], seed);
+  step_slot(last, row.tail, reinterpret_cast<float*>(row.head + last.state_at), g, squared[count - 1], seed);
+  header.meta += 1u << meta::count_shift;
   return true;
+}
+
+FRESHET_INLINE void step_rows(const Slot* slots, size_t count, const Slot& last, const Row* rows, const float* gradients,
+                              size_t n, u8* stepped) {
+  const u32 width = last.start + last.width;
+  for (size_t i = 0; i < n; i++)
+    stepped[i] = rows[i].head != nullptr && step_row(slots, count, last, rows[i], gradients + i * width);
+}
+
+FRESHET_CLONES void step_any(const Slot* slots, size_t count, const Row* rows, const float* gradients, size_t n, u8* stepped) {
+  step_rows(slots, count, slots[count - 1], rows, gradients, n, stepped);
+}
+
+// The commonest rows again, so that the compiler knows what else each row would ask: a vector of 16 stepped by row-wise
+// Adagrad, behind any other slots or none. The arithmetic is written once, above.
+FRESHET_INLINE void step_16(const Slot* slots, size_t count, bool half, const Row* rows, const float* gradients, size_t n,
+                            u8* stepped) {
+  Slot last = slots[count - 1];
+  last.rule = Rule::rowwise_adagrad;
+  last.width = 16;
+  last.half = half;
+  step_rows(slots, count, last, rows, gradients, n, stepped);
+}
+FRESHET_CLONES void step_vector_16(const Slot* slots, size_t, const Row* rows, const float* gradients, size_t n, u8* stepped) {
+  step_16(slots, 1, false, rows, gradients, n, stepped);
+}
+FRESHET_CLONES void step_half_16(const Slot* slots, size_t, const Row* rows, const float* gradients, size_t n, u8* stepped) {
+  step_16(slots, 1, true, rows, gradients, n, stepped);
+}
+FRESHET_CLONES void step_more_and_vector_16(const Slot* slots, size_t count, const Row* rows, const float* gradients, size_t n,
+                                            u8* stepped) {
+  step_16(slots, count, false, rows, gradients, n, stepped);
 }
 
 FRESHET_CLONES void fill_uniform(u64 stream, u32 start, u32 n, float init, float* out) {
@@ -276,15 +310,23 @@ RowLayout::RowLayout(const std::vector<SlotSpec>& specs, bool half_last, bool se
     slot.state_at = state_at;
     state_at += 4 * slot.state_floats;
   }
+  last.value_at = 0;
   head_end_ = static_cast<u32>(sizeof(Header)) + 4 * (head_floats_ + state_floats_all);
   tail_bytes_ = last.width * (half_last ? 2 : 4);
-  const u32 close = round_up(head_end_ + tail_bytes_, 16);
-  const u32 apart = round_up(round_up(head_end_, line) + tail_bytes_, line);
-  const bool align = apart * 10 <= close * 13;
-  tail_at_ = align ? round_up(head_end_, line) : head_end_;
-  record_bytes_ = align ? apart : close;
   packed_bytes_ = head_end_ - 8 + tail_bytes_;
-  last.value_at = tail_at_;
+  const u32 apart = round_up(round_up(head_end_, line) + tail_bytes_, line), close = round_up(head_end_ + tail_bytes_, 4);
+  const bool fits = close <= line && line * 10 <= close * 13;
+  const bool align = apart * 10 <= close * 13;
+  tail_at_ = align && !fits ? round_up(head_end_, line) : head_end_;
+  record_bytes_ = fits ? line : align ? apart : close;
+  step_ = step_of(slots_);
+}
+
+RowLayout::Step RowLayout::step_of(const std::vector<Slot>& slots) {
+  const Slot& last = slots.back();
+  if (last.rule != Rule::rowwise_adagrad || last.width != 16) return step_any;
+  if (slots.size() == 1) return last.half ? step_half_16 : step_vector_16;
+  return last.half ? step_any : step_more_and_vector_16;
 }
 
 void RowLayout::initial(float* out, u64 key, u8 table, u64 seed) const {
@@ -299,13 +341,13 @@ void RowLayout::initial(float* out, u64 key, u8 table, u64 seed) const {
   }
 }
 
-void RowLayout::create(u8* record, u64 key, u8 table, u64 seed) const {
+void RowLayout::create(Row row, u64 key, u8 table, u64 seed) const {
   static thread_local std::vector<float> values;
   values.resize(width_);
   initial(values.data(), key, table, seed);
-  store(record, values.data());
+  store(row, values.data());
   for (const Slot& s : slots_) {
-    float* state = reinterpret_cast<float*>(record + s.state_at);
+    float* state = reinterpret_cast<float*>(row.head + s.state_at);
     std::fill_n(state, s.state_floats, s.rule == Rule::adam || s.rule == Rule::ftrl ? 0.0f : s.accumulator);
     if (s.rule != Rule::ftrl || s.state_floats == 0) continue;
     // FTRL's value follows from z alone: start with the z that yields the initial value.
@@ -316,50 +358,50 @@ void RowLayout::create(u8* record, u64 key, u8 table, u64 seed) const {
   }
 }
 
-void RowLayout::load(const u8* record, float* out) const {
-  copy_words(out, record + sizeof(Header), head_floats_);
+void RowLayout::load(Row row, float* out) const {
+  copy_words(out, row.head + sizeof(Header), head_floats_);
   const Slot& last = slots_.back();
   if (!last.half) {
-    copy_words(out + head_floats_, record + tail_at_, last.width);
+    copy_words(out + head_floats_, row.tail, last.width);
     return;
   }
-  const u16* half = reinterpret_cast<const u16*>(record + tail_at_);
+  const u16* half = reinterpret_cast<const u16*>(row.tail);
   for (u32 i = 0; i < last.width; i++) out[head_floats_ + i] = bf16_to_float(half[i]);
 }
 
-void RowLayout::store(u8* record, const float* values) const {
-  copy_words(record + sizeof(Header), values, head_floats_);
+void RowLayout::store(Row row, const float* values) const {
+  copy_words(row.head + sizeof(Header), values, head_floats_);
   const Slot& last = slots_.back();
   if (!last.half) {
-    std::memcpy(record + tail_at_, values + head_floats_, tail_bytes_);
+    std::memcpy(row.tail, values + head_floats_, tail_bytes_);
     return;
   }
-  u16* half = reinterpret_cast<u16*>(record + tail_at_);
+  u16* half = reinterpret_cast<u16*>(row.tail);
   for (u32 i = 0; i < last.width; i++) half[i] = float_to_bf16(values[head_floats_ + i]);
 }
 
-bool RowLayout::step(u8* record, const float* gradient) const {
-  return step_row(slots_.data(), slots_.size(), record, gradient);
+void RowLayout::step(const Row* rows, const float* gradients, size_t n, u8* stepped) const {
+  step_(slots_.data(), slots_.size(), rows, gradients, n, stepped);
 }
 
-void RowLayout::pack(const u8* record, u8* out) const {
+void RowLayout::pack(Row row, u8* out) const {
   const u32 head = head_end_ - 8;
-  copy_words(out, record + 8, head / 4);
+  copy_words(out, row.head + 8, head / 4);
   if (tail_bytes_ % 4 == 0)
-    copy_words(out + head, record + tail_at_, tail_bytes_ / 4);
+    copy_words(out + head, row.tail, tail_bytes_ / 4);
   else
-    std::memcpy(out + head, record + tail_at_, tail_bytes_);
+    std::memcpy(out + head, row.tail, tail_bytes_);
   u32 word;
   std::memcpy(&word, out, 4);
   word &= meta::packed_mask;
   std::memcpy(out, &word, 4);
 }
 
-void RowLayout::unpack(u8* record, const u8* packed) const {
+void RowLayout::unpack(Row row, const u8* packed) const {
   const u32 head = head_end_ - 8;
-  std::memcpy(record + 8, packed, head);
-  std::memcpy(record + tail_at_, packed + head, tail_bytes_);
-  reinterpret_cast<Header*>(record)->meta &= meta::packed_mask;
+  std::memcpy(row.head + 8, packed, head);
+  std::memcpy(row.tail, packed + head, tail_bytes_);
+  row.header().meta &= meta::packed_mask;
 }
 
 const char* RowLayout::packed_fault(const u8* packed, u8 table) const {

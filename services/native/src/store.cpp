@@ -65,33 +65,39 @@ void Store::check_keys(u32 group, const Keys& keys) const {
   if (wrong) refuse("keys must be sorted by bucket, not 0, and of tables of group " + std::to_string(group));
 }
 
-// Two steps ahead of the row at hand: its chunk, then the record that the chunk seems to name.
-struct Store::Ahead {
-  static constexpr size_t chunk = 32, record = 16;
-  const Store& store;
-  const Group& group;
-  const Keys& keys;
-  bool write;
+// Prefetches along a batch's keys, a piece at a time.
+class Store::Ahead {
+ public:
+  Ahead(const Group& group, const Keys& keys) : group_(group), keys_(keys) {}
+  // Key `i`, no less than the one before, is about to be found: the rows of its piece and of the next have been asked for,
+  // and the chunks of the one after that.
+  void at(size_t i) {
+    if (i >= due_) start_piece(i / piece * piece);
+  }
 
-  void chunk_of(size_t i) const {
-    if (i < keys.n) group.prefetch_chunk(store.bucket_of(keys.keys[i]), keys.keys[i]);
+ private:
+  void start_piece(size_t first) {
+    if (first != due_ || first == 0) {  // the first one, or buckets were skipped
+      chunks(first);
+      chunks(first + piece);
+      rows(first);
+    }
+    chunks(first + 2 * piece);
+    rows(first + piece);
+    due_ = first + piece;
   }
-  void record_of(size_t i) const {
-    if (i < keys.n) group.prefetch_record(store.bucket_of(keys.keys[i]), keys.keys[i], write);
-  }
-  void start() const {
-    for (size_t i = 0; i < chunk; i++) chunk_of(i);
-    for (size_t i = 0; i < record; i++) record_of(i);
-  }
-  void at(size_t i) const {
-    chunk_of(i + chunk);
-    record_of(i + record);
-  }
+  void chunks(size_t first) const { group_.prefetch_chunks(keys_.keys + first, length(first)); }
+  void rows(size_t first) const { group_.prefetch_rows(keys_.keys + first, length(first)); }
+  size_t length(size_t first) const { return first < keys_.n ? std::min(piece, keys_.n - first) : 0; }
+
+  const Group& group_;
+  const Keys& keys_;
+  size_t due_ = 0;  // first key of the next piece
 };
 
 u32 Store::create_row(Group& group, u32 bucket, u64 key, u8 table) {
   const u32 slot = group.insert(group.bin(bucket), bucket, key, table);
-  group.layout.create(group.record(slot), key, table, spec_.seed);
+  group.layout.create(group.row(slot), key, table, spec_.seed);
   rows_[table].fetch_add(1, std::memory_order_relaxed);
   return slot;
 }
@@ -101,8 +107,7 @@ std::optional<u32> Store::lookup(u32 index, const Keys& keys, float* out, bool c
   if (create && spec_.serving) refuse("a serving store makes no rows on lookup; look up with create=False");
   Group& group = *groups_[index];
   const u32 width = group.layout.width();
-  const Ahead ahead{*this, group, keys, false};
-  ahead.start();
+  Ahead ahead(group, keys);
   i64 created = 0;
   for (size_t i = 0; i < keys.n;) {
     const u32 bucket = bucket_of(keys.keys[i]);
@@ -135,7 +140,7 @@ std::optional<u32> Store::lookup(u32 index, const Keys& keys, float* out, bool c
         continue;
       }
       if (create || spec_.serving) touch(group.header(slot), now);
-      group.layout.load(group.record(slot), row);
+      group.layout.load(group.row(slot), row);
     }
   }
   if (created) created_.fetch_add(created, std::memory_order_relaxed);
@@ -150,35 +155,46 @@ i64 Store::mark(Bin& bin, Header& row, u32 slot, u32 consumer) {
   return 1;
 }
 
-void Store::apply_run(const PushGroup& push, u32 bucket, u32 now_s) noexcept {
+// The slot of a row that is to be stepped; none if its table does not admit the key.
+u32 Store::slot_for_step(Group& group, u32 bucket, u64 key, u8 table, Counts& count) {
+  const u32 slot = group.find(group.bin(bucket), key, table);
+  if (slot != Group::none) return slot;
+  const Admission* gate = admission_[table].get();
+  if (gate && !gate->admitted(bucket, key)) {
+    count.not_admitted++;
+    return Group::none;
+  }
+  count.created++;
+  return create_row(group, bucket, key, table);
+}
+
+void Store::apply_run(const PushGroup& push, Ahead& ahead, u32 bucket, u32 now_s) noexcept {
   Group& group = *groups_[push.group];
   Bin& bin = group.bin(bucket);
   const Keys& keys = push.keys;
   const u32 width = group.layout.width();
-  const Ahead ahead{*this, group, keys, true};
   Counts count;
   i64 listed[consumers] = {};
-  for (size_t i = keys.bucket_starts[bucket]; i < keys.bucket_starts[bucket + 1]; i++) {
-    ahead.at(i);
-    const u64 key = keys.keys[i];
-    const u8 table = keys.tables[i];
-    u32 slot = group.find(bin, key, table);
-    if (slot == Group::none) {
-      const Admission* gate = admission_[table].get();
-      if (gate && !gate->admitted(bucket, key)) {
-        count.not_admitted++;
-        continue;
-      }
-      slot = create_row(group, bucket, key, table);
-      count.created++;
+  u32 slots[piece];
+  Row rows[piece];
+  u8 stepped[piece];
+  const size_t end = keys.bucket_starts[bucket + 1];
+  for (size_t first = keys.bucket_starts[bucket]; first < end; first += piece) {
+    const size_t n = std::min(piece, end - first);
+    for (size_t i = 0; i < n; i++) {
+      ahead.at(first + i);
+      slots[i] = slot_for_step(group, bucket, keys.keys[first + i], keys.tables[first + i], count);
+      rows[i] = slots[i] == Group::none ? Row{} : group.row(slots[i]);
     }
-    Header& row = group.header(slot);
-    touch(row, now_s);
-    if (!group.layout.step(group.record(slot), push.gradients + i * width)) {
-      count.not_finite++;
-      continue;
+    group.layout.step(rows, push.gradients + first * width, n, stepped);
+    for (size_t i = 0; i < n; i++) {
+      if (slots[i] == Group::none) continue;
+      Header& row = rows[i].header();
+      touch(row, now_s);
+      count.not_finite += !stepped[i];
+      if (stepped[i])
+        for (u32 c = 0; c < consumers; c++) listed[c] += mark(bin, row, slots[i], c);
     }
-    for (u32 c = 0; c < consumers; c++) listed[c] += mark(bin, row, slot, c);
   }
   for (u32 c = 0; c < consumers; c++)
     if (listed[c]) pending_[c].fetch_add(listed[c], std::memory_order_relaxed);
@@ -228,14 +244,15 @@ Pushed Store::push(const i64* ranges, size_t n, i64 clock_ms, const std::vector<
   }
   if (!any) return Pushed::skipped;
 
-  for (const PushGroup& group : groups) Ahead{*this, *groups_[group.group], group.keys, true}.start();
+  std::vector<Ahead> ahead;
+  for (const PushGroup& group : groups) ahead.emplace_back(*groups_[group.group], group.keys);
   const u32 now_s = seconds(clock_ms);
   for (u32 b = 0; b < spec_.buckets; b++) {
     if (decision[b] != apply) continue;
     BucketState& state = states_[b];
     const std::lock_guard lock(state.lock);
-    for (const PushGroup& group : groups)
-      if (group.keys.bucket_starts[b] != group.keys.bucket_starts[b + 1]) apply_run(group, b, now_s);
+    for (size_t g = 0; g < groups.size(); g++)
+      if (groups[g].keys.bucket_starts[b] != groups[g].keys.bucket_starts[b + 1]) apply_run(groups[g], ahead[g], b, now_s);
     for (size_t r = 0; r < n; r++) applied_[static_cast<size_t>(ranges[3 * r]) * spec_.buckets + b] = ranges[3 * r + 2];
     state.clock_ms = std::max(state.clock_ms, clock_ms);
   }

@@ -33,7 +33,7 @@ void Store::take_run(Group& group, u32 bucket, std::vector<u32>& slots, PackedCo
     if (i + ahead < slots.size()) group.prefetch_slot(slots[i + ahead]);
     const Header& row = group.header(slots[i]);
     keys[i] = row.key;
-    group.layout.pack(group.record(slots[i]), records + i * packed);
+    group.layout.pack(group.row(slots[i]), records + i * packed);
     const i64 table = row.meta & meta::table_mask;
     if (i == 0 || out.runs.back().table != table) out.runs.push_back({bucket, table, at, at});
     out.runs.back().stop = at + 1;
@@ -125,7 +125,7 @@ PublishBatch Store::collect_publish(i64 max_rows) {
         row.meta &= ~meta::dirty_publish;
         PublishedTable& out = halves.of(side, static_cast<u8>(row.meta & meta::table_mask), width);
         out.keys.push_back(row.key);
-        group->layout.load(group->record(slot), out.values.extend(width));
+        group->layout.load(group->row(slot), out.values.extend(width));
       }
       dirty.resize(dirty.size() - take);
       pending_[publish].fetch_sub(static_cast<i64>(take), std::memory_order_relaxed);

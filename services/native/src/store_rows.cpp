@@ -43,7 +43,7 @@ void Store::import_rows(u8 table, const u64* keys, const u8* records, size_t n, 
       }
       Header& row = group.header(slot);
       const u32 flags = row.meta & ~meta::packed_mask;
-      group.layout.unpack(group.record(slot), records + i * packed);
+      group.layout.unpack(group.row(slot), records + i * packed);
       row.meta |= flags | meta::stored;
       bin.stored += !(flags & meta::stored);
     }
@@ -58,7 +58,7 @@ void Store::export_rows(u8 table, const u64* keys, size_t n, u8* records, u8* fo
       const u32 slot = group.find(group.bin(bucket), keys[i], table);
       found[i] = slot != Group::none;
       if (found[i])
-        group.layout.pack(group.record(slot), records + i * packed);
+        group.layout.pack(group.row(slot), records + i * packed);
       else
         std::fill_n(records + i * packed, packed, u8{0});
     }
@@ -82,7 +82,7 @@ i64 Store::import_values(u8 table, const u64* keys, const float* values, size_t 
         slot = group.insert(bin, bucket, keys[i], table);
         rows_[table].fetch_add(1, std::memory_order_relaxed);
       }
-      group.layout.store(group.record(slot), values + i * width);
+      group.layout.store(group.row(slot), values + i * width);
       touch(group.header(slot), touched ? touched[i] : now);
       written++;
     }

@@ -26,6 +26,7 @@ Group::Group(const std::vector<SlotSpec>& slots, bool half_last, bool serving, s
     : layout(slots, half_last, serving),
       tables(std::move(tables_)),
       record_bytes_(layout.record_bytes()),
+      bucket_shift_(64u - static_cast<u32>(std::countr_zero(buckets))),
       records_(static_cast<size_t>(record_bytes_) * block_rows),
       chunks_(sizeof(Chunk)),
       bins_(buckets) {}
@@ -64,7 +65,7 @@ void Group::resize(Bin& bin, u32 chunk_count) {
   std::memset(static_cast<void*>(fresh), 0, sizeof(Chunk) * chunk_count);
   constexpr u32 ahead = 8;
   for (u32 row = 0; row < bin.rows; row++) {
-    if (row + ahead < bin.rows) prefetch_read(record(slot_at(bin, row + ahead)));
+    if (row + ahead < bin.rows) prefetch_read(this->row(slot_at(bin, row + ahead)).head);
     const u32 slot = slot_at(bin, row);
     link(fresh, chunk_count, hash(header(slot).key), slot);
   }
@@ -78,8 +79,8 @@ void Group::resize(Bin& bin, u32 chunk_count) {
 
 u32 Group::insert(Bin& bin, u32 bucket, u64 key, u8 table) {
   if (bin.rows >= bin.limit) {
-    // Growth by 1.4 to 2.0, differently for each bucket and time: buckets fill alike, and must not all grow in one batch.
-    const double factor = 1.4 + 0.6 * dice(bucket, bin.generation++);
+    // Growth by 1.3 to 1.6, differently for each bucket and time: buckets fill alike, and must not all grow in one batch.
+    const double factor = 1.3 + 0.3 * dice(bucket, bin.generation++);
     const u32 count = bin.chunk_count.load(std::memory_order_relaxed);
     resize(bin, std::max(count + 1, static_cast<u32>(std::ceil(count * factor))));
   }
@@ -121,7 +122,7 @@ void Group::erase(Bin& bin, u32 slot) {
   if (last != slot) {
     const auto [its_chunk, its_at] = entry_of(bin, last);
     its_chunk->slot[its_at] = slot;
-    std::memcpy(record(slot), record(last), record_bytes_);
+    std::memcpy(row(slot).head, row(last).head, record_bytes_);
   }
   bin.rows--;
   if (bin.rows % block_rows == 0) {
@@ -167,34 +168,33 @@ void Group::shrink(Bin& bin, u32 bucket) {
   bin.blocks.shrink_to_fit();
 }
 
-void Group::prefetch_chunk(u32 bucket, u64 key) const {
-  const Bin& b = bins_[bucket];
-  const u32 count = b.chunk_count.load(std::memory_order_relaxed);
-  if (count) prefetch_read(b.chunks.load(std::memory_order_relaxed) + home(hash(key), count));
+void Group::prefetch_chunks(const u64* keys, size_t n) const {
+  const Chunk* found[piece];
+  for (size_t i = 0; i < n; i++) {
+    const Bin& bin = bins_[keys[i] >> bucket_shift_];
+    const Chunk* chunks = bin.chunks.load(std::memory_order_relaxed);
+    found[i] = chunks ? chunks + home(hash(keys[i]), bin.chunk_count.load(std::memory_order_relaxed)) : nullptr;
+  }
+  for (size_t i = 0; i < n; i++) prefetch_read(found[i]);
 }
 
-// Reads a chunk without its bucket's lock. What it yields is an address to prefetch and nothing else, and the memory is
+// Reads chunks without their buckets' locks. What that yields is addresses to prefetch and nothing else, and the memory is
 // mapped for the arena's life, so a torn or stale value costs a cache line and harms nothing.
-__attribute__((no_sanitize("thread"))) void Group::prefetch_record(u32 bucket, u64 key, bool write) const {
-  const Bin& b = bins_[bucket];
-  const u32 count = b.chunk_count.load(std::memory_order_relaxed);
-  const Chunk* chunks = b.chunks.load(std::memory_order_relaxed);
-  if (count == 0 || chunks == nullptr) return;
-  const u64 h = hash(key);
-  const u64 at = home(h, count);
-  // The pair may belong to two indexes if the bucket has just grown; stay inside the range that is mapped.
-  if (!chunks_.holds(static_cast<const void*>(chunks + at))) return;
-  const Chunk& chunk = chunks[at];
-  const u32 hits = match16(chunk.tag, static_cast<u8>(h)) & ((1u << (chunk.count & 15u)) - 1);
-  if (hits == 0) return;
-  const u8* address = record(chunk.slot[std::countr_zero(hits) % Chunk::rows]);
-  const u32 bytes = std::min(record_bytes_, 256u);
-  for (u32 line = 0; line < bytes; line += 64) {
-    if (write)
-      prefetch_write(address + line);
-    else
-      prefetch_read(address + line);
+__attribute__((no_sanitize("thread"))) void Group::prefetch_rows(const u64* keys, size_t n) const {
+  const u8* found[piece];
+  for (size_t i = 0; i < n; i++) {
+    found[i] = records_.base();
+    const Bin& bin = bins_[keys[i] >> bucket_shift_];
+    const Chunk* chunks = bin.chunks.load(std::memory_order_relaxed);
+    if (chunks == nullptr) continue;
+    const u64 h = hash(keys[i]);
+    const Chunk* chunk = chunks + home(h, bin.chunk_count.load(std::memory_order_relaxed));
+    // The pair may belong to two indexes if the bucket has just grown; stay inside the range that is mapped.
+    if (!chunks_.holds(chunk)) continue;
+    const u32 hits = match16(chunk->tag, static_cast<u8>(h)) & ((1u << Chunk::rows) - 1);
+    if (hits) found[i] = row(chunk->slot[std::countr_zero(hits)]).head;
   }
+  for (size_t i = 0; i < n; i++) prefetch_row(found[i]);
 }
 
 size_t Group::bytes() const { return records_.bytes_in_use() + chunks_.bytes_in_use(); }

@@ -32,12 +32,13 @@ struct Slot {
   float lr = 0.0f, accumulator = 0.0f, eps = 0.0f;
   float beta1 = 0.0f, beta2 = 0.0f;  // beta2 is also the decay of row-wise RMSprop
   float beta = 0.0f, l1 = 0.0f, l2 = 0.0f;
-  u32 value_at = 0;  // byte offsets in the record
-  u32 state_at = 0;
+  u32 value_at = 0;  // byte offsets: in the head, of the last slot in the tail
+  u32 state_at = 0;  // in the head
   u32 state_floats = 0;
 };
 
-struct Header {
+// Rows stand one behind the other in 4-byte steps, so a key need not start at a multiple of 8.
+struct __attribute__((packed, aligned(4))) Header {
   u64 key;
   u32 meta;     // see Meta
   u32 touched;  // event time at which the row was last looked up for training or stepped, seconds since the epoch
@@ -52,11 +53,19 @@ constexpr u32 count_shift = 16;   // steps taken, modulo 65536: seeds the stocha
 constexpr u32 packed_mask = table_mask | 0xffff0000u;  // what leaves in a packed record
 }  // namespace meta
 
-// Where everything stands in a record of one store group.
+// A row in memory. Head: header (16 bytes) | values of all slots but the last | all optimiser state. Tail: values of the last
+// slot (the vector).
+struct Row {
+  u8* head = nullptr;
+  u8* tail = nullptr;
+  Header& header() const { return *reinterpret_cast<Header*>(head); }
+};
+
+// Where everything stands in the rows of one store group.
 //
-// In memory: header (16 bytes) | values of all slots but the last | all optimiser state | values of the last slot (the
-// vector), aligned to a cache line where that costs at most 30 % | padding to 16 bytes.
-// Packed: the same without key and padding: meta u32, touched u32, values, state, last values; little-endian.
+// In memory: head and tail, padded to 4 bytes. Where it costs at most 30 % more, rows take whole cache lines and the tail
+// starts one, so that none is read for a neighbour's sake.
+// Packed: head and tail without the key: meta u32, touched u32, values, state, last values; little-endian.
 class RowLayout {
  public:
   RowLayout(const std::vector<SlotSpec>& specs, bool half_last, bool serving);
@@ -66,26 +75,33 @@ class RowLayout {
   u32 packed_bytes() const { return packed_bytes_; }
   const std::vector<Slot>& slots() const { return slots_; }
 
+  // The row that starts here.
+  Row row(u8* record) const { return {record, record + tail_at_}; }
+
   // Fill values and state of a new row; header as given.
-  void create(u8* record, u64 key, u8 table, u64 seed) const;
+  void create(Row row, u64 key, u8 table, u64 seed) const;
   // The values that `create` would give, (S,) floats.
   void initial(float* out, u64 key, u8 table, u64 seed) const;
   // Copy the row's values out, (S,) floats.
-  void load(const u8* record, float* out) const;
+  void load(Row row, float* out) const;
   // Set the row's values from (S,) floats; state is left alone.
-  void store(u8* record, const float* values) const;
-  // Step every slot by its summed gradient (S,). False, and nothing changed, if the squared length
-  // of one slot's gradient is not finite.
-  bool step(u8* record, const float* gradient) const;
+  void store(Row row, const float* values) const;
+  // Step every slot of `n` rows by their summed gradients (n, S). stepped[i] is 0, and row i as it was, if the squared
+  // length of one slot's gradient is not finite, or if the row has no head.
+  void step(const Row* rows, const float* gradients, size_t n, u8* stepped) const;
 
-  void pack(const u8* record, u8* out) const;
+  void pack(Row row, u8* out) const;
   // Takes all but the key; keeps none of the flags. The caller has checked the bytes with `packed_fault`.
-  void unpack(u8* record, const u8* packed) const;
+  void unpack(Row row, const u8* packed) const;
   // What is wrong with a packed record of this table, or nullptr.
   const char* packed_fault(const u8* packed, u8 table) const;
 
  private:
+  using Step = void (*)(const Slot* slots, size_t count, const Row* rows, const float* gradients, size_t n, u8* stepped);
+  static Step step_of(const std::vector<Slot>& slots);
+
   std::vector<Slot> slots_;
+  Step step_ = nullptr;
   u32 width_ = 0, head_floats_ = 0;
   u32 head_end_ = 0, tail_at_ = 0, tail_bytes_ = 0;
   u32 record_bytes_ = 0, packed_bytes_ = 0;

@@ -51,8 +51,8 @@ class Group {
   const RowLayout layout;
   const std::vector<u8> tables;
 
-  u8* record(u32 slot) const { return records_.base() + static_cast<size_t>(slot) * record_bytes_; }
-  Header& header(u32 slot) const { return *reinterpret_cast<Header*>(record(slot)); }
+  Row row(u32 slot) const { return layout.row(records_.base() + static_cast<size_t>(slot) * record_bytes_); }
+  Header& header(u32 slot) const { return row(slot).header(); }
   Bin& bin(u32 bucket) { return bins_[bucket]; }
   const Bin& bin(u32 bucket) const { return bins_[bucket]; }
   u32 slot_at(const Bin& bin, u32 row) const { return bin.blocks[row / block_rows] * block_rows + row % block_rows; }
@@ -67,12 +67,13 @@ class Group {
   // Give back index memory after many removals.
   void shrink(Bin& bin, u32 bucket);
 
-  // Hints for rows of other buckets; may look at stale memory, which is always mapped.
-  void prefetch_chunk(u32 bucket, u64 key) const;
-  void prefetch_record(u32 bucket, u64 key, bool write) const;
-  void prefetch_slot(u32 slot) const {
-    for (u32 at = 0; at < record_bytes_ && at < 256; at += 64) prefetch_read(record(slot) + at);
-  }
+  // Hints for up to `piece` keys of any buckets, without their locks: first the chunks, and once those are there the rows.
+  // Addresses are worked out in one loop and asked for in another: a prefetch waits until its page is found and holds up
+  // what follows it, so the fewer instructions lie between two, the more pages are looked for at a time.
+  static constexpr size_t piece = 32;
+  void prefetch_chunks(const u64* keys, size_t n) const;
+  void prefetch_rows(const u64* keys, size_t n) const;
+  void prefetch_slot(u32 slot) const { prefetch_row(row(slot).head); }
 
   size_t bytes() const;
 
@@ -86,9 +87,15 @@ class Group {
   void resize(Bin& bin, u32 chunk_count);
   std::pair<Chunk*, u32> entry_of(const Bin& bin, u32 slot) const;
 
+  void prefetch_row(const u8* record) const {
+    for (u32 at = 0; at < record_bytes_ && at < 256; at += 64) prefetch_read(record + at);
+    prefetch_read(record + record_bytes_ - 1);
+  }
+
   u32 record_bytes_;
-  Arena records_;  // pieces: blocks
-  Arena chunks_;   // pieces: chunks
+  u32 bucket_shift_;  // of a key
+  Arena records_;     // pieces: blocks
+  Arena chunks_;      // pieces: chunks
   std::vector<Bin> bins_;
 };
 
