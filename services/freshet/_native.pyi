@@ -236,6 +236,20 @@ class HedgeLane:
     def gradients(self) -> F32: ...
     def sums(self) -> F64: ...
 
+class Pass:
+    def __init__(self, store: Store, model: HedgeModel, tables: Sequence[Sequence[int]]) -> None: ...
+    def run(
+        self,
+        groups: Sequence[tuple[U64, U32, Sequence[U32 | None]]],
+        dense: F32,
+        label: U8,
+        value: F32,
+        weight: F32,
+        times_ms: I64,
+        ends: I64,
+        predictions: F32,
+    ) -> None: ...
+
 # --- features: hashing, programs, samples, events (bind_features.cpp)
 
 BytesTuple = tuple[U8, I64]

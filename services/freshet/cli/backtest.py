@@ -37,7 +37,7 @@ def command(
     Columns are named as the spec's fields and labels; a row without a label's value does not teach it.
     """
     from freshet.cli.backtesting import backtest
-    from freshet.cli.pipeline import outcome_text
+    from freshet.cli.outcome import outcome_text
     from freshet.spec import load_spec
 
     spec = load_spec(spec_file)

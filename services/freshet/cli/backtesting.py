@@ -1,24 +1,28 @@
-"""Learning from files of ready samples, once, in order, through the same log and trainer as live events."""
+"""Learning from files of ready samples, once, in order, by the encoder, decoder, model and measures of live
+events."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from freshet.cli.keeping import folder_of_a_pass
-from freshet.cli.pipeline import Outcome, Pipeline
+from freshet.cli.outcome import Outcome
+from freshet.cli.ready import ReadySamples, block_ends, ready_samples
+from freshet.cli.straight import fits, straight
 from freshet.errors import BadInput
 from freshet.features import take
-from freshet.features.blocks import MAX_SAMPLES, encode_blocks
-from freshet.features.columns import encode_columns, schema_of_columns
-from freshet.recordings.files import SampleRows, read_samples
+from freshet.features.blocks import encode_blocks
 from freshet.spec import Spec
-from freshet.types import I64, U64, Append, BytesColumn
+from freshet.types import Append, BytesColumn
+
+if TYPE_CHECKING:
+    from freshet.cli.pipeline import Pipeline
 
 __all__ = ["backtest"]
 
@@ -35,8 +39,11 @@ def backtest(
     window_ms: int = DAY_MS,
     progress: Any = None,
 ) -> Outcome:
-    """One progressive pass over files of ready samples, through the same log, trainer and measures as live
+    """One progressive pass over files of ready samples, by the encoder, decoder, model and measures of live
     events.
+
+    A model without an MLP learns on one thread, and without a log where nothing is kept; others go through
+    the log, the stores and the lanes of a live trainer.
 
     Args:
         files:    csv, csv.gz or parquet, in time order; columns named as the spec's fields and labels.
@@ -46,10 +53,14 @@ def backtest(
         window_ms: length of a window of measures, in event time.
         progress: called with the share that is trained, from 0 to 1.
 
-    Returns the measures over all samples and of every window; see `freshet.cli.pipeline.Outcome`.
+    Returns the measures over all samples and of every window; see `freshet.cli.outcome.Outcome`.
     Raises ConfigError if a column is missing, BadInput if a file cannot be read.
     """
     spec = replace(spec, train=replace(spec.train, measure_window_ms=window_ms))
+    if keep is None and lanes in (None, 1) and fits(spec):
+        return straight(spec, [Path(f) for f in files], request, progress or (lambda share: None))
+    from freshet.cli.pipeline import Pipeline
+
     with folder_of_a_pass(keep) as folder:
         pipeline = Pipeline.of_samples(spec, folder, lanes)
         try:
@@ -64,68 +75,35 @@ def backtest(
             pipeline.close()
 
 
-@dataclass(slots=True)
-class _Turn:
-    """The partition that the next block goes to: in turn, so that lanes keep close to the order of the
-    file."""
-
-    partition: int = 0
-
-
 def _write(pipeline: Pipeline, files: Sequence[Path], request: str | None) -> int:
-    """Append all rows as blocks of samples; returns how many samples."""
-    spec, turn, total = pipeline.spec, _Turn(), 0
-    schema_id: int | None = None
-    for rows in read_samples(spec, files, request):
-        schema = schema_of_columns(rows.columns, "sample")
-        payloads = encode_columns(rows.columns, schema, len(rows))
-        schema_id = pipeline.registry.register(schema)
-        blocks, samples = _blocks(spec, rows, payloads, schema_id)
-        total += samples
-        places = (np.arange(len(blocks)) + turn.partition) % spec.partitions
-        turn.partition = int(places[-1] + 1) % spec.partitions if len(blocks) else turn.partition
+    """Append all samples in blocks, to the partitions in turn: so lanes keep close to the order of the files.
+    Returns how many samples."""
+    partitions, turn, total = pipeline.spec.partitions, 0, 0
+    for samples in ready_samples(pipeline.spec, files, request):
+        blocks = _blocks(samples, pipeline.registry.register(samples.schema))
+        places = (np.arange(len(blocks)) + turn) % partitions
+        turn = (turn + len(blocks)) % partitions
+        total += len(samples)
         pipeline.writer.append(
             [
                 Append(pipeline.topics.samples, p, take(blocks, np.flatnonzero(places == p)))
-                for p in range(spec.partitions)
+                for p in range(partitions)
                 if (places == p).any()
             ]
         )
     return total
 
 
-def _blocks(spec: Spec, rows: SampleRows, payloads: BytesColumn, schema_id: int) -> tuple[BytesColumn, int]:
-    """Samples (a row for each label that it teaches), cut into blocks that split no request."""
-    labels = len(spec.labels)
-    known = np.stack([rows.labels[label.name][1] for label in spec.labels], axis=1)  # (N, L)
-    values = np.stack([rows.labels[label.name][0] for label in spec.labels], axis=1)
-    row, label = np.nonzero(known)
-    requests = rows.requests[row]
-    if len(row) != len(rows) or labels > 1:
-        payloads = take(payloads, row)
+def _blocks(samples: ReadySamples, schema_id: int) -> BytesColumn:
+    """Samples cut into blocks that split no request."""
     return encode_blocks(
         schema_id,
-        sample_ids=(row + rows.first_row) * labels + label,
-        event_times_ms=rows.times_ms[row],
-        request_ids=requests,
-        values=values[row, label],
-        weights=np.ones(len(row), np.float32),
-        labels=label.astype(np.uint8),
-        payloads=payloads,
-        block_ends=block_ends(requests),
-    ), len(row)
-
-
-def block_ends(requests: U64) -> I64:
-    """Where blocks end: after at most MAX_SAMPLES samples, never within a request."""
-    edges = np.flatnonzero(np.diff(requests)) + 1  # samples before each change of request
-    edges = np.append(edges, len(requests)) if len(requests) else edges
-    ends: list[int] = []
-    start = 0
-    while start < len(requests):
-        fits = int(np.searchsorted(edges, start + MAX_SAMPLES, side="right")) - 1
-        if fits < 0 or edges[fits] <= start:  # one request alone is larger than a block
-            fits = int(np.searchsorted(edges, start, side="right"))
-        start = int(edges[fits])
-        ends.append(start)
-    return np.array(ends, np.int64)
+        sample_ids=samples.sample_ids,
+        event_times_ms=samples.times_ms,
+        request_ids=samples.requests,
+        values=samples.values,
+        weights=np.ones(len(samples), np.float32),
+        labels=samples.labels,
+        payloads=samples.payloads,
+        block_ends=block_ends(samples.requests),
+    )

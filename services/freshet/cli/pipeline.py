@@ -6,15 +6,15 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import orjson
 import structlog
 
-from freshet.cli.options import table
+from freshet.cli.outcome import Outcome
 from freshet.cli.training import Stores, Training
 from freshet.clock import SYSTEM_CLOCK, Clock
 from freshet.embedder.core import lanes_for
@@ -29,40 +29,9 @@ from freshet.spec.schemas import Schemas
 from freshet.types import TopicPartition
 from freshet.wire.schemas import SchemaRegistry
 
-__all__ = ["Outcome", "Pipeline", "outcome_text"]
+__all__ = ["Pipeline"]
 
 LOOK_S = 0.1
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What a pass gave."""
-
-    samples: int
-    seconds: float  # of training
-    lanes: int
-    measures: Mapping[
-        str, Mapping[str, float]
-    ]  # label -> measure -> value, every sample before it was trained on
-    stages: Mapping[str, float]  # stage -> what it handled a second
-    ledger: Mapping[str, Any] | None = None  # of the joiner: what became of every impression
-    windows: Sequence[Mapping[str, Any]] = ()  # records of `<model>.measures`, by event time
-
-    def as_json(self) -> dict[str, Any]:
-        """Figures of the first label at the top, all labels below."""
-        first = next(iter(self.measures.values()), {})
-        return {
-            "samples": self.samples,
-            "samples_per_s": self.samples / self.seconds if self.seconds else 0.0,
-            "auc": first.get("auc"),
-            "logloss": first.get("logloss"),
-            "ne": first.get("ne"),
-            "calibration": first.get("calibration"),
-            "lanes": self.lanes,
-            "labels": {name: dict(values) for name, values in self.measures.items()},
-            "stages": dict(self.stages),
-            **({"ledger": dict(self.ledger)} if self.ledger is not None else {}),
-        }
 
 
 class Pipeline:
@@ -153,11 +122,3 @@ class Pipeline:
     def close(self) -> None:
         """Close everything."""
         self._cleanup.run()
-
-
-def outcome_text(outcome: Outcome) -> str:
-    """For people."""
-    names = list(dict.fromkeys(m for values in outcome.measures.values() for m in values))
-    rows = [[label, *(values.get(m) for m in names)] for label, values in outcome.measures.items()]
-    rates = "\n".join(f"  {stage:18} {rate:12,.0f}/s" for stage, rate in outcome.stages.items())
-    return f"{outcome.samples:,} samples, {outcome.lanes} lanes\n{rates}\n{table(['label', *names], rows)}"

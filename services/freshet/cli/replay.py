@@ -155,7 +155,7 @@ def _run(
     speed: float | None,
     as_json: bool,
 ) -> None:
-    from freshet.cli.pipeline import outcome_text
+    from freshet.cli.outcome import outcome_text
     from freshet.cli.replaying import replay, send
 
     if gateway and direct:

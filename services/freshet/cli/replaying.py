@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from freshet.cli.keeping import folder_of_a_pass
-from freshet.cli.pipeline import Outcome, Pipeline
+from freshet.cli.outcome import Outcome
+from freshet.cli.pipeline import Pipeline
 from freshet.clock import SYSTEM_CLOCK, Clock
 from freshet.errors import BadInput
 from freshet.features import EventExtractor, JsonTranscoder, add_frames, partition_of, take

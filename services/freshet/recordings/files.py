@@ -19,6 +19,9 @@ from freshet.types import F32, I64, U64, Bool, BytesColumn
 __all__ = ["SampleRows", "batches", "needed_columns", "read_samples"]
 
 CHUNK_ROWS = 65_536
+CSV_BLOCK_BYTES = 1 << 23
+"""Parsed at once by one of Arrow's threads, and a batch is no longer than it: some 100,000 rows."""
+
 UNIT_MS = {"s": 1000.0, "ms": 1.0, "us": 0.001}
 
 
@@ -31,6 +34,7 @@ class SampleRows:
     times_ms: I64  # (N,) event time
     labels: Mapping[str, tuple[F32, Bool]]  # label -> values (N,), and where there is one
     requests: U64  # (N,) equal for rows that were served together
+    share: float = 1.0  # of all files' rows that ends with these, about: files count alike
 
     def __len__(self) -> int:
         return len(self.times_ms)
@@ -57,13 +61,10 @@ def read_samples(spec: Spec, paths: Sequence[Path], request: str | None = None) 
         is needed.
     """
     row = 0
-    for path in paths:
-        for batch in batches(path):
-            missing = [
-                c
-                for c in [*needed_columns(spec), *([request] if request else [])]
-                if c not in batch.schema.names
-            ]
+    for number, path in enumerate(paths):
+        wanted = [*needed_columns(spec), *([request] if request else [])]
+        for batch, share in _parts(path, wanted):
+            missing = [c for c in wanted if c not in batch.schema.names]
             if missing:
                 near = get_close_matches(missing[0], batch.schema.names, 1)
                 raise ConfigError(
@@ -73,28 +74,56 @@ def read_samples(spec: Spec, paths: Sequence[Path], request: str | None = None) 
                     f"the columns {', '.join(needed_columns(spec))}",
                     f"did you mean {near[0]!r}?" if near else f"it has {', '.join(batch.schema.names)}",
                 )
-            made = _rows(spec, path, batch, request, row)
+            made = _rows(spec, path, batch, request, row, (number + share) / len(paths))
             row += len(made)
             yield made
 
 
 def batches(path: Path) -> Iterator[Any]:
     """Record batches of a csv, csv.gz or parquet file. Raises BadInput if it cannot be read."""
+    for batch, _ in _parts(path):
+        yield batch
+
+
+def _parts(path: Path, wanted: Sequence[str] = ()) -> Iterator[tuple[Any, float]]:
+    """Record batches and the share of the file that ends with each.
+
+    Columns beside the `wanted` ones are not read, unless one of these is missing: then all are there, to be
+    named. A csv is read as a whole before its first batch comes: only then are the columns' types known.
+    """
     import pyarrow as pa  # noqa: PLC0415 - slow to import, and only needed here
     import pyarrow.csv  # noqa: PLC0415
     import pyarrow.parquet  # noqa: PLC0415
 
     try:
         if path.suffix == ".parquet":
-            yield from pa.parquet.ParquetFile(path).iter_batches(CHUNK_ROWS)
+            file = pa.parquet.ParquetFile(path)
+            chosen = list(wanted) if set(wanted) <= set(file.schema_arrow.names) else None
+            total, made = file.metadata.num_rows, file.iter_batches(CHUNK_ROWS, columns=chosen or None)
         else:
-            options = pa.csv.ConvertOptions(strings_can_be_null=True, null_values=["", "NA", "null"])
-            yield from pa.csv.read_csv(path, convert_options=options).to_batches(CHUNK_ROWS)
+            table = _csv(path, wanted)
+            total, made = table.num_rows, iter(table.to_batches(CHUNK_ROWS))
+        rows = 0
+        for batch in made:
+            rows += len(batch)
+            yield batch, rows / total
     except (OSError, pa.ArrowInvalid) as error:
         raise BadInput(f"{path}: expected a csv, csv.gz or parquet file: {_printable(error)}") from error
 
 
-def _rows(spec: Spec, path: Path, batch: Any, request: str | None, row: int) -> SampleRows:
+def _csv(path: Path, wanted: Sequence[str]) -> Any:
+    import pyarrow.csv as pa_csv  # noqa: PLC0415
+
+    nulls = {"strings_can_be_null": True, "null_values": ["", "NA", "null"]}
+    read = pa_csv.ReadOptions(block_size=CSV_BLOCK_BYTES)
+    try:
+        chosen = pa_csv.ConvertOptions(**nulls, include_columns=list(wanted))
+        return pa_csv.read_csv(path, read, convert_options=chosen)
+    except KeyError:  # a column is missing: the caller names it
+        return pa_csv.read_csv(path, read, convert_options=pa_csv.ConvertOptions(**nulls))
+
+
+def _rows(spec: Spec, path: Path, batch: Any, request: str | None, row: int, share: float) -> SampleRows:
     fields = dict.fromkeys(f.field for f in spec.features if f.field is not None)
     columns = {name: _column(path, name, batch.column(name)) for name in fields}
     time = spec.events.served.time
@@ -106,9 +135,8 @@ def _rows(spec: Spec, path: Path, batch: Any, request: str | None, row: int) -> 
         texts = batch.column(request).cast("string").fill_null("")
         codes = texts.dictionary_encode().indices.to_numpy(zero_copy_only=False)
         requests = np.cumsum(np.diff(codes, prepend=-1) != 0).astype(np.uint64) + np.uint64(row)
-    return SampleRows(
-        row, columns, _times(path, time.path, time.unit, batch.column(time.path)), labels, requests
-    )
+    times_ms = _times(path, time.path, time.unit, batch.column(time.path))
+    return SampleRows(row, columns, times_ms, labels, requests, share)
 
 
 def _column(path: Path, name: str, array: Any) -> FileColumn:

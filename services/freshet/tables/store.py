@@ -114,6 +114,7 @@ class Store:
         options: Mapping[int, TableOptions] | None = None,
         serving: bool = False,
         publish: bool = True,
+        flush: bool = True,
     ) -> None:
         """Make an empty store.
 
@@ -125,6 +126,8 @@ class Store:
             options: table id -> when its rows come and go; others keep all.
             serving: values only.
             publish: keep lists for `collect_publish`; without them it yields nothing.
+            flush: keep lists for `collect_flush`; without them it yields no rows, and eviction waits for
+                none.
         """
         self.layout, self.buckets, self.partitions, self.serving = layout, buckets, partitions, serving
         given = options or {}
@@ -139,12 +142,20 @@ class Store:
             seed & 0xFFFF_FFFF_FFFF_FFFF,
             serving,
             publish,
-            True,
+            flush,
         )
         self._group_of = {table: group.index for group in layout.groups for table in group.tables}
 
     @classmethod
-    def of(cls, spec: Spec, layout: Layout, *, serving: bool = False) -> Store:
+    def of(
+        cls,
+        spec: Spec,
+        layout: Layout,
+        *,
+        serving: bool = False,
+        publish: bool = True,
+        flush: bool = True,
+    ) -> Store:
         """The store that a spec describes."""
         options = {t.id: TableOptions(t.ttl_ms, t.admission, t.max_rows) for t in spec.tables}
         return cls(
@@ -154,7 +165,14 @@ class Store:
             seed=spec.model.seed,
             options=options,
             serving=serving,
+            publish=publish,
+            flush=flush,
         )
+
+    @property
+    def native(self) -> _native.Store:
+        """The native store, for native code that works on it batch after batch."""
+        return self._native
 
     # --- a batch
 

@@ -26,6 +26,7 @@ void bind_store(nb::module_& m);
 void bind_join(nb::module_& m);
 void bind_model(nb::module_& m);
 void bind_gate(nb::module_& m);
+void bind_pass(nb::module_& m);
 void bind_gather(nb::module_& m);
 void bind_avro(nb::module_& m);
 void bind_blocks(nb::module_& m);

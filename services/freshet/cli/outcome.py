@@ -1,0 +1,50 @@
+"""What a replay or a backtest gives, and how it reads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from freshet.cli.options import table
+
+__all__ = ["Outcome", "outcome_text"]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a pass gave."""
+
+    samples: int
+    seconds: float  # of training
+    lanes: int
+    measures: Mapping[
+        str, Mapping[str, float]
+    ]  # label -> measure -> value, every sample before it was trained on
+    stages: Mapping[str, float]  # stage -> what it handled a second
+    ledger: Mapping[str, Any] | None = None  # of the joiner: what became of every impression
+    windows: Sequence[Mapping[str, Any]] = ()  # records of `<model>.measures`, by event time
+
+    def as_json(self) -> dict[str, Any]:
+        """Figures of the first label at the top, all labels below."""
+        first = next(iter(self.measures.values()), {})
+        return {
+            "samples": self.samples,
+            "samples_per_s": self.samples / self.seconds if self.seconds else 0.0,
+            "auc": first.get("auc"),
+            "logloss": first.get("logloss"),
+            "ne": first.get("ne"),
+            "calibration": first.get("calibration"),
+            "lanes": self.lanes,
+            "labels": {name: dict(values) for name, values in self.measures.items()},
+            "stages": dict(self.stages),
+            **({"ledger": dict(self.ledger)} if self.ledger is not None else {}),
+        }
+
+
+def outcome_text(outcome: Outcome) -> str:
+    """For people."""
+    names = list(dict.fromkeys(m for values in outcome.measures.values() for m in values))
+    rows = [[label, *(values.get(m) for m in names)] for label, values in outcome.measures.items()]
+    rates = "\n".join(f"  {stage:18} {rate:12,.0f}/s" for stage, rate in outcome.stages.items())
+    return f"{outcome.samples:,} samples, {outcome.lanes} lanes\n{rates}\n{table(['label', *names], rows)}"

@@ -1,0 +1,86 @@
+"""Files of ready samples as Avro samples, in pieces: what every backtest starts with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from freshet.features import take
+from freshet.features.blocks import MAX_SAMPLES
+from freshet.features.columns import encode_columns, schema_of_columns
+from freshet.recordings.files import SampleRows, read_samples
+from freshet.spec.avro import Record
+from freshet.spec.model import Spec
+from freshet.types import F32, I64, U8, U64, BytesColumn
+
+__all__ = ["ReadySamples", "block_ends", "cuts", "ready_samples"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ReadySamples:
+    """N samples, one for each label that a row of a file teaches, in the order of the rows."""
+
+    schema: Record
+    payloads: BytesColumn  # (N,) Avro of that schema, without framing
+    sample_ids: I64  # (N,)
+    times_ms: I64  # (N,)
+    requests: U64  # (N,) equal for samples that were served together
+    values: F32  # (N,)
+    labels: U8  # (N,)
+    share: float  # of the files that ends with these samples
+
+    def __len__(self) -> int:
+        return len(self.sample_ids)
+
+
+def ready_samples(spec: Spec, files: Sequence[Path], request: str | None) -> Iterator[ReadySamples]:
+    """Samples of the files, some tens of thousands at a time. Raises as `read_samples` does, and BadInput for
+    text that is not UTF-8."""
+    for rows in read_samples(spec, files, request):
+        schema = schema_of_columns(rows.columns, "sample")
+        yield _taught(spec, rows, schema, encode_columns(rows.columns, schema, len(rows)))
+
+
+def _taught(spec: Spec, rows: SampleRows, schema: Record, payloads: BytesColumn) -> ReadySamples:
+    labels = len(spec.labels)
+    known = np.stack([rows.labels[label.name][1] for label in spec.labels], axis=1)  # (rows, L)
+    values = np.stack([rows.labels[label.name][0] for label in spec.labels], axis=1)
+    if labels == 1 and known.all():
+        row, label = np.arange(len(rows)), np.zeros(len(rows), np.int64)
+    else:
+        row, label = np.nonzero(known)
+        payloads = take(payloads, row)
+    return ReadySamples(
+        schema=schema,
+        payloads=payloads,
+        sample_ids=(row + rows.first_row) * labels + label,
+        times_ms=rows.times_ms[row],
+        requests=rows.requests[row],
+        values=values[row, label],
+        labels=label.astype(np.uint8),
+        share=rows.share,
+    )
+
+
+def block_ends(requests: U64) -> I64:
+    """Where blocks end: after at most MAX_SAMPLES samples, never within a request."""
+    if not len(requests):
+        return np.empty(0, np.int64)
+    return cuts(np.append(np.flatnonzero(np.diff(requests)) + 1, len(requests)), MAX_SAMPLES)
+
+
+def cuts(edges: I64, most: int) -> I64:
+    """Those of the rising `edges` at which to cut, so that pieces are as long as they can be, at most `most`;
+    longer only where two edges lie further apart."""
+    kept: list[int] = []
+    start = at = 0
+    while at < len(edges):
+        fits = int(np.searchsorted(edges, start + most, side="right")) - 1
+        at = max(fits, at)
+        start = int(edges[at])
+        kept.append(start)
+        at += 1
+    return np.array(kept, np.int64)
