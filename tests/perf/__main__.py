@@ -46,6 +46,7 @@ BY_HAND = {
     "streams": "downloads recorded streams and makes them events",
     "peers_run": "torch, TorchRec and others training the plain model; needs tests.perf.peers.setup",
     "table_beside_fbgemm": "our table and FBGEMM's kernels in turns; needs tests.perf.peers.setup torchrec",
+    "linear": "`freshet backtest` of a linear model beside Vowpal Wabbit's driver, on the retail stream",
     "versus_vw": "Vowpal Wabbit on the same samples at equal delay",
 }
 """What takes minutes, data or other programs: `python -m tests.perf.NAME` says how."""

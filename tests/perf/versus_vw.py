@@ -27,7 +27,7 @@ import numpy as np
 
 from freshet.cli.backtesting import backtest
 from freshet.cli.options import table
-from freshet.cli.pipeline import Outcome
+from freshet.cli.outcome import Outcome
 from freshet.cli.replaying import replay
 from freshet.embedder.core import Assembler
 from freshet.features import read_blocks
