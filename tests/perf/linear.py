@@ -43,18 +43,19 @@ VW: Mapping[str, Sequence[str]] = {
 """The best of a grid over update rule, step size, --power_t, --l1 and --l2, and the defaults."""
 RULES: Mapping[str, tuple[str, str, str]] = {
     "ftrl": (
-        '{ name = "ftrl", lr = 0.02, beta = 1, l2 = 1 }',
-        '{ name = "ftrl", lr = 0.2, beta = 1, l2 = 1 }',
-        '{ name = "ftrl", lr = 0.1, beta = 1, l2 = 1 }',
+        '{ name = "ftrl", lr = 0.01, beta = 1, l2 = 1 }',
+        '{ name = "ftrl", lr = 0.3, beta = 1, l2 = 1 }',
+        '{ name = "ftrl", lr = 0.05, beta = 1, l2 = 1 }',
     ),
     "adagrad": (
-        '{ name = "adagrad", lr = 0.02 }',
-        '{ name = "adagrad", lr = 0.2 }',
-        '{ name = "adagrad", lr = 0.1 }',
+        '{ name = "adagrad", lr = 0.01 }',
+        '{ name = "adagrad", lr = 0.3 }',
+        '{ name = "adagrad", lr = 0.05 }',
     ),
 }
-"""Of the tables user, item and small: what is wrong about a user's own weight is most of what a linear model
-loses here, as every invoice holds one bought item in five."""
+"""Of the tables user, item and small, by a grid of our own. A user's own weight can only be wrong here, as
+every invoice holds one bought item in five: it moves least. Vowpal Wabbit has one step size for all; with one
+for all tables, 0.1, FTRL by batches of 256 is as good as it to 0.0002."""
 
 
 @dataclass(slots=True)

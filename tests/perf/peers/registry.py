@@ -68,9 +68,4 @@ PEERS: dict[str, Peer] = {
         requirements=("vowpalwabbit==9.11.9", "numpy==1.26.4"),
         imports=("vowpalwabbit",),
     ),
-    "vw": Peer(
-        about="Vowpal Wabbit, its own driver over a file (tests.perf.linear)",
-        requirements=("vowpalwabbit==9.11.9", "numpy==2.4.6"),
-        imports=("vowpalwabbit",),
-    ),
 }
