@@ -333,6 +333,38 @@ def decode_requests(
     plan: RequestPlan, program: Program, data: U8, ends: I64, counts: U32, /
 ) -> tuple[int, list[tuple[U64, U32, list[int]]], list[U32], F32, I64]: ...
 
+# --- bodies of requests to what the log takes (bind_intake.cpp)
+
+IntakeTuple = tuple[
+    I64, I32, I64, I64, BytesTuple, BytesTuple
+]  # counts a body, partitions, positions, starts by partition, records, keys
+
+def intake_json(
+    plan: EventPlan,
+    program: Program,
+    schema: WriterSchema,
+    bodies: list[bytes],
+    ignore_unknown: bool,
+    prefix: bytes,
+    keep_text: bool,
+    partitions: int,
+    latest_ms: int,
+    max_events: int,
+    /,
+) -> IntakeTuple: ...
+def intake_avro(
+    plan: EventPlan,
+    program: Program,
+    schema_id: int,
+    bodies: list[bytes],
+    lengths: bool,
+    partitions: int,
+    latest_ms: int,
+    max_events: int,
+    /,
+) -> IntakeTuple: ...
+def write_acks(topic: str, counts: I64, partitions: I32, positions: I64, firsts: I64, /) -> list[bytes]: ...
+
 # --- blocks of samples (bind_blocks.cpp)
 
 def read_blocks(

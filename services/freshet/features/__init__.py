@@ -13,6 +13,7 @@ from freshet.features.encoder import Column, ColumnEncoder, EncodedRows
 from freshet.features.events import EventColumn, EventColumns, EventExtractor
 from freshet.features.frames import add_frames, frame_ids, strip_frames, take
 from freshet.features.hashing import cross_seed, hash_text, key_of, keys_of, partition_of, table_salt
+from freshet.features.intake import EventIntake, TakenBodies
 from freshet.features.requests import DecodedRequests, RequestDecoder
 from freshet.features.transcode import JsonTranscoder, RefusedEvent, Transcoded
 from freshet.features.validate import AvroValidator
@@ -29,11 +30,13 @@ __all__ = [
     "EventColumn",
     "EventColumns",
     "EventExtractor",
+    "EventIntake",
     "GroupKeys",
     "JsonTranscoder",
     "RefusedEvent",
     "RequestDecoder",
     "SampleDecoder",
+    "TakenBodies",
     "Transcoded",
     "add_frames",
     "cross_seed",

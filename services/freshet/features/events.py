@@ -123,6 +123,11 @@ class EventExtractor:
             [_inside(path, explode) for path in self.columns],
         )
 
+    @property
+    def native(self) -> tuple[_native.EventPlan, _native.Program]:
+        """Its plan and program, for other native calls of this package."""
+        return self._plan, self._program.native
+
     def extract(self, values: BytesColumn, *, framed: bool) -> EventColumns:
         """Extract N records.
 

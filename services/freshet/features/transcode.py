@@ -65,6 +65,11 @@ class JsonTranscoder:
         self._prefix = b"" if schema_id is None else b"\x00" + schema_id.to_bytes(4, "big")
         self._ignore_unknown = ignore_unknown
 
+    @property
+    def native(self) -> tuple[_native.WriterSchema, bytes, bool]:
+        """Schema, prefix and whether unknown fields are left out, for other native calls of this package."""
+        return self._writer.native, self._prefix, self._ignore_unknown
+
     def column(self, events: BytesColumn) -> Transcoded:
         """Transcode N events, each a JSON object of its own: records of a topic, items already cut apart."""
         return self._made(

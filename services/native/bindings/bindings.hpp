@@ -32,5 +32,6 @@ void bind_avro(nb::module_& m);
 void bind_blocks(nb::module_& m);
 void bind_features(nb::module_& m);
 void bind_requests(nb::module_& m);
+void bind_intake(nb::module_& m);
 
 }  // namespace freshet

@@ -18,4 +18,5 @@ NB_MODULE(_native, m) {
   freshet::bind_blocks(m);
   freshet::bind_features(m);
   freshet::bind_requests(m);
+  freshet::bind_intake(m);
 }

@@ -314,6 +314,7 @@ class JsonWriter {
 struct Run {
   JsonWriter writer;
   Transcoded out;
+  std::vector<std::span<const std::uint8_t>> texts;  // of the good ones, where they stand
 
   Run(const WriterSchema& schema, const JsonOptions& options) : writer(schema, options) {}
 
@@ -321,6 +322,8 @@ struct Run {
     if (writer.record(json, out.records.data)) {
       out.records.close();
       out.events.push_back(out.total++);
+      const auto text = writer.parser.text(writer.parser.nodes()[json]);
+      texts.push_back({reinterpret_cast<const std::uint8_t*>(text.data()), text.size()});
       return;
     }
     out.records.rollback();
@@ -339,6 +342,40 @@ struct Run {
     out.bad.push_back({out.total++, why, 0, position, "", found.empty() ? "the end" : found, expected});
   }
 };
+
+void take_body(Run& run, std::span<const std::uint8_t> body) {
+  std::size_t position = JsonParser::skip_space(body, 0);
+  if (position < body.size() && body[position] == '[') {
+    const JsonError error = run.writer.parser.parse(body, position);
+    if (error.expected) {
+      run.refuse(JsonWhy::kSyntax, error.position, error.expected, body);
+      return;
+    }
+    const auto& nodes = run.writer.parser.nodes();
+    const std::uint32_t count = nodes[0].count;
+    std::uint32_t item = 1;
+    for (std::uint32_t k = 0; k < count; ++k, item = nodes[item].next) run.take(item, 0);
+    if (const std::size_t rest = JsonParser::skip_space(body, position); rest < body.size()) {
+      run.refuse(JsonWhy::kMore, rest, "nothing after the array", body);
+    }
+    return;
+  }
+  do {
+    const std::size_t start = position;
+    const JsonError error = run.writer.parser.parse(body, position);
+    if (!error.expected) {
+      run.take(0, 0);
+    } else {
+      run.refuse(JsonWhy::kSyntax, error.position, error.expected, body);
+      // A line a record: the next line may be whole. An event over several lines: nothing after it can be trusted.
+      const auto begin = body.begin() + static_cast<std::ptrdiff_t>(start);
+      const auto wrong = body.begin() + static_cast<std::ptrdiff_t>(std::min(error.position, body.size()));
+      if (std::find(begin, wrong, '\n') != wrong) break;
+      position = static_cast<std::size_t>(std::find(wrong, body.end(), '\n') - body.begin());
+    }
+    position = JsonParser::skip_space(body, position);
+  } while (position < body.size());
+}
 
 }  // namespace
 
@@ -363,38 +400,29 @@ Transcoded transcode_each(const WriterSchema& schema, std::span<const std::uint8
 
 Transcoded transcode_body(const WriterSchema& schema, std::span<const std::uint8_t> body, const JsonOptions& options) {
   Run run(schema, options);
-  std::size_t position = JsonParser::skip_space(body, 0);
-  if (position < body.size() && body[position] == '[') {
-    const JsonError error = run.writer.parser.parse(body, position);
-    if (error.expected) {
-      run.refuse(JsonWhy::kSyntax, error.position, error.expected, body);
-      return std::move(run.out);
-    }
-    const auto& nodes = run.writer.parser.nodes();
-    const std::uint32_t count = nodes[0].count;
-    std::uint32_t item = 1;
-    for (std::uint32_t k = 0; k < count; ++k, item = nodes[item].next) run.take(item, 0);
-    if (const std::size_t rest = JsonParser::skip_space(body, position); rest < body.size()) {
-      run.refuse(JsonWhy::kMore, rest, "nothing after the array", body);
-    }
-    return std::move(run.out);
-  }
-  do {
-    const std::size_t start = position;
-    const JsonError error = run.writer.parser.parse(body, position);
-    if (!error.expected) {
-      run.take(0, 0);
-    } else {
-      run.refuse(JsonWhy::kSyntax, error.position, error.expected, body);
-      // A line a record: the next line may be whole. An event over several lines: nothing after it can be trusted.
-      const auto begin = body.begin() + static_cast<std::ptrdiff_t>(start);
-      const auto wrong = body.begin() + static_cast<std::ptrdiff_t>(std::min(error.position, body.size()));
-      if (std::find(begin, wrong, '\n') != wrong) break;
-      position = static_cast<std::size_t>(std::find(wrong, body.end(), '\n') - body.begin());
-    }
-    position = JsonParser::skip_space(body, position);
-  } while (position < body.size());
+  take_body(run, body);
   return std::move(run.out);
+}
+
+TranscodedBodies transcode_bodies(const WriterSchema& schema, std::span<const std::span<const std::uint8_t>> bodies,
+                                  const JsonOptions& options, std::int64_t max_events) {
+  Run run(schema, options);
+  Transcoded& out = run.out;
+  std::vector<std::int64_t> counts;
+  for (const auto body : bodies) {
+    const std::size_t before = out.records.ends.size();
+    take_body(run, body);
+    const auto made = static_cast<std::int64_t>(out.records.ends.size() - before);
+    const bool whole = out.bad.empty() && made > 0 && made <= max_events;
+    counts.push_back(whole ? made : -1);
+    if (!whole) {
+      out.records.ends.resize(before);
+      out.records.rollback();
+      run.texts.resize(before);
+      out.bad.clear();
+    }
+  }
+  return {std::move(out.records), std::move(run.texts), std::move(counts)};
 }
 
 }  // namespace freshet

@@ -72,9 +72,9 @@ JsonError JsonParser::parse(std::span<const std::uint8_t> text, std::size_t& i) 
         if (in_object && (i >= text.size() || text[i] != '"')) return {i, "a name in double quotes"};
         if (!in_object && i < text.size() && text[i] == ']') return {i, "a value, as a comma came before"};
       } else if (c == static_cast<std::uint8_t>(closing)) {
-        close(open_.back());
-        open_.pop_back();
         ++i;
+        close(open_.back(), i);
+        open_.pop_back();
       } else {
         return {i, in_object ? "a comma or }" : "a comma or ]"};
       }
@@ -107,7 +107,11 @@ JsonError JsonParser::parse(std::span<const std::uint8_t> text, std::size_t& i) 
   }
 }
 
-void JsonParser::close(std::uint32_t container) { nodes_[container].next = static_cast<std::uint32_t>(nodes_.size()); }
+void JsonParser::close(std::uint32_t container, std::size_t end) {
+  JsonNode& node = nodes_[container];
+  node.next = static_cast<std::uint32_t>(nodes_.size());
+  node.size = static_cast<std::uint32_t>(end) - node.start;
+}
 
 JsonError JsonParser::scalar(std::size_t& i) {
   const auto rest = std::string_view(reinterpret_cast<const char*>(text_.data()) + i, text_.size() - i);

@@ -54,4 +54,16 @@ Transcoded transcode_each(const WriterSchema& schema, std::span<const std::uint8
 // A body: one event, an array of events, or events one after the other (a line each).
 Transcoded transcode_body(const WriterSchema& schema, std::span<const std::uint8_t> body, const JsonOptions& options);
 
+// Events of several bodies, of each body all or none.
+struct TranscodedBodies {
+  BytesColumn records;
+  std::vector<std::span<const std::uint8_t>> texts;  // of each record: where it stands in its body
+  std::vector<std::int64_t> counts;                  // events of each body; -1 if not all of it fits, or it holds none
+};
+
+// As `transcode_body` of each, for those who take bodies that are good in all: a body of 0 events, of more than
+// `max_events`, or with any event that is refused adds nothing.
+TranscodedBodies transcode_bodies(const WriterSchema& schema, std::span<const std::span<const std::uint8_t>> bodies,
+                                  const JsonOptions& options, std::int64_t max_events);
+
 }  // namespace freshet

@@ -16,7 +16,7 @@ struct JsonNode {
   JsonKind kind;
   bool escaped;         // a string with backslashes
   std::uint32_t start;  // first byte of its text; a string's is without the quotes
-  std::uint32_t size;   // of its text; 0 for arrays and objects
+  std::uint32_t size;   // of its text; an array's and an object's is from bracket to bracket
   std::uint32_t next;   // the node after its subtree
   std::uint32_t count;  // items of an array, members of an object
 };
@@ -47,7 +47,7 @@ class JsonParser {
   JsonError scalar(std::size_t& i);
   JsonError string(std::size_t& i);
   JsonError number(std::size_t& i);
-  void close(std::uint32_t container);
+  void close(std::uint32_t container, std::size_t end);
 
   std::span<const std::uint8_t> text_;
   std::vector<JsonNode> nodes_;
