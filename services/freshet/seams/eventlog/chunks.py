@@ -90,6 +90,10 @@ def split(contents: Contents) -> Iterator[Contents]:
 
     Raises BadInput for a record above MAX_RECORD_BYTES.
     """
+    if len(contents.values.data) + len(contents.keys.data) <= CHUNK_BYTES:
+        if len(contents):
+            yield contents
+        return
     sizes = contents.values.ends + contents.keys.ends  # running bytes after each record
     if len(contents) and int(np.diff(sizes, prepend=0).max()) > MAX_RECORD_BYTES:
         largest = int(np.diff(sizes, prepend=0).max())

@@ -305,7 +305,8 @@ def _contents(append: Append, now_ms: int) -> Contents:
     times = append.times_ms if append.times_ms is not None else np.full(n, now_ms, np.int64)
     if len(keys) != n or len(times) != n:
         raise ValueError(f"an append of {n} values has {len(keys)} keys and {len(times)} times")
-    sizes = np.diff(append.values.ends + keys.ends, prepend=0)
-    if n and int(sizes.max()) > MAX_RECORD_BYTES:
-        raise BadInput(f"a record of {int(sizes.max()):,} bytes; the log takes at most {MAX_RECORD_BYTES:,}")
+    if len(append.values.data) + len(keys.data) > MAX_RECORD_BYTES:  # else no record can be that large
+        largest = int(np.diff(append.values.ends + keys.ends, prepend=0).max())
+        if largest > MAX_RECORD_BYTES:
+            raise BadInput(f"a record of {largest:,} bytes; the log takes at most {MAX_RECORD_BYTES:,}")
     return Contents(append.values, keys, times)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sqlite3
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,6 +27,11 @@ OFFSET_BITS = 46
 _BATCH_BYTES = 16 << 20
 """A commit takes waiting appends up to about this size, so that none waits for more than that to be
 written."""
+
+_STATEMENT_ROWS = 32
+"""Rows written by one statement. Every step of a statement gives the GIL away, and in a process whose other
+threads are busy it takes milliseconds to get it back: a commit of eight partitions is to be a handful of
+steps."""
 
 _TRIM_CHUNKS = 64
 """Chunks deleted in one transaction: at most 64 MiB, some tens of milliseconds."""
@@ -239,17 +244,18 @@ class LogFile:
     def _write(self, db: sqlite3.Connection, batch: Sequence[Request]) -> None:
         accepted = [request for request in batch if self._may_write(db, request)]
         contents: dict[int, list[Contents]] = {}
-        next_offset: dict[int, int] = {}
         for request in accepted:
             for piece in request.pieces:
-                taken = contents.setdefault(piece.partition_id, [])
-                if piece.partition_id not in next_offset:
-                    next_offset[piece.partition_id] = self._next(db, piece.partition_id)
+                contents.setdefault(piece.partition_id, []).append(piece.contents)
+        if not contents:
+            return
+        ends = self._ends(db, list(contents))
+        next_offset = {partition_id: offset for partition_id, (offset, _) in ends.items()}
+        for request in accepted:
+            for piece in request.pieces:
                 request.first_offsets.append(next_offset[piece.partition_id])
                 next_offset[piece.partition_id] += len(piece.contents)
-                taken.append(piece.contents)
-        for partition_id, parts in contents.items():
-            self._write_partition(db, partition_id, Contents.concat(parts))
+        self._write_chunks(db, ends, {i: Contents.concat(parts) for i, parts in contents.items()})
 
     def _may_write(self, db: sqlite3.Connection, request: Request) -> bool:
         if request.writer is None:
@@ -262,23 +268,40 @@ class LogFile:
             )
         return request.error is None
 
-    def _next(self, db: sqlite3.Connection, partition_id: int) -> int:
-        row = db.execute("SELECT next FROM partitions WHERE id = ?", (partition_id,)).fetchone()
-        if row is None:
-            raise DataLost(f"{self.path}: the topic was removed; this is another life of the log")
-        return int(row[0])
-
-    def _write_partition(self, db: sqlite3.Connection, partition_id: int, contents: Contents) -> None:
-        offset, top = db.execute(
-            "SELECT next, top_ms FROM partitions WHERE id = ?", (partition_id,)
+    def _ends(self, db: sqlite3.Connection, partition_ids: Sequence[int]) -> dict[int, tuple[int, int]]:
+        """{partition id: (next offset, largest record time)}, read as one row: see `_STATEMENT_ROWS`."""
+        (found,) = db.execute(
+            "SELECT group_concat(id || ' ' || next || ' ' || top_ms, ';') FROM partitions "
+            f"WHERE id IN ({', '.join('?' * len(partition_ids))})",
+            partition_ids,
         ).fetchone()
-        for part in split(contents):
-            chunk = pack(part)
-            top = max(top, chunk.max_ms)
-            row = (chunk_id(partition_id, offset), chunk.count, chunk.min_ms, chunk.max_ms, top, chunk.body)
-            db.execute("INSERT INTO chunks VALUES (?, ?, ?, ?, ?, ?)", row)
-            offset += chunk.count
-        db.execute("UPDATE partitions SET next = ?, top_ms = ? WHERE id = ?", (offset, top, partition_id))
+        rows = [[int(word) for word in row.split()] for row in (found or "").split(";") if row]
+        if len(rows) != len(partition_ids):
+            raise DataLost(f"{self.path}: the topic was removed; this is another life of the log")
+        return {partition_id: (offset, top_ms) for partition_id, offset, top_ms in rows}
+
+    def _write_chunks(
+        self, db: sqlite3.Connection, ends: Mapping[int, tuple[int, int]], contents: Mapping[int, Contents]
+    ) -> None:
+        chunks: list[tuple[object, ...]] = []
+        moved: list[tuple[object, ...]] = []
+        for partition_id, all_of_it in contents.items():
+            offset, top = ends[partition_id]
+            for part in split(all_of_it):
+                chunk = pack(part)
+                top = max(top, chunk.max_ms)
+                row_id = chunk_id(partition_id, offset)
+                chunks.append((row_id, chunk.count, chunk.min_ms, chunk.max_ms, top, chunk.body))
+                offset += chunk.count
+            moved.append((partition_id, offset, top))
+        _execute_rows(db, "INSERT INTO chunks VALUES {rows}", chunks)
+        _execute_rows(
+            db,
+            "WITH moved (id, next, top_ms) AS (VALUES {rows}) UPDATE partitions SET (next, top_ms) = "
+            "(SELECT next, top_ms FROM moved WHERE moved.id = partitions.id) "
+            "WHERE id IN (SELECT id FROM moved)",
+            moved,
+        )
 
     # Retention
 
@@ -347,3 +370,12 @@ class LogFile:
     def _check_open(self) -> None:
         if self._closed:
             raise Unavailable(f"{self.path}: the log was closed in this process")
+
+
+def _execute_rows(db: sqlite3.Connection, statement: str, rows: Sequence[tuple[object, ...]]) -> None:
+    """Execute a statement with `{rows}` for its values, with as many rows at a time as one takes."""
+    for start in range(0, len(rows), _STATEMENT_ROWS):
+        some = rows[start : start + _STATEMENT_ROWS]
+        marks = f"({', '.join('?' * len(some[0]))})"
+        values = [value for row in some for value in row]
+        db.execute(statement.format(rows=", ".join([marks] * len(some))), values)
