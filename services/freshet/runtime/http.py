@@ -8,14 +8,14 @@ Raw ASGI: a framework's conveniences cost more than our handlers do. A handler t
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import unquote
 
 import orjson
 import structlog
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.exposition import generate_latest
 
 from freshet.errors import BadInput, Overloaded, TooLarge, Unavailable
@@ -23,7 +23,20 @@ from freshet.runtime.endpoint import METRICS_PAGE, Endpoint
 from freshet.runtime.metrics import Metric
 from freshet.runtime.streaming import Headers, Stream, send_pieces
 
-__all__ = ["HTTP_METRICS", "App", "Handler", "HttpError", "Request", "Response", "Stream", "json_response"]
+__all__ = [
+    "HTTP_METRICS",
+    "App",
+    "Handler",
+    "HttpError",
+    "Reply",
+    "Request",
+    "Response",
+    "Stream",
+    "Taker",
+    "TakerRoute",
+    "error_response",
+    "json_response",
+]
 
 log = structlog.get_logger(__name__)
 
@@ -109,6 +122,11 @@ class HttpError(Exception):
 
 
 Handler = Callable[[Request], Awaitable[Response | Stream]]
+Reply = Callable[[Response], None]
+"""Gives a request its answer: on the loop, once."""
+Taker = Callable[[Request, Reply], None]
+"""Takes a whole request on the loop and replies to it, at once or later; raises as a handler does. What takes
+many small requests together needs no task for each of them."""
 Admit = Callable[[Mapping[bytes, bytes]], None]
 
 
@@ -117,6 +135,14 @@ class _Route:
     parts: tuple[str, ...]
     name: str  # for metrics: bounded, whatever paths clients invent
     methods: dict[str, Handler] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TakerRoute:
+    """A route whose whole requests may be handed to `App.take`, past ASGI."""
+
+    name: str
+    taker: Taker
 
 
 class App:
@@ -141,11 +167,13 @@ class App:
         self._ending = asyncio.Event()  # set when streams are to end
         self._routes: dict[str, _Route] = {}
         self._patterns: list[_Route] = []
+        self._takers: dict[bytes, TakerRoute] = {}
         self._max_body_bytes, self._body_timeout_s = max_body_bytes, body_timeout_s
         self._registry = registry
         self._requests = REQUESTS.counter(registry)
         self._seconds = REQUEST_SECONDS.histogram(registry)
         self._streams = STREAMS.gauge(registry)
+        self._counters: dict[tuple[str, int], tuple[Counter, Histogram]] = {}  # by route and status
         self.endpoints: list[Endpoint] = []
         self.route(METRICS_PAGE, self._metrics)
 
@@ -162,6 +190,62 @@ class App:
             else:
                 self._routes[path] = known
         known.methods[endpoint.method] = handler
+
+    def route_taker(self, endpoint: Endpoint, taker: Taker) -> None:
+        """Answer a POST without `{name}` in its path with this taker; as `route` in all else."""
+
+        async def handler(request: Request) -> Response:
+            answered: asyncio.Future[Response] = asyncio.get_running_loop().create_future()
+
+            def reply(response: Response) -> None:
+                if not answered.done():  # the server's drain may have cut it off
+                    answered.set_result(response)
+
+            taker(request, reply)
+            return await answered
+
+        self.route(endpoint, handler)
+        self._takers[endpoint.path.encode()] = TakerRoute(endpoint.path, taker)
+
+    def taker_of(self, method: bytes, url: bytes) -> TakerRoute | None:
+        """The route whose whole requests `take` takes, if this is one."""
+        return self._takers.get(url) if method == b"POST" else None
+
+    def takes(self, size: int) -> bool:
+        """Whether a body of so many bytes is within the limit."""
+        return size <= self._max_body_bytes
+
+    def take(self, route: TakerRoute, request: Request, reply: Reply) -> None:
+        """Answer a whole request of the route, as by ASGI but without a task; `reply` is called once."""
+        loop = asyncio.get_running_loop()
+        started = loop.time()
+
+        def answer(response: Response) -> None:
+            self._count(route.name, response.status, loop.time() - started)
+            reply(response)
+
+        try:
+            self._admit(request.headers)
+            route.taker(request, answer)
+        except Exception as error:
+            answer(error_response(error))
+
+    def _count(self, route: str, status: int, seconds: float) -> None:
+        counters = self._counters.get((route, status))
+        if counters is None:
+            counters = (self._requests.labels(route, str(status)), self._seconds.labels(route))
+            self._counters[route, status] = counters
+        counters[0].inc()
+        counters[1].observe(seconds)
+
+    def headers_of(self, response: Response) -> Sequence[tuple[bytes, bytes]]:
+        """All headers of an answer, its length included."""
+        return [
+            (b"content-type", response.content_type),
+            (b"content-length", str(len(response.body)).encode()),
+            *response.headers,
+            *self._headers,
+        ]
 
     def end_streams(self) -> None:
         """End every stream at once, and those that begin from now on; on the server's loop."""
@@ -211,10 +295,8 @@ class App:
         if isinstance(response, Stream):
             await self._stream(route, response, receive, send)
             return
-        self._requests.labels(route, str(response.status)).inc()
-        self._seconds.labels(route).observe(asyncio.get_running_loop().time() - started)
-        headers_sent = (*response.headers, *self._headers)
-        await send(_start(response.status, response.content_type, headers_sent, len(response.body)))
+        self._count(route, response.status, asyncio.get_running_loop().time() - started)
+        await send(_start(response.status, self.headers_of(response)))
         await send({"type": "http.response.body", "body": response.body})
 
     async def _stream(self, route: str, stream: Stream, receive: Receive, send: Send) -> None:
@@ -222,7 +304,8 @@ class App:
         self.streams += 1  # before anything is awaited: requests that come together are counted one by one
         try:
             with self._streams.labels(route).track_inprogress():
-                await send(_start(200, stream.content_type, (*stream.headers, *self._headers)))
+                kind = (b"content-type", stream.content_type)  # no length: the body comes in chunks
+                await send(_start(200, [kind, *stream.headers, *self._headers]))
                 how = await send_pieces(stream, receive, send, self._ending)
         except Exception as error:
             log.error("a stream broke off", route=route, exc_info=error)
@@ -323,13 +406,6 @@ class _ClientGoneError(Exception):
     """The client went away before its body was whole."""
 
 
-def _start(
-    status: int, content_type: bytes, headers: Headers, length: int | None = None
-) -> Mapping[str, Any]:
-    """The head of an answer; where the length is not known, the body comes in chunks."""
-    lengths = () if length is None else ((b"content-length", str(length).encode()),)
-    return {
-        "type": "http.response.start",
-        "status": status,
-        "headers": [(b"content-type", content_type), *lengths, *headers],
-    }
+def _start(status: int, headers: Sequence[tuple[bytes, bytes]]) -> Mapping[str, Any]:
+    """The head of an answer."""
+    return {"type": "http.response.start", "status": status, "headers": headers}

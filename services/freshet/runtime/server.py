@@ -10,14 +10,14 @@ import sys
 import termios
 import threading
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, cast
 
 import uvicorn
 import uvloop
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
-from freshet.errors import ConfigError
-from freshet.runtime.http import App
+from freshet.errors import ConfigError, Unavailable
+from freshet.runtime.http import App, Request, Response, TakerRoute, error_response
 from freshet.runtime.ports import owner_of_port
 
 __all__ = ["bind", "run_server", "serve"]
@@ -56,17 +56,111 @@ def bind(host: str, port: int) -> socket.socket:
     return sock
 
 
-class _Protocol(HttpToolsProtocol):
-    """Closes connections whose first request does not come, or whose client stops reading."""
+CLOSE = (b"connection", b"close")
 
+
+class _Taken:
+    """A request that was handed to `App.take`: to uvicorn, this connection's cycle until it is answered."""
+
+    message_event = asyncio.Event()  # uvicorn sets it when the connection goes; nobody waits for it here
+
+    def __init__(self, answer: Callable[[_Taken, Response], None]) -> None:
+        self._answer = answer
+        self.response_complete = self.disconnected = False
+        self.keep_alive = True  # False once the server stops
+
+    def reply(self, response: Response) -> None:
+        """Give the answer, unless one was given: the drain may be over before the handler is done."""
+        if not self.response_complete:
+            self.response_complete = True
+            self._answer(self, response)
+
+
+class _Protocol(HttpToolsProtocol):
+    """Hands requests that arrive whole to the routes that take them, past ASGI: a task, its events and a
+    scope cost more than all that the gateway does for one event. Whatever else comes goes uvicorn's way.
+
+    Closes connections whose first request does not come, or whose client stops reading.
+    """
+
+    takers: App
+    _route: TakerRoute | None = None  # of the request that is being read, while it may be taken
+    _body = b""
     _stalled: asyncio.TimerHandle | None = None  # runs while more waits to be sent than buffers should hold
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self._route is not None:  # its body has not come whole: there are deadlines for that in ASGI's way
+            self._go_uvicorns_way()
+
+    def on_headers_complete(self) -> None:
+        cycle: Any = self.cycle  # uvicorn types it as always set; it is None until the first request
+        parser = self.parser
+        route = self.takers.taker_of(parser.get_method(), self.url)
+        if (
+            route is not None
+            and (cycle is None or cycle.response_complete)
+            and parser.should_keep_alive()
+            and not parser.should_upgrade()
+            and not self.expect_100_continue
+            and not self.flow.write_paused
+        ):
+            self._route, self._body = route, b""
+        else:
+            super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        if self._route is None:
+            super().on_body(body)
+        else:
+            self._body = self._body + body if self._body else body
+
+    def on_message_complete(self) -> None:
+        route = self._route
+        if route is not None and self.takers.takes(len(self._body)):
+            self._route = None
+            self._take(route)
+            return
+        if route is not None:
+            self._go_uvicorns_way()
+        super().on_message_complete()
+
+    def _go_uvicorns_way(self) -> None:
+        self._route = None
+        super().on_headers_complete()
+        if self._body:
+            super().on_body(self._body)
+
+    def _take(self, route: TakerRoute) -> None:
+        taken = _Taken(self._answer)
+        self.cycle = cast(Any, taken)
+        request = Request("POST", route.name, "", dict(self.headers), self._body)
+        self.takers.take(route, request, taken.reply)
+
+    def _answer(self, taken: _Taken, response: Response) -> None:
+        if taken.disconnected:
+            return
+        headers = self.takers.headers_of(response)
+        if not taken.keep_alive and CLOSE not in headers:
+            headers = [*headers, CLOSE]
+        head = b"".join([b"%s: %s\r\n" % header for header in headers])
+        self.transport.write(b"%s%s\r\n%s" % (STATUS_LINE[response.status], head, response.body))
+        if CLOSE in headers:
+            self.transport.close()
+        self.on_response_complete()
+
+    def cut_off(self) -> None:
+        """Answer what was taken and is not answered yet: the server's drain is over."""
+        if isinstance(self.cycle, _Taken):
+            self.cycle.reply(error_response(Unavailable("the server is stopping; send it again")))
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
+        self.takers = cast(App, self.config.app)
         self.loop.call_later(FIRST_BYTE_TIMEOUT_S, self._expect_request)
 
     def _expect_request(self) -> None:
-        cycle: Any = self.cycle  # uvicorn types it as always set; it is None until the first request
+        cycle: Any = self.cycle
         if cycle is None and not self.transport.is_closing():
             self.transport.close()
 
@@ -122,6 +216,9 @@ class _Server(uvicorn.Server):
         self._app.end_streams()
         asyncio.get_running_loop().call_later(UNREAD_S, self._cut_off_unread)
         await super().shutdown(sockets)
+        for connection in list(self.server_state.connections):
+            if isinstance(connection, _Protocol):
+                connection.cut_off()
 
     def _cut_off_unread(self) -> None:
         """Close connections whose clients leave unread what was sent; else they would take up the drain."""
