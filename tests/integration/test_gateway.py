@@ -6,6 +6,7 @@ import base64
 import io
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,7 @@ from freshet.spec.parse import load_spec
 from freshet.testing.clock import SettableClock
 from freshet.types import Append, BytesColumn, TopicPartition
 from freshet.wire.schemas import SchemaRegistry, frame, framed_id
-from tests.integration.serving import FEED, running, schema, settings
+from tests.integration.serving import FEED, running, schema, settings, wait_for
 
 SPEC = load_spec(FEED / "freshet.toml")
 NOW = 1_700_000_000_000
@@ -337,6 +338,48 @@ def test_too_many_events_and_too_many_bytes_are_413(start: Callable[..., Running
 
     assert gateway.send("impressions", [ranked(i) for i in range(3)]).status_code == 413
     assert gateway.send("impressions", ranked(1, experiment={"a": "x" * 3_000})).status_code == 413
+
+
+def test_requests_that_come_together_are_each_told_of_their_own_events(gateway: Running) -> None:
+    gateway.gate.open.clear()
+    bodies = [ranked(1), ranked(2, ts="noon"), [ranked(3), ranked(4)], {"request_id": 5}, ranked(6)]
+    with ThreadPoolExecutor(len(bodies) + 1) as threads:
+        first = threads.submit(gateway.send, "impressions", ranked(0))
+        assert gateway.gate.begun.wait(10)
+        answers = [threads.submit(gateway.send, "impressions", body) for body in bodies]
+        gateway.gate.open.set()
+
+    assert first.result().status_code == 202
+    assert [a.result().status_code for a in answers] == [202, 422, 202, 422, 202]
+    places = {(p, o): key for p, o, key, _ in gateway.records("feed.ranked")}
+    told = [[places[k["partition"], k["offset"]] for k in a.result().json()["acks"]] for a in answers]
+    assert told == [[b"1"], [], [b"3", b"4"], [], [b"6"]]
+
+
+def test_of_requests_that_together_are_too_many_those_that_fit_are_taken(
+    start: Callable[..., Running],
+) -> None:
+    gateway = start(gateway_queue_events="3")
+    gateway.gate.open.clear()
+    with ThreadPoolExecutor(3) as threads:
+        first = threads.submit(gateway.send, "actions", action(0))
+        assert gateway.gate.begun.wait(10)
+        two = [threads.submit(gateway.send, "actions", [action(i), action(i + 10)]) for i in (1, 2)]
+        wait_for(lambda: httpx.get(f"{gateway.url}/status").json()["events_waiting"] == 3)
+        gateway.gate.open.set()
+
+    assert first.result().status_code == 202
+    assert [t.result().status_code for t in two] in ([202, 202], [202, 429], [429, 202])
+    taken = 1 + 2 * [t.result().status_code for t in two].count(202)
+    assert len(gateway.records("app.actions")) == taken
+
+
+def test_a_batch_for_a_topic_in_json_keeps_each_event_as_it_came(gateway: Running) -> None:
+    texts = [orjson.dumps({**action(i), "app": {"build": i}}) for i in range(3)]
+
+    assert gateway.post("actions", b"[" + b" ,\n".join(texts) + b"]").status_code == 202
+
+    assert sorted(v for _, _, _, v in gateway.records("app.actions")) == sorted(texts)
 
 
 def test_a_full_queue_is_429_with_retry_after(start: Callable[..., Running]) -> None:

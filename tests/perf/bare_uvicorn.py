@@ -1,4 +1,4 @@
-"""The yardstick of the gateway's single requests: a bare ASGI application under the gateway's uvicorn settings.
+"""The gateway's yardstick for single requests: a bare ASGI application under the same uvicorn settings.
 
     python -m tests.perf.bare_uvicorn ANSWER_BYTES       prints its port, runs until it is killed
 

@@ -4,9 +4,10 @@
 
 The gateway runs as `freshet run gateway` makes it, with the quickstart's spec and a SQLite log in a temporary
 folder. Beside it runs a bare uvicorn (tests/perf/bare_uvicorn.py) that answers the same requests and keeps
-nothing: what single requests are held against. wrk has one thread; it sends actions of about 120 bytes of JSON, in turns
-to both servers. Budgets, of two cores with wrk on them: single events >= 60 % of what the bare uvicorn answers,
-batches of 500 >= 150,000 events a second. At the end the log is counted: it must hold what was acknowledged.
+nothing: what single requests are held against. wrk has one thread; it sends actions of about 115 bytes of
+JSON, in turns to both servers. Budgets, of two cores with wrk on them: single events >= 60 % of what the bare
+uvicorn answers, batches of 500 >= 150,000 events a second. At the end the log is counted: it must hold what
+was acknowledged.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ SCRIPT = Path(__file__).with_suffix(".lua")
 TOPIC = "actions"
 ANSWER_BYTES = 80  # of one acknowledged event
 BATCH = 500
-SINGLES, BATCHES = 128, 8  # connections
+SINGLES, BATCHES = 256, 8  # connections
 START_S = 30.0
 
 
@@ -156,7 +157,9 @@ def events_in_the_log(folder: Path) -> int:
 def measure(quick: bool = False) -> dict[str, Any]:
     """Figures of all cases, and the shares that the budgets are about."""
     if shutil.which("wrk") is None:
-        raise RuntimeError("this measurement loads the servers with wrk, which is not on the PATH: install it")
+        raise RuntimeError(
+            "this measurement loads the servers with wrk, which is not on the PATH: install it"
+        )
     rounds, seconds = (3, 2) if quick else (5, 4)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

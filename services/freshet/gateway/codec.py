@@ -1,7 +1,8 @@
 """Events of one stream between what clients send and what the log holds: checked, encoded, framed.
 
 JSON is encoded by the stream's schema, Avro is passed on byte for byte; both are then read as the joiner
-will read them, so that what is acknowledged can be joined.
+will read them, so that what is acknowledged can be joined. Bodies that are good in all go through `take_json`
+and `take_avro`, many in one native call; what these leave is looked at event by event, for the reasons.
 """
 
 from __future__ import annotations
@@ -12,14 +13,17 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from freshet.errors import BadInput, ConfigError, TooLarge
-from freshet.features import EventExtractor, JsonTranscoder, frame_ids
+from freshet.features import EventExtractor, EventIntake, JsonTranscoder, TakenBodies, frame_ids
 from freshet.gateway.core import Refusal, refusal_of, split_json
 from freshet.spec.avro import Record
 from freshet.spec.model import Stream
 from freshet.types import BytesColumn
-from freshet.wire.schemas import SchemaRegistry
+from freshet.wire.schemas import FRAME_BYTES, SchemaRegistry
 
 __all__ = ["Accepted", "Checked", "StreamCodec"]
+
+LENGTH_BYTES = 4
+"""Before each record of a batch of Avro: its length, u32 big-endian."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,17 +52,21 @@ class StreamCodec:
         stream: Stream,
         schema: Record,
         registry: SchemaRegistry,
+        *,
+        partitions: int,
         fits: Callable[[Record], None] = lambda schema: None,
     ) -> None:
         """Register the stream's schema.
 
         Args:
             schema: of the stream's events, as the spec names it: JSON is encoded by it.
+            partitions: of the stream's topic.
             fits: raises ConfigError for a writer's schema that the spec does not fit.
 
         Raises ConfigError if the schema lacks the envelope's fields, or the spec does not fit it.
         """
         self._stream, self._registry, self._fits = stream, registry, fits
+        self._partitions = partitions
         fits(schema)
         self._extractors: dict[int, EventExtractor | ConfigError] = {}
         self.schema_id = registry.register(schema)
@@ -67,6 +75,30 @@ class StreamCodec:
             schema, schema_id=self.schema_id, ignore_unknown=stream.format == "json"
         )
         self._extractors[self.schema_id] = EventExtractor(stream, schema)
+
+    def take_json(self, bodies: list[bytes], *, latest_ms: int, max_events: int) -> TakenBodies:
+        """Take bodies of JSON that are good in all: of up to `max_events` events, dated up to `latest_ms`."""
+        return self._intake(self.schema_id, max_events).json(
+            self._transcoder, bodies, latest_ms=latest_ms, keep_text=self._stream.format == "json"
+        )
+
+    def take_avro(
+        self, bodies: list[bytes], *, lengths: bool, latest_ms: int, max_events: int
+    ) -> TakenBodies | None:
+        """Take bodies of framed Avro that are good in all; `lengths`: each record after its length.
+
+        All are read by the first one's schema, others are left. None if no record of it can be taken.
+        """
+        at = LENGTH_BYTES if lengths else 0
+        schema_id = int.from_bytes(bodies[0][at + 1 : at + FRAME_BYTES], "big")
+        if self._stream.format == "json" or self._problem(schema_id) is not None:
+            return None
+        return self._intake(schema_id, max_events).avro(bodies, lengths=lengths, latest_ms=latest_ms)
+
+    def _intake(self, schema_id: int, max_events: int) -> EventIntake:
+        extractor = self._extractors[schema_id]
+        assert isinstance(extractor, EventExtractor), "checked by the caller"
+        return EventIntake(extractor, schema_id=schema_id, partitions=self._partitions, max_events=max_events)
 
     def from_json(self, body: bytes, *, lines: bool, max_events: int) -> Checked:
         """Encode an object, an array of objects, or an object a line; what does not fit the schema is

@@ -7,18 +7,29 @@ collects.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
+import structlog
 from prometheus_client import CollectorRegistry
 
 from freshet.errors import Overloaded, Unavailable
 from freshet.gateway import metrics
-from freshet.gateway.core import Entry, Limits, QueueAccount, group_entries, offsets_of
+from freshet.gateway.core import Limits, QueueAccount
 from freshet.seams.eventlog import Writer
+from freshet.types import Append
 
-__all__ = ["Committer"]
+__all__ = ["Committer", "Done"]
+
+Done = Callable[[Sequence[int] | Exception], None]
+"""Called once, on the loop: with the first offset of each append, all durable; or with why they are not known
+to be."""
+
+Check = Callable[[], None]
+"""Looks at requests that were let in unseen, and submits what became of them; raises nothing."""
+
+logger = structlog.get_logger(__name__)
 
 HEALTHY_AGAIN_S = 5.0
 """How long a failed append keeps us from being ready; then the next append decides."""
@@ -26,13 +37,14 @@ HEALTHY_AGAIN_S = 5.0
 
 @dataclass(slots=True, eq=False)
 class _Waiting:
-    entries: Sequence[Entry]
-    size: int
-    done: asyncio.Future[list[int]]
+    appends: Sequence[Append]
+    events: int
+    size: int  # bytes of records and keys
+    done: Done
 
 
 class Committer:
-    """Entries in, offsets out, once they are durable. Lives on one event loop; appends on one thread."""
+    """Appends in, offsets out, once they are durable. Lives on one event loop; appends on one thread."""
 
     def __init__(
         self,
@@ -48,6 +60,7 @@ class Committer:
         self._retry_after_s = retry_after_s
         self._account = QueueAccount(limits)
         self._waiting: list[_Waiting] = []
+        self._checks: dict[Check, None] = {}  # in the order in which they came
         self._wake = asyncio.Event()
         self._closing = False
         self.appending = False  # whether an append is under way
@@ -64,29 +77,48 @@ class Committer:
         """Begin to append; on the running loop."""
         self._task = asyncio.get_running_loop().create_task(self._run())
 
-    async def append(self, entries: Sequence[Entry]) -> list[int]:
-        """Offset of each entry, once all of them are durable.
+    def expect(self, size: int, check: Check) -> None:
+        """Let in a request of `size` bytes that is not looked at yet: until then it counts as one event.
+
+        Args:
+            check: called on the loop, once for all that expect it, just before the next append: it is to give
+                back what was expected (`looked_at`) and submit what became of it.
 
         Raises:
-            Overloaded: too much waits already; nothing was taken.
-            Unavailable: not known to be written; sending the same again is safe (event ids).
+            Overloaded: too much waits already.   Unavailable: the gateway is stopping.
         """
+        self._let_in(1, size)
+        self._checks[check] = None
+        self._wake.set()
+
+    def looked_at(self, requests: int, size: int) -> None:
+        """So many expected requests, of so many bytes together, have been looked at."""
+        self._account.release(requests, size)
+
+    def submit(self, appends: Sequence[Append], *, events: int, size: int, done: Done) -> None:
+        """Have these appended with whatever else is submitted meanwhile; `done` is called some turns of the
+        loop later.
+
+        Args:
+            events: how many records they hold.   size: bytes of their records and keys.
+
+        Raises:
+            Overloaded: too much waits already.   Unavailable: the gateway is stopping.
+            Nothing was taken then, and `done` is not called.
+        """
+        self._let_in(events, size)
+        self._waiting.append(_Waiting(appends, events, size, done))
+        self._wake.set()
+
+    def _let_in(self, events: int, size: int) -> None:
         if self._closing:
             raise Unavailable("the gateway is stopping; nothing was written, send it again")
-        size = sum(e.size for e in entries)
-        if not self._account.take(len(entries), size):
+        if not self._account.take(events, size):
             raise Overloaded(
                 f"{self._account.events} events ({self._account.bytes} bytes) wait for the log; "
                 f"the limits are {self._account.limits.events} and {self._account.limits.bytes}",
                 retry_after_s=self._retry_after_s,
             )
-        waiting = _Waiting(entries, size, asyncio.get_running_loop().create_future())
-        self._waiting.append(waiting)
-        self._wake.set()
-        try:
-            return await waiting.done
-        finally:
-            self._account.release(len(entries), size)
 
     @property
     def healthy(self) -> bool:
@@ -105,13 +137,14 @@ class Committer:
 
     async def close(self, drain_s: float) -> int:
         """Append what waits, for at most `drain_s`; returns how many events were cut off (told 503)."""
+        self._look()
         self._closing = True
         self._wake.set()
         if self._task is not None:
             _, pending = await asyncio.wait([self._task], timeout=drain_s)
             for task in pending:
                 task.cancel()
-        cut = sum(len(w.entries) for w in self._waiting)
+        cut = sum(w.events for w in self._waiting)
         self._fail(self._waiting, Unavailable("the gateway stopped before this was written; send it again"))
         self._waiting = []
         self._thread.shutdown(wait=False)
@@ -123,15 +156,23 @@ class Committer:
             self._wake.clear()
             if self._wait_s and not self._closing:
                 await asyncio.sleep(self._wait_s)
+            self._look()
             while self._waiting:
                 await self._commit(self._next_batch())
+                self._look()
             if self._closing:
                 return
+
+    def _look(self) -> None:
+        """Have what was let in unseen looked at: together, as late as it can be."""
+        checks, self._checks = self._checks, {}
+        for check in checks:
+            check()
 
     def _next_batch(self) -> list[_Waiting]:
         events = 0
         for i, waiting in enumerate(self._waiting):
-            events += len(waiting.entries)
+            events += waiting.events
             if events > self._batch_events and i:
                 batch, self._waiting = self._waiting[:i], self._waiting[i:]
                 return batch
@@ -143,9 +184,8 @@ class Committer:
         started = loop.time()
         self.appending = True
         try:
-            offsets = await loop.run_in_executor(
-                self._thread, self._append, [e for w in batch for e in w.entries]
-            )
+            appends = [append for waiting in batch for append in waiting.appends]
+            offsets = await loop.run_in_executor(self._thread, self._writer.append, appends)
         except asyncio.CancelledError:
             self._fail(batch, Unavailable("the gateway stopped while this was being written; send it again"))
             raise
@@ -159,19 +199,21 @@ class Committer:
             self.appending = False
         self._failed_at = None
         self._seconds.observe(loop.time() - started)
-        self._appended.inc(len(offsets))
-        self._done += len(offsets)
+        events = sum(waiting.events for waiting in batch)
+        self._appended.inc(events)
+        self._done += events
         at = 0
         for waiting in batch:
-            if not waiting.done.done():
-                waiting.done.set_result(offsets[at : at + len(waiting.entries)])
-            at += len(waiting.entries)
-
-    def _append(self, entries: list[Entry]) -> list[int]:
-        appends, places = group_entries(entries)
-        return offsets_of(self._writer.append(appends), places)
+            self._finish(waiting, offsets[at : at + len(waiting.appends)])
+            at += len(waiting.appends)
 
     def _fail(self, batch: list[_Waiting], error: Exception) -> None:
         for waiting in batch:
-            if not waiting.done.done():
-                waiting.done.set_exception(error)
+            self._finish(waiting, error)
+
+    def _finish(self, waiting: _Waiting, outcome: Sequence[int] | Exception) -> None:
+        self._account.release(waiting.events, waiting.size)
+        try:
+            waiting.done(outcome)
+        except Exception as error:  # one request's answer must not keep the others from theirs
+            logger.error("an answer could not be given", exc_info=error)

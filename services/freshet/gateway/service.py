@@ -10,24 +10,16 @@ import structlog
 from prometheus_client import CollectorRegistry
 
 from freshet.clock import SYSTEM_CLOCK, Clock
-from freshet.errors import BadInput, ConfigError, FreshetError
-from freshet.features import SampleDecoder, partition_of
+from freshet.errors import ConfigError, FreshetError
+from freshet.features import SampleDecoder
 from freshet.gateway import api, metrics
-from freshet.gateway.api import AVRO, AVRO_BATCH, AVRO_RAW
-from freshet.gateway.codec import Accepted, Checked, StreamCodec
+from freshet.gateway.codec import StreamCodec
 from freshet.gateway.commit import Committer
-from freshet.gateway.core import (
-    Entry,
-    Limits,
-    Refusal,
-    answer,
-    dead_letter,
-    split_avro_batch,
-    too_far_ahead,
-)
+from freshet.gateway.core import Limits
+from freshet.gateway.door import Door, Rules
 from freshet.runtime.browsers import refuse_other_sites
 from freshet.runtime.endpoint import LIVE
-from freshet.runtime.http import App, Handler, HttpError, Request, Response, json_response
+from freshet.runtime.http import App, Request, Response, json_response
 from freshet.runtime.server import bind, run_server, serve
 from freshet.seams.eventlog import EventLog
 from freshet.settings import Common
@@ -36,8 +28,8 @@ from freshet.spec.avro import Record, sample_schema
 from freshet.spec.layout import layout_of
 from freshet.spec.model import Spec, Stream
 from freshet.spec.topics import topics_of
-from freshet.types import BytesColumn, TopicPartition
-from freshet.wire.schemas import SchemaRegistry, frame
+from freshet.types import TopicPartition
+from freshet.wire.schemas import SchemaRegistry
 
 __all__ = ["Gateway", "codecs_of", "run"]
 
@@ -45,8 +37,6 @@ logger = structlog.get_logger(__name__)
 
 CUT_S = 1.0
 """After the drain, how long the append under way may still take; those who waited for it were told 503."""
-JSON = ("application/json", "")
-JSON_LINES = ("application/x-ndjson", "application/jsonl")
 
 
 class Gateway:
@@ -90,7 +80,7 @@ class Gateway:
         events = spec.events
         for stream in (events.served, events.shown, events.action):
             if stream is not None:
-                self.app.route(api.events(stream.role), self._taker(stream))
+                self.app.route_taker(api.events(stream.role), self._door(stream).take)
         self.app.route(LIVE, self._live)
         self.app.route(api.READY, self._ready)
         self.app.route(api.STATUS, self._status)
@@ -99,79 +89,22 @@ class Gateway:
         """Free the writer."""
         self._writer.close()
 
-    def _taker(self, stream: Stream) -> Handler:
-        async def take(request: Request) -> Response:
-            return await self._take(stream, request)
+    def _door(self, stream: Stream) -> Door:
+        settings, counts = self._settings, self._counts[stream.role]
+        counters = {outcome: self._events.labels(stream.role, outcome) for outcome in counts}
 
-        return take
+        def count(outcome: str, events: int) -> None:
+            counts[outcome] += events
+            counters[outcome].inc(events)
 
-    async def _take(self, stream: Stream, request: Request) -> Response:
-        checked = self._check(stream, request)
-        now_ms = self._clock.now_ms()
-        refused = list(checked.bad)
-        taken: list[Accepted] = []
-        for event in checked.good:
-            if too_far_ahead(event.time_ms, now_ms, self._spec.join.max_ahead_ms):
-                refused.append(self._ahead(stream, event, now_ms))
-            else:
-                taken.append(event)
-        places = partition_of(BytesColumn.of(event.key for event in taken), self._spec.partitions)
-        entries = [
-            Entry(stream.topic, partition, event.key, event.record)
-            for partition, event in zip(places.tolist(), taken, strict=True)
-        ]
-        accepted = len(entries)
-        letters = [
-            Entry(self._topics.refused, 0, b"", dead_letter(r, topic=stream.topic, now_ms=now_ms))
-            for r in refused
-        ]
-        offsets = await self.committer.append([*entries, *letters])
-        for outcome, count in (("accepted", accepted), ("refused", len(refused))):
-            self._events.labels(stream.role, outcome).inc(count)
-            self._counts[stream.role][outcome] += count
-        acks = [
-            {"topic": e.topic, "partition": e.partition, "offset": offset}
-            for e, offset in zip(entries, offsets, strict=False)  # the letters' offsets are nobody's business
-        ]
-        return json_response(*answer(acks, refused, total=accepted + len(refused)))
-
-    def _check(self, stream: Stream, request: Request) -> Checked:
-        codec = self._codecs[stream.role]
-        kind = request.content_type
-        limit = self._settings.max_events
-        if request.headers.get(b"content-encoding", b"identity") != b"identity":
-            raise HttpError(
-                415, "encoding", "compressed bodies are not taken", expected="identity",
-                found=request.headers[b"content-encoding"].decode("latin-1"),
-            )  # fmt: skip
-        if kind in JSON or kind in JSON_LINES:
-            return codec.from_json(request.body, lines=kind in JSON_LINES, max_events=limit)
-        if kind == AVRO:
-            return codec.from_avro([request.body])
-        if kind == AVRO_BATCH:
-            return codec.from_avro(split_avro_batch(request.body, limit))
-        if kind == AVRO_RAW:
-            schema_id = request.headers.get(b"freshet-schema-id", b"")
-            if not schema_id.isdigit() or int(schema_id) >= 1 << 32:
-                raise BadInput(
-                    f"expected the schema id as a number in the header freshet-schema-id, found {schema_id!r}"
-                )
-            return codec.from_avro([frame(int(schema_id), request.body)])
-        raise HttpError(
-            415, "content_type", "events of this kind are not taken",
-            expected=[JSON[0], *JSON_LINES, AVRO, AVRO_BATCH, AVRO_RAW], found=kind,
-        )  # fmt: skip
-
-    def _ahead(self, stream: Stream, event: Accepted, now_ms: int) -> Refusal:
-        ahead_s = (event.time_ms - now_ms) / 1e3
-        limit_s = self._spec.join.max_ahead_ms / 1e3
-        return Refusal(
-            event.index,
-            stream.time.path,
-            f"a time at most {limit_s:g} s ahead of now (unit {stream.time.unit})",
-            f"{ahead_s:g} s ahead",
-            event.record,
+        rules = Rules(
+            partitions=self._spec.partitions,
+            refused_topic=self._topics.refused,
+            max_events=settings.max_events,
+            max_ahead_ms=self._spec.join.max_ahead_ms,
         )
+        codec = self._codecs[stream.role]
+        return Door(stream, codec, self.committer, rules, clock=self._clock, count=count)
 
     async def _live(self, _request: Request) -> Response:
         return json_response(200, {"status": "live"})
@@ -216,7 +149,11 @@ def codecs_of(spec: Spec, schemas: Mapping[str, Record], log: EventLog) -> dict[
             )  # fmt: skip
         served = stream.role == "served"
         codecs[stream.role] = StreamCodec(
-            stream, schemas[stream.role], registry, fits if served else lambda schema: None
+            stream,
+            schemas[stream.role],
+            registry,
+            partitions=spec.partitions,
+            fits=fits if served else lambda schema: None,
         )
     return codecs
 

@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry
 
 from freshet.errors import Overloaded, Unavailable
 from freshet.gateway.commit import Committer
-from freshet.gateway.core import Entry, Limits
+from freshet.gateway.core import Entry, Limits, group_entries, offsets_of
 from freshet.seams.eventlog import EventLog, Writer
 from freshet.seams.eventlog.sqlite import open_url
 from freshet.types import Append, TopicPartition
@@ -57,6 +57,21 @@ def entry(value: bytes, partition: int = 0) -> Entry:
     return Entry("clicks", partition, b"k", value)
 
 
+async def append(commit: Committer, entries: Sequence[Entry]) -> list[int]:
+    """Offset of each entry, once all of them are durable."""
+    done: asyncio.Future[list[int]] = asyncio.get_running_loop().create_future()
+    appends, places = group_entries(entries)
+
+    def told(outcome: Sequence[int] | Exception) -> None:
+        if isinstance(outcome, Exception):
+            done.set_exception(outcome)
+        else:
+            done.set_result(offsets_of(outcome, places))
+
+    commit.submit(appends, events=len(entries), size=sum(e.size for e in entries), done=told)
+    return await done
+
+
 def run(main: Coroutine[Any, Any, None]) -> None:
     async def bounded() -> None:
         async with asyncio.timeout(20):
@@ -76,8 +91,8 @@ def values(log: EventLog, partition: int = 0) -> list[bytes]:
 def test_an_acknowledged_event_is_in_the_log_at_its_offset(log: EventLog) -> None:
     async def main() -> None:
         commit = committer(log.writer())
-        assert await commit.append([entry(b"a"), entry(b"b", 1), entry(b"c")]) == [0, 0, 1]
-        assert await commit.append([entry(b"d")]) == [2]
+        assert await append(commit, [entry(b"a"), entry(b"b", 1), entry(b"c")]) == [0, 0, 1]
+        assert await append(commit, [entry(b"d")]) == [2]
         assert await commit.close(5) == 0
 
     run(main())
@@ -90,9 +105,9 @@ def test_requests_that_wait_together_share_one_append(log: EventLog) -> None:
 
     async def main() -> None:
         commit = committer(writer)
-        first = asyncio.ensure_future(commit.append([entry(b"0")]))
+        first = asyncio.ensure_future(append(commit, [entry(b"0")]))
         await asyncio.sleep(0)
-        others = [asyncio.ensure_future(commit.append([entry(b"%d" % i)])) for i in range(1, 9)]
+        others = [asyncio.ensure_future(append(commit, [entry(b"%d" % i)])) for i in range(1, 9)]
         await asyncio.sleep(0)
         writer.gate.set()
         await first
@@ -108,7 +123,7 @@ def test_an_append_holds_no_more_events_than_allowed(log: EventLog) -> None:
 
     async def main() -> None:
         commit = committer(writer, batch=2)
-        tasks = [asyncio.ensure_future(commit.append([entry(b"x"), entry(b"y")])) for _ in range(3)]
+        tasks = [asyncio.ensure_future(append(commit, [entry(b"x"), entry(b"y")])) for _ in range(3)]
         await asyncio.sleep(0)
         writer.gate.set()
         await asyncio.gather(*tasks)
@@ -124,13 +139,13 @@ def test_a_full_queue_refuses_at_once_and_takes_again_later(log: EventLog, event
 
     async def main() -> None:
         commit = committer(writer, events=events, size=size)
-        waiting = asyncio.ensure_future(commit.append([entry(b"a"), entry(b"b")]))
+        waiting = asyncio.ensure_future(append(commit, [entry(b"a"), entry(b"b")]))
         await asyncio.sleep(0)
         with pytest.raises(Overloaded, match="wait for the log"):
-            await commit.append([entry(b"c")])
+            await append(commit, [entry(b"c")])
         writer.gate.set()
         await waiting
-        await commit.append([entry(b"c")])
+        await append(commit, [entry(b"c")])
         await commit.close(5)
 
     run(main())
@@ -145,10 +160,10 @@ def test_a_failed_append_is_told_to_all_who_waited_and_the_next_one_works(log: E
         commit = committer(writer)
         writer.error = Unavailable("disk full")
         with pytest.raises(Unavailable, match="disk full"):
-            await commit.append([entry(b"a")])
+            await append(commit, [entry(b"a")])
         health = [commit.healthy]
         writer.error = None
-        assert await commit.append([entry(b"b")]) == [0]
+        assert await append(commit, [entry(b"b")]) == [0]
         health.append(commit.healthy)
         assert health == [False, True]
         await commit.close(5)
@@ -157,17 +172,65 @@ def test_a_failed_append_is_told_to_all_who_waited_and_the_next_one_works(log: E
     assert values(log) == [b"b"]
 
 
+def test_requests_let_in_unseen_are_looked_at_together_before_the_next_append(log: EventLog) -> None:
+    writer = Held(log.writer())
+
+    async def main() -> None:
+        commit = committer(writer)
+        done: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        looked: list[int] = []
+
+        def check() -> None:
+            looked.append(commit.figures()["events_waiting"])
+            commit.looked_at(2, 8)
+            appends, _ = group_entries([entry(b"a"), entry(b"b")])
+            commit.submit(appends, events=2, size=4, done=done.set_result)
+
+        under_way = asyncio.ensure_future(append(commit, [entry(b"0")]))
+        while not commit.appending:
+            await asyncio.sleep(0)
+        commit.expect(4, check)
+        commit.expect(4, check)
+        await asyncio.sleep(0)
+        assert looked == []
+        writer.gate.set()
+        assert await done == [1]
+        assert (await under_way, looked) == ([0], [2])
+        await commit.close(5)
+        assert commit.figures()["events_waiting"] == 0
+
+    run(main())
+    assert values(log) == [b"0", b"a", b"b"]
+
+
+def test_a_full_queue_lets_in_nothing_unseen(log: EventLog) -> None:
+    writer = Held(log.writer())
+
+    async def main() -> None:
+        commit = committer(writer, events=2)
+        waiting = asyncio.ensure_future(append(commit, [entry(b"a")]))
+        await asyncio.sleep(0)
+        commit.expect(1, lambda: commit.looked_at(1, 1))
+        with pytest.raises(Overloaded, match="wait for the log"):
+            commit.expect(1, lambda: None)
+        writer.gate.set()
+        await waiting
+        await commit.close(5)
+
+    run(main())
+
+
 def test_closing_writes_what_waits_and_takes_no_more(log: EventLog) -> None:
     writer = Held(log.writer())
 
     async def main() -> None:
         commit = committer(writer)
-        waiting = asyncio.ensure_future(commit.append([entry(b"a")]))
+        waiting = asyncio.ensure_future(append(commit, [entry(b"a")]))
         await asyncio.sleep(0)
         closing = asyncio.ensure_future(commit.close(5))
         await asyncio.sleep(0)
         with pytest.raises(Unavailable, match="stopping"):
-            await commit.append([entry(b"b")])
+            await append(commit, [entry(b"b")])
         writer.gate.set()
         assert await closing == 0
         assert await waiting == [0]
@@ -181,8 +244,8 @@ def test_what_a_stop_cuts_off_is_told_that_it_is_not_written(log: EventLog) -> N
 
     async def main() -> None:
         commit = committer(writer, batch=1)
-        under_way = asyncio.ensure_future(commit.append([entry(b"a")]))
-        waiting = asyncio.ensure_future(commit.append([entry(b"b")]))
+        under_way = asyncio.ensure_future(append(commit, [entry(b"a")]))
+        waiting = asyncio.ensure_future(append(commit, [entry(b"b")]))
         while not commit.appending:
             await asyncio.sleep(0)
         assert await commit.close(0.01) == 1

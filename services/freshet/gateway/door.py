@@ -1,0 +1,272 @@
+"""The door of one stream: requests in, answers out once the log has their events.
+
+Requests wait for the next append unseen, are then checked together, in one native call, and appended
+together: what a single event costs is little more than its share of that. A request that is not good in all
+is looked at on its own, event by event, so that its client is told what is wrong with which.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import orjson
+
+from freshet.clock import Clock
+from freshet.errors import BadInput, Overloaded
+from freshet.features import TakenBodies, partition_of
+from freshet.gateway.api import AVRO, AVRO_BATCH, AVRO_RAW
+from freshet.gateway.codec import Accepted, Checked, StreamCodec
+from freshet.gateway.commit import Committer
+from freshet.gateway.core import (
+    Entry,
+    Refusal,
+    answer,
+    dead_letter,
+    group_entries,
+    offsets_of,
+    split_avro_batch,
+    too_far_ahead,
+)
+from freshet.runtime.http import HttpError, Reply, Request, Response, error_response, json_response
+from freshet.spec.model import Stream
+from freshet.types import BytesColumn
+from freshet.wire.schemas import frame
+
+__all__ = ["Door", "Rules"]
+
+JSON = ("application/json", "")
+JSON_LINES = ("application/x-ndjson", "application/jsonl")
+Count = Callable[[str, int], None]  # outcome, events
+
+CHECK_BYTES = 32 << 10
+"""With so many bytes unseen they are checked at once, while an append is under way: about 0.2 ms of work, so
+the call itself is little of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What a door lets in, and where that goes."""
+
+    partitions: int
+    refused_topic: str
+    max_events: int  # of one request
+    max_ahead_ms: int  # how far ahead of now an event may be dated (PROTOCOL 19)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Asked:
+    """A request on its way through the door."""
+
+    body: bytes
+    kind: str  # how its events stand in the body: JSON[0], JSON_LINES[0], AVRO or AVRO_BATCH
+    reply: Reply
+
+
+class Door:
+    """Takes the requests of one stream. Lives on one event loop."""
+
+    def __init__(
+        self,
+        stream: Stream,
+        codec: StreamCodec,
+        committer: Committer,
+        rules: Rules,
+        *,
+        clock: Clock,
+        count: Count,
+    ) -> None:
+        """`count` is told how many events were `accepted` and `refused`, once the log has them."""
+        self._stream, self._codec, self._committer, self._rules = stream, codec, committer, rules
+        self._clock, self._count = clock, count
+        self._topic = orjson.dumps(stream.topic).decode()
+        self._gathered: dict[str, list[_Asked]] = {}  # by kind; what nobody has looked at yet
+        self._gathered_bytes = 0
+
+    def take(self, request: Request, reply: Reply) -> None:
+        """Answer a request, later: with 202 once all its events are durable, or with what else became of it.
+
+        Raises BadInput or HttpError for a request that is none for this door, Overloaded and Unavailable as
+        `Committer.expect`.
+        """
+        asked = _asked(request, reply)
+        self._committer.expect(len(asked.body), self._check)
+        self._gathered.setdefault(asked.kind, []).append(asked)
+        before = self._gathered_bytes
+        self._gathered_bytes += len(asked.body)
+        if before < CHECK_BYTES <= self._gathered_bytes:
+            asyncio.get_running_loop().call_soon(self._check)
+
+    def _check(self) -> None:
+        gathered, self._gathered = self._gathered, {}
+        size, self._gathered_bytes = self._gathered_bytes, 0
+        self._committer.looked_at(sum(map(len, gathered.values())), size)
+        for asked in gathered.values():
+            try:
+                self._take(asked)
+            except Exception as error:
+                _tell(asked, error)
+
+    def _take(self, asked: Sequence[_Asked]) -> None:
+        """Take requests of one kind."""
+        taken = self._taken(asked)
+        if taken is None:
+            for one in asked:
+                self._look_closer(one)
+            return
+        if len(taken.partitions):
+            try:
+                self._append(asked, taken)
+            except Overloaded as error:
+                if len(asked) == 1:
+                    raise
+                self._take_singly(asked, error)
+                return
+        if (taken.counts < 0).any():
+            for i in (taken.counts < 0).nonzero()[0].tolist():
+                self._look_closer(asked[i])
+
+    def _taken(self, asked: Sequence[_Asked]) -> TakenBodies | None:
+        bodies = [one.body for one in asked]
+        latest_ms = self._clock.now_ms() + self._rules.max_ahead_ms
+        if asked[0].kind in (AVRO, AVRO_BATCH):
+            return self._codec.take_avro(
+                bodies,
+                lengths=asked[0].kind == AVRO_BATCH,
+                latest_ms=latest_ms,
+                max_events=self._rules.max_events,
+            )
+        return self._codec.take_json(bodies, latest_ms=latest_ms, max_events=self._rules.max_events)
+
+    def _append(self, asked: Sequence[_Asked], taken: TakenBodies) -> None:
+        events = len(taken.partitions)
+
+        def done(outcome: Sequence[int] | Exception) -> None:
+            if isinstance(outcome, Exception):
+                _tell([one for one, n in zip(asked, taken.counts.tolist(), strict=True) if n >= 0], outcome)
+                return
+            self._count("accepted", events)
+            for one, body in zip(asked, taken.answers(self._topic, outcome), strict=True):
+                if body:
+                    one.reply(Response(202, body))
+
+        self._committer.submit(taken.appends(self._stream.topic), events=events, size=taken.size, done=done)
+
+    def _take_singly(self, asked: Sequence[_Asked], error: Overloaded) -> None:
+        """Too much waits for all of them together: let in, of those that came first, what still fits."""
+        for i, one in enumerate(asked):
+            try:
+                self._take([one])
+            except Overloaded:
+                _tell(asked[i:], error)
+                return
+
+    def _look_closer(self, asked: _Asked) -> None:
+        """Take a request event by event: the good ones into the log, the others to the topic of refusals."""
+        try:
+            checked = self._checked(asked)
+            now_ms = self._clock.now_ms()
+            taken, refused = self._in_time(checked, now_ms)
+            places = partition_of(BytesColumn.of(event.key for event in taken), self._rules.partitions)
+            entries = [
+                Entry(self._stream.topic, partition, event.key, event.record)
+                for partition, event in zip(places.tolist(), taken, strict=True)
+            ]
+            letters = [
+                Entry(
+                    self._rules.refused_topic,
+                    0,
+                    b"",
+                    dead_letter(r, topic=self._stream.topic, now_ms=now_ms),
+                )
+                for r in refused
+            ]
+            self._append_entries(asked, entries, letters, refused)
+        except Exception as error:
+            asked.reply(error_response(error))
+
+    def _append_entries(
+        self, asked: _Asked, entries: Sequence[Entry], letters: Sequence[Entry], refused: Sequence[Refusal]
+    ) -> None:
+        appends, places = group_entries([*entries, *letters])
+
+        def done(outcome: Sequence[int] | Exception) -> None:
+            if isinstance(outcome, Exception):
+                asked.reply(error_response(outcome))
+                return
+            self._count("accepted", len(entries))
+            self._count("refused", len(refused))
+            acks = [
+                {"topic": e.topic, "partition": e.partition, "offset": offset}
+                for e, offset in zip(entries, offsets_of(outcome, places), strict=False)
+            ]  # the letters' offsets are nobody's business
+            asked.reply(json_response(*answer(acks, refused, total=len(entries) + len(refused))))
+
+        size = sum(e.size for e in entries) + sum(e.size for e in letters)
+        self._committer.submit(appends, events=len(places), size=size, done=done)
+
+    def _checked(self, asked: _Asked) -> Checked:
+        limit = self._rules.max_events
+        if asked.kind == AVRO:
+            return self._codec.from_avro([asked.body])
+        if asked.kind == AVRO_BATCH:
+            return self._codec.from_avro(split_avro_batch(asked.body, limit))
+        return self._codec.from_json(asked.body, lines=asked.kind in JSON_LINES, max_events=limit)
+
+    def _in_time(self, checked: Checked, now_ms: int) -> tuple[list[Accepted], list[Refusal]]:
+        """What is not dated too far ahead, and all refusals."""
+        taken: list[Accepted] = []
+        refused = list(checked.bad)
+        for event in checked.good:
+            if too_far_ahead(event.time_ms, now_ms, self._rules.max_ahead_ms):
+                refused.append(self._ahead(event, now_ms))
+            else:
+                taken.append(event)
+        return taken, refused
+
+    def _ahead(self, event: Accepted, now_ms: int) -> Refusal:
+        ahead_s = (event.time_ms - now_ms) / 1e3
+        limit_s = self._rules.max_ahead_ms / 1e3
+        time = self._stream.time
+        return Refusal(
+            event.index,
+            time.path,
+            f"a time at most {limit_s:g} s ahead of now (unit {time.unit})",
+            f"{ahead_s:g} s ahead",
+            event.record,
+        )
+
+
+def _asked(request: Request, reply: Reply) -> _Asked:
+    """What a request holds, by its headers. Raises BadInput or HttpError for what is not taken."""
+    headers = request.headers
+    if headers.get(b"content-encoding", b"identity") != b"identity":
+        raise HttpError(
+            415, "encoding", "compressed bodies are not taken", expected="identity",
+            found=headers[b"content-encoding"].decode("latin-1"),
+        )  # fmt: skip
+    kind = request.content_type
+    if kind in JSON:
+        return _Asked(request.body, JSON[0], reply)
+    if kind in JSON_LINES:
+        return _Asked(request.body, JSON_LINES[0], reply)
+    if kind in (AVRO, AVRO_BATCH):
+        return _Asked(request.body, kind, reply)
+    if kind == AVRO_RAW:
+        schema_id = headers.get(b"freshet-schema-id", b"")
+        if not schema_id.isdigit() or int(schema_id) >= 1 << 32:
+            raise BadInput(
+                f"expected the schema id as a number in the header freshet-schema-id, found {schema_id!r}"
+            )
+        return _Asked(frame(int(schema_id), request.body), AVRO, reply)
+    raise HttpError(
+        415, "content_type", "events of this kind are not taken",
+        expected=[JSON[0], *JSON_LINES, AVRO, AVRO_BATCH, AVRO_RAW], found=kind,
+    )  # fmt: skip
+
+
+def _tell(asked: Sequence[_Asked], error: Exception) -> None:
+    """Answer all of them with the same error."""
+    for one in asked:
+        one.reply(error_response(error))
