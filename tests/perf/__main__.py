@@ -29,6 +29,7 @@ NAMES = {
     "codecs": "codecs of rows, and publish and flush through the shard",
     "table": "lookups and steps of rows, plans of batches",
     "decode": "records a second from Avro to keys and columns",
+    "gateway": "events a second through the gateway, on disk, beside a bare uvicorn; needs wrk",
     "join": "events a second through the joiner's core",
     "measures": "what measuring costs the trainer a batch",
     "model_step": "the default model's step, fp32 and bf16",

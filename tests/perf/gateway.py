@@ -12,7 +12,6 @@ was acknowledged.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import os
@@ -27,10 +26,10 @@ import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from freshet.seams.open import open_eventlog
 from freshet.types import TopicPartition
+from tests.perf.report import Figures, command
 
 ROOT = Path(__file__).parents[2]
 QUICKSTART = ROOT / "examples" / "quickstart" / "freshet.toml"
@@ -141,7 +140,7 @@ class Case:
     def figures(self) -> dict[str, float]:
         """Medians over the rounds."""
         names = self.rounds[0]
-        return {name: round(statistics.median(r[name] for r in self.rounds), 2) for name in names}
+        return {name: statistics.median(r[name] for r in self.rounds) for name in names}
 
 
 def events_in_the_log(folder: Path) -> int:
@@ -154,7 +153,7 @@ def events_in_the_log(folder: Path) -> int:
         log.close()
 
 
-def measure(quick: bool = False) -> dict[str, Any]:
+def measure(quick: bool = False) -> Figures:
     """Figures of all cases, and the shares that the budgets are about."""
     if shutil.which("wrk") is None:
         raise RuntimeError(
@@ -176,33 +175,14 @@ def measure(quick: bool = False) -> dict[str, Any]:
         kept = events_in_the_log(folder)
     if kept < acknowledged:
         raise RuntimeError(f"{acknowledged} events were acknowledged, but the log holds {kept}")
-    made: dict[str, Any] = {name: case.figures() for name, case in cases.items()}
+    made: Figures = {name: case.figures() for name, case in cases.items()}
     shares = [
         s["events_per_s"] / b["events_per_s"]
         for s, b in zip(cases["single"].rounds, cases["bare"].rounds, strict=True)
     ]
-    made["single"]["share_of_bare"] = round(statistics.median(shares), 3)
+    made["single"]["share_of_bare"] = statistics.median(shares)
     return {**made, "batch_events": BATCH, "single_connections": SINGLES, "batch_connections": BATCHES}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--json", action="store_true")
-    asked = parser.parse_args()
-    figures = measure(asked.quick)
-    if asked.json:
-        print(json.dumps(figures))
-        return
-    print(f"{'':10}{'events/s':>12}{'per CPU-s':>12}{'CPUs':>7}{'p50 ms':>9}{'p99 ms':>9}")
-    for name in ("bare", "single", "batch"):
-        f = figures[name]
-        print(
-            f"{name:10}{f['events_per_s']:12,.0f}{f['events_per_cpu_s']:12,.0f}{f['cpus']:7.2f}"
-            f"{f['p50_ms']:9.2f}{f['p99_ms']:9.2f}"
-        )
-    print(f"single requests: {figures['single']['share_of_bare']:.0%} of the bare uvicorn's")
-
-
 if __name__ == "__main__":
-    main()
+    command(measure, __doc__)
