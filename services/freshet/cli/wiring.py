@@ -30,14 +30,14 @@ Runner = Callable[[Spec, Settings, threading.Event], None]
 def run_gateway(spec: Spec, settings: Settings, stop: threading.Event) -> None:
     """Events in over HTTP."""
     from freshet.gateway.service import codecs_of, run
-    from freshet.runtime.interpreter import favour_the_loop
+    from freshet.runtime.pauses import shorten_pauses
 
     log = open_eventlog(settings.common.log_url)
     try:
         schemas = load_schemas(spec)
         roles = {s: schemas.of(s) for s in ("served", "shown", "action") if _has(spec, s)}
         codecs = codecs_of(spec, roles, log)
-        favour_the_loop()
+        shorten_pauses()
         run(spec, log, codecs, settings.gateway, settings.common, stop=stop)
     finally:
         log.close()
