@@ -183,7 +183,7 @@ class Store {
   };
   class Ahead;  // prefetches along a batch's keys
   static constexpr int no_group = -1;
-  static constexpr size_t piece = Group::piece;  // rows that are stepped at a time
+  static constexpr size_t piece = 32;  // rows that are stepped at a time
 
   u32 bucket_of(u64 key) const { return static_cast<u32>(key >> shift_); }
   void check_keys(u32 group, const Keys& keys) const;
@@ -195,7 +195,7 @@ class Store {
   u32 create_row(Group& group, u32 bucket, u64 key, u8 table);
   i64 mark(Bin& bin, Header& row, u32 slot, u32 consumer);
   u32 slot_for_step(Group& group, u32 bucket, u64 key, u8 table, Counts& count);
-  void apply_run(const PushGroup& push, Ahead& ahead, u32 bucket, u32 now_s) noexcept;
+  void apply_run(const PushGroup& push, const Ahead& ahead, u32 bucket, u32 now_s) noexcept;
   void forget(Group& group, u32 bucket, u32 slot, bool& relist);
   bool changed(const Header& row) const;
   static void take_run(Group& group, u32 bucket, std::vector<u32>& slots, PackedColumns& out);

@@ -67,13 +67,10 @@ class Group {
   // Give back index memory after many removals.
   void shrink(Bin& bin, u32 bucket);
 
-  // Hints for up to `piece` keys of any buckets, without their locks: first the chunks, and once those are there the rows.
-  // Addresses are worked out in one loop and asked for in another: a prefetch waits until its page is found and holds up
-  // what follows it, so the fewer instructions lie between two, the more pages are looked for at a time.
-  static constexpr size_t piece = 32;
-  void prefetch_chunks(const u64* keys, size_t n) const;
-  void prefetch_rows(const u64* keys, size_t n) const;
-  void prefetch_slot(u32 slot) const { prefetch_row(row(slot).head); }
+  // Hints for a key of any bucket, without its lock: first the chunk, and once that is there the row.
+  void prefetch_chunk(u64 key) const;
+  void prefetch_row(u64 key, bool write) const;
+  void prefetch_slot(u32 slot) const { prefetch_lines(row(slot).head, false); }
 
   size_t bytes() const;
 
@@ -87,9 +84,14 @@ class Group {
   void resize(Bin& bin, u32 chunk_count);
   std::pair<Chunk*, u32> entry_of(const Bin& bin, u32 slot) const;
 
-  void prefetch_row(const u8* record) const {
-    for (u32 at = 0; at < record_bytes_ && at < 256; at += 64) prefetch_read(record + at);
-    prefetch_read(record + record_bytes_ - 1);
+  void prefetch_lines(const u8* record, bool write) const {
+    const u8* end = record + std::min(record_bytes_, 256u);
+    for (const u8* line = record - reinterpret_cast<std::uintptr_t>(record) % 64; line < end; line += 64) {
+      if (write)
+        prefetch_write(line);
+      else
+        prefetch_read(line);
+    }
   }
 
   u32 record_bytes_;
