@@ -77,7 +77,7 @@ void FeatureSteps::add(std::uint32_t begin, std::uint32_t end, const Program& pr
 
 FeatureSteps::Step FeatureSteps::leaf(std::uint32_t i, const Program& program) {
   const Node& node = program.nodes()[i];
-  Step step;
+  Step step{};
   step.what = Do::kWalk;
   step.arg = i;
   if (node.op == Op::kRecord) step.what = Do::kRecord;
