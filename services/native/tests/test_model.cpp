@@ -150,7 +150,7 @@ TEST(Model, GatherAndReduceAreEqualOnEveryInstructionSet) {
     std::vector<float> x(4 * 32), scalars(8), sums(64), squares(16), fm(4), pooled(18), gradients(rows.size()), csum(10);
     BatchView batch;
     batch.size = 4;
-    batch.groups.push_back({rows.data(), 10, positions.data(), 10, starts.data(), {nullptr, ends.data()}, gradients.data()});
+    batch.groups.push_back({rows.data(), 10, positions.data(), 10, starts.data(), {nullptr, ends.data()}, nullptr, gradients.data()});
     check(plan, batch, 1);
     Gathered out;
     out.x = x.data();
