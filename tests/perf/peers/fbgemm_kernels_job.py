@@ -1,7 +1,7 @@
 """FBGEMM's CPU kernels alone: lookups, and backward with update, in unique rows a second.
 
     python -m tests.perf.peers.fbgemm_kernels_job [--resident 20000000] [--unique 46000] [--tables 1]
-        [--batches 20] [--threads 2] [--wait]
+        [--index int64] [--batches 20] [--threads 2] [--wait]
 
 Prints one line of JSON (with `--wait`, one for each line on standard input):
 {"lookups_per_s": ..., "updates_per_s": ...}. `resident` and `unique` rows are over all tables. Ids of a batch
@@ -25,15 +25,15 @@ DIM = 16
 class Kernels:
     """So many batches over tables of `resident` rows in all."""
 
-    def __init__(self, resident: int, unique: int, count: int, batches: int) -> None:
-        self.rows = tables(count, resident // count, DIM)
+    def __init__(self, resident: int, unique: int, count: int, batches: int, index: torch.dtype) -> None:
+        self.rows = tables(count, resident // count, DIM, index)
         rng = np.random.default_rng(0)
         each = unique // count
         self.ids = []
         for _ in range(batches):
             drawn = [_distinct(rng, resident // count, each) for _ in range(count)]
-            self.ids.append(torch.from_numpy(np.concatenate(drawn).astype(np.int32)))
-        self.ends = torch.arange(each * count + 1, dtype=torch.int32)
+            self.ids.append(torch.from_numpy(np.concatenate(drawn)).to(index))
+        self.ends = torch.arange(each * count + 1, dtype=index)
         self.gradients = torch.full((each, DIM * count), 1e-3)
 
     def measured(self) -> dict[str, float]:
@@ -67,13 +67,15 @@ def main() -> None:
     parser.add_argument("--resident", type=int, default=20_000_000)
     parser.add_argument("--unique", type=int, default=46_000)
     parser.add_argument("--tables", type=int, default=1)
+    parser.add_argument("--index", choices=("int32", "int64"), default="int64")
     parser.add_argument("--batches", type=int, default=20)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--wait", action="store_true")
     options = parser.parse_args()
     torch.manual_seed(0)
     torch.set_num_threads(options.threads)
-    kernels = Kernels(options.resident, options.unique, options.tables, options.batches)
+    index = torch.int64 if options.index == "int64" else torch.int32
+    kernels = Kernels(options.resident, options.unique, options.tables, options.batches, index)
     kernels.measured()
     serve(kernels.measured, options.wait)
 

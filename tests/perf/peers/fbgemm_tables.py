@@ -20,10 +20,10 @@ with warnings.catch_warnings():
 __all__ = ["tables"]
 
 
-def tables(count: int, rows: int, dim: int) -> Any:
+def tables(count: int, rows: int, dim: int, index: torch.dtype = torch.int32) -> Any:
     """`count` tables of `rows` rows each, row-wise Adagrad (0.2) in the backward pass.
 
-    Ids and ends are int32; no check of ids against the bounds.
+    Ids and ends are of type `index`; no check of ids against the bounds.
     """
     batched = SplitTableBatchedEmbeddingBagsCodegen(
         [(rows, dim, EmbeddingLocation.HOST, ComputeDevice.CPU)] * count,
@@ -31,8 +31,8 @@ def tables(count: int, rows: int, dim: int) -> Any:
         learning_rate=0.2,
         eps=1e-8,
         bounds_check_mode=BoundsCheckMode.NONE,
-        embedding_table_index_type=torch.int32,
-        embedding_table_offset_type=torch.int32,
+        embedding_table_index_type=index,
+        embedding_table_offset_type=index,
     )
     batched.init_embedding_weights_uniform(-0.01, 0.01)
     return batched

@@ -1,9 +1,10 @@
-"""The model in plain torch, its row step written by hand: the fastest of what we tried.
+"""The model in plain torch, its row step written by hand: in bf16 the fastest of what we tried.
 
 All tables are one matrix. Rows are looked up without autograd into a leaf; after the backward pass their
 gradients are summed per unique row, and row-wise Adagrad steps those rows. Measured beside it, at a batch of
 4096 in bf16 on 2 cores: `nn.Embedding(sparse=True)` with `torch.optim.Adagrad` 0.79 of its samples/s, one
-`nn.EmbeddingBag` 0.70, an `EmbeddingBag` a table 0.67; numpy's `unique` 0.85.
+`nn.EmbeddingBag` 0.70, an `EmbeddingBag` a table 0.67; numpy's `unique` 0.85. In fp32 marking the rows of a
+batch in a table instead of `unique` was 1.11 times as fast.
 """
 
 from __future__ import annotations

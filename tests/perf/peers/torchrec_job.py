@@ -2,8 +2,8 @@
 
 Row-wise Adagrad by FBGEMM's `SplitTableBatchedEmbeddingBagsCodegen` on the CPU; ids come as a
 `KeyedJaggedTensor`. A table a field: FBGEMM's fast CPU kernel takes only tables that no two features share.
-Measured beside it on 2 cores: `DistributedModelParallel` with one rank over gloo and FBGEMM's tables without
-TorchRec (fbgemm_job.py) are within 10 % of it.
+Measured beside it on 2 cores, two rounds: `DistributedModelParallel` with one rank over gloo 1.10 of its
+samples/s in bf16 and 0.91 in fp32, FBGEMM's tables without TorchRec (fbgemm_job.py) 1.06 and 0.81.
 """
 
 from __future__ import annotations
