@@ -8,6 +8,9 @@ nothing: what single requests are held against. wrk has one thread; it sends act
 JSON, in turns to both servers. Budgets, of two cores with wrk on them: single events >= 60 % of what the bare
 uvicorn answers, batches of 500 >= 150,000 events a second. At the end the log is counted: it must hold what
 was acknowledged.
+
+Bound by the event loop's work a request where requests hold one event, by parsing and encoding where they
+hold many, and by the disk where few share an fsync.
 """
 
 from __future__ import annotations

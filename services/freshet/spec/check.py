@@ -153,8 +153,8 @@ INDEX_BYTES = 64 / (12 * 0.8)
 
 
 def row_bytes(group: Group) -> int:
-    """Bytes of a row in memory: header, scalars, state, and the vector, on a cache line of its own where
-    that is cheap.
+    """Bytes of a row in memory: header, scalars, state, and the vector; whole cache lines, and the vector on
+    its own, where that is cheap.
 
     The native table decides it (`RowLayout` in optim.hpp); a test holds the two together.
     """
@@ -163,7 +163,9 @@ def row_bytes(group: Group) -> int:
     head = HEADER_BYTES + 4 * (floats + states)
     last = group.slots[-1]
     tail = last.width * (2 if group.precision == "bf16" and last.name == "vector" else 4)
-    close, apart = _up(head + tail, 16), _up(_up(head, LINE) + tail, LINE)
+    close, apart = _up(head + tail, 4), _up(_up(head, LINE) + tail, LINE)
+    if close <= LINE and close * 13 >= LINE * 10:
+        return LINE
     return apart if apart * 10 <= close * 13 else close
 
 
