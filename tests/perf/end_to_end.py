@@ -117,11 +117,11 @@ def _observed(training: Training, first: int, total: int) -> Passed:
 def measure(quick: bool = False, rounds: int | None = None, data: str | None = None) -> Figures:
     """Ours and the roofline in interleaved rounds, each in a process of its own."""
     rounds = rounds or (1 if quick else 5)
-    passes, seconds = (2, 1.5) if quick else (4, 4.0)
+    passes, seconds = (3, 1.0) if quick else (4, 4.0)
     cases = ("plain_2048", "default_256") if quick else tuple(CASES)
     with tempfile.TemporaryDirectory() as folder:
         at = Path(data) if data else Path(folder)
-        Workload(rows=1 << 18 if quick else 1 << 19).write(at)
+        Workload(rows=1 << 17 if quick else 1 << 19).write(at)
         return {p: _precision(p, cases, rounds, passes, seconds, at) for p in ("bf16", "fp32")}
 
 

@@ -162,7 +162,7 @@ def measure(quick: bool = False) -> Figures:
         raise RuntimeError(
             "this measurement loads the servers with wrk, which is not on the PATH: install it"
         )
-    rounds, seconds = (3, 2) if quick else (5, 4)
+    rounds, seconds = (2, 2) if quick else (5, 4)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         with bare() as bare_server, gateway(folder) as server:
