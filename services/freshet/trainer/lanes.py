@@ -110,16 +110,14 @@ class Lanes:
             while True:
                 seat.batch = self._take(index)
                 seat.stages.begin()
-                self._meet(self._ready, self._between)
-                seat.stages.mark("wait")
+                self._meet(seat, self._ready, self._between)
                 if self._quit:
                     break
                 if seat.batch is not None and seat.verdict is not Counts.BACK:
                     weight = 1.0 if seat.verdict is Counts.WHOLE else 0.0
                     seat.result = seat.lane.forward_backward(seat.batch.inputs, dense_weight=weight)
                     seat.stages.mark("forward_backward")
-                self._meet(self._done, self._begin_step)
-                seat.stages.mark("wait")
+                self._meet(seat, self._done, self._begin_step)
                 if self._sharing is not None:
                     self._sharing.step_part(self._lanes_of(), index, self.lanes)
                     seat.stages.mark("step")
@@ -135,14 +133,17 @@ class Lanes:
                 self.stream.give_back(index, seat.batch, None)
 
     @staticmethod
-    def _meet(gate: _native.Gate, alone: Callable[[], None]) -> None:
-        """Wait for all lanes; the last to come does `alone` before any goes on."""
+    def _meet(seat: _Seat, gate: _native.Gate, alone: Callable[[], None]) -> None:
+        """Wait for all lanes; the last to come does `alone`, whose time is none of its wait, before any goes
+        on."""
         turn = gate.arrive()
+        seat.stages.mark("wait")
         if turn < 0:
             raise _OtherFailed
         if turn:
             alone()
             gate.open()
+            seat.stages.begin()
 
     def _take(self, index: int) -> TrainBatch | None:
         """The lane's batch; gives up after `wait_s`, or as soon as another lane has one and this has not."""
