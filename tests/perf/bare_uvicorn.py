@@ -16,7 +16,7 @@ import uvicorn
 import uvloop
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-BACKLOG = 1024
+from freshet.runtime.server import BACKLOG, UVICORN
 
 
 def application(answer_bytes: int) -> Any:
@@ -35,20 +35,7 @@ def application(answer_bytes: int) -> Any:
 
 def main() -> None:
     sock = socket.create_server(("127.0.0.1", 0), backlog=BACKLOG)
-    config = uvicorn.Config(
-        application(int(sys.argv[1])),
-        http=HttpToolsProtocol,
-        ws="none",
-        lifespan="off",
-        interface="asgi3",
-        log_config=None,
-        access_log=False,
-        proxy_headers=False,
-        server_header=False,
-        date_header=False,
-        backlog=BACKLOG,
-        timeout_keep_alive=30,
-    )
+    config = uvicorn.Config(application(int(sys.argv[1])), http=HttpToolsProtocol, **UVICORN)
     print(sock.getsockname()[1], flush=True)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(uvicorn.Server(config).serve([sock]))
