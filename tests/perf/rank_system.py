@@ -29,11 +29,13 @@ from freshet.spec.parse import load_spec
 from freshet.types import Append, BytesColumn
 from freshet.wire.schemas import SchemaRegistry
 from tests.integration.serving import FEED
+from tests.system.waiting import wait_until
 
 USERS, ITEMS = 50_000, 5_000
 SAMPLES = 20_000  # that differ; they come again under new ids
 BLOCK = 100
 HISTORY = 20  # items a user has seen
+WAIT_S = 60.0  # for a service to be ready, or for training to get anywhere
 NICE = 10
 """Of the trainer, as one would set it on a machine that serves, too."""
 
@@ -139,20 +141,23 @@ def system(folder: Path, settings: dict[str, str] | None = None) -> Iterator[Sys
 
 def wait_until_trained(made: System, samples: int) -> None:
     """Until the trainer has taken so many samples in all."""
-    while made.status("trainer")["samples"] < samples:
-        time.sleep(0.05)
+    wait_until(
+        f"{samples} samples trained on",
+        lambda: made.status("trainer")["samples"] >= samples,
+        within_s=WAIT_S,
+    )
 
 
 def _wait_until_ready(port: int, process: subprocess.Popen[bytes]) -> None:
-    while True:
+    def ready() -> bool:
         if process.poll() is not None:
             raise RuntimeError(f"a service ended with {process.returncode}")
         try:
-            if httpx.get(f"http://127.0.0.1:{port}/health/ready", timeout=5).status_code == 200:
-                return
-        except httpx.HTTPError:
-            pass
-        time.sleep(0.05)
+            return httpx.get(f"http://127.0.0.1:{port}/health/ready", timeout=5).status_code == 200
+        except httpx.HTTPError:  # it does not listen yet
+            return False
+
+    wait_until(f"the service at port {port} ready", ready, within_s=WAIT_S)
 
 
 def append_samples(run: Path, count: int) -> None:

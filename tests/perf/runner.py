@@ -31,7 +31,7 @@ def run_measurement(module: str, words: Sequence[str], limit_s: float) -> Figure
         except subprocess.TimeoutExpired:
             _end(process)
             return f"not done after {limit_s:g} s"
-        except BaseException:
+        except BaseException:  # an interrupt above all: what it started must not outlive this process
             _end(process)
             raise
     if process.returncode:
