@@ -168,7 +168,7 @@ class _Judge:
 
     def _close_windows(self) -> None:
         closed = self.quality.finished_windows()
-        self.windows += [orjson.loads(orjson.dumps(w, option=orjson.OPT_SERIALIZE_NUMPY)) for w in closed]
+        self.windows += orjson.loads(orjson.dumps(closed, option=orjson.OPT_SERIALIZE_NUMPY))
 
     def _items(self, columns: Decoded) -> U64 | None:
         if self._item is None:

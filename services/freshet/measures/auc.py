@@ -5,9 +5,19 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike
 
+from freshet import _native
 from freshet.types import F32, F64, I64
 
-__all__ = ["BIN_WIDTH", "auc", "auc_of_histogram", "bins_of", "bins_of_logits", "coarse", "logits_of"]
+__all__ = [
+    "BIN_WIDTH",
+    "auc",
+    "auc_of_histogram",
+    "aucs_of_histograms",
+    "bins_of",
+    "bins_of_logits",
+    "coarse",
+    "logits_of",
+]
 
 BIN_WIDTH = 1.0 / 512
 """Width of a bin in logits. Samples of a bin count as tied, which costs at most half the share of (true,
@@ -34,11 +44,15 @@ def auc(predictions: ArrayLike, labels: ArrayLike, weights: ArrayLike | None = N
 
 def auc_of_histogram(positive: F64, negative: F64) -> float:
     """AUC where samples of one bin are tied; bins in rising order of prediction. NaN without both kinds."""
-    p, n = float(positive.sum()), float(negative.sum())
-    if p <= 0 or n <= 0:
-        return float("nan")
-    below = np.cumsum(negative) - negative
-    return float((positive * (below + 0.5 * negative)).sum() / (p * n))
+    return float(aucs_of_histograms(np.zeros(len(positive), np.int64), positive, negative, 1)[0])
+
+
+def aucs_of_histograms(cell: I64, positive: F64, negative: F64, cells: int) -> F64:
+    """(cells,) AUC of many histograms at once: `cell` (H,) is the index of each entry's, rising."""
+    starts = np.searchsorted(cell, np.arange(cells + 1))
+    out = np.empty(cells)
+    _native.aucs(starts, np.ascontiguousarray(positive), np.ascontiguousarray(negative), out)
+    return out
 
 
 def bins_of(probabilities: F32 | F64) -> I64:

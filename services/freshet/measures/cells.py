@@ -90,18 +90,12 @@ class Table:
         )
 
     def moved_to(self, window: int) -> Table:
-        """All cells in one window."""
+        """All cells in one window: added up window by window, in their order."""
+        if not len(self.keys):
+            return self
         keys = self.keys.copy()
         keys["window"] = window
-        starts = np.flatnonzero(np.diff(self.keys["window"], prepend=self.keys["window"][:1] - 1))
-        cuts = [*starts.tolist(), len(keys)]
-        at = np.searchsorted(self.cell, cuts)
-        return Table.merge(
-            [
-                Table(keys[a:b], self.sums[a:b], self.cell[i:j] - a, self.bin[i:j], self.counts[i:j])
-                for a, b, i, j in zip(cuts, cuts[1:], at, at[1:], strict=False)
-            ]
-        )
+        return self._grouped(keys, self.sums, self.cell, self.bin, self.counts)
 
 
 def summed(columns: F64, group: NDArray[np.intp], groups: int) -> F64:

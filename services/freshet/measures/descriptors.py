@@ -1,7 +1,7 @@
 """One descriptor a measure: spec keys, documentation, metrics and console follow from these.
 
-A measure is a function of the sums of a cell (`Cell`) and, for AUC, of its histogram. To add one: add its
-descriptor here and, if it needs a sum that is not kept, its name in `cells.py` and its terms in
+A measure is a function of the sums of many cells at once (`Cells`) and, for AUC, of their histograms. To add
+one: add its descriptor here and, if it needs a sum that is not kept, its name in `cells.py` and its terms in
 `grouping.py`.
 """
 
@@ -13,28 +13,34 @@ from typing import Literal
 
 import numpy as np
 
-from freshet.measures.auc import auc_of_histogram, logits_of
+from freshet.measures.auc import aucs_of_histograms, logits_of
 from freshet.types import F64, I64
 
-__all__ = ["MEASURES", "SOURCES", "Cell", "Measure", "Source"]
+__all__ = ["MEASURES", "SOURCES", "Cells", "Measure", "Source"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Cell:
-    """What is kept of the samples of one window, label and segment. Every sum is weighted but `n`."""
+class Cells:
+    """What is kept of the samples of C cells (window, label and segment), and the H entries of their
+    histograms. Every sum is weighted but `n`, and (C,)."""
 
-    n: float  # samples
-    weight: float
-    predicted: float  # Σ w p
-    labelled: float  # Σ w y
-    loss: float  # Σ w logloss; of true/false labels
-    squares: float  # Σ w (p - y)²
-    absolute: float  # Σ w |p - y|
-    not_finite: float  # samples whose prediction was NaN or infinite; in no other sum
-    weight_squares: float  # Σ w²
-    bins: I64  # (H,) rising; those of `auc.bins_of` that hold a sample
-    positive: F64  # (H,) Σ w y of each bin
+    n: F64  # samples
+    weight: F64
+    predicted: F64  # Σ w p
+    labelled: F64  # Σ w y
+    loss: F64  # Σ w logloss; of true/false labels
+    squares: F64  # Σ w (p - y)²
+    absolute: F64  # Σ w |p - y|
+    not_finite: F64  # samples whose prediction was NaN or infinite; in no other sum
+    weight_squares: F64  # Σ w²
+    cell: I64  # (H,) index of the entry's cell, rising
+    bins: I64  # (H,) rising within a cell; those of `auc.bins_of` that hold a sample
+    positive: F64  # (H,) Σ w y of each entry
     negative: F64  # (H,) Σ w (1 - y)
+
+    def summed(self, entries: F64) -> F64:
+        """(C,) sums of something of each entry, (H,)."""
+        return np.bincount(self.cell, entries, len(self.n)).astype(np.float64, copy=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +52,7 @@ class Measure:
     doc: str
     better: Literal["higher", "lower", "one", "none"]  # which way is good; "one": near 1
     of: Literal["logloss", "number", "any"]  # kinds of label that have it
-    compute: Callable[[Cell], float]  # NaN where it is not defined
+    compute: Callable[[Cells], F64]  # (C,), NaN where it is not defined
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,25 +63,27 @@ class Source:
     doc: str
 
 
-def _ratio(a: float, b: float) -> float:
-    return a / b if b > 0 else float("nan")
+def _ratio(a: F64, b: F64) -> F64:
+    quotient: F64 = np.divide(a, b, out=np.full(len(a), np.nan), where=b > 0)
+    return quotient
 
 
-def _entropy(rate: float) -> float:
-    if not 0 < rate < 1:
-        return 0.0
-    return float(-rate * np.log(rate) - (1 - rate) * np.log1p(-rate))
+def _entropy(rate: F64) -> F64:
+    inside = (rate > 0) & (rate < 1)
+    r = np.where(inside, rate, 0.5)
+    entropy: F64 = np.where(inside, -r * np.log(r) - (1 - r) * np.log1p(-r), 0.0)
+    return entropy
 
 
-def _logloss(cell: Cell) -> float:
-    return _ratio(cell.loss, cell.weight)
+def _logloss(cells: Cells) -> F64:
+    return _ratio(cells.loss, cells.weight)
 
 
-def _normalised_entropy(cell: Cell) -> float:
-    return _ratio(_logloss(cell), _entropy(_ratio(cell.labelled, cell.weight)))
+def _normalised_entropy(cells: Cells) -> F64:
+    return _ratio(_logloss(cells), _entropy(_ratio(cells.labelled, cells.weight)))
 
 
-def _normalised_entropy_error(cell: Cell) -> float:
+def _normalised_entropy_error(cells: Cells) -> F64:
     """Standard error of `ne` by the delta method: the spread of each sample's pull on the quotient.
 
     A sample of loss l and label y pulls by (l - L) / H - L H' (y - r) / H², L being the mean loss, r the mean
@@ -83,16 +91,18 @@ def _normalised_entropy_error(cell: Cell) -> float:
     label would be told several times too large. Losses are taken from the histogram, to within its bins;
     weights as if they did not depend on the pull, which for down-sampled negatives errs on the careful side.
     """
-    loss, rate = _logloss(cell), _ratio(cell.labelled, cell.weight)
+    rate = _ratio(cells.labelled, cells.weight)
     entropy = _entropy(rate)
-    if not entropy > 0:
-        return float("nan")
-    logits = logits_of(cell.bins)
+    defined = entropy > 0
+    loss, rate, entropy = (np.where(defined, c, 0.5) for c in (_logloss(cells), rate, entropy))
     slope = loss / entropy**2 * np.log((1 - rate) / rate)
-    of_true = (np.logaddexp(0, -logits) - loss) / entropy - slope * (1 - rate)
-    of_false = (np.logaddexp(0, logits) - loss) / entropy + slope * rate
-    spread = float(cell.positive @ of_true**2 + cell.negative @ of_false**2) / cell.weight
-    return float(np.sqrt(spread * cell.weight_squares) / cell.weight)
+    logits, at = logits_of(cells.bins), cells.cell
+    cost = np.log1p(np.exp(-np.abs(logits)))  # of the likelier label; the other's is |logit| more
+    of_true, of_false = cost + np.maximum(-logits, 0), cost + np.maximum(logits, 0)
+    of_true = of_true / entropy[at] - (loss / entropy + slope * (1 - rate))[at]
+    of_false = of_false / entropy[at] - (loss / entropy - slope * rate)[at]
+    spread = _ratio(cells.summed(cells.positive * of_true**2 + cells.negative * of_false**2), cells.weight)
+    return np.where(defined, _ratio(np.sqrt(spread * cells.weight_squares), cells.weight), np.nan)
 
 
 MEASURES = (
@@ -103,7 +113,7 @@ MEASURES = (
         "chance that a true sample is predicted higher than a false one",
         "higher",
         "logloss",
-        lambda c: auc_of_histogram(c.positive, c.negative),
+        lambda c: aucs_of_histograms(c.cell, c.positive, c.negative, len(c.n)),
     ),
     Measure("logloss", "nat", "mean negative log-likelihood of the label", "lower", "logloss", _logloss),
     Measure(

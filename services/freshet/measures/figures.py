@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from freshet.measures.cells import SUMS, TOTAL, Table
-from freshet.measures.descriptors import MEASURES, Cell
+from freshet.measures.descriptors import MEASURES, Cells, Measure
 from freshet.measures.reliability import Reliability, reliability
+from freshet.types import Bool
 
 __all__ = ["Figures", "LabelKind", "figures_of"]
 
@@ -39,29 +40,44 @@ def figures_of(
     table: Table, labels: Sequence[LabelKind], segments: Sequence[str], window_ms: int
 ) -> list[Figures]:
     """Figures of every cell, in the order of their keys."""
-    starts = np.searchsorted(table.cell, np.arange(len(table.keys) + 1))
+    if not len(table.keys):
+        return []
+    positive, negative = table.counts.T
+    sums = dict(zip(SUMS, table.sums.T, strict=True))
+    cells = Cells(**sums, cell=table.cell, bins=table.bin, positive=positive, negative=negative)
+    computed = {measure: measure.compute(cells).tolist() for measure in MEASURES}
+    by_kind = [_rows(computed, of) for of in ("logloss", "number")]
+    number = np.array([label.number for label in labels])[table.keys["label"]]
+    curves = _curves(table, ~number & (table.keys["field"] == 0))
     figures = []
-    for i, key in enumerate(table.keys):
-        part = slice(starts[i], starts[i + 1])
-        positive, negative = table.counts[part].T
-        sums = dict(zip(SUMS, table.sums[i].tolist(), strict=True))
-        cell = Cell(**sums, bins=table.bin[part], positive=positive, negative=negative)
-        label = labels[int(key["label"])]
-        start = None if key["window"] == TOTAL else int(key["window"])
-        field = int(key["field"])
+    for i, (window, label, field, value) in enumerate(table.keys.tolist()):
+        names, rows = by_kind[labels[label].number]
+        start = None if window == TOTAL else window
         figures.append(
             Figures(
                 start,
                 None if start is None else start + window_ms,
-                label.name,
+                labels[label].name,
                 segments[field - 1] if field else None,
-                int(key["value"]) if field else None,
-                {
-                    m.name: m.compute(cell)
-                    for m in MEASURES
-                    if m.of in ("any", "number" if label.number else "logloss")
-                },
-                None if field or label.number else reliability(cell.bins, positive, negative),
+                value if field else None,
+                dict(zip(names, rows[i], strict=True)),
+                curves.get(i),
             )
         )
     return figures
+
+
+def _rows(
+    computed: Mapping[Measure, list[float]], of: str
+) -> tuple[Sequence[str], Sequence[tuple[float, ...]]]:
+    """Names of the measures that a kind of label has, and the C cells' values of these."""
+    kept = {measure.name: column for measure, column in computed.items() if measure.of in ("any", of)}
+    return list(kept), list(zip(*kept.values(), strict=True))
+
+
+def _curves(table: Table, wanted: Bool) -> Mapping[int, Reliability]:
+    """Reliability of the cells that `wanted` (C,) names, by their index."""
+    part = table.where(wanted)
+    positive, negative = part.counts.T
+    curves = reliability(part.cell, part.bin, positive, negative, len(part.keys))
+    return dict(zip(np.flatnonzero(wanted).tolist(), curves, strict=True))

@@ -33,5 +33,6 @@ void bind_blocks(nb::module_& m);
 void bind_features(nb::module_& m);
 void bind_requests(nb::module_& m);
 void bind_intake(nb::module_& m);
+void bind_measures(nb::module_& m);
 
 }  // namespace freshet

@@ -19,4 +19,5 @@ NB_MODULE(_native, m) {
   freshet::bind_features(m);
   freshet::bind_requests(m);
   freshet::bind_intake(m);
+  freshet::bind_measures(m);
 }
