@@ -1,12 +1,13 @@
 """From log bytes to the updated model in one process, beside the dense roofline of the same run.
 
-    python -m tests.perf.end_to_end [--quick] [--json] [--rounds 5]
+    python -m tests.perf.end_to_end [--quick] [--json] [--rounds 5] [--peers none|torch,torchrec,...]
 
 Everything is on: reading and decoding blocks of the SQLite log, rows, the model's step, measures, publishing,
 flushing, versions. `plain` is the model that peers train (`tests.perf.workload`), at 2 lanes of 2,048 rows
 and of 256; `default` is the default hedge at 2 lanes of 256. The log holds the same rows several times; the
 first pass makes the rows of the table and is not counted. A share is that of the roofline
-(`tests.perf.roofline`).
+(`tests.perf.roofline`). Peers whose environment is there (`tests.perf.peers.setup`) train `plain` on the same
+rows in the same rounds, at batches of 4,096; with `--quick` only those that are asked for.
 
 Bound by the dense part where batches are large; by fetching rows from memory, and by what is done once a
 batch, where they are small.
@@ -15,12 +16,14 @@ batch, where they are small.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import subprocess
 import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -29,6 +32,8 @@ from typing import Any
 from freshet.cli.pipeline import Pipeline
 from freshet.cli.training import Training
 from freshet.spec.model import Spec
+from tests.perf.peers.registry import PEERS
+from tests.perf.peers.running import environment_of, not_installed, training_job
 from tests.perf.report import Figures, command
 from tests.perf.rounds import Figure, interleaved
 from tests.perf.workload import Arrays, Workload, append, plain_spec
@@ -40,6 +45,7 @@ CASES = {
     "default_256": ("", 256),
 }
 LANES = 2
+PEER_BATCH = 4096
 LOOK_S = 0.01
 
 
@@ -114,19 +120,42 @@ def _observed(training: Training, first: int, total: int) -> Passed:
     )
 
 
-def measure(quick: bool = False, rounds: int | None = None, data: str | None = None) -> Figures:
-    """Ours and the roofline in interleaved rounds, each in a process of its own."""
+def measure(
+    quick: bool = False, rounds: int | None = None, data: str | None = None, peers: str | None = None
+) -> Figures:
+    """Ours, the roofline and the peers in interleaved rounds, each in a process of its own.
+
+    peers: their jobs with commas between, or "none"; by default those whose environment is there, and none if
+    `quick`.
+    """
     rounds = rounds or (1 if quick else 5)
     passes, seconds = (3, 1.0) if quick else (4, 4.0)
     cases = ("plain_2048", "default_256") if quick else tuple(CASES)
+    jobs, absent = _peers("none" if quick and peers is None else peers)
     with tempfile.TemporaryDirectory() as folder:
         at = Path(data) if data else Path(folder)
         Workload(rows=1 << 17 if quick else 1 << 19).write(at)
-        return {p: _precision(p, cases, rounds, passes, seconds, at) for p in ("bf16", "fp32")}
+        found = {p: _precision(p, cases, jobs, rounds, passes, seconds, at) for p in ("bf16", "fp32")}
+    return found | ({"not_installed": absent} if absent else {})
+
+
+def _peers(asked: str | None) -> tuple[Sequence[str], Mapping[str, str]]:
+    """Jobs that train the plain model, and what to do for those that cannot."""
+    if asked == "none":
+        return (), {}
+    every = [job for name, peer in PEERS.items() for job in (name, *peer.also)]
+    advice = {job: not_installed(environment_of(job)) for job in (asked.split(",") if asked else every)}
+    return [job for job, missing in advice.items() if not missing], {j: a for j, a in advice.items() if a}
 
 
 def _precision(
-    precision: str, cases: tuple[str, ...], rounds: int, passes: int, seconds: float, data: Path
+    precision: str,
+    cases: Sequence[str],
+    peers: Sequence[str],
+    rounds: int,
+    passes: int,
+    seconds: float,
+    data: Path,
 ) -> Figures:
     details: dict[str, dict[str, Any]] = {}
 
@@ -140,9 +169,17 @@ def _precision(
         return float(_child("tests.perf.roofline", words)["samples_per_s"])
 
     variants = ("torch_one_lane", "torch_lanes", "onednn_one_lane", "onednn_lanes")
-    found = interleaved(
-        {case: partial(ours, case) for case in cases} | {v: partial(roof, v) for v in variants}, rounds
-    )
+    sides: dict[str, Callable[[], float]] = {case: partial(ours, case) for case in cases}
+    sides |= {variant: partial(roof, variant) for variant in variants}
+    with contextlib.ExitStack() as stack:
+        jobs = {
+            name: stack.enter_context(training_job(name, data, precision, PEER_BATCH, seconds))
+            for name in peers
+        }
+        for name, job in jobs.items():
+            job.ready()
+            sides[f"peer {name}"] = partial(lambda job: float(job.measured()["samples_per_s"]), job)
+        found = interleaved(sides, rounds)
     roofline = max((found[v] for v in variants), key=lambda figure: figure.median)
     return {
         "samples_per_s": found["plain_2048"].median,
@@ -150,7 +187,15 @@ def _precision(
         "roofline_samples_per_s": roofline.median,
         **{case: _case(found[case], roofline, details[case]) for case in cases},
         "roofline": {v: found[v].median for v in variants},
+        **({"peers": {name: _peer(found, cases, name) for name in peers}} if peers else {}),
     }
+
+
+def _peer(found: Mapping[str, Figure], cases: Sequence[str], name: str) -> Figures:
+    """A peer's figure, and how many times it each of our cases is."""
+    figure = found[f"peer {name}"]
+    times = {f"{case}_times": found[case].median / figure.median for case in cases}
+    return {"samples_per_s": figure.as_json(), **times}
 
 
 def _case(figure: Figure, roofline: Figure, last: dict[str, Any]) -> Figures:
@@ -173,7 +218,7 @@ def _child(module: str, words: list[str]) -> dict[str, Any]:
 def main() -> None:
     """One pass of a case (as the measurement's own child), or all of it."""
     if "--case" not in sys.argv:
-        return command(measure, __doc__, {"rounds": int, "data": str})
+        return command(measure, __doc__, {"rounds": int, "data": str, "peers": str})
     parser = argparse.ArgumentParser()
     parser.add_argument("--case", choices=list(CASES))
     parser.add_argument("--precision", choices=("bf16", "fp32"))
