@@ -373,7 +373,11 @@ def test_a_version_is_promoted_and_the_gate_goes_on(world: ConsoleWorld, console
     assert (answer.json()["number"], answer.json()["by"], answer.json()["pinned"]) == (1, "console", False)
     assert world.versions.aliases()["stable"] == 1
     wait_until("it is shown", lambda: console.state()["versions"]["aliases"] == {"stable": 1}, within_s=10)
-    assert console.history()["versions"][-1]["what"] == "moved"
+
+    def told() -> bool:  # by the verdict's record, which follows the alias
+        return bool(console.history()["versions"][-1]["what"] == "moved")
+
+    wait_until("history tells it", told, within_s=10)
 
 
 def test_a_rollback_goes_to_the_last_promoted_version_and_holds_the_gate(

@@ -9,6 +9,7 @@ import pytest
 
 from tests.perf.__main__ import BY_HAND, NAMES, main
 from tests.perf.runner import run_measurement
+from tests.system.waiting import wait_until
 
 
 @pytest.fixture
@@ -96,8 +97,14 @@ def test_one_that_hangs_is_ended_with_what_it_started(modules, tmp_path):
 
     assert run_measurement("tests.perf.stuck", [], 3) == "not done after 3 s"
     pid = int((tmp_path / "child").read_text())
-    state = Path(f"/proc/{pid}/stat")
-    assert not state.exists() or state.read_text().rpartition(")")[2].split()[0] == "Z"
+
+    def ended() -> bool:  # it was orphaned, so that nobody here can wait for it
+        try:
+            return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+        except FileNotFoundError:
+            return True
+
+    wait_until("the child has ended", ended, within_s=10)
 
 
 def test_the_list_tells_all_that_there_is(capsys):
