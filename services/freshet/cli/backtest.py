@@ -38,8 +38,10 @@ def command(
     """
     from freshet.cli.backtesting import backtest
     from freshet.cli.outcome import outcome_text
+    from freshet.runtime.allocator import keep_large_blocks
     from freshet.spec import load_spec
 
+    keep_large_blocks()
     spec = load_spec(spec_file)
     with click.progressbar(length=1000, label="training", hidden=as_json) as bar:
         outcome = backtest(spec, files, request=request, lanes=lanes, keep=keep, progress=_mover(bar))

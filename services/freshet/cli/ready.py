@@ -49,13 +49,21 @@ def _taught(spec: Spec, rows: SampleRows, schema: Record, payloads: BytesColumn)
     known = np.stack([rows.labels[label.name][1] for label in spec.labels], axis=1)  # (rows, L)
     values = np.stack([rows.labels[label.name][0] for label in spec.labels], axis=1)
     if labels == 1 and known.all():
-        row, label = np.arange(len(rows)), np.zeros(len(rows), np.int64)
-    else:
-        row, label = np.nonzero(known)
-        payloads = take(payloads, row)
+        first = rows.first_row
+        return ReadySamples(
+            schema=schema,
+            payloads=payloads,
+            sample_ids=np.arange(first, first + len(rows)),
+            times_ms=rows.times_ms,
+            requests=rows.requests,
+            values=values[:, 0],
+            labels=np.zeros(len(rows), np.uint8),
+            share=rows.share,
+        )
+    row, label = np.nonzero(known)
     return ReadySamples(
         schema=schema,
-        payloads=payloads,
+        payloads=take(payloads, row),
         sample_ids=(row + rows.first_row) * labels + label,
         times_ms=rows.times_ms[row],
         requests=rows.requests[row],
