@@ -418,3 +418,13 @@ def validate_avro(program: Program, data: U8, ends: I64, framed: bool, /) -> I64
 # --- measures (bind_measures.cpp)
 
 def aucs(starts: I64, positive: F64, negative: F64, out: F64) -> None: ...
+def group_samples(
+    windows: I64,
+    labels: U8,
+    label_count: int,
+    segments: list[tuple[U64, U64]],
+    sums: F64,
+    bins: I64,
+    counts: F64,
+    coarse_bits: int,
+) -> tuple[I64, U64, F64, I64, I64, F64]: ...

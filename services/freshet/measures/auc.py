@@ -10,6 +10,7 @@ from freshet.types import F32, F64, I64
 
 __all__ = [
     "BIN_WIDTH",
+    "COARSE_BITS",
     "auc",
     "auc_of_histogram",
     "aucs_of_histograms",

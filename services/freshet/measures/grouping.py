@@ -1,4 +1,4 @@
-"""Samples become a table of sums: cells are numbered, so that nothing is sorted but small integers."""
+"""Samples become a table of sums: what each adds is computed here, what falls together is added natively."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from freshet.measures.auc import bins_of_logits, coarse
-from freshet.measures.cells import KEY, SUMS, Table, summed
+from freshet import _native
+from freshet.measures.auc import COARSE_BITS, bins_of_logits
+from freshet.measures.cells import KEY, SUMS, Table
 from freshet.types import F32, F64, I64, U8, U64, Bool
 
 __all__ = ["PROBABILITY_FLOOR", "Samples", "table_of"]
@@ -17,10 +17,6 @@ __all__ = ["PROBABILITY_FLOOR", "Samples", "table_of"]
 PROBABILITY_FLOOR = 1e-7
 """Predictions are taken to be at least this far from 0 and 1 when their logloss is added up: one mistake
 costs 16."""
-
-MOST_NUMBERS = 1 << 16
-"""Cells that are numbered by counting, and sorted by radix; of more (samples of thousands of windows at
-once) the numbers are sorted."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -56,61 +52,23 @@ def table_of(samples: Samples, window: I64, number: Bool, values: Sequence[U64])
         number: (L,) whether a label is a number.
         values: of each segment field those that are told apart, rising, OTHER among them.
     """
-    keys, cells = _numbered(samples, window, len(number), values)
     sums, bins, counts = _terms(samples, number[samples.label])
-    total = np.zeros((len(keys), len(SUMS)))
-    for cell in cells:
-        total += summed(sums, cell, len(keys))  # a cell is of one field: to all others this adds nothing
-    binned = np.flatnonzero(counts.any(1))
-    by_bin = binned[np.argsort(bins[binned].astype(np.uint16), kind="stable")]
-    cell = cells[:, by_bin].ravel()
-    order = np.argsort(cell.astype(np.uint16) if len(keys) <= MOST_NUMBERS else cell, kind="stable")
-    cell, sample = cell[order], np.tile(by_bin, len(cells))[order]
-    bins = np.where(keys["field"][cell] > 0, coarse(bins)[sample], bins[sample])
-    first = np.ones(len(cell), bool)
-    first[1:] = (cell[1:] != cell[:-1]) | (bins[1:] != bins[:-1])
-    at = np.cumsum(first) - 1
-    both = summed(counts[sample], at, int(first.sum()))
-    return Table(keys, total, cell[first], bins[first], both)
-
-
-def _numbered(
-    samples: Samples, window: I64, labels: int, values: Sequence[U64]
-) -> tuple[NDArray[np.void], I64]:
-    """Keys (C,) of the cells that samples fall into, rising, and the place of each sample's among them, one
-    row a field: (1 + segments, B)."""
-    windows = np.unique(window)
+    segments = list(zip(samples.segments, values, strict=True))
+    windows, codes, added, cell, bin_, both = _native.group_samples(
+        window, samples.label, len(number), segments, sums, bins, counts, COARSE_BITS
+    )
     choices = np.concatenate([np.zeros(1, np.uint64), *values])
     fields = np.repeat(np.arange(1 + len(values)), [1, *map(len, values)])
-    base = (np.searchsorted(windows, window) * labels + samples.label) * len(choices)
-    codes = np.empty((1 + len(values), len(window)), np.int64)
-    codes[0] = base
-    start = 1
-    for row, column, told in zip(codes[1:], samples.segments, values, strict=True):
-        at = np.minimum(np.searchsorted(told, column), len(told) - 1)
-        row[:] = base + start + np.where(told[at] == column, at, 0)  # OTHER is the first
-        start += len(told)
-    kept, cells = _ranked(codes, len(windows) * labels * len(choices))
-    keys = np.empty(len(kept), KEY)
-    rest, choice = np.divmod(kept, len(choices))
-    keys["window"], keys["label"] = windows[rest // labels], rest % labels
+    keys = np.empty(len(codes), KEY)
+    rest, choice = np.divmod(codes.astype(np.int64), len(choices))
+    keys["window"], keys["label"] = windows[rest // len(number)], rest % len(number)
     keys["field"], keys["value"] = fields[choice], choices[choice]
-    return keys, cells
-
-
-def _ranked(codes: I64, size: int) -> tuple[I64, I64]:
-    """The codes in [0, size) that occur, rising, and each one's place among them."""
-    if size > MOST_NUMBERS:
-        kept, place = np.unique(codes, return_inverse=True)
-        return kept, place.reshape(codes.shape)
-    occurs = np.zeros(size, bool)
-    occurs[codes] = True
-    return np.flatnonzero(occurs), (np.cumsum(occurs) - 1)[codes]
+    return Table(keys, added, cell, bin_, both)
 
 
 def _terms(samples: Samples, number: Bool) -> tuple[F64, I64, F64]:
-    """Each sample's summands (B, len(SUMS)), its bin (B,) and its place in the histogram (B, 2); numbers
-    have none."""
+    """Each sample's summands (len(SUMS), B), its bin (B,) and what it adds to a histogram (2, B): nothing
+    if its label is a number."""
     p, y, w = (column.astype(np.float64) for column in (samples.prediction, samples.value, samples.weight))
     finite = np.isfinite(p) & np.isfinite(y)
     p, y, w = np.where(finite, p, 0.5), np.where(finite, y, 0.0), np.where(finite, w, 0.0)
@@ -124,4 +82,4 @@ def _terms(samples: Samples, number: Bool) -> tuple[F64, I64, F64]:
     for row, column in zip(sums, columns, strict=True):
         row[:] = column
     counts[0], counts[1] = sums[3] * true_false, w * (1 - y) * true_false
-    return sums.T, bins_of_logits(of_true - of_false), counts.T
+    return sums, bins_of_logits(of_true - of_false), counts
