@@ -143,7 +143,8 @@ def _column(path: Path, name: str, array: Any) -> FileColumn:
     import pyarrow as pa  # noqa: PLC0415
 
     kind = array.type
-    valid = np.asarray(array.is_valid())
+    # Never left out: a file's records are of one schema, whichever of its pieces hold nulls.
+    valid: Bool = np.asarray(array.is_valid()) if array.null_count else np.ones(len(array), bool)
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
         inner = _column(path, name, array.flatten())
         lengths = array.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
@@ -159,13 +160,13 @@ def _column(path: Path, name: str, array: Any) -> FileColumn:
             list_ends=np.cumsum(lengths, dtype=np.int64),
         )
     if pa.types.is_boolean(kind):
-        truths = array.fill_null(False).cast("uint8").to_numpy(zero_copy_only=False)
+        truths = _filled(array, False).cast("uint8").to_numpy(zero_copy_only=False)
         return FileColumn("truth", truths=np.ascontiguousarray(truths), valid=valid)
     if pa.types.is_integer(kind):
-        integers = array.fill_null(0).cast("int64").to_numpy(zero_copy_only=False)
+        integers = _filled(array, 0).cast("int64").to_numpy(zero_copy_only=False)
         return FileColumn("integer", integers=np.ascontiguousarray(integers), valid=valid)
     if pa.types.is_floating(kind) or pa.types.is_decimal(kind):
-        reals = array.cast("float64").fill_null(0.0).to_numpy(zero_copy_only=False)
+        reals = _filled(array.cast("float64"), 0.0).to_numpy(zero_copy_only=False)
         return FileColumn("real", reals=np.ascontiguousarray(reals), valid=valid & ~np.isnan(reals))
     if pa.types.is_dictionary(kind) or pa.types.is_string(kind) or pa.types.is_large_string(kind):
         return FileColumn("text", text=_text(array), valid=valid)
@@ -178,10 +179,15 @@ def _column(path: Path, name: str, array: Any) -> FileColumn:
     )
 
 
+def _filled(array: Any, value: Any) -> Any:
+    """Arrow copies to fill in nothing, too."""
+    return array.fill_null(value) if array.null_count else array
+
+
 def _text(array: Any) -> BytesColumn:
     import pyarrow as pa  # noqa: PLC0415
 
-    plain = array.cast(pa.large_string()).fill_null("")
+    plain = _filled(array.cast(pa.large_string()), "")
     offsets = np.frombuffer(plain.buffers()[1], np.int64, len(plain) + 1, plain.offset * 8)
     data = np.frombuffer(plain.buffers()[2] or b"", np.uint8)
     return BytesColumn(data[offsets[0] : offsets[-1]], offsets[1:] - offsets[0])
