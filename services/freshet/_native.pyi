@@ -333,6 +333,20 @@ def decode_requests(
     plan: RequestPlan, program: Program, data: U8, ends: I64, counts: U32, /
 ) -> tuple[int, list[tuple[U64, U32, list[int]]], list[U32], F32, I64]: ...
 
+class RequestScorer:
+    def __init__(
+        self,
+        plan: RequestPlan,
+        program: Program,
+        tables: Sequence[Sequence[int]],
+        shared: Sequence[Sequence[int]],
+        buckets: int,
+        /,
+    ) -> None: ...
+    def score(
+        self, store: Store, model: HedgeModel, lane: HedgeLane, data: U8, ends: I64, counts: U32, /
+    ) -> tuple[F32, I64 | None] | None: ...
+
 # --- bodies of requests to what the log takes (bind_intake.cpp)
 
 IntakeTuple = tuple[

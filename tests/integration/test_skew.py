@@ -11,7 +11,7 @@ spliced samples, batches that cut across requests, rows of the trainer's shard, 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -19,8 +19,9 @@ import numpy as np
 import pytest
 
 from freshet.cli.training import Training
+from freshet.errors import BadInput
 from freshet.features import Decoded, DecodedRequests, SampleDecoder
-from freshet.inference.pipeline import Lookup, Pipeline, Scored
+from freshet.inference.pipeline import Encoded, Lookup, Pipeline, Scored
 from freshet.inference.versions import Scorer
 from freshet.model import build_model
 from freshet.model.inputs import GroupInputs, ModelInputs
@@ -145,17 +146,19 @@ def served_side(answers: list[Answer], seen: list[tuple[DecodedRequests, Scored]
 def watched() -> Iterator[list[tuple[DecodedRequests, Scored]]]:
     """Collects what serving decoded and scored, request by request."""
     seen: list[tuple[DecodedRequests, Scored]] = []
-    original = Pipeline.score
+    original = Pipeline.score_all
 
-    def score(
-        self: Pipeline, samples: DecodedRequests, table: Lookup, scorer: Scorer, *, explain: bool = False
-    ) -> Scored:
-        scored = original(self, samples, table, scorer, explain=explain)
-        seen.append((samples, scored))
+    def score_all(
+        self: Pipeline, asked: Sequence[Encoded], table: Lookup, scorer: Scorer
+    ) -> list[Scored | BadInput]:
+        scored = original(self, asked, table, scorer)
+        for one, made in zip(asked, scored, strict=True):
+            assert isinstance(made, Scored)
+            seen.append((self.requests([one]), made))
         return scored
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Pipeline, "score", score)
+        patch.setattr(Pipeline, "score_all", score_all)
         yield seen
 
 

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from freshet.inference.core import events_of, order, parse_rank
-from freshet.inference.pipeline import Pipeline
+from freshet.inference.pipeline import Pipeline, Scored
 from freshet.inference.served import served_events
 from freshet.model import build_model
 from freshet.spec.model import Explore
@@ -60,18 +60,15 @@ def stages(world: World, seconds: float) -> Figures:
     context = {**request.context, "request_id": 1}
     events = events_of(spec, context, request.candidates)
     encoded = pipeline.encoded(events, CANDIDATES)
-    samples = pipeline.requests([encoded])
     table = world.rows
-    inputs, _ = pipeline._inputs(samples, table, touched=False)
-    scored = pipeline.score(samples, table, model)
+    (scored,) = pipeline.score_all([encoded], table, model)
+    assert isinstance(scored, Scored)
     found = order(scored.scores, request.k, Explore(), np.random.default_rng())  # type: ignore[arg-type]
     work: dict[str, Callable[[], Any]] = {
         "parse": lambda: parse_rank(asked, CANDIDATES),
         "encode": lambda: pipeline.encoded(events, CANDIDATES),
         "decode": lambda: pipeline.requests([encoded]),
-        "lookup": lambda: pipeline._inputs(samples, table, touched=False),
-        "gather_and_dense": lambda: model.score(inputs),
-        "lookup_to_scores": lambda: pipeline.score(samples, table, model),
+        "decode_to_scores": lambda: pipeline.score_all([encoded], table, model),
         "order": lambda: order(scored.scores, request.k, Explore(), np.random.default_rng()),  # type: ignore[arg-type]
         "served_event": lambda: served_events(
             spec, context, request.candidates, found, scored.scores, scored.predictions, 0

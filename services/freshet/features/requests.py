@@ -81,6 +81,14 @@ class RequestDecoder:
             for group in layout.groups
         ]
 
+    def scorer(self, tables: Sequence[Sequence[int]], buckets: int) -> _native.RequestScorer | None:
+        """Native code that decodes requests and scores them in one call; None if some of the decoding is
+        Python, as a transform of the user's. `tables`: of each feature of each store group."""
+        if self._steps:
+            return None
+        shared = [flags.tolist() for flags in self._shared]
+        return _native.RequestScorer(self._plan, self._program.native, tables, shared, buckets)
+
     def decode(self, events: BytesColumn, counts: U32) -> DecodedRequests:
         """Decode the events of R requests, written by the schema, as they are served.
 

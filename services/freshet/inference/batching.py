@@ -3,6 +3,7 @@ the model cost several requests less than one of each for every request.
 
 Adaptive: whoever has arrived is taken, nobody is waited for. A request that comes alone is scored alone, one
 turn of the event loop later; under load the requests that came while the last batch was scored are the next.
+Results go to callbacks, not futures: a request needs no task of its own.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ class Pace:
 @dataclass(frozen=True, slots=True, eq=False)
 class _Waiting(Generic[Result]):
     request: Encoded
-    answer: asyncio.Future[Result]
+    done: Callable[[Result | Exception], None]
 
 
 class Batcher(Generic[Result]):
@@ -76,15 +77,14 @@ class Batcher(Generic[Result]):
         self._waiting: deque[_Waiting[Result]] = deque()
         self._due = False  # whether a turn is scheduled
 
-    async def ask(self, request: Encoded) -> Result:
-        """Score a request, with others that wait. Raises what is wrong with this request."""
-        loop = asyncio.get_running_loop()
-        answer: asyncio.Future[Result] = loop.create_future()
-        self._waiting.append(_Waiting(request, answer))
+    def ask(self, request: Encoded, done: Callable[[Result | Exception], None]) -> None:
+        """Score a request with others that wait, in a later turn of the running loop; `done` is then given
+        its result, or what is wrong with it, and raises nothing."""
+        self._waiting.append(_Waiting(request, done))
         if not self._due:
             self._due = True
+            loop = asyncio.get_running_loop()
             loop.call_soon(self._turn, loop)
-        return await answer
 
     def _turn(self, loop: asyncio.AbstractEventLoop) -> None:
         """Score one batch; what still waits has the next turn, after the answers have gone out."""
@@ -94,12 +94,7 @@ class Batcher(Generic[Result]):
         self._pace.note(sum(one.request.candidates for one in taken), self._clock() - started)
         self._observe(len(taken))
         for one, result in zip(taken, results, strict=True):
-            if one.answer.done():  # its client has gone
-                continue
-            if isinstance(result, Exception):
-                one.answer.set_exception(result)
-            else:
-                one.answer.set_result(result)
+            one.done(result)
         self._due = bool(self._waiting)
         if self._due:
             loop.call_soon(self._turn, loop)

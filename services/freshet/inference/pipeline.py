@@ -28,6 +28,7 @@ from freshet.inference.fields import request_schema, row_schema
 from freshet.inference.oip_rows import inputs_of
 from freshet.inference.unknown import Unknown, values_without_row
 from freshet.inference.versions import Scorer
+from freshet.model.hedge import HedgeDense
 from freshet.model.inputs import GroupInputs, ModelInputs, scores_requests
 from freshet.spec.avro import Record, sample_schema
 from freshet.spec.expression import compile_score
@@ -104,10 +105,10 @@ class Pipeline:
         self._score = compile_score(spec.serve.score)
         self._labels = [label.name for label in spec.labels]
         self._features = [[spec.features[f].name for f in g.features] for g in self._layout.groups]
-        self._plans = [
-            Plan(tables=np.array([self._table(f) for f in group.features], np.uint8), buckets=spec.buckets)
-            for group in self._layout.groups
-        ]
+        self._names = [name for names in self._features for name in names]
+        tables = [[self._table(f) for f in group.features] for group in self._layout.groups]
+        self._plans = [Plan(tables=np.array(mine, np.uint8), buckets=spec.buckets) for mine in tables]
+        self._native = self._decoder.scorer(tables, spec.buckets)
 
     def _table(self, feature: int) -> int:
         name = self._spec.features[feature].table
@@ -142,10 +143,10 @@ class Pipeline:
         inputs, groups = self._inputs(samples, table, touched=explain)
         if explain or not scores_requests(scorer):
             inputs = inputs.expanded()
-        scores, predictions = self._predicted(inputs, scorer)
+        predictions = scorer.score(inputs)
         (unknown,) = self._unknown(samples, groups)
         facts = self._facts(inputs, groups) if explain else None
-        return Scored(predictions, scores, unknown, facts)
+        return Scored(predictions, self._scores(predictions), unknown, facts)
 
     def score_one(self, asked: Encoded, table: Lookup, scorer: Scorer, *, explain: bool = False) -> Scored:
         """Predict the candidates of one request. Raises BadInput if it cannot be read, as a key is null."""
@@ -159,17 +160,39 @@ class Pipeline:
         why it cannot be read."""
         if len(asked) > 1 and not scores_requests(scorer):
             return [one for a in asked for one in self.score_all([a], table, scorer)]
+        natively = self._natively(asked, table, scorer)
+        if natively is not None:
+            return natively
         samples = self.requests(asked)
         if len(samples.bad):
             return self._without_bad(asked, samples, table, scorer)
         if len(asked) == 1:
             return [self.score(samples, table, scorer)]
         inputs, groups = self._inputs(samples, table, touched=False)
-        scores, predictions = self._predicted(inputs, scorer)
-        unknown = self._unknown(samples, groups)
-        cuts = samples.request_ends[:-1]
-        parts = zip(np.split(predictions, cuts), np.split(scores, cuts), unknown, strict=True)
-        return [Scored(p, s, u) for p, s, u in parts]
+        predictions = scorer.score(inputs)
+        return _split(asked, predictions, self._scores(predictions), self._unknown(samples, groups))
+
+    def _natively(
+        self, asked: Sequence[Encoded], table: Lookup, scorer: Scorer
+    ) -> list[Scored | BadInput] | None:
+        """The same in one native call, where rows and model are native and every request is good; else
+        None."""
+        store = getattr(table, "native", None)
+        if self._native is None or store is None or not isinstance(scorer, HedgeDense):
+            return None
+        events = _joined(asked)
+        counts = np.array([one.candidates for one in asked], np.uint32)
+        made = self._native.score(
+            store, scorer.native, scorer.scoring_lane(), events.data, events.ends, counts
+        )
+        if made is None:
+            return None
+        predictions, without_row = made
+        unknown: list[Unknown] = [{} for _ in asked]
+        if without_row is not None:
+            for mine, row in zip(unknown, without_row.tolist(), strict=True):
+                mine.update((name, n) for name, n in zip(self._names, row, strict=True) if n)
+        return _split(asked, predictions, self._scores(predictions), unknown)
 
     def _without_bad(
         self, asked: Sequence[Encoded], samples: DecodedRequests, table: Lookup, scorer: Scorer
@@ -206,11 +229,10 @@ class Pipeline:
         inputs = GroupInputs(rows, plan.positions, keys.feature_starts, keys.list_ends, shared)
         return _LookedUp(inputs, found, when)
 
-    def _predicted(self, inputs: ModelInputs, scorer: Scorer) -> tuple[F32, F32]:
-        """(B,) scores and (B, L) predictions."""
-        predictions = scorer.score(inputs)
+    def _scores(self, predictions: F32) -> F32:
+        """(B,) of (B, L) predictions."""
         columns = dict(zip(self._labels, predictions.T.astype(np.float64), strict=True))
-        return self._score.numbers(columns, inputs.size).astype(np.float32), predictions
+        return self._score.numbers(columns, len(predictions)).astype(np.float32)
 
     def _unknown(self, samples: Decoded | DecodedRequests, groups: Sequence[_LookedUp]) -> list[Unknown]:
         """Of each request, values that have no row; rows that are no request's count as one request."""
@@ -240,6 +262,17 @@ def _joined(asked: Sequence[Encoded]) -> BytesColumn:
         np.concatenate([column.data for column in columns]),
         np.concatenate([column.ends + start for column, start in zip(columns, before, strict=True)]),
     )
+
+
+def _split(
+    asked: Sequence[Encoded], predictions: F32, scores: F32, unknown: Sequence[Unknown]
+) -> list[Scored | BadInput]:
+    """Each request's part of (B, L) predictions and (B,) scores."""
+    if len(asked) == 1:
+        return [Scored(predictions, scores, unknown[0])]
+    cuts = np.cumsum([one.candidates for one in asked[:-1]])
+    parts = zip(np.split(predictions, cuts), np.split(scores, cuts), unknown, strict=True)
+    return [Scored(p, s, u) for p, s, u in parts]
 
 
 def _unreadable(why: str) -> BadInput:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from freshet import _native
 from freshet.errors import Corrupt
 from freshet.spec.layout import Layout
 from freshet.tables import Store
@@ -29,6 +30,11 @@ class ServingTable:
         self._rows = store(serving=True)
         self._unpacker = store(serving=False)  # empty but while packed rows pass through it
         self._group_of = {table: group.index for group in layout.groups for table in group.tables}
+
+    @property
+    def native(self) -> _native.Store:
+        """The native store, for native code that scores with it."""
+        return self._rows.native
 
     def lookup(
         self,

@@ -70,12 +70,16 @@ class HedgeDense:
         mine = [lane.native for lane in lanes if isinstance(lane, HedgeLane)]
         self.native.step_part(mine, part, parts)
 
-    def score(self, inputs: ModelInputs) -> F32:
-        """(B, L) predictions."""
-        lane = getattr(self._threads, "lane", None)
+    def scoring_lane(self) -> _native.HedgeLane:
+        """What scores on the calling thread."""
+        lane: _native.HedgeLane | None = getattr(self._threads, "lane", None)
         if lane is None:
             lane = self._threads.lane = _native.HedgeLane(self.native, False)
-        return _score(self, lane, inputs)
+        return lane
+
+    def score(self, inputs: ModelInputs) -> F32:
+        """(B, L) predictions."""
+        return _score(self, self.scoring_lane(), inputs)
 
     def state(self) -> dict[str, NDArray[Any]]:
         """A copy of the dense state."""

@@ -1,8 +1,9 @@
-// Requests: what is served, decoded with what its candidates share kept once.
+// Requests: what is served, decoded with what its candidates share kept once; and scored.
 #include <nanobind/stl/vector.h>
 
 #include "arrays.hpp"
 #include "freshet/feature_requests.hpp"
+#include "freshet/request_scorer.hpp"
 
 namespace freshet {
 namespace {
@@ -24,6 +25,19 @@ nb::tuple decode(const RequestPlan& plan, const Program& program, const In<std::
   return nb::make_tuple(made.size, groups, list_ends, to_numpy(std::move(made.dense)), to_matrix(std::move(bad), 5));
 }
 
+nb::object score(RequestScorer& scorer, Store& store, const HedgeModel& model, HedgeLane& lane, const In<std::uint8_t>& data,
+                 const In<std::int64_t>& ends, const In<std::uint32_t>& counts) {
+  std::optional<ScoredRequests> made;
+  {
+    nb::gil_scoped_release release;
+    made = scorer.score(store, model, lane, view(data), view(ends), view(counts));
+  }
+  if (!made) return nb::none();
+  nb::object without_row = nb::none();
+  if (!made->without_row.empty()) without_row = to_matrix(std::move(made->without_row), scorer.features());
+  return nb::make_tuple(to_matrix(std::move(made->predictions), static_cast<std::size_t>(model.labels())), without_row);
+}
+
 }  // namespace
 
 void bind_requests(nb::module_& m) {
@@ -39,6 +53,11 @@ void bind_requests(nb::module_& m) {
       .def("check", nb::overload_cast<const Program&>(&RequestPlan::check, nb::const_),
            "Raises ValueError if a sink of the program does not fit.");
   m.def("decode_requests", &decode);
+  nb::class_<RequestScorer>(m, "RequestScorer", "Rank requests to predictions in one call.")
+      .def(nb::init<const RequestPlan&, const Program&, std::vector<std::vector<std::uint8_t>>, std::vector<std::vector<std::uint8_t>>,
+                    std::uint32_t>(),
+           nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>())
+      .def("score", &score, "Predictions, and values without a row if there are any; None if a record or a bucket is not good.");
 }
 
 }  // namespace freshet

@@ -40,9 +40,15 @@ class Scorer:
         return Batcher(self, budget_s=budget_s, clock=lambda: self.now)
 
 
-def ask(batcher: Batcher[int], *sizes: int) -> list[int | BaseException]:
-    async def together() -> list[int | BaseException]:
-        return await asyncio.gather(*(batcher.ask(request(n)) for n in sizes), return_exceptions=True)
+def asked(batcher: Batcher[int], size: int) -> asyncio.Future[int | Exception]:
+    answer: asyncio.Future[int | Exception] = asyncio.get_running_loop().create_future()
+    batcher.ask(request(size), answer.set_result)
+    return answer
+
+
+def ask(batcher: Batcher[int], *sizes: int) -> list[int | Exception]:
+    async def together() -> list[int | Exception]:
+        return await asyncio.gather(*(asked(batcher, n) for n in sizes))
 
     return asyncio.run(together())
 
@@ -59,7 +65,7 @@ def test_a_request_that_comes_alone_is_scored_in_the_next_turn() -> None:
     turns: list[int] = []
 
     async def alone() -> None:
-        answer = asyncio.ensure_future(scorer.batcher().ask(request()))
+        answer = asked(scorer.batcher(), 10)
         while not answer.done():
             turns.append(1)
             await asyncio.sleep(0)
@@ -86,20 +92,6 @@ def test_a_batch_that_raises_is_tried_one_by_one() -> None:
     assert (good, other) == (1, 3)
     assert isinstance(bad, RuntimeError)
     assert scorer.batches == [[1, 666, 3], [1], [666], [3]]
-
-
-def test_a_client_that_has_gone_costs_the_others_nothing() -> None:
-    scorer = Scorer()
-    batcher = scorer.batcher()
-
-    async def one_goes() -> int:
-        gone = asyncio.ensure_future(batcher.ask(request(1)))
-        stays = asyncio.ensure_future(batcher.ask(request(2)))
-        await asyncio.sleep(0)
-        gone.cancel()
-        return await stays
-
-    assert asyncio.run(one_goes()) == 2
 
 
 def test_a_batch_takes_no_more_than_the_budget_allows_by_what_candidates_have_cost() -> None:

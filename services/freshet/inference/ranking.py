@@ -1,0 +1,219 @@
+"""Rank requests: read, completed, scored with others that wait, ordered, logged as served, and answered.
+
+All on the event loop's thread and by callbacks: a task for each request, or a hop to another thread and back,
+costs about as much as scoring it does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Counter
+
+from freshet.clock import Clock
+from freshet.inference import metrics
+from freshet.inference.batching import Batcher
+from freshet.inference.core import Order, RankRequest, events_of, get_path, order, parse_rank
+from freshet.inference.explaining import explained
+from freshet.inference.filling import Filling
+from freshet.inference.live import Live
+from freshet.inference.pipeline import Encoded, Pipeline, Scored
+from freshet.inference.served import Served, ServedLogger, served_events
+from freshet.inference.versions import ServingVersion
+from freshet.runtime.http import Reply, Request, error_response, json_response
+from freshet.settings import Inference as Settings
+from freshet.spec.model import Explore, Spec
+
+__all__ = ["Ranker", "Tally", "Totals"]
+
+START_LOOK_S = 0.02
+"""How often a request that waits for the server's start looks whether it can be answered."""
+
+Outcome = tuple[Scored, ServingVersion] | Exception
+
+
+@dataclass(slots=True)
+class Totals:
+    """What the server has done since it started."""
+
+    requests: int = 0  # answered with scores, those of the Open Inference Protocol too
+    candidates: int = 0  # scored
+    explored: int = 0  # requests ordered at random
+
+
+class Tally:
+    """Counts what is scored, for people (`totals`) and for Prometheus."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.totals = Totals()
+        self._candidates = metrics.CANDIDATES.counter(registry)
+        self._unknown = metrics.UNKNOWN_ROWS.counter(registry)
+        self._unknown_of: dict[str, Counter] = {}  # finding a counter by its label costs more than counting
+        self._explored = metrics.EXPLORED.counter(registry)
+
+    def scored(self, scored: Scored) -> None:
+        """A request was scored."""
+        self.totals.requests += 1
+        self.totals.candidates += len(scored.scores)
+        self._candidates.inc(len(scored.scores))
+        for feature, n in scored.unknown.items():
+            counter = self._unknown_of.get(feature)
+            if counter is None:
+                counter = self._unknown_of[feature] = self._unknown.labels(feature)
+            counter.inc(n)
+
+    def explored(self) -> None:
+        """A request was ordered at random."""
+        self.totals.explored += 1
+        self._explored.inc()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Asked:
+    """A rank request on its way."""
+
+    request: RankRequest
+    context: Mapping[str, Any]  # the request's, with its id and time
+    now_ms: int
+    reply: Reply
+
+
+class Ranker:
+    """Answers `POST /v1/rank`. Lives on one event loop."""
+
+    def __init__(
+        self,
+        spec: Spec,
+        pipeline: Pipeline,
+        filling: Filling,
+        live: Live,
+        settings: Settings,
+        registry: CollectorRegistry,
+        *,
+        logger: ServedLogger | None,
+        tally: Tally,
+        clock: Clock,
+        rng: random.Random,
+    ) -> None:
+        """`logger`: takes what was served; None where the spec logs nothing."""
+        self._spec, self._pipeline, self._filling, self._live = spec, pipeline, filling, live
+        self._settings, self._logger, self._tally, self._clock, self._rng = (
+            settings,
+            logger,
+            tally,
+            clock,
+            rng,
+        )
+        self._labels = [label.name for label in spec.labels]
+        self._id_path = spec.events.served.key[0]
+        self._batcher: Batcher[tuple[Scored, ServingVersion]] = Batcher(
+            self._score,
+            budget_s=settings.batch_budget_ms / 1e3,
+            observe=metrics.BATCH_REQUESTS.histogram(registry).observe,
+        )
+
+    def take(self, request: Request, reply: Reply) -> None:
+        """Answer a request, in a later turn of the loop.
+
+        Raises BadInput and TooLarge for a body that is no rank request, or does not fit the schema.
+        """
+        asked = parse_rank(request.body, self._settings.max_candidates)
+        if self._live.version() is not None:
+            self._rank(asked, reply)
+        else:
+            loop = asyncio.get_running_loop()
+            self._rank_once_served(asked, reply, loop, loop.time() + self._settings.start_wait_ms / 1e3)
+
+    def _rank_once_served(
+        self, asked: RankRequest, reply: Reply, loop: asyncio.AbstractEventLoop, deadline: float
+    ) -> None:
+        """Hold a request back while the server starts: a restart is then a pause to its clients, no error."""
+        if self._live.version() is None and loop.time() < deadline:
+            loop.call_later(START_LOOK_S, self._rank_once_served, asked, reply, loop, deadline)
+            return
+        try:
+            self._rank(asked, reply)
+        except Exception as error:
+            reply(error_response(error))
+
+    def _rank(self, request: RankRequest, reply: Reply) -> None:
+        now_ms = self._clock.now_ms()
+        context = self._filling.filled(request.context, request.request_id, now_ms)
+        events = events_of(self._spec, context, request.candidates)
+        encoded = self._pipeline.encoded(events, len(request.candidates))
+        asked = _Asked(request, context, now_ms, reply)
+        if request.explain:
+            self._answer(asked, self._score_explained(encoded))
+        else:
+            self._batcher.ask(encoded, partial(self._answer, asked))
+
+    def _score(self, asked: Sequence[Encoded]) -> Sequence[Outcome]:
+        table, serving = self._live.now()
+        return [
+            one if isinstance(one, Exception) else (one, serving)
+            for one in self._pipeline.score_all(asked, table, serving.scorer)
+        ]
+
+    def _score_explained(self, asked: Encoded) -> tuple[Scored, ServingVersion]:
+        table, serving = self._live.now()
+        return self._pipeline.score_one(asked, table, serving.scorer, explain=True), serving
+
+    def _answer(self, asked: _Asked, outcome: Outcome) -> None:
+        try:
+            if isinstance(outcome, Exception):
+                raise outcome
+            content = self._ranked(asked, *outcome)
+            asked.reply(json_response(200, content))
+        except Exception as error:
+            asked.reply(error_response(error))
+
+    def _ranked(self, asked: _Asked, scored: Scored, serving: ServingVersion) -> dict[str, Any]:
+        """What the client is told; what was served is logged before."""
+        self._tally.scored(scored)
+        request, version = asked.request, serving.manifest.number
+        explore = Explore() if request.dry_run else self._spec.serve.explore
+        found = order(scored.scores, request.k, explore, self._rng)
+        if found.explored:
+            self._tally.explored()
+        if self._logger is not None and not request.dry_run:
+            events = served_events(
+                self._spec,
+                asked.context,
+                request.candidates,
+                found,
+                scored.scores,
+                scored.predictions,
+                version,
+            )
+            self._logger.offer(Served(events))
+        return {
+            "request_id": get_path(asked.context, self._id_path),
+            "items": self._items(found, scored, asked.now_ms),
+            "version": version,
+            "freshness_ms": self._live.freshness_ms(),
+            "unknown_rows": scored.unknown,
+            "explored": found.explored,
+        }
+
+    def _items(self, found: Order, scored: Scored, now_ms: int) -> list[dict[str, Any]]:
+        """The answer's items, best first."""
+        indices = found.indices
+        items: list[dict[str, Any]] = [
+            {"index": i, "score": s, "predictions": dict(zip(self._labels, p, strict=True)), "propensity": q}
+            for i, s, p, q in zip(
+                indices.tolist(),
+                scored.scores[indices].tolist(),
+                scored.predictions[indices].tolist(),
+                found.propensity.tolist(),
+                strict=True,
+            )
+        ]
+        if scored.rows is not None:
+            for item in items:
+                item["rows"] = explained(scored.rows, item["index"], now_ms)
+        return items

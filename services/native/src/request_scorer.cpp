@@ -1,0 +1,111 @@
+#include "freshet/request_scorer.hpp"
+
+#include <algorithm>
+#include <stdexcept>
+#include <string>
+
+namespace freshet {
+namespace {
+
+void demand(bool ok, const char* what) {
+  if (!ok) throw std::invalid_argument(std::string("request scorer: expected ") + what);
+}
+
+}  // namespace
+
+RequestScorer::RequestScorer(const RequestPlan& plan, const Program& program, std::vector<std::vector<u8>> tables,
+                             std::vector<std::vector<u8>> shared, u32 buckets)
+    : plan_(plan), program_(program) {
+  demand(tables.size() == shared.size() && tables.size() == plan.decode.groups.size(), "tables and what is shared of each group");
+  for (std::size_t g = 0; g < tables.size(); g++) {
+    demand(tables[g].size() == shared[g].size() && tables[g].size() == plan.decode.groups[g].size(), "a table for each feature");
+    features_ += tables[g].size();
+    Work& work = work_.emplace_back(buckets);
+    work.tables = std::move(tables[g]);
+    work.shared = std::move(shared[g]);
+  }
+}
+
+// Rows of every group, as the view's; false if a bucket is not held.
+bool RequestScorer::look_up(Store& store, const InputPlan& input, const DecodedRequests& made) {
+  view_.groups.resize(work_.size());
+  for (std::size_t g = 0; g < work_.size(); g++) {
+    Work& work = work_[g];
+    const DecodedGroup& from = made.groups[g];
+    const std::size_t features = work.tables.size(), width = static_cast<std::size_t>(input.groups[g].slots);
+    work.plan.run(from.keys.data.get(), from.keys.size, from.feature_starts.data(), work.tables.data(), features);
+    const std::size_t unique = work.plan.unique();
+    const Keys keys{work.plan.keys.data(), work.plan.tables.data(), unique, work.plan.bucket_starts.data()};
+    float* rows = work.rows.reserve(unique * width);
+    if (store.lookup(static_cast<u32>(g), keys, rows, false, work.found.reserve(unique))) return false;
+    GroupView& view = view_.groups[g];
+    view.rows = rows;
+    view.unique = static_cast<i64>(unique);
+    view.positions = work.plan.positions.data();
+    view.occurrences = static_cast<i64>(work.plan.occurrences());
+    view.starts = from.feature_starts.data();
+    view.shared = work.shared.data();
+    view.ends.clear();
+    for (const i64 list : from.lists) view.ends.push_back(list < 0 ? nullptr : made.list_ends[static_cast<std::size_t>(list)].data.get());
+  }
+  return true;
+}
+
+// Add one group's part to (R, F) counts, from column `first_feature` on.
+void RequestScorer::count_missing(std::size_t group, std::size_t first_feature, std::vector<i64>& out) const {
+  const GroupView& view = view_.groups[group];
+  const u8* found = work_[group].found.data();
+  for (std::size_t f = 0; f < view.ends.size(); f++) {
+    u32 sample = 0;
+    for (std::size_t r = 0; r < request_ends_.size(); r++) {
+      const u32 candidates = request_ends_[r] - (r ? request_ends_[r - 1] : 0);
+      const u32 first = view.shared[f] ? static_cast<u32>(r) : sample, last = first + (view.shared[f] ? 1 : candidates);
+      const u32* ends = view.ends[f];
+      const u32 begin = ends ? (first ? ends[first - 1] : 0) : first, end = ends ? (last ? ends[last - 1] : 0) : last;
+      i64 missing = 0;
+      for (u32 o = begin; o < end; o++) {
+        const i32 p = view.positions[view.starts[f] + o];
+        missing += p >= 0 && !found[p];
+      }
+      out[r * features_ + first_feature + f] = view.shared[f] ? missing * candidates : missing;
+      sample += candidates;
+    }
+  }
+}
+
+std::optional<ScoredRequests> RequestScorer::score(Store& store, const HedgeModel& model, HedgeLane& lane,
+                                                   std::span<const u8> data, std::span<const i64> ends,
+                                                   std::span<const u32> counts) {
+  const InputPlan& input = model.plan().input;
+  demand(input.groups.size() == work_.size() && store.groups() == work_.size(), "a store and a model of the same groups");
+  for (std::size_t g = 0; g < work_.size(); g++)
+    demand(store.layout(static_cast<u32>(g)).width() == static_cast<u32>(input.groups[g].slots) &&
+               input.groups[g].features.size() == work_[g].tables.size() && store.buckets() == work_[g].plan.buckets(),
+           "rows as wide as the model reads, and its features");
+  demand(input.dense.size() == plan_.decode.log1p.size(), "the model's dense columns");
+  DecodedRequests made = decode_requests(plan_, program_, data, ends, counts);
+  if (!made.bad.empty() || !look_up(store, input, made)) return std::nullopt;
+  ScoredRequests out;
+  request_ends_.clear();
+  u32 end = 0;
+  for (const u32 count : counts) request_ends_.push_back(end += count);
+  view_.size = static_cast<i64>(made.size);
+  view_.request_ends = request_ends_.data();
+  view_.requests = static_cast<i64>(request_ends_.size());
+  view_.dense = made.dense.begin();
+  out.predictions.resize(made.size * static_cast<std::size_t>(model.labels()));
+  lane.score(view_, out.predictions.data());
+  const auto lacks = [](const Work& work) {
+    const u8* found = work.found.data();
+    return std::find(found, found + work.plan.unique(), u8{0}) != found + work.plan.unique();
+  };
+  std::size_t first = 0;
+  for (std::size_t g = 0; g < work_.size(); first += work_[g++].tables.size()) {
+    if (!lacks(work_[g])) continue;
+    if (out.without_row.empty()) out.without_row.assign(counts.size() * features_, 0);
+    count_missing(g, first, out.without_row);
+  }
+  return out;
+}
+
+}  // namespace freshet
