@@ -347,6 +347,48 @@ class RequestScorer:
         self, store: Store, model: HedgeModel, lane: HedgeLane, data: U8, ends: I64, counts: U32, /
     ) -> tuple[F32, I64 | None] | None: ...
 
+# --- rank requests as text (bind_rank.cpp)
+
+class RankRules:
+    def __init__(
+        self,
+        candidates: str,
+        id: str,
+        time: str,
+        served: str,
+        places: Sequence[str],
+        labels: Sequence[str],
+        max_candidates: int,
+        /,
+    ) -> None: ...
+
+class RankText:
+    @staticmethod
+    def read(
+        rules: RankRules, request: WriterSchema, body: bytes, new_id: str, now: str, /
+    ) -> RankText | None: ...
+    def record(self) -> BytesTuple: ...
+    @property
+    def id(self) -> str: ...
+    @property
+    def candidates(self) -> int: ...
+    @property
+    def k(self) -> int: ...
+    @property
+    def dry_run(self) -> bool: ...
+    def ranked(
+        self,
+        rules: RankRules,
+        indices: I64,
+        scores: F32,
+        predictions: F32,
+        propensity: F32,
+        version: int,
+        explored: bool,
+        log: bool,
+        /,
+    ) -> tuple[bytes, bytes | None]: ...
+
 # --- bodies of requests to what the log takes (bind_intake.cpp)
 
 IntakeTuple = tuple[

@@ -96,7 +96,7 @@ class Pipeline:
         self._spec, self._layout = spec, layout_of(spec)
         self.inputs = inputs_of(spec, sample)
         row = row_schema(sample, [one.name for one in self.inputs])
-        self._requests = JsonTranscoder(
+        self.transcoder = JsonTranscoder(
             request, ignore_unknown=True
         )  # fields that no feature reads are logged only
         self._rows = JsonTranscoder(row)
@@ -119,7 +119,7 @@ class Pipeline:
 
     def encoded(self, events: Sequence[Mapping[str, Any]], candidates: int) -> Encoded:
         """A request's served events as Avro. Raises BadInput, naming the field, if one does not fit."""
-        return Encoded(_encoded(self._requests, events), candidates)
+        return Encoded(_encoded(self.transcoder, events), candidates)
 
     def requests(self, asked: Sequence[Encoded]) -> DecodedRequests:
         """Candidates of R requests, decoded together; if any cannot be, those are named in `bad`."""

@@ -23,9 +23,10 @@ from freshet.inference.explaining import explained
 from freshet.inference.filling import Filling
 from freshet.inference.live import Live
 from freshet.inference.pipeline import Encoded, Pipeline, Scored
+from freshet.inference.plain import PlainRequest, PlainRequests
 from freshet.inference.served import Served, ServedLogger, served_events
 from freshet.inference.versions import ServingVersion
-from freshet.runtime.http import Reply, Request, error_response, json_response
+from freshet.runtime.http import Reply, Request, Response, error_response, json_response
 from freshet.settings import Inference as Settings
 from freshet.spec.model import Explore, Spec
 
@@ -111,6 +112,9 @@ class Ranker:
         )
         self._labels = [label.name for label in spec.labels]
         self._id_path = spec.events.served.key[0]
+        self._plain = None
+        if PlainRequests.fits(spec):
+            self._plain = PlainRequests(spec, pipeline.transcoder, filling, settings.max_candidates)
         self._batcher: Batcher[tuple[Scored, ServingVersion]] = Batcher(
             self._score,
             budget_s=settings.batch_budget_ms / 1e3,
@@ -122,8 +126,14 @@ class Ranker:
 
         Raises BadInput and TooLarge for a body that is no rank request, or does not fit the schema.
         """
+        is_served = self._live.version() is not None
+        if is_served and self._plain is not None:
+            plain = self._plain.read(request.body, self._clock.now_ms())
+            if plain is not None:
+                self._batcher.ask(plain.encoded, partial(self._answer_plain, plain, reply))
+                return
         asked = parse_rank(request.body, self._settings.max_candidates)
-        if self._live.version() is not None:
+        if is_served:
             self._rank(asked, reply)
         else:
             loop = asyncio.get_running_loop()
@@ -172,14 +182,32 @@ class Ranker:
         except Exception as error:
             asked.reply(error_response(error))
 
-    def _ranked(self, asked: _Asked, scored: Scored, serving: ServingVersion) -> dict[str, Any]:
-        """What the client is told; what was served is logged before."""
+    def _answer_plain(self, plain: PlainRequest, reply: Reply, outcome: Outcome) -> None:
+        try:
+            if isinstance(outcome, Exception):
+                raise outcome
+            scored, serving = outcome
+            found = self._ordered(scored, plain.k, dry_run=plain.dry_run)
+            version, log = serving.manifest.number, self._logger is not None and not plain.dry_run
+            body, served = plain.answer(found, scored, version, self._live.freshness_ms(), log=log)
+            if self._logger is not None and served is not None:
+                self._logger.offer(served)
+            reply(Response(200, body))
+        except Exception as error:
+            reply(error_response(error))
+
+    def _ordered(self, scored: Scored, k: int, *, dry_run: bool) -> Order:
+        """The best k candidates, counted."""
         self._tally.scored(scored)
-        request, version = asked.request, serving.manifest.number
-        explore = Explore() if request.dry_run else self._spec.serve.explore
-        found = order(scored.scores, request.k, explore, self._rng)
+        found = order(scored.scores, k, Explore() if dry_run else self._spec.serve.explore, self._rng)
         if found.explored:
             self._tally.explored()
+        return found
+
+    def _ranked(self, asked: _Asked, scored: Scored, serving: ServingVersion) -> dict[str, Any]:
+        """What the client is told; what was served is logged before."""
+        request, version = asked.request, serving.manifest.number
+        found = self._ordered(scored, request.k, dry_run=request.dry_run)
         if self._logger is not None and not request.dry_run:
             events = served_events(
                 self._spec,
@@ -190,7 +218,7 @@ class Ranker:
                 scored.predictions,
                 version,
             )
-            self._logger.offer(Served(events))
+            self._logger.offer(Served.of(self._spec, events))
         return {
             "request_id": get_path(asked.context, self._id_path),
             "items": self._items(found, scored, asked.now_ms),

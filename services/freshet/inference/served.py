@@ -27,7 +27,7 @@ from freshet.spec.avro import SERVED_FIELD
 from freshet.spec.model import Spec
 from freshet.types import F32, Append, BytesColumn
 
-__all__ = ["Served", "ServedLogger", "served_events"]
+__all__ = ["Served", "ServedLogger", "places_of", "served_events"]
 
 log = structlog.get_logger(__name__)
 
@@ -39,9 +39,29 @@ GATHER_S = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """One answered request, as it goes to the log."""
+    """One answered request, as it goes to the log: an event, or one for each item if the spec explodes no
+    array."""
 
-    events: Sequence[Mapping[str, Any]]  # one, or one for each item if the spec explodes no array
+    keys: Sequence[bytes]  # of each event: the request's id as text
+    texts: Sequence[bytes]  # of each event: JSON
+
+    @classmethod
+    def of(cls, spec: Spec, events: Sequence[Mapping[str, Any]]) -> Served:
+        """Events as they are made by `served_events`."""
+        path = spec.events.served.key[0]
+        keys = [str(get_path(event, path)).encode() for event in events]
+        return cls(keys, [orjson.dumps(event) for event in events])
+
+
+def places_of(spec: Spec) -> list[str]:
+    """Fields of an item, from the item on, that are its place in the answer unless the client sent them."""
+    explode = spec.events.served.explode
+    prefix = f"{explode}." if explode else ""
+    return [
+        f.field[len(prefix) :]
+        for f in spec.features
+        if isinstance(f.serve_as, int) and f.field is not None and f.field.startswith(prefix)
+    ]
 
 
 def served_events(
@@ -59,12 +79,7 @@ def served_events(
     place in the answer, from 0: it was not known then, and is now.
     """
     explode = spec.events.served.explode
-    prefix = f"{explode}." if explode else ""
-    places = [
-        f.field[len(prefix) :]
-        for f in spec.features
-        if isinstance(f.serve_as, int) and f.field is not None and f.field.startswith(prefix)
-    ]
+    places = places_of(spec)
     items: list[dict[str, Any]] = []
     indices = order.indices
     columns = (indices, scores[indices], predictions[indices], order.propensity)
@@ -121,7 +136,7 @@ class ServedLogger:
     def offer(self, served: Served) -> bool:
         """Take a request to be logged; False, and counted, if too many wait."""
         if self._queue.qsize() >= self._queue_events:
-            self._drop("queue", len(served.events), "too many served events wait for the log")
+            self._drop("queue", len(served.texts), "too many served events wait for the log")
             return False
         self._queue.put(served)
         return True
@@ -151,7 +166,7 @@ class ServedLogger:
             taken.append(self._queue.get(timeout=wait_s) if wait_s else self._queue.get_nowait())
             gather()
             while events < APPEND_EVENTS:
-                events += len(taken[-1].events)
+                events += len(taken[-1].texts)
                 taken.append(self._queue.get_nowait())
         except queue.Empty:
             pass
@@ -163,12 +178,11 @@ class ServedLogger:
                 self._write(taken, late)
         except Exception as error:  # a fault of ours: the thread must live on
             log.error("served events are lost", exc_info=error)
-            self._drop("error", sum(len(served.events) for served in taken), explain(error))
+            self._drop("error", sum(len(served.texts) for served in taken), explain(error))
 
     def _write(self, taken: list[Served], late: Callable[[], bool]) -> None:
-        events = [event for served in taken for event in served.events]
-        keys = [str(get_path(event, self._stream.key[0])).encode() for event in events]
-        texts = [orjson.dumps(event) for event in events]
+        keys = [key for served in taken for key in served.keys]
+        texts = [text for served in taken for text in served.texts]
         values = self._values(keys, texts)
         by_partition: dict[int, tuple[list[bytes], list[bytes]]] = {}
         places = partition_of(BytesColumn.of(key for key, _ in values), self._partitions)

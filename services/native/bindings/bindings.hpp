@@ -34,5 +34,6 @@ void bind_features(nb::module_& m);
 void bind_requests(nb::module_& m);
 void bind_intake(nb::module_& m);
 void bind_measures(nb::module_& m);
+void bind_rank(nb::module_& m);
 
 }  // namespace freshet

@@ -20,4 +20,5 @@ NB_MODULE(_native, m) {
   freshet::bind_requests(m);
   freshet::bind_intake(m);
   freshet::bind_measures(m);
+  freshet::bind_rank(m);
 }

@@ -72,7 +72,7 @@ def log(tmp_path: Path) -> Iterator[EventLog]:
 
 
 def served(request: int, **changes: Any) -> Served:
-    return Served([{"request": request, "item": 1, "at": 5, **changes}])
+    return Served.of(SPEC, [{"request": request, "item": 1, "at": 5, **changes}])
 
 
 def logger_of(log: EventLog, *errors: Exception, queue_events: int = 100, form: Any = "avro") -> ServedLogger:

@@ -1,0 +1,49 @@
+// Rank requests as text: read, and answered.
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/string_view.h>
+#include <nanobind/stl/vector.h>
+
+#include "arrays.hpp"
+#include "freshet/rank_text.hpp"
+
+namespace freshet {
+namespace {
+
+nb::object read(const RankRules& rules, const WriterSchema& request, const nb::bytes& body, std::string_view new_id,
+                std::string_view now) {
+  auto made = RankText::read(rules, request, std::string(body.c_str(), body.size()), new_id, now);
+  return made ? nb::cast(std::move(*made)) : nb::none();
+}
+
+// The answer's items and, if asked for, the event that was served.
+nb::tuple ranked(const RankText& text, const RankRules& rules, const In<std::int64_t>& indices, const In<float>& scores,
+                 const In2<float>& predictions, const In<float>& propensity, std::int64_t version, bool explored, bool log) {
+  const RankOrder order{view(indices), view(scores), flat(predictions), view(propensity)};
+  const auto bytes = [](const std::string& s) { return nb::bytes(s.data(), s.size()); };
+  nb::object served = nb::none();
+  if (log) served = bytes(text.served(rules, order, version, explored));
+  return nb::make_tuple(bytes(text.items(rules, order)), served);
+}
+
+}  // namespace
+
+void bind_rank(nb::module_& m) {
+  nb::class_<RankRules>(m, "RankRules")
+      .def("__init__",
+           [](RankRules* self, std::string candidates, std::string id, std::string time, std::string served,
+              std::vector<std::string> places, std::vector<std::string> labels, std::size_t max_candidates) {
+             if (places.size() > 64) throw std::invalid_argument("rank rules: expected at most 64 places");
+             new (self) RankRules{std::move(candidates), std::move(id),     std::move(time), std::move(served),
+                                  std::move(places),     std::move(labels), max_candidates};
+           });
+  nb::class_<RankText>(m, "RankText", "A rank request as its client wrote it. The GIL is held: it takes microseconds.")
+      .def_static("read", &read)
+      .def("record", [](RankText& text) { return to_numpy(std::move(text.record)); }, "The event as Avro; once.")
+      .def_ro("id", &RankText::id)
+      .def_ro("candidates", &RankText::candidates)
+      .def_ro("k", &RankText::k)
+      .def_ro("dry_run", &RankText::dry_run)
+      .def("ranked", &ranked);
+}
+
+}  // namespace freshet

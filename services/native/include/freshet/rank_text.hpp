@@ -1,0 +1,65 @@
+// A rank request as its client wrote it: the event that it stands for, and texts made of its pieces. What its client said
+// is parsed once and copied as it stands; nothing of it becomes an object of anybody's.
+//
+// Letters: C candidates, K items of the answer, L labels.
+#pragma once
+
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "freshet/avro_write.hpp"
+#include "freshet/bytes_column.hpp"
+
+namespace freshet {
+
+// Of a spec whose candidates are an array at the top of the served event, with the request's id and time beside it.
+struct RankRules {
+  std::string candidates, id, time;  // names of those fields in the event
+  std::string served;                // the field of an item that tells what was served
+  std::vector<std::string> places;   // fields of an item that take its place in the answer, unless it has them; <= 64
+  std::vector<std::string> labels;   // as JSON, quotes included
+  std::size_t max_candidates = 0;
+};
+
+// The answer's items, best first: columns of K rows, but for `scores` (C,) and `predictions` (C, L).
+struct RankOrder {
+  std::span<const std::int64_t> indices;
+  std::span<const float> scores, predictions, propensity;
+};
+
+class RankText {
+ public:
+  // Read the body of a rank request; `new_id` and `now`, as JSON, are its event's id and time where it has none. Nothing
+  // for a body that is anything but plain: one that is wrong, asks for explanations, gives an id twice, or writes the
+  // names above with escapes. Whoever reads that looks at it member by member.
+  static std::optional<RankText> read(const RankRules& rules, const WriterSchema& request, std::string body,
+                                      std::string_view new_id, std::string_view now);
+
+  BytesColumn record;  // (1,) the event as Avro of `request`
+  std::string id;      // of the request, as JSON
+  std::size_t candidates = 0, k = 0;
+  bool dry_run = false;
+
+  // [{"index", "score", "predictions", "propensity"}, ...]. What is not a number is null. Throws std::invalid_argument if
+  // columns do not fit the request.
+  std::string items(const RankRules& rules, const RankOrder& order) const;
+  // The event with the items in their order, each with what was served. Throws as `items`.
+  std::string served(const RankRules& rules, const RankOrder& order, std::int64_t version, bool explored) const;
+
+ private:
+  struct Candidate {
+    std::uint32_t start, size;  // of its members' text in the body
+    std::uint64_t has;          // bit p: it has a field `places[p]`
+  };
+  bool read_members(const RankRules& rules, std::string_view new_id, std::string_view now);
+  void check(const RankRules& rules, const RankOrder& order) const;
+
+  std::string body_, context_;  // context_: members of the event but for the candidates
+  std::uint32_t candidates_start_ = 0, candidates_size_ = 0;
+  std::vector<Candidate> of_;
+};
+
+}  // namespace freshet

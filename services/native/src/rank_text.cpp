@@ -1,0 +1,228 @@
+#include "freshet/rank_text.hpp"
+
+#include <charconv>
+#include <cmath>
+#include <stdexcept>
+
+#include "freshet/json_avro.hpp"
+#include "freshet/json_parse.hpp"
+
+namespace freshet {
+namespace {
+
+std::span<const std::uint8_t> bytes(std::string_view text) {
+  return {reinterpret_cast<const std::uint8_t*>(text.data()), text.size()};
+}
+
+void put(std::string& out, std::int64_t v) {
+  char digits[24];
+  out.append(digits, std::to_chars(digits, digits + sizeof digits, v).ptr);
+}
+
+void put(std::string& out, float v) {
+  if (!std::isfinite(v)) {
+    out.append("null");
+    return;
+  }
+  char digits[32];  // of the double, as whoever reads it has no other numbers
+  out.append(digits, std::to_chars(digits, digits + sizeof digits, static_cast<double>(v)).ptr);
+}
+
+// Members of two objects behind each other.
+void join(std::string& out, std::string_view members) {
+  if (!out.empty() && out.back() != '{' && !members.empty()) out.push_back(',');
+  out.append(members);
+}
+
+std::string member(std::string_view name, std::string_view value) {
+  std::string out(1, '"');
+  return out.append(name).append("\":").append(value);
+}
+
+// The members of an object as they stand; empty of an empty one.
+std::string_view inside(const JsonParser& parser, const JsonNode& object) {
+  return object.count ? parser.text(object).substr(1, object.size - 2) : std::string_view{};
+}
+
+bool is_integer(std::string_view text) { return text.find_first_of(".eE") == text.npos; }
+
+// The members of the request, each once; null nodes are those that are not there.
+struct Members {
+  const JsonNode *context = nullptr, *candidates = nullptr, *k = nullptr, *request_id = nullptr, *dry_run = nullptr,
+                 *explain = nullptr;
+
+  const JsonNode** of(std::string_view name) {
+    if (name == "context") return &context;
+    if (name == "candidates") return &candidates;
+    if (name == "k") return &k;
+    if (name == "request_id") return &request_id;
+    if (name == "dry_run") return &dry_run;
+    return name == "explain" ? &explain : nullptr;
+  }
+
+  bool read(const JsonParser& parser) {
+    const auto& nodes = parser.nodes();
+    std::uint32_t key = 1;
+    for (std::uint32_t m = 0; m < nodes[0].count; ++m, key = nodes[key + 1].next) {
+      const JsonNode** place = nodes[key].escaped ? nullptr : of(parser.text(nodes[key]));
+      if (!place || *place) return false;
+      *place = &nodes[key + 1];
+    }
+    return true;
+  }
+};
+
+bool is_flag(const JsonNode* node) { return !node || node->kind == JsonKind::kTrue || node->kind == JsonKind::kFalse; }
+bool is_true(const JsonNode* node) { return node && node->kind == JsonKind::kTrue; }
+bool is_id(const JsonParser& parser, const JsonNode& node) {
+  if (node.kind == JsonKind::kString) return !node.escaped;
+  return node.kind == JsonKind::kNumber && is_integer(parser.text(node)) && parser.text(node) != "-0";
+}
+std::string id_text(const JsonParser& parser, const JsonNode& node) {
+  std::string text(parser.text(node));
+  return node.kind == JsonKind::kString ? '"' + text + '"' : text;
+}
+
+}  // namespace
+
+std::optional<RankText> RankText::read(const RankRules& rules, const WriterSchema& request, std::string body,
+                                       std::string_view new_id, std::string_view now) {
+  RankText out;
+  out.body_ = std::move(body);
+  if (!out.read_members(rules, new_id, now)) return std::nullopt;
+  std::string event(1, '{');
+  event.append(out.context_).append(",\"").append(rules.candidates).append("\":");
+  event.append(out.body_, out.candidates_start_, out.candidates_size_).push_back('}');
+  Transcoded made = transcode_body(request, bytes(event), {.ignore_unknown = true, .prefix = {}});
+  if (!made.bad.empty() || made.total != 1) return std::nullopt;
+  out.record = std::move(made.records);
+  return out;
+}
+
+bool RankText::read_members(const RankRules& rules, std::string_view new_id, std::string_view now) {
+  JsonParser parser;
+  std::size_t position = 0;
+  if (parser.parse(bytes(body_), position).expected || JsonParser::skip_space(bytes(body_), position) < body_.size()) return false;
+  const auto& nodes = parser.nodes();
+  Members members;
+  if (nodes[0].kind != JsonKind::kObject || !members.read(parser)) return false;
+  const auto index_of = [&](const JsonNode* node) { return static_cast<std::uint32_t>(node - nodes.data()); };
+  if (!is_flag(members.dry_run) || !is_flag(members.explain) || is_true(members.explain)) return false;
+  dry_run = is_true(members.dry_run);
+
+  const JsonNode* list = members.candidates;
+  if (!list || list->kind != JsonKind::kArray || list->count == 0 || list->count > rules.max_candidates) return false;
+  candidates = k = list->count;
+  candidates_start_ = list->start;
+  candidates_size_ = list->size;
+  std::uint32_t item = index_of(list) + 1;
+  for (std::uint32_t c = 0; c < list->count; ++c, item = nodes[item].next) {
+    if (nodes[item].kind != JsonKind::kObject) return false;
+    const std::string_view text = inside(parser, nodes[item]);
+    Candidate one{nodes[item].start + 1, static_cast<std::uint32_t>(text.size()), 0};
+    std::uint32_t key = item + 1;
+    for (std::uint32_t m = 0; m < nodes[item].count; ++m, key = nodes[key + 1].next) {
+      const std::string_view name = parser.text(nodes[key]);
+      if (nodes[key].escaped || name == rules.served) return false;
+      for (std::size_t p = 0; p < rules.places.size(); ++p)
+        if (name == rules.places[p]) one.has |= std::uint64_t{1} << p;
+    }
+    of_.push_back(one);
+  }
+  if (members.k) {
+    const std::string_view text = parser.text(*members.k);
+    std::int64_t wanted = 0;
+    if (members.k->kind != JsonKind::kNumber || !is_integer(text)) return false;
+    if (std::from_chars(text.data(), text.data() + text.size(), wanted).ec != std::errc{} || wanted < 1) return false;
+    if (static_cast<std::uint64_t>(wanted) < k) k = static_cast<std::size_t>(wanted);
+  }
+
+  bool has_time = false;
+  if (members.context) {
+    const JsonNode& object = *members.context;
+    if (object.kind != JsonKind::kObject) return false;
+    context_ = inside(parser, object);
+    std::uint32_t key = index_of(members.context) + 1;
+    for (std::uint32_t m = 0; m < object.count; ++m, key = nodes[key + 1].next) {
+      const std::string_view name = parser.text(nodes[key]);
+      const JsonNode& value = nodes[key + 1];
+      if (nodes[key].escaped || name == rules.candidates) return false;
+      if (name == rules.id) {
+        if (!is_id(parser, value)) return false;
+        id = id_text(parser, value);
+      }
+      if (name == rules.time) {
+        if (value.kind == JsonKind::kNull) return false;
+        has_time = true;
+      }
+    }
+  }
+  if (members.request_id && (!id.empty() || !is_id(parser, *members.request_id))) return false;
+  if (id.empty()) {
+    id = members.request_id ? id_text(parser, *members.request_id) : std::string(new_id);
+    join(context_, member(rules.id, id));
+  }
+  if (!has_time) join(context_, member(rules.time, now));
+  return true;
+}
+
+void RankText::check(const RankRules& rules, const RankOrder& order) const {
+  bool good = order.scores.size() == candidates && order.predictions.size() == candidates * rules.labels.size() &&
+              order.propensity.size() == order.indices.size();
+  for (const std::int64_t i : order.indices) good = good && i >= 0 && static_cast<std::size_t>(i) < candidates;
+  if (!good) throw std::invalid_argument("an order of other candidates, or of other labels, than the request's");
+}
+
+std::string RankText::items(const RankRules& rules, const RankOrder& order) const {
+  check(rules, order);
+  const std::size_t L = rules.labels.size();
+  std::string out(1, '[');
+  for (std::size_t place = 0; place < order.indices.size(); ++place) {
+    const auto i = static_cast<std::size_t>(order.indices[place]);
+    out.append(place ? ",{\"index\":" : "{\"index\":");
+    put(out, order.indices[place]);
+    out.append(",\"score\":");
+    put(out, order.scores[i]);
+    out.append(",\"predictions\":{");
+    for (std::size_t l = 0; l < L; ++l) {
+      if (l) out.push_back(',');
+      out.append(rules.labels[l]).push_back(':');
+      put(out, order.predictions[i * L + l]);
+    }
+    out.append("},\"propensity\":");
+    put(out, order.propensity[place]);
+    out.push_back('}');
+  }
+  return out.append("]");
+}
+
+std::string RankText::served(const RankRules& rules, const RankOrder& order, std::int64_t version, bool explored) const {
+  check(rules, order);
+  const std::size_t L = rules.labels.size();
+  std::string out(1, '{');
+  out.append(context_).append(",\"").append(rules.candidates).append("\":[");
+  for (std::size_t place = 0; place < order.indices.size(); ++place) {
+    const auto i = static_cast<std::size_t>(order.indices[place]);
+    const Candidate& one = of_[i];
+    out.append(place ? ",{" : "{").append(body_, one.start, one.size);
+    for (std::size_t p = 0; p < rules.places.size(); ++p)
+      if (!(one.has >> p & 1)) join(out, member(rules.places[p], std::to_string(place)));
+    std::string told = "{\"version\":";
+    put(told, version);
+    told.append(",\"score\":");
+    put(told, order.scores[i]);
+    told.append(",\"predictions\":[");
+    for (std::size_t l = 0; l < L; ++l) {
+      if (l) told.push_back(',');
+      put(told, order.predictions[i * L + l]);
+    }
+    told.append("],\"propensity\":");
+    put(told, order.propensity[place]);
+    told.append(",\"explored\":").append(explored ? "true}" : "false}");
+    join(out, member(rules.served, told));
+    out.push_back('}');
+  }
+  return out.append("]}");
+}
+
+}  // namespace freshet
