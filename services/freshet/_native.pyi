@@ -340,14 +340,17 @@ class RequestScorer:
         program: Program,
         tables: Sequence[Sequence[int]],
         shared: Sequence[Sequence[int]],
+        score: Sequence[tuple[int, float]],
         buckets: int,
         /,
     ) -> None: ...
     def score(
         self, store: Store, model: HedgeModel, lane: HedgeLane, data: U8, ends: I64, counts: U32, /
-    ) -> tuple[F32, I64 | None] | None: ...
+    ) -> tuple[F32, F32, I64 | None] | None: ...
 
 # --- rank requests as text (bind_rank.cpp)
+
+def best(scores: F32, k: int, /) -> I64: ...
 
 class RankRules:
     def __init__(

@@ -81,13 +81,20 @@ class RequestDecoder:
             for group in layout.groups
         ]
 
-    def scorer(self, tables: Sequence[Sequence[int]], buckets: int) -> _native.RequestScorer | None:
+    def scorer(
+        self, tables: Sequence[Sequence[int]], score: Sequence[tuple[int, float]], buckets: int
+    ) -> _native.RequestScorer | None:
         """Native code that decodes requests and scores them in one call; None if some of the decoding is
-        Python, as a transform of the user's. `tables`: of each feature of each store group."""
+        Python, as a transform of the user's.
+
+        Args:
+            tables: of each feature of each store group.
+            score: steps of the score, see ScoreStep in request_scorer.hpp.
+        """
         if self._steps:
             return None
         shared = [flags.tolist() for flags in self._shared]
-        return _native.RequestScorer(self._plan, self._program.native, tables, shared, buckets)
+        return _native.RequestScorer(self._plan, self._program.native, tables, shared, score, buckets)
 
     def decode(self, events: BytesColumn, counts: U32) -> DecodedRequests:
         """Decode the events of R requests, written by the schema, as they are served.

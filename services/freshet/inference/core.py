@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import orjson
 
+from freshet import _native
 from freshet.errors import BadInput, FreshetError, TooLarge
 from freshet.spec.model import Explore, Spec, TimeField
 from freshet.types import F32, I64, U64, Bool, Fence, bucket_of
@@ -185,17 +186,16 @@ def order(scores: F32, k: int, explore: Explore, rng: random.Random) -> Order:
     place by score] + epsilon / C. A score that is not a number comes last.
     """
     count = len(scores)
-    greedy = np.argsort(-scores, kind="stable")  # numpy puts what is not a number last
     epsilon = explore.share if explore.policy == "epsilon" else 0.0
     explored = epsilon > 0 and rng.random() < epsilon
+    greedy = _native.best(scores, k)
+    chosen, in_place = greedy, np.ones(len(greedy), bool)
     if explored:
         shuffled = list(range(count))
         rng.shuffle(shuffled)
-        chosen = np.array(shuffled, np.int64)
-    else:
-        chosen = greedy
-    chosen = chosen[:k]
-    propensity = (1 - epsilon) * (chosen == greedy[:k]) + epsilon / count
+        chosen = np.array(shuffled[:k], np.int64)
+        in_place = chosen == greedy
+    propensity = (1 - epsilon) * in_place + epsilon / count
     return Order(chosen, propensity.astype(np.float32), explored)
 
 

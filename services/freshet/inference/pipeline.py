@@ -31,13 +31,18 @@ from freshet.inference.versions import Scorer
 from freshet.model.hedge import HedgeDense
 from freshet.model.inputs import GroupInputs, ModelInputs, scores_requests
 from freshet.spec.avro import Record, sample_schema
-from freshet.spec.expression import compile_score
+from freshet.spec.expression import Expression, compile_score
+from freshet.spec.expression.straight import postfix_of
 from freshet.spec.layout import layout_of
 from freshet.spec.model import Spec
 from freshet.tables import Plan
 from freshet.types import F32, I64, U8, U32, U64, BytesColumn
 
 __all__ = ["Encoded", "Lookup", "Pipeline", "Scored"]
+
+STEPS = ("number", "label", "+", "-", "*", "negate")  # ScoreStep::Op in request_scorer.hpp
+MOST_STEPS = 31
+"""Of a score in native code: so many never need more than the 16 numbers at a time that it keeps."""
 
 
 class Lookup(Protocol):
@@ -108,7 +113,8 @@ class Pipeline:
         self._names = [name for names in self._features for name in names]
         tables = [[self._table(f) for f in group.features] for group in self._layout.groups]
         self._plans = [Plan(tables=np.array(mine, np.uint8), buckets=spec.buckets) for mine in tables]
-        self._native = self._decoder.scorer(tables, spec.buckets)
+        steps = _native_steps(self._score, self._labels)
+        self._native = None if steps is None else self._decoder.scorer(tables, steps, spec.buckets)
 
     def _table(self, feature: int) -> int:
         name = self._spec.features[feature].table
@@ -187,12 +193,12 @@ class Pipeline:
         )
         if made is None:
             return None
-        predictions, without_row = made
+        predictions, scores, without_row = made
         unknown: list[Unknown] = [{} for _ in asked]
         if without_row is not None:
             for mine, row in zip(unknown, without_row.tolist(), strict=True):
                 mine.update((name, n) for name, n in zip(self._names, row, strict=True) if n)
-        return _split(asked, predictions, self._scores(predictions), unknown)
+        return _split(asked, predictions, scores, unknown)
 
     def _without_bad(
         self, asked: Sequence[Encoded], samples: DecodedRequests, table: Lookup, scorer: Scorer
@@ -262,6 +268,18 @@ def _joined(asked: Sequence[Encoded]) -> BytesColumn:
         np.concatenate([column.data for column in columns]),
         np.concatenate([column.ends + start for column, start in zip(columns, before, strict=True)]),
     )
+
+
+def _native_steps(score: Expression, labels: Sequence[str]) -> list[tuple[int, float]] | None:
+    """A score as native code takes it; None if it holds more than sums, differences and products, or too many
+    at a time."""
+    steps = postfix_of(score.node)
+    if steps is None or len(steps) > MOST_STEPS:
+        return None
+    return [
+        (STEPS.index(op), float(labels.index(value) if isinstance(value, str) else value))
+        for op, value in steps
+    ]
 
 
 def _split(

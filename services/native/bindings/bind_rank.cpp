@@ -28,6 +28,7 @@ nb::tuple ranked(const RankText& text, const RankRules& rules, const In<std::int
 }  // namespace
 
 void bind_rank(nb::module_& m) {
+  m.def("best", [](const In<float>& scores, std::size_t k) { return to_numpy(best(view(scores), k)); });
   nb::class_<RankRules>(m, "RankRules")
       .def("__init__",
            [](RankRules* self, std::string candidates, std::string id, std::string time, std::string served,

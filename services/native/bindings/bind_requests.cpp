@@ -1,4 +1,5 @@
 // Requests: what is served, decoded with what its candidates share kept once; and scored.
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include "arrays.hpp"
@@ -35,7 +36,8 @@ nb::object score(RequestScorer& scorer, Store& store, const HedgeModel& model, H
   if (!made) return nb::none();
   nb::object without_row = nb::none();
   if (!made->without_row.empty()) without_row = to_matrix(std::move(made->without_row), scorer.features());
-  return nb::make_tuple(to_matrix(std::move(made->predictions), static_cast<std::size_t>(model.labels())), without_row);
+  return nb::make_tuple(to_matrix(std::move(made->predictions), static_cast<std::size_t>(model.labels())),
+                        to_numpy(std::move(made->scores)), without_row);
 }
 
 }  // namespace
@@ -54,10 +56,16 @@ void bind_requests(nb::module_& m) {
            "Raises ValueError if a sink of the program does not fit.");
   m.def("decode_requests", &decode);
   nb::class_<RequestScorer>(m, "RequestScorer", "Rank requests to predictions in one call.")
-      .def(nb::init<const RequestPlan&, const Program&, std::vector<std::vector<std::uint8_t>>, std::vector<std::vector<std::uint8_t>>,
-                    std::uint32_t>(),
+      .def("__init__",
+           [](RequestScorer* self, const RequestPlan& plan, const Program& program, std::vector<std::vector<std::uint8_t>> tables,
+              std::vector<std::vector<std::uint8_t>> shared, const std::vector<std::tuple<std::uint32_t, double>>& score,
+              std::uint32_t buckets) {
+             std::vector<ScoreStep> steps;
+             for (const auto& [op, number] : score) steps.push_back({static_cast<ScoreStep::Op>(op), number});
+             new (self) RequestScorer(plan, program, std::move(tables), std::move(shared), std::move(steps), buckets);
+           },
            nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>())
-      .def("score", &score, "Predictions, and values without a row if there are any; None if a record or a bucket is not good.");
+      .def("score", &score, "Predictions, scores, and values without a row if there are any; None if a record or a bucket is not good.");
 }
 
 }  // namespace freshet

@@ -1,7 +1,9 @@
 #include "freshet/rank_text.hpp"
 
+#include <algorithm>
 #include <charconv>
 #include <cmath>
+#include <numeric>
 #include <stdexcept>
 
 #include "freshet/json_avro.hpp"
@@ -84,6 +86,20 @@ std::string id_text(const JsonParser& parser, const JsonNode& node) {
 }
 
 }  // namespace
+
+std::vector<std::int64_t> best(std::span<const float> scores, std::size_t k) {
+  std::vector<std::int64_t> all(scores.size());
+  std::iota(all.begin(), all.end(), std::int64_t{0});
+  const auto middle = all.begin() + static_cast<std::ptrdiff_t>(std::min(k, all.size()));
+  std::partial_sort(all.begin(), middle, all.end(), [&](std::int64_t a, std::int64_t b) {
+    const float x = scores[static_cast<std::size_t>(a)], y = scores[static_cast<std::size_t>(b)];
+    const bool no_x = std::isnan(x), no_y = std::isnan(y);
+    if (no_x || no_y || x == y) return no_x == no_y ? a < b : no_y;
+    return x > y;
+  });
+  all.erase(middle, all.end());
+  return all;
+}
 
 std::optional<RankText> RankText::read(const RankRules& rules, const WriterSchema& request, std::string body,
                                        std::string_view new_id, std::string_view now) {

@@ -1,6 +1,8 @@
 #include "freshet/request_scorer.hpp"
 
 #include <algorithm>
+#include <cmath>
+#include <limits>
 #include <stdexcept>
 #include <string>
 
@@ -11,11 +13,26 @@ void demand(bool ok, const char* what) {
   if (!ok) throw std::invalid_argument(std::string("request scorer: expected ") + what);
 }
 
+using ScoreOp = ScoreStep::Op;
+
+std::size_t operands(ScoreOp op) { return op == ScoreOp::kNumber || op == ScoreOp::kLabel ? 0 : op == ScoreOp::kNegate ? 1 : 2; }
+
+void check_steps(const std::vector<ScoreStep>& score) {
+  std::size_t depth = 0;
+  for (const ScoreStep& step : score) {
+    demand(step.op <= ScoreOp::kNegate && depth >= operands(step.op), "steps of a score whose operands are there");
+    depth += 1 - operands(step.op);
+    demand(depth <= RequestScorer::kDepth, "a score of fewer numbers at a time");
+  }
+  demand(depth == 1, "a score that leaves one number");
+}
+
 }  // namespace
 
 RequestScorer::RequestScorer(const RequestPlan& plan, const Program& program, std::vector<std::vector<u8>> tables,
-                             std::vector<std::vector<u8>> shared, u32 buckets)
-    : plan_(plan), program_(program) {
+                             std::vector<std::vector<u8>> shared, std::vector<ScoreStep> score, u32 buckets)
+    : plan_(plan), program_(program), score_(std::move(score)) {
+  check_steps(score_);
   demand(tables.size() == shared.size() && tables.size() == plan.decode.groups.size(), "tables and what is shared of each group");
   for (std::size_t g = 0; g < tables.size(); g++) {
     demand(tables[g].size() == shared[g].size() && tables[g].size() == plan.decode.groups[g].size(), "a table for each feature");
@@ -51,6 +68,23 @@ bool RequestScorer::look_up(Store& store, const InputPlan& input, const DecodedR
   return true;
 }
 
+// One sample's score. Sums, differences and products only: what is not finite stays so to the end.
+float RequestScorer::score_of(const float* predictions) const {
+  double stack[kDepth + 1];
+  std::size_t top = 0;
+  for (const ScoreStep& step : score_) {
+    switch (step.op) {
+      case ScoreOp::kNumber: stack[top++] = step.number; break;
+      case ScoreOp::kLabel: stack[top++] = static_cast<double>(predictions[static_cast<std::size_t>(step.number)]); break;
+      case ScoreOp::kAdd: top--, stack[top - 1] += stack[top]; break;
+      case ScoreOp::kSubtract: top--, stack[top - 1] -= stack[top]; break;
+      case ScoreOp::kMultiply: top--, stack[top - 1] *= stack[top]; break;
+      case ScoreOp::kNegate: stack[top - 1] = -stack[top - 1]; break;
+    }
+  }
+  return std::isfinite(stack[0]) ? static_cast<float>(stack[0]) : std::numeric_limits<float>::quiet_NaN();
+}
+
 // Add one group's part to (R, F) counts, from column `first_feature` on.
 void RequestScorer::count_missing(std::size_t group, std::size_t first_feature, std::vector<i64>& out) const {
   const GroupView& view = view_.groups[group];
@@ -83,6 +117,9 @@ std::optional<ScoredRequests> RequestScorer::score(Store& store, const HedgeMode
                input.groups[g].features.size() == work_[g].tables.size() && store.buckets() == work_[g].plan.buckets(),
            "rows as wide as the model reads, and its features");
   demand(input.dense.size() == plan_.decode.log1p.size(), "the model's dense columns");
+  const std::size_t labels = static_cast<std::size_t>(model.labels());
+  for (const ScoreStep& step : score_)
+    demand(step.op != ScoreOp::kLabel || (step.number >= 0 && step.number < static_cast<double>(labels)), "labels that the model has");
   DecodedRequests made = decode_requests(plan_, program_, data, ends, counts);
   if (!made.bad.empty() || !look_up(store, input, made)) return std::nullopt;
   ScoredRequests out;
@@ -93,8 +130,10 @@ std::optional<ScoredRequests> RequestScorer::score(Store& store, const HedgeMode
   view_.request_ends = request_ends_.data();
   view_.requests = static_cast<i64>(request_ends_.size());
   view_.dense = made.dense.begin();
-  out.predictions.resize(made.size * static_cast<std::size_t>(model.labels()));
+  out.predictions.resize(made.size * labels);
   lane.score(view_, out.predictions.data());
+  out.scores.resize(made.size);
+  for (std::size_t b = 0; b < made.size; b++) out.scores[b] = score_of(out.predictions.data() + b * labels);
   const auto lacks = [](const Work& work) {
     const u8* found = work.found.data();
     return std::find(found, found + work.plan.unique(), u8{0}) != found + work.plan.unique();

@@ -15,10 +15,13 @@ from numpy.typing import NDArray
 
 from freshet.spec.expression.tree import Binary, Field, Literal, Node, Unary
 
-__all__ = ["Straight", "straight_of"]
+__all__ = ["Step", "Straight", "postfix_of", "straight_of"]
 
 Straight = Callable[[Mapping[str, NDArray[np.float64]]], Any]
 """Columns by name, NaN for null, to the tree's value: (N,), or a scalar; not finite for null."""
+
+Step = tuple[str, float | str]
+"""`("number", 2.0)`, `("label", "click")`, or `("+", 0.0)`; also - and *, and `negate` of one operand."""
 
 OPERATIONS = {"+": np.add, "-": np.subtract, "*": np.multiply}
 
@@ -35,6 +38,23 @@ def straight_of(node: Node) -> Straight | None:
             return _of(np.negative, operand)
         case Binary(op="+" | "-" | "*" as op, left=left, right=right):
             return _of(OPERATIONS[op], left, right)
+        case _:
+            return None
+
+
+def postfix_of(node: Node) -> list[Step] | None:
+    """The same trees as steps on a stack of numbers: operands before what takes them."""
+    match node:
+        case Literal(value=int() | float() as value) if not isinstance(value, bool):
+            return [("number", float(value))]
+        case Field(path=path):
+            return [("label", path)]
+        case Unary(op="-", operand=operand):
+            below = postfix_of(operand)
+            return None if below is None else [*below, ("negate", 0.0)]
+        case Binary(op="+" | "-" | "*" as op, left=left, right=right):
+            first, second = postfix_of(left), postfix_of(right)
+            return None if first is None or second is None else [*first, *second, (op, 0.0)]
         case _:
             return None
 

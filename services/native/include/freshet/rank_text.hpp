@@ -30,6 +30,9 @@ struct RankOrder {
   std::span<const float> scores, predictions, propensity;
 };
 
+// The `k` candidates with the highest scores, best first, ties in the order of the request; what is not a number is last.
+std::vector<std::int64_t> best(std::span<const float> scores, std::size_t k);
+
 class RankText {
  public:
   // Read the body of a rank request; `new_id` and `now`, as JSON, are its event's id and time where it has none. Nothing

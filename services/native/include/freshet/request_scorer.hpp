@@ -15,18 +15,28 @@
 
 namespace freshet {
 
+// A step of a score in postfix order, on a stack of doubles.
+struct ScoreStep {
+  enum class Op : std::uint32_t { kNumber, kLabel, kAdd, kSubtract, kMultiply, kNegate };
+  Op op;
+  double number;  // of kNumber; of kLabel the label's position
+};
+
 struct ScoredRequests {
   std::vector<float> predictions;  // (B, L)
+  std::vector<float> scores;       // (B,); NaN for what is not finite
   std::vector<i64> without_row;    // (R, F); empty if every value has a row. One that candidates share counts for each
 };
 
 // Not thread-safe: scratch is reused from call to call. It outlives neither plan nor program.
 class RequestScorer {
  public:
-  // tables: of each feature of each group. shared: 1 for features that have one value, or list, a request.
-  // Throws std::invalid_argument if the two differ in shape.
+  static constexpr std::size_t kDepth = 16;  // of the stack of a score
+
+  // tables: of each feature of each group. shared: 1 for features that have one value, or list, a request. Throws
+  // std::invalid_argument if the two differ in shape, or the score's steps do not leave one number.
   RequestScorer(const RequestPlan& plan, const Program& program, std::vector<std::vector<u8>> tables,
-                std::vector<std::vector<u8>> shared, u32 buckets);
+                std::vector<std::vector<u8>> shared, std::vector<ScoreStep> score, u32 buckets);
 
   // As decode_requests, Plan::run, Store::lookup and HedgeLane::score one after the other; `lane` is of `model`. Nothing
   // if a record cannot be read, or a bucket is not held: those functions say which. Throws std::invalid_argument if store
@@ -45,11 +55,13 @@ class RequestScorer {
     Buffer<u8> found;
   };
   bool look_up(Store& store, const InputPlan& input, const DecodedRequests& made);
+  float score_of(const float* predictions) const;
   void count_missing(std::size_t group, std::size_t first_feature, std::vector<i64>& out) const;
 
   const RequestPlan& plan_;
   const Program& program_;
   std::vector<Work> work_;
+  std::vector<ScoreStep> score_;
   std::size_t features_ = 0;
   BatchView view_;
   std::vector<u32> request_ends_;
