@@ -7,7 +7,7 @@ U unique rows, S float slots of a row, F features, P partitions.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NewType
 
 import numpy as np
@@ -169,6 +169,10 @@ class BucketRange:
         return self.stop - self.start
 
 
+ROW_FORMAT = 1
+"""Of packed rows as they are written now."""
+
+
 @dataclass(frozen=True, slots=True)
 class BucketMeta:
     """What a store keeps beside a bucket's rows and changes with them in one atomic write (PROTOCOL 11)."""
@@ -179,7 +183,7 @@ class BucketMeta:
     applied: Applied
     rows_offset: int  # next offset of the bucket's partition of `rows`: a reader follows from here
     clock_ms: TimeMs  # largest event time applied: the eviction clock (PROTOCOL 8)
-    format: int = 1  # of the packed rows
+    format: int = ROW_FORMAT  # of the packed rows
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -195,14 +199,112 @@ class PackedRows:
     records: U8  # (N, record_bytes)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class BucketDelta:
-    """One bucket's part of a flush: changed rows, removed keys, and the meta that they bring the bucket
-    to."""
+RUN = np.dtype(
+    [
+        ("bucket", "<u4"),
+        ("table", "<u4"),
+        ("rows", "<u4"),
+        ("removed", "<u4"),
+        ("at", "<u8"),  # where the run starts in the body
+        ("keys_crc", "<u4"),  # CRC-32 of keys and removed keys
+        ("records_crc", "<u4"),
+    ]
+)
+"""Where a run of rows lies, and its checksums; `RowRuns` says what a run is."""
 
-    bucket: Bucket
-    previous: BucketMeta | None  # last meta this owner knows to be stored; None: nothing stored yet
-    meta: BucketMeta  # meta.seq == previous.seq + 1
-    rows: Sequence[PackedRows]  # changed rows, or all of them if `whole`
-    removed: Sequence[tuple[int, U64]] = field(default_factory=tuple)  # (table id, keys) evicted
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Run:
+    """One run, taken apart: for tests and tools, not for a hot path."""
+
+    bucket: int
+    table: int
+    keys: U64  # (N,) rising
+    removed: U64  # (R,) rising, disjoint from keys
+    records: U8  # (N, W)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RowRuns:
+    """Packed rows and removed keys of many buckets in one buffer: what a flush writes and a scan reads.
+
+    A run is rows of one table of one bucket: u64 keys (rising), u64 removed keys (rising, none of them among
+    the keys), then the packed records, little-endian. Runs lie end to end in order of the directory, which is
+    sorted by (bucket, table), so that those of neighbouring buckets are a slice of both arrays. A large table
+    of a bucket may come in several runs; no key is in two.
+    """
+
+    directory: NDArray[np.void]  # (R,) of RUN
+    body: U8  # begins with the first run
+    widths: U32  # (256,) bytes of a record, W, by table id; 0: no such table
+
+    @property
+    def rows(self) -> int:
+        """Rows of all runs, removed keys not counted."""
+        return int(self.directory["rows"].sum(dtype=np.int64))
+
+    @property
+    def start(self) -> int:
+        """The place in the directory's terms at which `body` begins: slices keep their places."""
+        return int(self.directory["at"][0]) if len(self.directory) else 0
+
+    def sizes(self) -> I64:
+        """(R,) bytes of each run."""
+        rows, removed = self.directory["rows"].astype(np.int64), self.directory["removed"].astype(np.int64)
+        widths: I64 = self.widths[self.directory["table"]].astype(np.int64)
+        sizes: I64 = 8 * (rows + removed) + rows * widths
+        return sizes
+
+    def of_buckets(self, first: int, stop: int) -> RowRuns:
+        """Runs of buckets [first, stop); shares memory."""
+        low, high = np.searchsorted(self.directory["bucket"], [first, stop]).tolist()
+        return self.slice(low, high)
+
+    def slice(self, low: int, high: int) -> RowRuns:
+        """Runs [low, high) of the directory; shares memory."""
+        chosen, places = self.directory[low:high], self.directory["at"]
+        if not len(chosen):
+            return RowRuns(chosen, self.body[:0], self.widths)
+        first, base = int(places[low]), self.start
+        last = int(places[high]) if high < len(places) else base + len(self.body)
+        return RowRuns(chosen, self.body[first - base : last - base], self.widths)
+
+    def __iter__(self) -> Iterator[Run]:
+        """The runs one by one; for tests and tools."""
+        for bucket, table, rows, removed, at, _, _ in self.directory.tolist():
+            width, begin = int(self.widths[table]), at - self.start
+            keys = self.body[begin : begin + 8 * (rows + removed)].copy().view(np.uint64)
+            records = self.body[begin + 8 * (rows + removed) :][: rows * width].reshape(rows, width)
+            yield Run(bucket, table, keys[:rows], keys[rows:], records)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Flush:
+    """Changed rows of many buckets, and the meta that each bucket is brought to (PROTOCOL 11).
+
+    The owner believes the store to hold (fence, seq - 1) for each of them. K buckets, P partitions.
+    """
+
+    fence: Fence  # of the buckets' owner
+    buckets: I64  # (K,) rising
+    seqs: I64  # (K,)
+    rows: I64  # (K,) stored once this is written
+    applied: I64  # (K, P) next offset of each partition of `samples`
+    rows_offsets: I64  # (K,) next offset of the bucket's partition of `rows`
+    clocks_ms: I64  # (K,) largest event time applied
+    runs: RowRuns  # changed rows and removed keys, or all rows if `whole`; of no other bucket
     whole: bool = False  # replace what is stored: delete, rows, meta, atomically
+
+    def __len__(self) -> int:
+        return len(self.buckets)
+
+    def meta(self, i: int) -> BucketMeta:
+        """The i-th bucket's new meta, as an object; for tests and single buckets."""
+        return BucketMeta(
+            fence=self.fence,
+            seq=int(self.seqs[i]),
+            rows=int(self.rows[i]),
+            applied=dict(enumerate(self.applied[i].tolist())),
+            rows_offset=int(self.rows_offsets[i]),
+            clock_ms=TimeMs(int(self.clocks_ms[i])),
+        )

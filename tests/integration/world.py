@@ -16,6 +16,7 @@ from freshet.features import EventExtractor, SampleDecoder
 from freshet.inference.service import Parts
 from freshet.model import build_model
 from freshet.model.inputs import GroupInputs, ModelInputs
+from freshet.paramserver.core import FlushBook
 from freshet.seams.eventlog import EventLog
 from freshet.seams.eventlog.sqlite import open_url as open_log
 from freshet.seams.rowstore import RowStore, StoreIdentity
@@ -31,7 +32,6 @@ from freshet.types import (
     F32,
     Append,
     Bucket,
-    BucketDelta,
     BucketMeta,
     BytesColumn,
     Fence,
@@ -79,7 +79,7 @@ class World:
         self.decoder = SampleDecoder(
             self.spec, self.layout, lambda _: sample_schema(served, self.spec.events.served.explode)
         )
-        self.metas: dict[Bucket, BucketMeta] = {}
+        self.book = FlushBook(Fence(1), buckets=self.spec.buckets, partitions=self.spec.partitions)
         self.offset = 0
         self.writer = self.log.writer()
 
@@ -109,21 +109,13 @@ class World:
             StoreIdentity(self.spec.name, HASH, self.spec.buckets, ids, sizes, "log"),
             dict.fromkeys(buckets, meta),
         )
-        self.metas = dict(self.store.claim(buckets, Fence(1)))
+        self.book.claimed(self.store.claim(buckets, Fence(1)))
 
     def flush(self) -> None:
         """Write what changed to the row store, as a shard does."""
-        deltas = []
-        for changes in self.rows.collect_flush():
-            previous = self.metas[changes.bucket]
-            partition = changes.bucket * ROWS_PARTITIONS // self.spec.buckets
-            end = self.log.bounds(TopicPartition(self.topics.rows, partition)).end
-            meta = BucketMeta(
-                Fence(1), previous.seq + 1, changes.stored, changes.applied, end, changes.clock_ms
-            )
-            self.metas[changes.bucket] = meta
-            deltas.append(BucketDelta(changes.bucket, previous, meta, changes.rows, changes.removed))
-        self.store.flush(deltas, fence=Fence(1))
+        ends = [self.log.bounds(TopicPartition(self.topics.rows, p)).end for p in range(ROWS_PARTITIONS)]
+        flush = self.book.next_flush(self.rows.collect_flush(), np.array(ends))
+        self.book.done(flush, self.store.flush(flush))
 
     def publish(self) -> None:
         """Append what changed to the topic of rows."""

@@ -22,10 +22,10 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+from freshet.paramserver.flushing import deltas_of
 
 from freshet.clock import SYSTEM_CLOCK
 from freshet.paramserver.core import FlushBook
-from freshet.paramserver.flushing import deltas_of
 from freshet.paramserver.publishing import records_of
 from freshet.paramserver.shard import Shard
 from freshet.seams.eventlog.sqlite import SqliteEventLog

@@ -176,9 +176,8 @@ def against_rows(books: Books, folder: Path, spec: Spec) -> Iterator[str]:
     rows = open_rowstore(_stores(folder).rows_url)
     store = Store.of(spec, layout_of(spec))
     try:
-        for bucket in range(spec.buckets):
-            for packed in rows.scan(Bucket(bucket)):
-                store.import_rows(packed)
+        for runs in rows.scan([Bucket(bucket) for bucket in range(spec.buckets)]):
+            store.import_runs(runs)
     finally:
         rows.close()
     for table, sums in (("user", books.users), ("item", books.items)):

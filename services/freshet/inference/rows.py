@@ -15,7 +15,7 @@ from freshet.inference.core import BucketView, explain
 from freshet.seams.eventlog import EventLog, Reader
 from freshet.seams.rowstore import RowStore
 from freshet.spec.topics import ROWS_PARTITIONS
-from freshet.types import F32, U64, Bucket, PackedRows, Records, TopicPartition
+from freshet.types import F32, U64, Bucket, Records, RowRuns, TopicPartition
 from freshet.wire.rows import decode_rows
 
 __all__ = ["RowFollower", "RowSink", "RowsState"]
@@ -30,7 +30,7 @@ RETRY_S = 0.5
 class RowSink(Protocol):
     """A table of rows for serving: values only, no optimiser state. Reads may go on while it is written."""
 
-    def import_rows(self, rows: PackedRows) -> None:
+    def import_runs(self, runs: RowRuns) -> None:
         """Take rows as the row store keeps them."""
 
     def import_values(self, table: int, keys: U64, values: F32, *, event_time_ms: int = 0) -> object:
@@ -124,9 +124,8 @@ class RowFollower:
                 partition = bucket * ROWS_PARTITIONS // buckets
                 table.next[partition] = min(table.next.get(partition, meta.rows_offset), meta.rows_offset)
                 table.clock_ms = max(table.clock_ms, meta.clock_ms)
-            for bucket in group:
-                for rows in self._store.scan(bucket):
-                    table.sink.import_rows(rows)
+            for runs in self._store.scan(group):
+                table.sink.import_runs(runs)
 
     def _read(self, reader: Reader, table: _Table, ends: Mapping[int, int], stop: threading.Event) -> None:
         """Apply deltas as they come; the table serves from the moment it has reached `ends`."""

@@ -8,7 +8,7 @@ from freshet import _native
 from freshet.errors import Corrupt
 from freshet.spec.layout import Layout
 from freshet.tables import Store
-from freshet.types import F32, U8, U32, U64, PackedRows, bucket_of
+from freshet.types import F32, U8, U32, U64, RowRuns
 
 __all__ = ["ServingTable"]
 
@@ -26,9 +26,9 @@ class ServingTable:
                 layout, buckets=buckets, partitions=partitions, seed=seed, serving=serving, publish=False
             )
 
-        self._layout, self._buckets = layout, buckets
+        self._layout = layout
         self._rows = store(serving=True)
-        self._unpacker = store(serving=False)  # empty but while packed rows pass through it
+        self._unpacker = store(serving=False)  # empty: it knows how rows are packed
         self._group_of = {table: group.index for group in layout.groups for table in group.tables}
 
     @property
@@ -54,28 +54,10 @@ class ServingTable:
             group, keys, tables, bucket_starts, out, create=create, found=found, touched=touched
         )
 
-    def import_rows(self, rows: PackedRows) -> None:
-        """Take rows of one bucket as the row store keeps them.
-
-        Raises Corrupt if they are not what the spec says, or not of one bucket.
-        """
-        if not len(rows.keys):
-            return
-        bucket = int(bucket_of(rows.keys[:1], self._buckets)[0])
-        group = self._group_of.get(rows.table)
-        if group is None or (bucket_of(rows.keys, self._buckets) != bucket).any():
-            raise Corrupt(f"rows of table {rows.table}: expected a table of the spec and keys of one bucket")
-        count = len(rows.keys)
-        starts = np.zeros(self._buckets + 1, np.uint32)
-        starts[bucket + 1 :] = count
-        values = np.empty((count, self._layout.groups[group].width), np.float32)
-        self._unpacker.import_rows(rows)
-        tables = np.full(count, rows.table, np.uint8)
-        keys, touched = np.ascontiguousarray(rows.keys), np.empty(count, np.uint32)
-        self._unpacker.lookup(group, keys, tables, starts, values, create=False, touched=touched)
-        self._unpacker.drop_bucket(bucket)
-        self._unpacker.set_applied(bucket, {}, 0)  # held again, and empty
-        self._rows.import_values(rows.table, keys, values, touched=touched)
+    def import_runs(self, runs: RowRuns) -> None:
+        """Take rows as the row store keeps them. Raises Corrupt if they are not what the spec says."""
+        for part in self._unpacker.unpack_runs(runs):
+            self._rows.import_values(part.table, part.keys, part.values, touched=part.touched)
 
     def import_values(self, table: int, keys: U64, values: F32, *, event_time_ms: int = 0) -> None:
         """Set rows whole: (N,) keys, (N, S) values that have learned from events up to this time.

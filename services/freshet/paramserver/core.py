@@ -1,4 +1,4 @@
-"""Decisions of a shard's flushes: which meta to write, and what an outcome means. No I/O.
+"""Decisions of a shard's flushes: which metas to write, and what an outcome means. No I/O.
 
 Rule 11 of PROTOCOL: what is stored is compared with what this owner wrote last; anything else than the last
 write, or its retry, means that the store lost or mixed writes, and the bucket is written anew, whole.
@@ -6,73 +6,95 @@ write, or its retry, means that the store lost or mixed writes, and the bucket i
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
 
+import numpy as np
+
+from freshet.errors import Fenced
 from freshet.seams.rowstore import FlushOutcome
-from freshet.types import Applied, Bucket, BucketMeta, Fence, TimeMs
+from freshet.spec.topics import ROWS_PARTITIONS
+from freshet.tables import Flushed
+from freshet.types import I64, U8, Bool, Bucket, BucketMeta, Fence, Flush
 
-__all__ = ["AfterFlush", "FlushBook"]
-
-
-class AfterFlush(enum.Enum):
-    """What the shard does with a bucket after a flush."""
-
-    KEEP = "keep"  # stored; forget the copy
-    AGAIN_WHOLE = "again whole"  # write everything the bucket holds
-    DROP = "drop"  # somebody else owns it
+__all__ = ["FlushBook"]
 
 
-@dataclass(slots=True)
 class FlushBook:
-    """The last meta known to be stored, for each owned bucket.
+    """The last metas known to be stored, of the owned buckets. Used by the flush thread only.
 
-    Used by the flush thread only.
+    B buckets of the model, P partitions of `samples`.
     """
 
-    fence: Fence
-    stored: dict[Bucket, BucketMeta] = field(default_factory=dict)
+    def __init__(self, fence: Fence, *, buckets: int, partitions: int) -> None:
+        """Own no bucket yet."""
+        self._fence = fence
+        self._owned: Bool = np.zeros(buckets, np.bool_)
+        self._seqs: I64 = np.zeros(buckets, np.int64)
+        self._applied: I64 = np.zeros((buckets, partitions), np.int64)
+        self._rows_offsets: I64 = np.zeros(buckets, np.int64)
+        self._clocks_ms: I64 = np.zeros(buckets, np.int64)
 
     def claimed(self, metas: Mapping[Bucket, BucketMeta]) -> None:
         """Take over buckets as the row store returned them from the claim."""
-        self.stored.update(metas)
+        for bucket, meta in metas.items():
+            self._owned[bucket] = True
+            self._seqs[bucket] = meta.seq
+            self._applied[bucket] = [meta.applied.get(p, 0) for p in range(self._applied.shape[1])]
+            self._rows_offsets[bucket], self._clocks_ms[bucket] = meta.rows_offset, meta.clock_ms
 
-    def next_meta(
-        self, bucket: Bucket, *, rows: int, applied: Applied, rows_offset: int, clock_ms: TimeMs
-    ) -> BucketMeta:
-        """The meta of the bucket's next flush: one more than the last acknowledged one."""
-        return BucketMeta(
-            fence=self.fence,
-            seq=self.stored[bucket].seq + 1,
-            rows=rows,
-            applied=dict(applied),
-            rows_offset=rows_offset,
-            clock_ms=clock_ms,
+    def next_flush(self, flushed: Flushed, rows_offsets: I64, *, whole: bool = False) -> Flush:
+        """What the table copied out, with metas one after the last acknowledged ones: a retry writes the
+        same.
+
+        Args:
+            flushed:      what changed.
+            rows_offsets: (ROWS_PARTITIONS,) where a reader of each partition of `rows` must follow from.
+            whole:        the copy holds each bucket's every row, and replaces what is stored.
+        """
+        buckets = flushed.buckets
+        return Flush(
+            fence=self._fence,
+            buckets=buckets,
+            seqs=self._seqs[buckets] + 1,
+            rows=flushed.stored,
+            applied=flushed.applied,
+            rows_offsets=rows_offsets[buckets * ROWS_PARTITIONS // len(self._owned)],
+            clocks_ms=flushed.clock_ms,
+            runs=flushed.runs,
+            whole=whole,
         )
 
-    def previous(self, bucket: Bucket) -> BucketMeta:
-        """What this owner believes to be stored."""
-        return replace(self.stored[bucket], fence=self.fence)
+    def done(self, flush: Flush, outcomes: U8) -> I64:
+        """Take note of a flush's (K,) outcomes; returns the buckets that must be written whole.
 
-    def done(self, bucket: Bucket, meta: BucketMeta, outcome: FlushOutcome) -> AfterFlush:
-        """Take note of an outcome; says what to do with the bucket."""
-        if outcome is FlushOutcome.DONE:
-            self.stored[bucket] = meta
-            return AfterFlush.KEEP
-        if outcome is FlushOutcome.REPLACE:
-            return AfterFlush.AGAIN_WHOLE
-        self.stored.pop(bucket, None)
-        return AfterFlush.DROP
+        Raises Fenced if somebody else owns one of them: this shard stops.
+        """
+        kept, fenced = outcomes == FlushOutcome.DONE, outcomes == FlushOutcome.FENCED
+        buckets = flush.buckets[kept]
+        self._seqs[buckets] = flush.seqs[kept]
+        self._applied[buckets] = flush.applied[kept]
+        self._rows_offsets[buckets] = flush.rows_offsets[kept]
+        self._clocks_ms[buckets] = flush.clocks_ms[kept]
+        if fenced.any():
+            lost = flush.buckets[fenced]
+            self._owned[lost] = False
+            raise Fenced(f"bucket {lost[0]} has a new owner; this shard stops")
+        again: I64 = flush.buckets[outcomes == FlushOutcome.REPLACE]
+        return again
 
-    def smallest_applied(self, partitions: int) -> dict[int, int]:
+    @property
+    def clock_ms(self) -> int:
+        """Largest event time stored: the eviction clock (rule 8)."""
+        return int(self._clocks_ms[self._owned].max(initial=0))
+
+    def smallest_applied(self) -> dict[int, int]:
         """{partition: smallest stored offset}: what the log must still hold (rule 12)."""
-        metas = self.stored.values()
-        return {p: min((m.applied.get(p, 0) for m in metas), default=0) for p in range(partitions)}
+        owned = self._applied[self._owned]
+        return dict(enumerate(owned.min(axis=0).tolist() if len(owned) else [0] * owned.shape[1]))
 
     def smallest_rows_offset(self, buckets: range) -> int:
         """Smallest `rows` offset named by the stored metas of these buckets: retention of `rows` stays below
         it."""
-        return min(
-            (self.stored[Bucket(b)].rows_offset for b in buckets if Bucket(b) in self.stored), default=0
-        )
+        within = slice(buckets.start, buckets.stop)
+        offsets = self._rows_offsets[within][self._owned[within]]
+        return int(offsets.min()) if len(offsets) else 0

@@ -12,21 +12,21 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import structlog
 
 from freshet.clock import Clock
 from freshet.errors import DataLost, Fenced, FreshetError, Refused, Unavailable
-from freshet.paramserver.core import AfterFlush, FlushBook
-from freshet.paramserver.flushing import deltas_of
+from freshet.paramserver.core import FlushBook
 from freshet.paramserver.publishing import records_of
 from freshet.seams.eventlog import EventLog
 from freshet.seams.rowservice import KeyGroup, Push
-from freshet.seams.rowstore import FlushOutcome, RowStore, StoreIdentity
+from freshet.seams.rowstore import RowStore, StoreIdentity
 from freshet.spec.layout import Layout
 from freshet.spec.model import Spec
 from freshet.spec.topics import ROWS_PARTITIONS, Topics
 from freshet.tables import PushOutcome, Store
-from freshet.types import F32, Bucket, BucketMeta, Fence, TimeMs, TopicPartition
+from freshet.types import F32, I64, Bucket, BucketMeta, Fence, TimeMs, TopicPartition
 
 __all__ = ["PublishedTo", "Shard", "ShardCounts"]
 
@@ -100,7 +100,7 @@ class Shard:
         self._log, self._rows, self._clock, self._held = log, rows, clock, held
         self._fence = fence
         self._store = Store.of(spec, layout)
-        self._book = FlushBook(fence)
+        self._book = FlushBook(fence, buckets=spec.buckets, partitions=spec.partitions)
         self._writer = log.writer()
         self._publishing = threading.Lock()
         self._rows_next = [0] * ROWS_PARTITIONS
@@ -127,12 +127,9 @@ class Shard:
         starts = {p: self._log.bounds(TopicPartition(samples, p)).start for p in range(self._spec.partitions)}
         meta = BucketMeta(Fence(0), 0, 0, starts, 0, TimeMs(0))
         self._rows.create(self._identity(), dict.fromkeys(buckets, meta))
-        before = self._rows.claim(buckets, self._fence)
-        rows = 0
-        for bucket in buckets:
-            meta = self._read_bucket(bucket, before[bucket])
-            rows += meta.rows
-            self._book.claimed({bucket: meta})
+        metas = self._read_buckets(self._rows.claim(buckets, self._fence))
+        self._book.claimed(metas)
+        rows = sum(meta.rows for meta in metas.values())
         self._check_replay_is_possible(starts)
         for p in range(ROWS_PARTITIONS):
             self._rows_next[p] = self._log.bounds(TopicPartition(self._topics.rows, p)).end
@@ -210,39 +207,31 @@ class Shard:
         """Write every bucket's changed rows and its offsets, dirty or not (PROTOCOL 12)."""
         with self._publishing:
             # Whatever a later delta holds must be at or past these offsets: readers follow from them.
-            offsets = list(self._rows_next)
+            offsets = np.array(self._rows_next, np.int64)
             copy = self._store.collect_flush()
             self._publish_all()
-        deltas = deltas_of(copy, self._book, offsets, self._spec.buckets)
+        flush = self._book.next_flush(copy, offsets)
         try:
-            outcomes = self._rows.flush(deltas, fence=self._fence)
+            outcomes = self._rows.flush(flush)
         except Unavailable:
             self._store.put_back(copy)
             raise
-        again = [d.bucket for d in deltas if self._settle(d.bucket, d.meta, outcomes[d.bucket])]
-        if again:
+        again = self._book.done(flush, outcomes)
+        if len(again):
             self._replace(again, offsets)
         self.counts.flushes += 1
         self.counts.flushed_rows += len(copy)
         self._hold_retention()
 
-    def _settle(self, bucket: Bucket, meta: BucketMeta, outcome: FlushOutcome) -> bool:
-        """Take note of a bucket's outcome; True if it must be written whole."""
-        after = self._book.done(bucket, meta, outcome)
-        if after is AfterFlush.DROP:
-            raise Fenced(f"bucket {bucket} has a new owner; this shard stops")
-        return after is AfterFlush.AGAIN_WHOLE
-
-    def _replace(self, buckets: Sequence[Bucket], offsets: Sequence[int]) -> None:
+    def _replace(self, buckets: I64, rows_offsets: I64) -> None:
         """The store holds something else than this owner wrote last: write these buckets whole (PROTOCOL
         11)."""
         log.warning("buckets are written whole: the row store lost or mixed writes", buckets=len(buckets))
-        copy = self._store.collect_whole(buckets)
-        deltas = deltas_of(copy, self._book, offsets, self._spec.buckets, whole=True)
-        outcomes = self._rows.flush(deltas, fence=self._fence)
-        for delta in deltas:
-            if self._settle(delta.bucket, delta.meta, outcomes[delta.bucket]):
-                raise Unavailable(f"bucket {delta.bucket} could not be written whole; it is tried again")
+        copy = self._store.collect_whole(buckets.tolist())
+        flush = self._book.next_flush(copy, rows_offsets, whole=True)
+        failed = self._book.done(flush, self._rows.flush(flush))
+        if len(failed):
+            raise Unavailable(f"bucket {failed[0]} could not be written whole; it is tried again")
         self.counts.replaced_buckets += len(buckets)
 
     def _publish_all(self) -> int:
@@ -303,8 +292,7 @@ class Shard:
             wait = max(interval, min(stretched, LONGEST_FLUSH_WAIT_S))
 
     def _evict(self) -> None:
-        clock_ms = max((meta.clock_ms for meta in self._book.stored.values()), default=0)
-        self._store.evict(clock_ms, EVICT_ROWS)
+        self._store.evict(self._book.clock_ms, EVICT_ROWS)
 
     def _guarded(self, work: Callable[[], object]) -> None:
         """Run one round; what is unavailable is tried again, what is lost stops the shard."""
@@ -332,28 +320,41 @@ class Shard:
             samples_log_id=str(self._log.topics()[self._topics.samples].log_id),
         )
 
-    def _read_bucket(self, bucket: Bucket, meta: BucketMeta) -> BucketMeta:
-        """Rows of a claimed bucket, read again until meta was the same before and after (PROTOCOL 10)."""
+    def _read_buckets(self, claimed: Mapping[Bucket, BucketMeta]) -> dict[Bucket, BucketMeta]:
+        """Rows of claimed buckets, each read again until its meta was the same before and after (PROTOCOL
+        10); returns the metas."""
+        read: dict[Bucket, BucketMeta] = {}
+        waiting = dict(claimed)
         for _ in range(RETRIES):
-            rows = 0
-            for packed in self._rows.scan(bucket):
-                self._store.import_rows(packed)
-                rows += len(packed.keys)
-            after = self._rows.metas([bucket])[bucket]
-            if after.fence > self._fence:
-                raise Fenced(f"bucket {bucket} was claimed by a higher fence while it was read")
-            if (after.fence, after.seq, after.rows) == (meta.fence, meta.seq, rows):
-                self._store.set_applied(bucket, meta.applied, meta.clock_ms)
-                return meta
-            self._store.drop_bucket(bucket)
-            meta = after
+            rows = self._read_rows(list(waiting))
+            for bucket, after in self._rows.metas(list(waiting)).items():
+                if after.fence > self._fence:
+                    raise Fenced(f"bucket {bucket} was claimed by a higher fence while it was read")
+                meta, found = waiting[bucket], int(rows[bucket])
+                if (after.fence, after.seq, after.rows) == (meta.fence, meta.seq, found):
+                    self._store.set_applied(bucket, meta.applied, meta.clock_ms)
+                    read[bucket] = waiting.pop(bucket)
+                else:
+                    self._store.drop_bucket(bucket)
+                    waiting[bucket] = after
+            if not waiting:
+                return read
+        bucket, meta = next(iter(waiting.items()))
         raise Unavailable(
-            f"bucket {bucket}: its rows and meta did not agree in {RETRIES} readings ({rows} rows read, "
-            f"{meta.rows} expected); the row store is damaged or still written to"
+            f"bucket {bucket}: its rows and meta did not agree in {RETRIES} readings ({rows[bucket]} rows "
+            f"read, {meta.rows} expected); the row store is damaged or still written to"
         )
 
+    def _read_rows(self, buckets: Sequence[Bucket]) -> I64:
+        """Import the buckets' rows; returns how many each bucket of the model had."""
+        rows = np.zeros(self._spec.buckets, np.int64)
+        for runs in self._rows.scan(buckets):
+            self._store.import_runs(runs)
+            np.add.at(rows, runs.directory["bucket"], runs.directory["rows"])
+        return rows
+
     def _check_replay_is_possible(self, starts: Mapping[int, int]) -> None:
-        needed = self._book.smallest_applied(self._spec.partitions)
+        needed = self._book.smallest_applied()
         for p, offset in needed.items():
             if offset < starts[p]:
                 raise DataLost(
@@ -364,7 +365,7 @@ class Shard:
 
     def _hold_retention(self) -> None:
         """Retention passes neither what a restart must replay nor what a reader must follow from."""
-        samples = self._book.smallest_applied(self._spec.partitions)
+        samples = self._book.smallest_applied()
         share = self._spec.buckets // ROWS_PARTITIONS
         held = {TopicPartition(self._topics.samples, p): offset for p, offset in samples.items()}
         for p in range(ROWS_PARTITIONS):

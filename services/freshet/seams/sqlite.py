@@ -111,6 +111,7 @@ def connect(path: Path, fmt: FileFormat) -> sqlite3.Connection:
                 raise Mismatch(f"{path}: expected {fmt.what} of format {fmt.version}, found format {version}")
             connection.execute("PRAGMA journal_mode=WAL")  # a copy made by VACUUM INTO has lost it
             connection.execute("PRAGMA synchronous=FULL")
+            connection.execute("PRAGMA secure_delete=OFF")  # some builds fill what is deleted with zeros
             connection.execute(f"PRAGMA wal_autocheckpoint={WAL_BYTES // fmt.page_bytes}")
         except BaseException:
             connection.close()

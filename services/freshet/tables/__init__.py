@@ -17,7 +17,15 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from freshet.tables.changes import BucketChanges, Flushed, Published, PublishedTable
     from freshet.tables.plan import Plan
-    from freshet.tables.store import Evicted, Memory, PushOutcome, RowKeys, Store, TableOptions
+    from freshet.tables.store import (
+        Evicted,
+        Memory,
+        PushOutcome,
+        RowKeys,
+        Store,
+        TableOptions,
+        UnpackedTable,
+    )
 
 __all__ = [
     "BucketChanges",
@@ -31,12 +39,15 @@ __all__ = [
     "RowKeys",
     "Store",
     "TableOptions",
+    "UnpackedTable",
 ]
 
 _HOME = {
     **dict.fromkeys(("BucketChanges", "Flushed", "Published", "PublishedTable"), "changes"),
     "Plan": "plan",
-    **dict.fromkeys(("Evicted", "Memory", "PushOutcome", "RowKeys", "Store", "TableOptions"), "store"),
+    **dict.fromkeys(
+        ("Evicted", "Memory", "PushOutcome", "RowKeys", "Store", "TableOptions", "UnpackedTable"), "store"
+    ),
 }
 
 

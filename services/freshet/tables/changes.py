@@ -2,28 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-import numpy as np
+from freshet.types import F32, I64, U64, Bucket, PackedRows, RowRuns, TimeMs
 
-from freshet.types import F32, I64, U8, U64, Bucket, PackedRows, TimeMs
-
-__all__ = ["BucketChanges", "Flushed", "Published", "PublishedTable", "RowColumns"]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class RowColumns:
-    """Packed rows of one store group, bucket after bucket and table after table within it."""
-
-    keys: U64  # (N,)
-    records: U8  # (N, record_bytes)
-    runs: I64  # (R, 4) bucket, table, start, stop: rows [start, stop) are that bucket's and table's
+__all__ = ["BucketChanges", "Flushed", "Published", "PublishedTable"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BucketChanges:
-    """One bucket's part of a flush; with a fence and a sequence it is a `BucketDelta`."""
+    """One bucket's part of a flush, taken apart; for tests and tools."""
 
     bucket: Bucket
     applied: dict[int, int]  # {partition: next offset} as of these rows
@@ -35,47 +24,33 @@ class BucketChanges:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Flushed:
-    """What changed in some buckets since they were last flushed; each copied under one hold of its lock.
+    """What changed in K buckets since they were last flushed; each copied under one hold of its lock.
 
-    Iterate for the buckets one by one. If writing fails, give it back: `Store.put_back`.
+    If writing fails, give it back: `Store.put_back`.
     """
 
-    buckets: tuple[Bucket, ...]
-    applied: I64  # (buckets, partitions)
-    clock_ms: I64  # (buckets,)
-    stored: I64  # (buckets,)
-    groups: Sequence[RowColumns]
-    removed_keys: U64
-    removed_tables: U8
-    removed_starts: I64  # (buckets + 1,) removals of bucket i are [removed_starts[i], removed_starts[i + 1])
+    buckets: I64  # (K,) rising
+    applied: I64  # (K, P) next offset of each partition, as of these rows
+    clock_ms: I64  # (K,) largest event time applied
+    stored: I64  # (K,) rows that the row store holds once this is written: `BucketMeta.rows`
+    runs: RowRuns
 
     def __len__(self) -> int:
         """Changed rows, removals not counted."""
-        return sum(len(group.keys) for group in self.groups)
+        return self.runs.rows
 
     def __iter__(self) -> Iterator[BucketChanges]:
-        """The buckets in the order in which they were asked for, changed or not."""
-        runs: dict[int, list[PackedRows]] = {}
-        for group in self.groups:
-            for bucket, table, start, stop in group.runs.tolist():
-                part = PackedRows(table, group.keys[start:stop], group.records[start:stop])
-                runs.setdefault(bucket, []).append(part)
-        for i, bucket in enumerate(self.buckets):
+        """The buckets one by one, changed or not; for tests and tools."""
+        for i, bucket in enumerate(self.buckets.tolist()):
+            runs = list(self.runs.of_buckets(bucket, bucket + 1))
             yield BucketChanges(
-                bucket,
+                Bucket(bucket),
                 dict(enumerate(self.applied[i].tolist())),
                 TimeMs(int(self.clock_ms[i])),
                 int(self.stored[i]),
-                tuple(runs.get(bucket, ())),
-                self._removed(i),
+                tuple(PackedRows(run.table, run.keys, run.records) for run in runs if len(run.keys)),
+                tuple((run.table, run.removed) for run in runs if len(run.removed)),
             )
-
-    def _removed(self, i: int) -> tuple[tuple[int, U64], ...]:
-        start, stop = self.removed_starts[i : i + 2].tolist()
-        if start == stop:
-            return ()
-        keys, tables = self.removed_keys[start:stop], self.removed_tables[start:stop]
-        return tuple((int(t), keys[tables == t]) for t in np.unique(tables))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -14,13 +14,26 @@ from freshet import _native
 from freshet.errors import Corrupt, Unavailable
 from freshet.spec.layout import Group, Layout
 from freshet.spec.model import Spec
-from freshet.tables.changes import Flushed, Published, PublishedTable, RowColumns
-from freshet.types import F32, U8, U32, U64, Applied, Bool, Bucket, OffsetRange, PackedRows, TimeMs
+from freshet.tables.changes import Flushed, Published, PublishedTable
+from freshet.tables.runs import native_parts, widths_of
+from freshet.types import (
+    F32,
+    RUN,
+    U8,
+    U32,
+    U64,
+    Applied,
+    Bool,
+    Bucket,
+    OffsetRange,
+    PackedRows,
+    RowRuns,
+    TimeMs,
+)
 
-__all__ = ["Evicted", "Memory", "PushOutcome", "RowKeys", "Store", "TableOptions"]
+__all__ = ["Evicted", "Memory", "PushOutcome", "RowKeys", "Store", "TableOptions", "UnpackedTable"]
 
 _PUBLISH, _FLUSH = 0, 1  # consumers, as the native core numbers them
-_NO_KEYS = np.empty(0, np.uint64)
 
 
 class PushOutcome(enum.Enum):
@@ -80,6 +93,16 @@ class Memory:
     bytes: int  # handed out to rows, indexes and sketches
     rows: Mapping[int, int]  # table id -> rows
     row_bytes: Mapping[int, int]  # table id -> bytes of its rows; indexes and room to grow are not counted
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class UnpackedTable:
+    """Rows of one table, as a serving store takes them."""
+
+    table: int  # table id
+    keys: U64  # (N,) in order of their buckets
+    values: F32  # (N, S) slots of the row, no optimiser state
+    touched: U32  # (N,) seconds since 1970, in event time, at which training had touched each
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +168,7 @@ class Store:
             flush,
         )
         self._group_of = {table: group.index for group in layout.groups for table in group.tables}
+        self._widths = widths_of({table: self.record_bytes(table) for table in self._group_of})
 
     @classmethod
     def of(
@@ -258,7 +282,7 @@ class Store:
 
     def held(self) -> list[Bucket]:
         """The buckets held, rising."""
-        return [Bucket(b) for b in range(self.buckets) if self._native.held(b)]
+        return [Bucket(b) for b in self._native.held()]
 
     # --- flush and publish
 
@@ -274,22 +298,17 @@ class Store:
         """All rows of these buckets that were ever changed, for a flush that replaces what is stored."""
         return self._collect(buckets, whole=True)
 
-    def _collect(self, buckets: Iterable[int] | None, *, whole: bool) -> Flushed:
-        chosen = tuple(self.held() if buckets is None else (Bucket(b) for b in buckets))
-        applied, clock_ms, stored, groups, keys, tables, starts = self._native.collect_flush(chosen, whole)
-        columns = [RowColumns(*group) for group in groups]
-        return Flushed(chosen, applied, clock_ms, stored, columns, keys, tables, starts)
+    def _collect(self, of: Iterable[int] | None, *, whole: bool) -> Flushed:
+        chosen = self._native.held() if of is None else sorted(of)
+        buckets, applied, clock_ms, stored, directory, body = self._native.collect_flush(chosen, whole)
+        return Flushed(buckets, applied, clock_ms, stored, RowRuns(directory.view(RUN), body, self._widths))
 
     def put_back(self, flushed: Flushed, buckets: Iterable[int] | None = None) -> None:
         """A flush of these buckets (all of it) failed: their rows and removals will be in the next one."""
-        chosen = set(flushed.buckets if buckets is None else buckets)
-        for changes in flushed:
-            if changes.bucket not in chosen:
-                continue
-            for part in changes.rows:
-                self._native.put_back(_FLUSH, part.table, part.keys, _NO_KEYS)
-            for table, keys in changes.removed:
-                self._native.put_back(_FLUSH, table, _NO_KEYS, keys)
+        chosen = np.full(self.buckets, buckets is None, np.uint8)
+        if buckets is not None:
+            chosen[list(buckets)] = 1
+        self._native.put_back_runs(*native_parts(flushed.runs), chosen)
 
     def collect_publish(self, max_rows: int) -> Published:
         """Up to `max_rows` rows changed since they were last published, and their buckets' removed keys.
@@ -318,6 +337,26 @@ class Store:
     def pending_flush(self) -> int:
         """Changed rows not yet collected for a flush."""
         return self._native.pending(_FLUSH)
+
+    # --- rows of whole buckets, as the row store has them
+
+    def import_runs(self, runs: RowRuns) -> None:
+        """Take rows over those that are here; they count as stored, not as changed.
+
+        All are checked before any is taken. Raises Corrupt naming the row and what is wrong with it.
+        """
+        try:
+            self._native.import_runs(*native_parts(runs))
+        except ValueError as error:
+            raise Corrupt(f"packed rows cannot be imported: {error}") from error
+
+    def unpack_runs(self, runs: RowRuns) -> list[UnpackedTable]:
+        """Values of packed rows, for a serving store; nothing is stored here. Raises Corrupt as
+        `import_runs`."""
+        try:
+            return [UnpackedTable(*part) for part in self._native.unpack_runs(*native_parts(runs))]
+        except ValueError as error:
+            raise Corrupt(f"packed rows cannot be read: {error}") from error
 
     # --- rows by key, in any order
 

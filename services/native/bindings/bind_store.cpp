@@ -7,7 +7,7 @@
 
 #include <tuple>
 
-#include "bindings.hpp"
+#include "runs_view.hpp"
 #include "freshet/store.hpp"
 
 namespace freshet {
@@ -18,19 +18,6 @@ using SlotTuple = std::tuple<u32, u32, float, std::string, std::map<std::string,
 using GroupTuple = std::tuple<std::vector<u8>, std::vector<SlotTuple>, bool>;
 using TableTuple = std::tuple<u8, i64, i64, u32>;
 using PushTuple = std::tuple<u32, In<u64>, In<u8>, In<u32>, In2<float>>;
-
-// A numpy array of a vector's or column's memory, which it takes over.
-template <template <typename...> typename Columns, typename T>
-nb::object array(Columns<T>&& values, std::initializer_list<size_t> shape) {
-  auto* owner = new Columns<T>(std::move(values));
-  nb::capsule capsule(owner, [](void* p) noexcept { delete static_cast<Columns<T>*>(p); });
-  return nb::cast(nb::ndarray<nb::numpy, T, nb::c_contig>(owner->data(), shape.size(), shape.begin(), capsule));
-}
-template <template <typename...> typename Columns, typename T>
-nb::object array(Columns<T>&& values) {
-  const size_t n = values.size();
-  return array(std::move(values), {n});
-}
 
 void expect(bool ok, const char* what) {
   if (!ok) throw nb::value_error(what);
@@ -92,22 +79,39 @@ nb::tuple collect_flush(Store& store, const std::vector<u32>& buckets, bool whol
     batch = store.collect_flush(buckets, whole);
   }
   const size_t n = batch.buckets.size();
-  nb::list groups;
-  for (size_t g = 0; g < batch.groups.size(); g++) {
-    PackedColumns& rows = batch.groups[g];
-    const size_t count = rows.keys.size();
-    std::vector<i64> runs;
-    for (const Run& run : rows.runs) runs.insert(runs.end(), {run.bucket, run.table, run.start, run.stop});
-    groups.append(nb::make_tuple(array(std::move(rows.keys)),
-                                 array(std::move(rows.records), {count, store.layout(static_cast<u32>(g)).packed_bytes()}),
-                                 array(std::move(runs), {rows.runs.size(), 4})));
+  auto [directory, body] = arrays_of(std::move(batch.runs));
+  return nb::make_tuple(array(std::vector<i64>(batch.buckets.begin(), batch.buckets.end())),
+                        array(std::move(batch.applied), {n, store.partitions()}), array(std::move(batch.clock_ms)),
+                        array(std::move(batch.rows)), directory, body);
+}
+
+void import_runs(Store& store, In<u8> directory, In<u8> body, u64 start) {
+  const RunsView runs = runs_view(directory, body, start);
+  const nb::gil_scoped_release release;
+  store.import_runs(runs);
+}
+
+nb::list unpack_runs(const Store& store, In<u8> directory, In<u8> body, u64 start) {
+  const RunsView runs = runs_view(directory, body, start);
+  std::vector<UnpackedTable> unpacked;
+  {
+    const nb::gil_scoped_release release;
+    unpacked = store.unpack_runs(runs);
   }
-  std::vector<u64> removed;
-  std::vector<u8> removed_tables;
-  for (const Removal& gone : batch.removed) removed.push_back(gone.key), removed_tables.push_back(gone.table);
-  return nb::make_tuple(array(std::move(batch.applied), {n, store.partitions()}), array(std::move(batch.clock_ms)),
-                        array(std::move(batch.rows)), groups, array(std::move(removed)), array(std::move(removed_tables)),
-                        array(std::move(batch.removed_starts)));
+  nb::list tables;
+  for (UnpackedTable& part : unpacked) {
+    const size_t n = part.keys.size();
+    tables.append(nb::make_tuple(part.table, array(std::move(part.keys)), array(std::move(part.values), {n, part.width}),
+                                 array(std::move(part.touched))));
+  }
+  return tables;
+}
+
+void put_back_runs(Store& store, In<u8> directory, In<u8> body, u64 start, In<u8> chosen) {
+  expect(chosen.size() == store.buckets(), "chosen must hold a byte for each bucket of the model");
+  const RunsView runs = runs_view(directory, body, start);
+  const nb::gil_scoped_release release;
+  store.put_back_runs(runs, chosen.data());
 }
 
 nb::tuple collect_publish(Store& store, i64 max_rows) {
@@ -201,11 +205,14 @@ void bind_store(nb::module_& m) {
       .def("applied_of", &applied_of, nb::arg("bucket"))
       .def("clock_of", &Store::clock_of, nb::arg("bucket"))
       .def("applied", &Store::applied, nb::call_guard<nb::gil_scoped_release>())
-      .def("held", &Store::held, nb::arg("bucket"))
+      .def("held", nb::overload_cast<>(&Store::held, nb::const_), nb::call_guard<nb::gil_scoped_release>())
       .def("drop_bucket", &Store::drop_bucket, nb::arg("bucket"), nb::call_guard<nb::gil_scoped_release>())
       .def("collect_flush", &collect_flush, nb::arg("buckets"), nb::arg("whole"))
       .def("collect_publish", &collect_publish, nb::arg("max_rows"))
       .def("put_back", &put_back, nb::arg("consumer"), nb::arg("table"), nb::arg("keys"), nb::arg("removed"))
+      .def("import_runs", &import_runs, nb::arg("directory"), nb::arg("body"), nb::arg("start"))
+      .def("unpack_runs", &unpack_runs, nb::arg("directory"), nb::arg("body"), nb::arg("start"))
+      .def("put_back_runs", &put_back_runs, nb::arg("directory"), nb::arg("body"), nb::arg("start"), nb::arg("chosen"))
       .def("drained", &Store::drained)
       .def("pending", &Store::pending, nb::arg("consumer"))
       .def("import_rows", &import_rows, nb::arg("table"), nb::arg("keys"), nb::arg("records"))

@@ -294,6 +294,13 @@ bool Store::held(u32 bucket) const {
   return states_[bucket].held;
 }
 
+std::vector<u32> Store::held() const {
+  std::vector<u32> buckets;
+  for (u32 b = 0; b < spec_.buckets; b++)
+    if (held(b)) buckets.push_back(b);
+  return buckets;
+}
+
 std::vector<std::set<i64>> Store::applied() const {
   std::vector<std::set<i64>> distinct(spec_.partitions);
   for (u32 b = 0; b < spec_.buckets; b++) {

@@ -1,5 +1,7 @@
 // What changed since the last flush or publish. Dirty lists are walked, tables are never scanned.
 #include <algorithm>
+#include <functional>
+#include <stdexcept>
 
 #include "freshet/store.hpp"
 
@@ -9,81 +11,146 @@ namespace {
 
 constexpr size_t ahead = 8;  // rows prefetched before they are copied
 
-// Order slots by table, those of one table as they were.
-void sort_by_table(const Group& group, std::vector<u32>& slots) {
-  if (group.tables.size() == 1) return;
-  std::array<u32, 257> next{};
-  for (const u32 slot : slots) next[(group.header(slot).meta & meta::table_mask) + 1]++;
-  for (size_t table = 1; table < next.size(); table++) next[table] += next[table - 1];
-  std::vector<u32> sorted(slots.size());
-  for (const u32 slot : slots) sorted[next[group.header(slot).meta & meta::table_mask]++] = slot;
-  slots.swap(sorted);
-}
-
 }  // namespace
 
-// Append packed rows of one bucket, table after table.
-void Store::take_run(Group& group, u32 bucket, std::vector<u32>& slots, PackedColumns& out) {
-  sort_by_table(group, slots);
-  const u32 packed = group.layout.packed_bytes();
-  i64 at = static_cast<i64>(out.keys.size());
-  u64* keys = out.keys.extend(slots.size());
-  u8* records = out.records.extend(slots.size() * packed);
-  for (size_t i = 0; i < slots.size(); i++, at++) {
-    if (i + ahead < slots.size()) group.prefetch_slot(slots[i + ahead]);
-    const Header& row = group.header(slots[i]);
-    keys[i] = row.key;
-    group.layout.pack(group.row(slots[i]), records + i * packed);
-    const i64 table = row.meta & meta::table_mask;
-    if (i == 0 || out.runs.back().table != table) out.runs.push_back({bucket, table, at, at});
-    out.runs.back().stop = at + 1;
+// Copies the changed rows and removed keys of one bucket after another out as runs, sorted.
+class Store::Taker {
+ public:
+  Taker(Store& store, RunColumns& out) : store_(store), widths_(store.packed_widths()), out_(out) {}
+
+  // Under the bucket's lock. Returns the rows that the row store holds once this is written.
+  i64 take(u32 bucket, bool whole) {
+    rows_.clear();
+    parts_.clear();
+    i64 stored = 0;
+    for (u32 g = 0; g < store_.groups_.size(); g++) {
+      list(g, bucket, whole);
+      stored += store_.groups_[g]->bin(bucket).stored;
+    }
+    std::sort(parts_.begin(), parts_.end(), [](const Part& a, const Part& b) { return a.table < b.table; });
+    list_removed(bucket, whole);
+    unsealed_ = out_.directory.size();
+    size_t gone = 0;
+    for (const Part& part : parts_) {
+      while (gone < removed_.size() && removed_[gone].table < part.table) gone = write(bucket, nullptr, gone);
+      gone = write(bucket, &part, gone);
+    }
+    while (gone < removed_.size()) gone = write(bucket, nullptr, gone);
+    return stored;
   }
-}
+
+  // Without the lock: checksums of what was taken last, while it is still in cache.
+  void seal_last() {
+    for (size_t i = unsealed_; i < out_.directory.size(); i++) {
+      RunEntry& run = out_.directory.data()[i];
+      seal(run, out_.body.data() + run.at, widths_[run.table]);
+    }
+  }
+
+ private:
+  struct Part {
+    u32 table, group, begin, end;  // of rows_
+  };
+
+  // The group's changed rows, table by table, rising. They count as clean and stored from now on.
+  void list(u32 g, u32 bucket, bool whole) {
+    Group& group = *store_.groups_[g];
+    Bin& bin = group.bin(bucket);
+    store_.pending_[flush].fetch_sub(static_cast<i64>(bin.dirty[flush].size()), std::memory_order_relaxed);
+    slots_.clear();
+    slots_.swap(bin.dirty[flush]);
+    if (whole) {
+      slots_.clear();
+      for (u32 row = 0; row < bin.rows; row++) {
+        const u32 slot = group.slot_at(bin, row);
+        if (store_.changed(group.header(slot))) slots_.push_back(slot);
+      }
+    }
+    const u32 first = static_cast<u32>(rows_.size());
+    std::array<u32, 257> next{};
+    for (size_t i = 0; i < slots_.size(); i++) {
+      if (i + ahead < slots_.size()) group.prefetch_slot(slots_[i + ahead]);
+      Header& row = group.header(slots_[i]);
+      bin.stored += !(row.meta & meta::stored);
+      row.meta = (row.meta & ~meta::dirty_flush) | meta::stored;
+      const u32 table = row.meta & meta::table_mask;
+      next[table + 1]++;
+      rows_.push_back({row.key, table, slots_[i]});
+    }
+    if (group.tables.size() > 1) {
+      for (size_t table = 1; table < next.size(); table++) next[table] += next[table - 1];
+      scratch_.assign(rows_.begin() + first, rows_.end());
+      for (const KeyAt& row : scratch_) rows_[first + next[row.source]++] = row;
+    }
+    for (u32 begin = first, end; begin < rows_.size(); begin = end) {
+      const u32 table = rows_[begin].source;
+      for (end = begin + 1; end < rows_.size() && rows_[end].source == table;) end++;
+      sort_keys(rows_.data() + begin, end - begin, scratch_);
+      parts_.push_back({table, g, begin, end});
+    }
+  }
+
+  void list_removed(u32 bucket, bool whole) {
+    removed_.clear();
+    std::vector<Removal>& all = store_.states_[bucket].removed[flush];
+    for (const Removal& gone : all) {
+      Group& group = *store_.groups_[store_.group_of(gone.table)];
+      const u32 slot = group.find(group.bin(bucket), gone.key, gone.table);
+      // Came back since: what is flushed now, or was, replaces it. A row that was only looked up is not stored.
+      if (!whole && (slot == Group::none || !store_.changed(group.header(slot)))) removed_.push_back(gone);
+    }
+    all.clear();
+    const auto place = [](const Removal& gone) { return std::pair(gone.table, gone.key); };
+    std::sort(removed_.begin(), removed_.end(), [&](const Removal& a, const Removal& b) { return place(a) < place(b); });
+    const auto same = [&](const Removal& a, const Removal& b) { return place(a) == place(b); };
+    removed_.erase(std::unique(removed_.begin(), removed_.end(), same), removed_.end());
+  }
+
+  // One run: rows of a part, if any, and what was removed from its table, from `gone` on. Returns where that ends.
+  size_t write(u32 bucket, const Part* part, size_t gone) {
+    const u32 table = part ? part->table : removed_[gone].table, rows = part ? part->end - part->begin : 0;
+    size_t end = gone;
+    while (end < removed_.size() && removed_[end].table == table) end++;
+    const RunEntry run{bucket, table, rows, static_cast<u32>(end - gone), out_.body.size(), 0, 0};
+    u8* const keys = out_.body.extend(run.bytes(widths_[table]));
+    for (size_t i = gone; i < end; i++) store_key(keys, rows + i - gone, removed_[i].key);
+    u8* record = keys + run.keys_bytes();
+    for (u32 i = 0; i < rows; i++, record += widths_[table]) {
+      const Group& group = *store_.groups_[part->group];
+      const KeyAt& row = rows_[part->begin + i];
+      store_key(keys, i, row.key);
+      group.layout.pack(group.row(row.row), record);
+    }
+    out_.directory.push_back(run);
+    return end;
+  }
+
+  Store& store_;
+  const RecordWidths widths_;
+  RunColumns& out_;
+  size_t unsealed_ = 0;  // first run without checksums
+  std::vector<u32> slots_;
+  std::vector<KeyAt> rows_, scratch_;  // key, table, slot
+  std::vector<Part> parts_;
+  std::vector<Removal> removed_;
+};
 
 FlushBatch Store::collect_flush(const std::vector<u32>& buckets, bool whole) {
   FlushBatch out;
   for (const u32 b : buckets) check_bucket(b);
+  if (std::adjacent_find(buckets.begin(), buckets.end(), std::greater_equal<>()) != buckets.end())
+    throw std::invalid_argument("buckets of a flush must rise");
   out.buckets = buckets;
-  out.groups.resize(groups_.size());
-  out.removed_starts.push_back(0);
-  std::vector<u32> slots;
+  Taker taker(*this, out.runs);
   for (const u32 b : buckets) {
     BucketState& state = states_[b];
-    const std::lock_guard lock(state.lock);
-    i64 stored = 0;
-    for (size_t g = 0; g < groups_.size(); g++) {
-      Group& group = *groups_[g];
-      Bin& bin = group.bin(b);
-      pending_[flush].fetch_sub(static_cast<i64>(bin.dirty[flush].size()), std::memory_order_relaxed);
-      slots.clear();
-      slots.swap(bin.dirty[flush]);
-      if (whole) {
-        slots.clear();
-        for (u32 row = 0; row < bin.rows; row++) {
-          const u32 slot = group.slot_at(bin, row);
-          if (changed(group.header(slot))) slots.push_back(slot);
-        }
-      }
-      for (size_t i = 0; i < slots.size(); i++) {
-        if (i + ahead < slots.size()) group.prefetch_slot(slots[i + ahead]);
-        Header& row = group.header(slots[i]);
-        bin.stored += !(row.meta & meta::stored);
-        row.meta = (row.meta & ~meta::dirty_flush) | meta::stored;
-      }
-      take_run(group, b, slots, out.groups[g]);
-      stored += bin.stored;
+    {
+      const std::lock_guard lock(state.lock);
+      out.rows.push_back(taker.take(b, whole));
+      out.clock_ms.push_back(state.clock_ms);
+      for (u32 p = 0; p < spec_.partitions; p++) out.applied.push_back(applied_[static_cast<size_t>(p) * spec_.buckets + b]);
     }
-    for (const Removal& gone : state.removed[flush]) {
-      Group& group = *groups_[group_of(gone.table)];
-      const u32 slot = group.find(group.bin(b), gone.key, gone.table);
-      // Came back since: what is flushed now, or was, replaces it. A row that was only looked up is not stored.
-      if (!whole && (slot == Group::none || !changed(group.header(slot)))) out.removed.push_back(gone);
-    }
-    state.removed[flush].clear();
-    out.removed_starts.push_back(static_cast<i64>(out.removed.size()));
-    out.rows.push_back(stored);
-    out.clock_ms.push_back(state.clock_ms);
-    for (u32 p = 0; p < spec_.partitions; p++) out.applied.push_back(applied_[static_cast<size_t>(p) * spec_.buckets + b]);
+    taker.seal_last();
   }
   return out;
 }

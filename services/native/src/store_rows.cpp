@@ -20,6 +20,21 @@ void Store::each_bucket_run(const u64* keys, size_t n, Visit visit) const {
   }
 }
 
+// Under the bucket's lock; the record has been checked.
+void Store::import_row(Group& group, u32 bucket, u64 key, u8 table, const u8* record) {
+  Bin& bin = group.bin(bucket);
+  u32 slot = group.find(bin, key, table);
+  if (slot == Group::none) {
+    slot = group.insert(bin, bucket, key, table);
+    rows_[table].fetch_add(1, std::memory_order_relaxed);
+  }
+  Header& row = group.header(slot);
+  const u32 flags = row.meta & ~meta::packed_mask;
+  group.layout.unpack(group.row(slot), record);
+  row.meta |= flags | meta::stored;
+  bin.stored += !(flags & meta::stored);
+}
+
 void Store::import_rows(u8 table, const u64* keys, const u8* records, size_t n, size_t record_bytes) {
   Group& group = *groups_[group_of(table)];
   const u32 packed = group.layout.packed_bytes();
@@ -34,19 +49,7 @@ void Store::import_rows(u8 table, const u64* keys, const u8* records, size_t n, 
                                   std::to_string(keys[i]) + ": " + fault);
   }
   each_bucket_run(keys, n, [&](u32 bucket, size_t begin, size_t end) {
-    Bin& bin = group.bin(bucket);
-    for (size_t i = begin; i < end; i++) {
-      u32 slot = group.find(bin, keys[i], table);
-      if (slot == Group::none) {
-        slot = group.insert(bin, bucket, keys[i], table);
-        rows_[table].fetch_add(1, std::memory_order_relaxed);
-      }
-      Header& row = group.header(slot);
-      const u32 flags = row.meta & ~meta::packed_mask;
-      group.layout.unpack(group.row(slot), records + i * packed);
-      row.meta |= flags | meta::stored;
-      bin.stored += !(flags & meta::stored);
-    }
+    for (size_t i = begin; i < end; i++) import_row(group, bucket, keys[i], table, records + i * packed);
   });
 }
 

@@ -14,6 +14,7 @@ import pytest
 from freshet.errors import Unavailable
 from freshet.inference.rows import RowFollower
 from freshet.inference.table import ServingTable
+from freshet.paramserver.core import FlushBook
 from freshet.seams.eventlog import EventLog
 from freshet.seams.eventlog.sqlite import open_url as open_log
 from freshet.seams.rowstore import RowStore, StoreIdentity
@@ -24,7 +25,6 @@ from freshet.types import (
     F32,
     Append,
     Bucket,
-    BucketDelta,
     BucketMeta,
     BytesColumn,
     Fence,
@@ -52,7 +52,8 @@ class Shard:
         meta = BucketMeta(Fence(-1), 0, 0, {0: 0, 1: 0}, 0, TimeMs(0))
         identity = StoreIdentity("shop", "hash", BUCKETS, {"t": 0}, {0: self.table.record_bytes(0)}, "log")
         store.create(identity, {Bucket(b): meta for b in range(BUCKETS)})
-        self.metas = dict(store.claim([Bucket(b) for b in range(BUCKETS)], self.fence))
+        self.book = FlushBook(self.fence, buckets=BUCKETS, partitions=2)
+        self.book.claimed(store.claim([Bucket(b) for b in range(BUCKETS)], self.fence))
 
     def train(self, numbers: list[int], amount: float, *, clock_ms: int = 0) -> None:
         ranges = [(0, self.offset, self.offset + 1)]
@@ -91,20 +92,8 @@ class Shard:
 
     def flush(self) -> None:
         ends = [self.log.bounds(TopicPartition(TOPIC, p)).end for p in range(ROWS_PARTITIONS)]
-        deltas = []
-        for changes in self.table.collect_flush():
-            previous = self.metas[changes.bucket]
-            meta = BucketMeta(
-                self.fence,
-                previous.seq + 1,
-                changes.stored,
-                changes.applied,
-                ends[changes.bucket * ROWS_PARTITIONS // BUCKETS],
-                changes.clock_ms,
-            )
-            self.metas[changes.bucket] = meta
-            deltas.append(BucketDelta(changes.bucket, previous, meta, changes.rows, changes.removed))
-        self.store.flush(deltas, fence=self.fence)
+        flush = self.book.next_flush(self.table.collect_flush(), np.array(ends))
+        self.book.done(flush, self.store.flush(flush))
 
 
 @pytest.fixture

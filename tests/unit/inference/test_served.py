@@ -22,7 +22,8 @@ from freshet.seams.eventlog.sqlite import open_url
 from freshet.spec.avro import parse_schema
 from freshet.spec.layout import Layout
 from freshet.spec.parse import parse_spec
-from freshet.types import Append, PackedRows, TopicPartition
+from freshet.tables.runs import runs_of, widths_of
+from freshet.types import Append, RowRuns, Run, TopicPartition, bucket_of
 from tests.unit.inference.test_rows import wait_for
 from tests.unit.tables.building import counting_group, keys_of
 
@@ -184,13 +185,22 @@ def test_rows_that_do_not_fit_the_spec_are_corrupt() -> None:
 
     table = ServingTable(Layout((counting_group(),), ()), buckets=16, partitions=2, seed=7)
     keys = keys_of(1, 2)
+    bucket = int(bucket_of(keys[:1], 16)[0])
+
+    def run(of: int, table: int, *numbers: int) -> RowRuns:
+        records = np.zeros((len(numbers), 16), np.uint8)
+        return runs_of([Run(of, table, keys_of(*numbers), keys[:0], records)], widths_of({0: 16, table: 16}))
+
     with pytest.raises(Corrupt, match="table 9"):
-        table.import_rows(PackedRows(9, keys, np.zeros((2, 8), np.uint8)))
-    with pytest.raises(Corrupt, match="keys of one bucket"):
-        table.import_rows(PackedRows(0, keys_of(1, 2, 3, 4), np.zeros((4, 8), np.uint8)))
+        table.import_runs(run(bucket, 9, 1))
+    with pytest.raises(Corrupt, match="another bucket"):
+        table.import_runs(run(bucket ^ 1, 0, 1))
+    with pytest.raises(Corrupt, match="below 16, found 16"):
+        table.import_runs(run(16, 0))
     with pytest.raises(Corrupt, match="3 floats"):
         table.import_values(0, keys, np.zeros((2, 3), np.float32))
     with pytest.raises(Corrupt, match="table 9"):
         table.remove(9, keys)
-    table.import_rows(PackedRows(0, keys[:0], np.zeros((0, 8), np.uint8)))
     assert table.rows() == {0: 0}
+    table.import_runs(run(bucket, 0, 1))
+    assert table.rows() == {0: 1}

@@ -1,46 +1,83 @@
-from freshet.paramserver.core import AfterFlush, FlushBook
-from freshet.seams.rowstore import FlushOutcome
-from freshet.types import Bucket, BucketMeta, Fence, TimeMs
+import numpy as np
+import pytest
 
-B = Bucket(7)
+from freshet.errors import Fenced
+from freshet.paramserver.core import FlushBook
+from freshet.seams.rowstore import FlushOutcome
+from freshet.spec.topics import ROWS_PARTITIONS
+from freshet.tables import Flushed
+from freshet.types import RUN, Bucket, BucketMeta, Fence, Flush, RowRuns, TimeMs
+
+BUCKETS = 8
+A, B = Bucket(6), Bucket(7)
+NO_RUNS = RowRuns(np.empty(0, RUN), np.empty(0, np.uint8), np.zeros(256, np.uint32))
 
 
 def claimed_book() -> FlushBook:
-    book = FlushBook(Fence(9))
-    book.claimed({B: BucketMeta(Fence(9), 4, 0, {0: 3, 1: 1}, 20, TimeMs(0))})
+    book = FlushBook(Fence(9), buckets=BUCKETS, partitions=2)
+    book.claimed({b: BucketMeta(Fence(9), 4, 0, {0: 3, 1: 1}, 20, TimeMs(7)) for b in (A, B)})
     return book
 
 
-def next_meta(book: FlushBook) -> BucketMeta:
-    return book.next_meta(B, rows=2, applied={0: 5, 1: 1}, rows_offset=30, clock_ms=TimeMs(1))
+def next_flush(book: FlushBook, *, whole: bool = False) -> Flush:
+    changed = Flushed(
+        buckets=np.array([A, B]),
+        applied=np.array([[5, 1], [6, 1]]),
+        clock_ms=np.array([11, 10]),
+        stored=np.array([2, 3]),
+        runs=NO_RUNS,
+    )
+    return book.next_flush(changed, np.arange(ROWS_PARTITIONS) + 30, whole=whole)
+
+
+def outcomes(*each: FlushOutcome) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
+    return np.array(each, np.uint8)
 
 
 def test_a_flush_writes_one_more_than_the_last_acknowledged_sequence():
     book = claimed_book()
 
-    assert next_meta(book).seq == 5
-    assert next_meta(book).seq == 5  # not acknowledged: a retry writes the same
+    assert next_flush(book).seqs.tolist() == [5, 5]
+    assert next_flush(book).seqs.tolist() == [5, 5]  # not acknowledged: a retry writes the same
 
 
-def test_an_acknowledged_flush_moves_the_sequence_and_the_smallest_offsets():
+def test_a_flush_brings_each_bucket_to_the_meta_of_what_was_copied():
+    partition = B * ROWS_PARTITIONS // BUCKETS
+
+    assert next_flush(claimed_book()).meta(1) == BucketMeta(
+        Fence(9), 5, 3, {0: 6, 1: 1}, 30 + partition, TimeMs(10)
+    )
+
+
+def test_an_acknowledged_flush_moves_the_sequence_the_clock_and_the_smallest_offsets():
     book = claimed_book()
-    meta = next_meta(book)
+    assert book.clock_ms == 7
 
-    assert book.done(B, meta, FlushOutcome.DONE) is AfterFlush.KEEP
-    assert next_meta(book).seq == 6
-    assert book.smallest_applied(2) == {0: 5, 1: 1}
-    assert book.smallest_rows_offset(range(8)) == 30
+    again = book.done(next_flush(book), outcomes(FlushOutcome.DONE, FlushOutcome.DONE))
+
+    assert again.tolist() == []
+    assert next_flush(book).seqs.tolist() == [6, 6]
+    assert book.smallest_applied() == {0: 5, 1: 1}
+    assert book.smallest_rows_offset(range(8)) == 30 + A * ROWS_PARTITIONS // BUCKETS
+    assert book.smallest_rows_offset(range(4)) == 0  # none of them is owned
+    assert book.clock_ms == 11
 
 
 def test_a_store_that_holds_something_else_gets_the_bucket_whole():
     book = claimed_book()
 
-    assert book.done(B, next_meta(book), FlushOutcome.REPLACE) is AfterFlush.AGAIN_WHOLE
-    assert book.previous(B).seq == 4
+    again = book.done(next_flush(book), outcomes(FlushOutcome.DONE, FlushOutcome.REPLACE))
+
+    assert again.tolist() == [B]
+    assert next_flush(book, whole=True).seqs.tolist() == [6, 5]
+    assert book.smallest_applied() == {0: 3, 1: 1}
 
 
-def test_a_fenced_bucket_is_dropped():
+def test_a_fenced_bucket_is_dropped_and_those_written_are_noted():
     book = claimed_book()
 
-    assert book.done(B, next_meta(book), FlushOutcome.FENCED) is AfterFlush.DROP
-    assert B not in book.stored
+    with pytest.raises(Fenced, match="bucket 7"):
+        book.done(next_flush(book), outcomes(FlushOutcome.DONE, FlushOutcome.FENCED))
+
+    assert book.smallest_applied() == {0: 5, 1: 1}
+    assert book.smallest_rows_offset(range(B, B + 1)) == 0

@@ -19,18 +19,23 @@ from hypothesis import strategies as st
 
 from freshet.errors import Corrupt, Mismatch, Unavailable
 from freshet.seams.rowstore import FlushOutcome, compact
-from freshet.seams.rowstore.segments import make_run, merge, pack, parse_directory
+from freshet.seams.rowstore.segments import parse_directory, parts_of, write_directory
 from freshet.seams.rowstore.sqlite import SqliteRowStore, decide
+from freshet.seams.rowstore.sqlite_file import NO_STAMP
+from freshet.tables.runs import merge_runs, runs_of, widths_of
 from freshet.testing.contracts.rowstore import (
     BUCKETS,
-    delta_of,
+    WIDTHS,
+    Change,
+    flush_of,
     identity,
     next_meta,
-    packed,
+    outcomes_of,
     rows_of,
+    run_of,
     starting,
 )
-from freshet.types import Bucket, Fence
+from freshet.types import Bucket, Fence, RowRuns
 
 
 @pytest.fixture
@@ -77,11 +82,10 @@ def test_any_course_of_flushes_leaves_what_a_dict_would_hold(
         elif what == "reopen":
             store.close()
             store = SqliteRowStore(path)
-        deltas = []
+        changes = []
         for bucket, (rows, removed) in by_bucket.items():
-            old = metas[Bucket(bucket)]
-            metas[Bucket(bucket)] = next_meta(old, rows=len(oracle[bucket]))
-            deltas.append(delta_of(bucket, old, metas[Bucket(bucket)], rows, removed, whole=what == "whole"))
+            metas[Bucket(bucket)] = next_meta(metas[Bucket(bucket)], rows=len(oracle[bucket]))
+            changes.append(Change(bucket, metas[Bucket(bucket)], rows, removed))
             if what == "whole":
                 oracle[bucket].clear()
             else:
@@ -89,7 +93,9 @@ def test_any_course_of_flushes_leaves_what_a_dict_would_hold(
                     for key in gone:
                         oracle[bucket].pop((table, key), None)
             oracle[bucket].update({(t, k): v for t, of in rows.items() for k, v in of.items()})
-        assert set(store.flush(deltas, fence=fence).values()) <= {FlushOutcome.DONE}
+        if changes:
+            outcomes = outcomes_of(store, flush_of(*changes, whole=what == "whole"))
+            assert set(outcomes.values()) == {FlushOutcome.DONE}
     for bucket, expected in oracle.items():
         assert rows_of(store, bucket) == expected
         for table in (0, 1):
@@ -107,8 +113,8 @@ def test_segments_do_not_pile_up(tmp_path: Path) -> None:
     store.create(identity(), starting())
     metas = dict(store.claim([Bucket(0)], Fence(1)))
     for i in range(200):
-        old, metas[Bucket(0)] = metas[Bucket(0)], next_meta(metas[Bucket(0)])
-        store.flush([delta_of(0, old, metas[Bucket(0)], {0: {i % 20: 1}})], fence=Fence(1))
+        metas[Bucket(0)] = next_meta(metas[Bucket(0)])
+        store.flush(flush_of(Change(0, metas[Bucket(0)], {0: {i % 20: 1}})))
     store.close()
     with sqlite3.connect(tmp_path / "rows.sqlite") as db:
         ((segments,),) = db.execute("SELECT count(*) FROM segments").fetchall()
@@ -126,12 +132,11 @@ def test_a_flush_of_more_than_a_part_is_cut_and_read_whole(
     metas = store.claim([Bucket(0), Bucket(1)], Fence(1))
     rows = {key * 3: key % 256 for key in range(500)}
     for bucket, whole in ((0, False), (1, True)):
-        old = metas[Bucket(bucket)]
-        store.flush([delta_of(bucket, old, next_meta(old), {0: rows}, whole=whole)], fence=Fence(1))
+        store.flush(flush_of(Change(bucket, next_meta(metas[Bucket(bucket)]), {0: rows}), whole=whole))
         assert rows_of(store, bucket) == {(0, key): fill for key, fill in rows.items()}
         there, _ = store.read(Bucket(bucket), 0, np.arange(1500, dtype=np.uint64))
         assert np.flatnonzero(there).tolist() == list(rows)
-        assert len(list(store.scan(Bucket(bucket)))) > 1
+        assert len(list(store.scan([Bucket(bucket)]))) > 1
     store.close()
 
 
@@ -152,26 +157,82 @@ def test_a_flush_is_compared_by_fence_and_seq(
     stored: tuple[int, int] | None, fence: int, whole: bool, expected: tuple[FlushOutcome, bool]
 ) -> None:
     previous = replace(starting()[Bucket(0)], fence=Fence(7), seq=3)
-    delta = delta_of(0, previous, next_meta(previous), {}, whole=whole)
-    assert decide(stored, delta, Fence(fence)) == expected
+    flush = flush_of(Change(0, replace(next_meta(previous), fence=Fence(fence)), {}), whole=whole)
+    outcomes, written = decide(np.array([stored or (NO_STAMP, NO_STAMP)], np.int64), flush)
+    assert (FlushOutcome(outcomes[0]), bool(written[0])) == expected
+
+
+def merged(*newest_first: RowRuns, keep_removed: bool, most_bytes: int = 1 << 20) -> RowRuns:
+    where = [f"source {i}" for i in range(len(newest_first))]
+    widths = widths_of(WIDTHS)
+    return merge_runs(newest_first, where, widths, keep_removed=keep_removed, most_bytes=most_bytes)
+
+
+def a_run(bucket: int, table: int, rows: dict[int, int], removed: list[int]) -> RowRuns:
+    return runs_of([run_of(bucket, table, rows, removed)], widths_of(WIDTHS))
 
 
 def test_merging_keeps_the_newest_word_on_each_key() -> None:
-    old = make_run(
-        0, 0, np.array([1, 2, 3], np.uint64), np.array([9], np.uint64), packed(0, {1: 1, 2: 1, 3: 1}).records
-    )
-    new = make_run(
-        0, 0, np.array([9, 2], np.uint64), np.array([3], np.uint64), packed(0, {9: 5, 2: 6}).records
-    )
-    kept = merge([new, old], keep_removed=True)
+    old, new = a_run(0, 0, {1: 1, 2: 1, 3: 1}, [9]), a_run(0, 0, {9: 5, 2: 6}, [3])
+    (kept,) = merged(new, old, keep_removed=True)
     assert (kept.keys.tolist(), kept.removed.tolist()) == ([1, 2, 9], [3])
     assert kept.records[:, 0].tolist() == [1, 6, 5]
-    assert merge([new, old], keep_removed=False).removed.tolist() == []
+    (left,) = merged(new, old, keep_removed=False)
+    assert left.removed.tolist() == []
+
+
+merging = st.lists(
+    st.lists(
+        st.tuples(
+            st.integers(0, 2),
+            tables,
+            st.dictionaries(st.integers(0, 2**64 - 1) | keys, st.integers(0, 255), max_size=60),
+            st.lists(keys, max_size=4, unique=True),
+        ),
+        max_size=4,
+        unique_by=lambda run: run[:2],
+    ),
+    max_size=5,
+)
+
+
+@settings(deadline=None)
+@given(merging, st.booleans(), st.sampled_from([64, 500, 1 << 20]))
+def test_merged_runs_say_what_all_of_them_say_together(
+    sources: list[list[tuple[int, int, dict[int, int], list[int]]]], keep_removed: bool, most_bytes: int
+) -> None:
+    widths = widths_of(WIDTHS)
+    newest_first = [runs_of([run_of(*run) for run in source], widths) for source in sources]
+    expected: dict[tuple[int, int], dict[int, int | None]] = {}
+    for source in reversed(sources):
+        for bucket, table, rows, removed in source:
+            known = expected.setdefault((bucket, table), {})
+            known.update(dict.fromkeys(removed))
+            known.update(rows)
+    found: dict[tuple[int, int], dict[int, int | None]] = {}
+    together = merged(*newest_first, keep_removed=keep_removed, most_bytes=most_bytes)
+    for run in together:
+        assert (np.diff(run.keys.astype(object)) > 0).all()
+        said = {
+            **dict.fromkeys(run.removed.tolist()),
+            **dict(zip(run.keys.tolist(), run.records[:, 0].tolist(), strict=True)),
+        }
+        known = found.setdefault((run.bucket, run.table), {})
+        assert not known.keys() & said.keys()
+        known.update(said)
+    if not keep_removed:
+        expected = {of: {k: v for k, v in known.items() if v is not None} for of, known in expected.items()}
+    assert found == {of: known for of, known in expected.items() if known}
+    parts = list(parts_of(together, 100))
+    for of in ("keys", "removed", "records"):
+        in_parts = [value for part in parts for run in part for value in getattr(run, of).tolist()]
+        assert in_parts == [value for run in together for value in getattr(run, of).tolist()]
 
 
 def test_a_key_given_twice_is_refused() -> None:
+    run = run_of(0, 0, {4: 1, 5: 1}, [])
     with pytest.raises(ValueError, match="twice"):
-        make_run(0, 0, np.array([4, 4], np.uint64), np.empty(0, np.uint64), np.zeros((2, 8), np.uint8))
+        runs_of([replace(run, keys=np.array([4, 4], np.uint64))], widths_of(WIDTHS))
 
 
 @given(st.binary(max_size=100))
@@ -182,13 +243,37 @@ def test_any_bytes_are_a_directory_or_corrupt(data: bytes) -> None:
 
 @given(st.integers(0, 10_000), st.integers(1, 255))
 def test_a_changed_byte_of_a_directory_is_corrupt(at: int, change: int) -> None:
-    directory, _ = pack(
-        [make_run(1, 0, np.array([1], np.uint64), np.empty(0, np.uint64), packed(0, {1: 1}).records)]
-    )
-    data = bytearray(directory)
+    data = bytearray(write_directory(a_run(1, 0, {1: 1}, [])))
     data[at % len(data)] ^= change
     with pytest.raises(Corrupt):
         parse_directory(bytes(data), "here")
+
+
+@given(st.data())
+def test_changed_bytes_of_runs_are_corrupt_when_they_are_merged(data: st.DataObject) -> None:
+    runs = [a_run(0, 0, {1: 1, 5: 2, 9: 3}, [7]), a_run(0, 0, {5: 4}, [1])]
+    which = data.draw(st.integers(0, 1))
+    body = runs[which].body.copy()
+    body[data.draw(st.integers(0, len(body) - 1))] ^= data.draw(st.integers(1, 255))
+    runs[which] = replace(runs[which], body=body)
+    with pytest.raises(Corrupt, match=f"source {which}: (keys|rows) of table 0, bucket 0 fail their CRC"):
+        merged(*runs, keep_removed=True)
+
+
+@given(
+    st.sampled_from(["bucket", "table", "rows", "removed", "at"]), st.integers(0, 2**32 - 1), st.booleans()
+)
+def test_a_directory_that_lies_is_corrupt_or_reads_what_lies_there(
+    field: str, value: int, first: bool
+) -> None:
+    runs = runs_of([run_of(0, 0, {1: 1, 5: 2}, [7]), run_of(1, 1, {5: 4}, [])], widths_of(WIDTHS))
+    directory = runs.directory.copy()
+    directory[field][0 if first else 1] = value
+    try:
+        together = merged(replace(runs, directory=directory), keep_removed=True)
+    except Corrupt:
+        return
+    assert together.rows <= runs.rows
 
 
 @pytest.mark.parametrize("column", ["body", "directory"])
@@ -197,7 +282,7 @@ def test_changed_bytes_in_the_file_are_corrupt_not_rows(tmp_path: Path, column: 
     store = SqliteRowStore(path)
     store.create(identity(), starting())
     old = store.claim([Bucket(0)], Fence(1))[Bucket(0)]
-    store.flush([delta_of(0, old, next_meta(old), {0: {1: 1}})], fence=Fence(1))
+    store.flush(flush_of(Change(0, next_meta(old), {0: {1: 1}})))
     db = sqlite3.connect(path)
     with db:
         db.execute(f"UPDATE segments SET {column} = zeroblob(length({column}))")
@@ -224,14 +309,14 @@ def test_a_full_disk_is_unavailable_and_the_same_flush_succeeds_later(tmp_path: 
     store = SqliteRowStore(tmp_path / "rows.sqlite")
     store.create(identity(), starting())
     old = store.claim([Bucket(0)], Fence(1))[Bucket(0)]
-    delta = delta_of(0, old, next_meta(old), {0: dict.fromkeys(range(20000), 1)})
+    flush = flush_of(Change(0, next_meta(old), {0: dict.fromkeys(range(20000), 1)}))
     ((pages,),) = store._writer.execute("PRAGMA page_count").fetchall()
     store._writer.execute(f"PRAGMA max_page_count={pages}")
     with pytest.raises(Unavailable, match="disk is full"):
-        store.flush([delta], fence=Fence(1))
+        store.flush(flush)
     assert store.metas([Bucket(0)])[Bucket(0)] == old
     store._writer.execute("PRAGMA max_page_count=1000000")
-    assert store.flush([delta], fence=Fence(1))[Bucket(0)] is FlushOutcome.DONE
+    assert outcomes_of(store, flush) == {0: FlushOutcome.DONE}
     assert len(rows_of(store, 0)) == 20_000
     store.close()
 
@@ -259,12 +344,10 @@ def test_a_reader_beside_flushes_and_compactions_sees_each_bucket_as_of_one_flus
     thread = threading.Thread(target=read)
     thread.start()
     for i in range(60):
-        deltas = []
-        for bucket, old in metas.items():
-            metas[bucket] = next_meta(old)
-            rows = {0: dict.fromkeys(range(300), i)}
-            deltas.append(delta_of(bucket, old, metas[bucket], rows, whole=i % 9 == 8))
-        store.flush(deltas, fence=Fence(1))
+        metas = {bucket: next_meta(meta) for bucket, meta in metas.items()}
+        rows = {0: dict.fromkeys(range(300), i)}
+        changes = [Change(bucket, meta, rows) for bucket, meta in metas.items()]
+        store.flush(flush_of(*changes, whole=i % 9 == 8))
     stop.set()
     thread.join()
     reader.close()
@@ -282,14 +365,12 @@ def flush_for_ever(path: str) -> None:
     metas = dict(store.claim([Bucket(b) for b in range(BUCKETS)], fence))
     print("ready", flush=True)
     while True:
-        deltas = []
-        for bucket, old in metas.items():
-            new = next_meta(old, rows=200)
-            whole = new.seq % 7 == 0
-            fill = new.seq % 251
-            deltas.append(delta_of(bucket, old, new, {0: dict.fromkeys(range(200), fill)}, whole=whole))
-            metas[bucket] = new
-        store.flush(deltas, fence=fence)
+        metas = {bucket: next_meta(meta, rows=200) for bucket, meta in metas.items()}
+        changes = [
+            Change(bucket, meta, {0: dict.fromkeys(range(200), meta.seq % 251)})
+            for bucket, meta in metas.items()
+        ]
+        store.flush(flush_of(*changes, whole=metas[Bucket(0)].seq % 7 == 0))
 
 
 def test_a_store_whose_owner_is_killed_holds_each_bucket_old_or_new(tmp_path: Path) -> None:

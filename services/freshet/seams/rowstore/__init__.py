@@ -8,17 +8,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from freshet.types import U8, U64, Bool, Bucket, BucketDelta, BucketMeta, Fence, PackedRows
+from freshet.types import U8, U64, Bool, Bucket, BucketMeta, Fence, Flush, RowRuns
 
 __all__ = ["FlushOutcome", "RowStore", "StoreIdentity"]
 
 
-class FlushOutcome(enum.Enum):
+class FlushOutcome(enum.IntEnum):
     """What became of one bucket of a flush."""
 
-    DONE = "done"
-    FENCED = "fenced"  # another owner has claimed the bucket: drop it
-    REPLACE = "replace"  # what is stored is not what this owner wrote last: flush the bucket whole
+    DONE = 0
+    FENCED = 1  # another owner has claimed the bucket: drop it
+    REPLACE = 2  # what is stored is not what this owner wrote last: flush the bucket whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +56,11 @@ class RowStore(Protocol):
         already.
         """
 
-    def scan(self, bucket: Bucket) -> Iterator[PackedRows]:
-        """All rows of a bucket, in pieces of bounded size (<= 64 MiB), any order, each row once, newest
-        state.
+    def scan(self, buckets: Sequence[Bucket]) -> Iterator[RowRuns]:
+        """All rows of these buckets, in pieces of bounded size (<= 64 MiB), each row once, newest state.
 
-        Read `metas` before, and (as an owner) after: a scan is not a snapshot.
+        Buckets come in any order, but a bucket's rows are as of one moment, and no removed keys are among
+        them. Read `metas` before, and (as an owner) after: a scan is not a snapshot.
         """
 
     def read(self, bucket: Bucket, table: int, keys: U64) -> tuple[Bool, U8]:
@@ -69,16 +69,21 @@ class RowStore(Protocol):
         A read that failed raises Unavailable; only a row that is absent is reported absent (PROTOCOL 13).
         """
 
-    def flush(self, deltas: Sequence[BucketDelta], *, fence: Fence) -> Mapping[Bucket, FlushOutcome]:
-        """Write changed rows, removed keys and `meta` of many buckets; each bucket all or nothing.
+    def flush(self, flush: Flush) -> U8:
+        """Write changed rows, removed keys and metas of many buckets; each bucket all or nothing.
 
         Called by the buckets' owner only, from its flush thread; may block up to the store's timeout. After
         it returns, a reader that starts anew sees every bucket that is DONE. Nothing is promised about
-        readers in the middle of a scan. A bucket whose stored (fence, seq) equals `delta.meta`'s is DONE
-        already (a retry after a lost answer).
+        readers in the middle of a scan. A bucket whose stored (fence, seq) equals the flush's is DONE already
+        (a retry after a lost answer); one that is not at (fence, seq - 1) is to be REPLACEd, if the flush is
+        not `whole`.
+
+        Returns:
+            (K,) a FlushOutcome for each bucket, in the flush's order.
 
         Raises:
-            Unavailable: not written, or not known to be written; flushing the same deltas again is safe.
+            Unavailable: not written, or not known to be written; flushing the same again is safe.
+            ValueError: the flush's columns do not fit each other or the store.
         """
 
     def close(self) -> None:

@@ -8,21 +8,13 @@ amount at a time.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Mapping
-from dataclasses import dataclass
-from pathlib import Path
 
-from freshet.seams.rowstore.segments import Run, merge, pack
-from freshet.seams.rowstore.sqlite_file import (
-    PART_BYTES,
-    Source,
-    bucket_runs,
-    insert_segment,
-    sources,
-    write_base,
-)
+from freshet.seams.rowstore.segments import write_directory
+from freshet.seams.rowstore.sources import Shape, Source, read_since, rows_of
+from freshet.seams.rowstore.sqlite_file import PART_BYTES, insert_segment, write_bases
+from freshet.tables.runs import merge_runs
 
-__all__ = ["Shape", "compact_span", "crowded_levels", "full_spans", "merge_level"]
+__all__ = ["compact_span", "crowded_levels", "full_spans", "merge_level"]
 
 FAN_IN = 16
 """Segments of a level before they become one of the next."""
@@ -31,25 +23,6 @@ _SMALLEST_BYTES = 16 << 20
 """Spans with fewer bytes of segments are left to `merge_level`: else the bases of a small model, of which
 every flush changes most rows, would be rewritten all the time. Worst case: 256 MiB more to read when buckets
 are claimed."""
-
-
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """How a store is cut: spans are equal runs of buckets."""
-
-    path: Path
-    buckets: int
-    spans: int
-    record_bytes: Mapping[int, int]
-
-    def span_of(self, bucket: int) -> int:
-        """Span of a bucket."""
-        return bucket * self.spans // self.buckets
-
-    def buckets_of(self, span: int) -> range:
-        """Buckets of a span."""
-        first = -(-span * self.buckets // self.spans)
-        return range(first, -(-(span + 1) * self.buckets // self.spans))
 
 
 def crowded_levels(db: sqlite3.Connection) -> list[tuple[int, int]]:
@@ -71,17 +44,20 @@ def merge_level(db: sqlite3.Connection, shape: Shape, span: int, level: int) -> 
         "SELECT id, directory, body FROM segments WHERE span = ? AND level = ? ORDER BY id DESC",
         (span, level),
     ).fetchall()
-    since = dict(db.execute("SELECT bucket, since FROM metas").fetchall())
-    runs: dict[tuple[int, int], list[Run]] = {}
-    for row_id, directory, body in rows:
-        source = Source(db, shape.path, "segments", row_id, directory, body)
-        for entry in source.entries():
-            if row_id > since.get(entry.bucket, 0):
-                runs.setdefault((entry.bucket, entry.table), []).append(source.run(entry, shape.record_bytes))
-    db.executemany("DELETE FROM segments WHERE id = ?", ((row_id,) for row_id, *_ in rows))
-    merged, packed = pack(merge(newest_first, keep_removed=True) for newest_first in runs.values())
-    insert_segment(db, rows[0][0], span=span, level=level + 1, directory=merged, body=packed)
-    return len(packed)
+    since = read_since(db, shape)
+    sources = [Source(db, shape, "segments", *row) for row in rows]
+    merged = merge_runs(
+        [source.runs(source.id > since[source.directory["bucket"]]) for source in sources],
+        [source.where for source in sources],
+        shape.widths,
+        keep_removed=True,
+        most_bytes=PART_BYTES,
+    )
+    db.executemany("DELETE FROM segments WHERE id = ?", ((source.id,) for source in sources))
+    if len(merged.directory):
+        directory, segment = write_directory(merged), sources[0].id
+        insert_segment(db, segment, span=span, level=level + 1, directory=directory, body=merged.body)
+    return len(merged.body)
 
 
 def full_spans(db: sqlite3.Connection, shape: Shape) -> list[int]:
@@ -99,17 +75,16 @@ def compact_span(db: sqlite3.Connection, shape: Shape, span: int, budget: int) -
     Returns bytes written.
     """
     buckets = shape.buckets_of(span)
-    waiting = db.execute(
+    rows = db.execute(
         "SELECT bucket FROM metas WHERE bucket >= ? AND bucket < ? ORDER BY since, bucket",
         (buckets.start, buckets.stop),
     ).fetchall()
+    waiting = [bucket for (bucket,) in rows]
     written = 0
-    for (bucket,) in waiting:
-        if written >= budget:
-            break
-        runs = bucket_runs(sources(db, shape.path, bucket, span), bucket, shape.record_bytes)
-        merged = [merge(newest_first, keep_removed=False) for _, newest_first in sorted(runs.items())]
-        written += write_base(db, bucket, merged)
+    while waiting and written < budget:
+        n, runs = rows_of(db, shape, waiting, min(PART_BYTES, budget - written))
+        written += write_bases(db, waiting[:n], runs)
+        del waiting[:n]
     db.execute(
         "DELETE FROM segments WHERE span = ? AND id <= "
         "(SELECT min(since) FROM metas WHERE bucket >= ? AND bucket < ?)",

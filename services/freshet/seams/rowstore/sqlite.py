@@ -18,23 +18,24 @@ import numpy as np
 
 from freshet.errors import Fenced, Mismatch, Unavailable
 from freshet.seams.rowstore import FlushOutcome, StoreIdentity
-from freshet.seams.rowstore.compact import Shape, compact_span, crowded_levels, full_spans, merge_level
-from freshet.seams.rowstore.segments import Run, find, make_run, merge
+from freshet.seams.rowstore.compact import compact_span, crowded_levels, full_spans, merge_level
+from freshet.seams.rowstore.segments import find, gapped, parts_of
+from freshet.seams.rowstore.sources import Shape, rows_of, sources_of_bucket
 from freshet.seams.rowstore.sqlite_file import (
     FORMAT,
-    Stamp,
-    bucket_runs,
+    PART_BYTES,
     read_identity,
     read_metas,
     read_stamps,
-    sources,
-    write_base,
+    write_bases,
     write_identity,
     write_metas,
-    write_segment,
+    write_metas_of,
+    write_segments,
 )
 from freshet.seams.sqlite import connect, folder_of, open_file, transaction, translated
-from freshet.types import U8, U64, Bool, Bucket, BucketDelta, BucketMeta, Fence, PackedRows
+from freshet.tables.runs import check_runs, merge_runs
+from freshet.types import I64, U8, U64, Bool, Bucket, BucketMeta, Fence, Flush, RowRuns
 
 __all__ = ["SqliteRowStore", "decide", "open_url"]
 
@@ -110,19 +111,15 @@ class SqliteRowStore:
             write_metas(db, claimed)
         return claimed
 
-    def scan(self, bucket: Bucket) -> Iterator[PackedRows]:
-        """All rows of a bucket, in pieces of bounded size, each row once, newest state."""
+    def scan(self, buckets: Sequence[Bucket]) -> Iterator[RowRuns]:
+        """All rows of these buckets, in pieces of bounded size, each row once, newest state."""
         shape = self._shape()
-        with self._reading() as db:
-            found = sources(db, self._path, bucket, shape.span_of(bucket))
-            runs = bucket_runs(found, bucket, shape.record_bytes)
-        for table, newest_first in sorted(runs.items()):
-            merged = merge(newest_first, keep_removed=False)
-            step = max(1, SCAN_BYTES // (shape.record_bytes[table] + 8))
-            for start in range(0, len(merged.keys), step):
-                yield PackedRows(
-                    table, merged.keys[start : start + step], merged.records[start : start + step]
-                )
+        left: list[int] = sorted(buckets)
+        while left:
+            with self._reading() as db:
+                n, rows = rows_of(db, shape, left, SCAN_BYTES)
+            yield from parts_of(rows, SCAN_BYTES)
+            del left[:n]
 
     def read(self, bucket: Bucket, table: int, keys: U64) -> tuple[Bool, U8]:
         """Rows by key: (found (N,), records (N, record_bytes); zeros where not found)."""
@@ -132,7 +129,7 @@ class SqliteRowStore:
         records = np.zeros((len(keys), width), np.uint8)
         open_at = np.arange(len(keys))  # where no source has said anything yet
         with self._reading() as db:
-            for source in sources(db, self._path, bucket, shape.span_of(bucket)):
+            for source in sources_of_bucket(db, shape, bucket):
                 for entry in source.entries(bucket, table):
                     known, removed = source.keys(entry)
                     hit, at = find(known, keys[open_at])
@@ -145,29 +142,23 @@ class SqliteRowStore:
                     break
         return there, records
 
-    def flush(self, deltas: Sequence[BucketDelta], *, fence: Fence) -> Mapping[Bucket, FlushOutcome]:
-        """Write changed rows, removed keys and `meta` of many buckets, all in one transaction."""
+    def flush(self, flush: Flush) -> U8:
+        """Write changed rows, removed keys and metas of many buckets, all in one transaction."""
         shape = self._shape()
-        runs = {delta.bucket: self._runs(delta, fence, shape) for delta in deltas}
-        outcomes: dict[Bucket, FlushOutcome] = {}
-        written: dict[Bucket, BucketMeta] = {}
-        by_span: dict[int, list[Run]] = {}
+        _check_flush(flush, shape)
         size = 0
         with self._writing("flush") as db:
-            stored = read_stamps(db)
-            for delta in deltas:
-                outcomes[delta.bucket], write = decide(stored.get(delta.bucket), delta, fence)
-                if not write:
-                    continue
-                written[delta.bucket] = delta.meta
-                if not delta.whole:
-                    by_span.setdefault(shape.span_of(delta.bucket), []).extend(runs[delta.bucket])
-            write_metas(db, written)
-            for delta in deltas:
-                if delta.whole and delta.bucket in written:
-                    size += write_base(db, delta.bucket, runs[delta.bucket])
-            for span, changed in by_span.items():
-                size += write_segment(db, span, sorted(changed, key=lambda r: (r.bucket, r.table)))
+            stored = read_stamps(db, shape.buckets)[flush.buckets]
+            outcomes, written = decide(stored, flush)
+            write_metas_of(db, flush, written)
+            buckets = flush.buckets[written]
+            runs = flush.runs if written.all() else _runs_of_buckets(flush.runs, buckets)
+            if flush.whole:
+                size = write_bases(db, buckets.tolist(), runs)
+            else:
+                for span in range(shape.spans) if len(runs.directory) else ():
+                    within = shape.buckets_of(span)
+                    size += write_segments(db, span, runs.of_buckets(within.start, within.stop))
         if size:
             self._compact(shape, size)
         return outcomes
@@ -191,26 +182,6 @@ class SqliteRowStore:
                 if budget > 0:
                     with self._writing("compact segments") as db:
                         budget -= compact_span(db, shape, span, budget)
-
-    def _runs(self, delta: BucketDelta, fence: Fence, shape: Shape) -> list[Run]:
-        if delta.meta.fence != fence:
-            raise ValueError(f"bucket {delta.bucket}: meta of fence {delta.meta.fence} flushed under {fence}")
-        removed = dict(delta.removed)
-        changed = {packed.table: packed for packed in delta.rows}
-        if len(changed) != len(delta.rows) or len(removed) != len(delta.removed):
-            raise ValueError(f"bucket {delta.bucket}: a table is given twice in one flush")
-        runs = []
-        for table in sorted({*changed, *removed}):
-            width = shape.record_bytes[table]
-            rows = changed.get(table, PackedRows(table, _NO_KEYS, np.empty((0, width), np.uint8)))
-            if rows.records.shape != (len(rows.keys), width):
-                raise ValueError(
-                    f"table {table}: expected records of shape ({len(rows.keys)}, {width}), "
-                    f"found {rows.records.shape}"
-                )
-            gone = _NO_KEYS if delta.whole else removed.get(table, _NO_KEYS)
-            runs.append(make_run(delta.bucket, table, rows.keys, gone, rows.records))
-        return runs
 
     def _shape(self) -> Shape:
         if self._known_shape is None:
@@ -249,22 +220,45 @@ class SqliteRowStore:
             raise Unavailable(f"{self._path}: the store was closed in this process")
 
 
-_NO_KEYS: U64 = np.empty(0, np.uint64)
+def decide(stored: I64, flush: Flush) -> tuple[U8, Bool]:
+    """(outcomes, whether to write) of each bucket of a flush, where (K, 2) fences and seqs are `stored`.
+
+    Compare-and-set on (fence, seq), PROTOCOL 11.
+    """
+    fences, seqs = stored.T
+    fenced, mine = fences > flush.fence, fences == flush.fence
+    done = mine & (seqs == flush.seqs)
+    write = ~fenced & ~done & (flush.whole | (mine & (seqs == flush.seqs - 1)))
+    outcomes = np.full(len(flush), FlushOutcome.REPLACE, np.uint8)
+    outcomes[done | write] = FlushOutcome.DONE
+    outcomes[fenced] = FlushOutcome.FENCED
+    return outcomes, write
 
 
-def decide(stored: Stamp | None, delta: BucketDelta, fence: Fence) -> tuple[FlushOutcome, bool]:
-    """(outcome, whether to write) of one bucket's flush: compare-and-set on (fence, seq), PROTOCOL 11."""
-    previous = delta.previous
-    if stored is None:
-        fresh = delta.whole or previous is None
-        return (FlushOutcome.DONE, True) if fresh else (FlushOutcome.REPLACE, False)
-    if stored[0] > fence:
-        return FlushOutcome.FENCED, False
-    if stored == (delta.meta.fence, delta.meta.seq):
-        return FlushOutcome.DONE, False
-    if delta.whole or (previous and stored == (previous.fence, previous.seq)):
-        return FlushOutcome.DONE, True
-    return FlushOutcome.REPLACE, False
+def _runs_of_buckets(runs: RowRuns, buckets: I64) -> RowRuns:
+    chosen = np.isin(runs.directory["bucket"], buckets)
+    return merge_runs(
+        [gapped(runs, chosen)], ["a flush"], runs.widths, keep_removed=True, most_bytes=PART_BYTES
+    )
+
+
+def _check_flush(flush: Flush, shape: Shape) -> None:
+    """Raise ValueError if columns do not fit each other or the store; rows are not looked into."""
+    buckets, count, directory = flush.buckets, len(flush), flush.runs.directory
+    columns = (buckets, flush.seqs, flush.rows, flush.applied, flush.rows_offsets, flush.clocks_ms)
+    if any(len(column) != count for column in columns):
+        raise ValueError(f"columns of a flush of {count} buckets have {[len(c) for c in columns]} values")
+    if count and not (buckets[0] >= 0 and buckets[-1] < shape.buckets and (np.diff(buckets) > 0).all()):
+        raise ValueError(f"buckets of a flush must rise, from 0 to {shape.buckets - 1}, found {buckets}")
+    if not np.array_equal(flush.runs.widths, shape.widths):
+        raise ValueError("records of the flush have other lengths than those of the store")
+    check_runs(flush.runs)
+    ends = np.cumsum(flush.runs.sizes())
+    starts = directory["at"].astype(np.int64) - flush.runs.start
+    if len(ends) and (starts[0] or (starts[1:] != ends[:-1]).any() or ends[-1] != len(flush.runs.body)):
+        raise ValueError("runs of a flush must lie end to end")
+    if not np.isin(directory["bucket"], buckets).all():
+        raise ValueError("a flush holds rows of buckets that it does not name")
 
 
 def _check_identity(path: Path, expected: StoreIdentity, found: StoreIdentity) -> None:

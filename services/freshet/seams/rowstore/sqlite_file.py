@@ -1,65 +1,77 @@
-"""What lies in the SQLite row store's file, and how its parts are read and written inside a transaction.
+"""What lies in the SQLite row store's file, and how its parts are written inside a transaction.
 
-A bucket's rows are its base (parts of its own) and the segments of its span that are newer than `since`,
-newest first. Replacing a bucket, or compacting it, writes a new base and raises `since`; a segment is
-deleted when no bucket needs it.
+Replacing a bucket, or compacting it, writes a new base and raises its `since`, the segment up to which
+segments do not count for it; a segment is deleted when no bucket needs it. `sources` reads them.
 """
 
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import orjson
-from numpy.typing import NDArray
 
 from freshet.errors import Corrupt
 from freshet.seams.rowstore import StoreIdentity
-from freshet.seams.rowstore.segments import Entry, Run, pack, parse_directory, read_keys, read_run
+from freshet.seams.rowstore.segments import parts_of, write_directory
 from freshet.seams.sqlite import FileFormat
-from freshet.types import U8, U64, Bucket, BucketMeta, Fence, TimeMs
+from freshet.types import (
+    I64,
+    ROW_FORMAT,
+    U8,
+    Applied,
+    Bool,
+    Bucket,
+    BucketMeta,
+    Fence,
+    Flush,
+    RowRuns,
+    TimeMs,
+)
 
 __all__ = [
     "FORMAT",
+    "NO_STAMP",
     "PART_BYTES",
-    "Source",
-    "Stamp",
-    "bucket_runs",
     "insert_segment",
     "read_identity",
     "read_metas",
     "read_stamps",
-    "sources",
-    "write_base",
+    "write_bases",
     "write_identity",
     "write_metas",
-    "write_segment",
+    "write_metas_of",
+    "write_segments",
 ]
 
 PART_BYTES = 32 << 20
 """A base part or segment is cut at about this size: far below SQLite's limit of 1 GB, one read of some 10
 ms."""
 
-Stamp = tuple[int, int]
-"""(fence, seq): what a flush is compared by."""
+NO_STAMP = -(1 << 62)
+"""Fence and seq of a bucket that has no meta: below, and one less than, any that is flushed."""
 
 _META = "SELECT bucket, fence, seq, rows, applied, rows_offset, clock_ms, format FROM metas"
 
 _FEW = 64
 """Up to this many metas are read one by one, more in one scan."""
 
-_SPARSE = 16
-"""Records are read one by one if fewer than one in this many are wanted."""
+_WRITE_META = (
+    "INSERT INTO metas (bucket, fence, seq, rows, applied, rows_offset, clock_ms, format) "
+    "VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (bucket) DO UPDATE SET fence = excluded.fence, "
+    "seq = excluded.seq, rows = excluded.rows, applied = excluded.applied, "
+    "rows_offset = excluded.rows_offset, clock_ms = excluded.clock_ms, format = excluded.format"
+)
 
 FORMAT = FileFormat(
     what="a row store",
     application_id=0x46525253,
     version=1,
-    page_bytes=16384,
+    page_bytes=65536,
     schema="""
 CREATE TABLE identity (one INTEGER PRIMARY KEY CHECK (one = 1), json TEXT NOT NULL);
 CREATE TABLE metas (bucket INTEGER PRIMARY KEY, fence INTEGER NOT NULL, seq INTEGER NOT NULL, rows INTEGER
@@ -80,110 +92,16 @@ INSERT INTO last_segment VALUES (1, 0);
 )
 
 
-class Source:
-    """One blob of runs: a base part or a segment, read piece by piece, or from a body that was read whole.
-
-    Who wants all of it reads it whole: a connection of CPython's keeps 80 bytes for each blob it ever opened,
-    until it is closed.
-    """
-
-    def __init__(
-        self,
-        db: sqlite3.Connection,
-        path: Path,
-        table: str,
-        row_id: int,
-        directory: bytes,
-        body: bytes | None = None,
-    ) -> None:
-        self._db, self._table, self._id, self._body = db, table, row_id, body
-        self.where = f"{path}: {table} {row_id}"
-        self._directory = parse_directory(directory, self.where)
-
-    def entries(self, bucket: int | None = None, table: int | None = None) -> list[Entry]:
-        """Entries of a bucket and table, or of all."""
-        chosen = self._directory
-        if bucket is not None:
-            low, high = np.searchsorted(chosen["bucket"], [bucket, bucket + 1])
-            chosen = chosen[low:high]
-        if table is not None:
-            chosen = chosen[chosen["table"] == table]
-        return [Entry(*entry) for entry in chosen.tolist()]
-
-    def read(self, at: int, size: int) -> bytes:
-        """Bytes of the body. Raises Corrupt if it is shorter."""
-        if self._body is not None:
-            return self._part(self._body, at, size)
-        with self._db.blobopen(self._table, "body", self._id, readonly=True) as blob:
-            self._check(at + size, len(blob))
-            blob.seek(at)
-            return blob.read(size)
-
-    def _part(self, body: bytes, at: int, size: int) -> bytes:
-        self._check(at + size, len(body))
-        return body[at : at + size]
-
-    def _check(self, wanted: int, found: int) -> None:
-        if wanted > found:
-            raise Corrupt(f"{self.where}: expected at least {wanted} bytes, found {found}")
-
-    def keys(self, entry: Entry) -> tuple[U64, U64]:
-        """(keys, removed keys) of a run, checked."""
-        return read_keys(entry, self.read(entry.at, entry.keys_bytes), self.where)
-
-    def records(self, entry: Entry, rows: NDArray[np.intp], width: int) -> U8:
-        """(len(rows), width) some records of a run; they are not checked one by one."""
-        start = entry.at + entry.keys_bytes
-        if len(rows) * _SPARSE >= entry.rows:
-            whole = np.frombuffer(self.read(start, entry.rows * width), np.uint8)
-            return whole.reshape(entry.rows, width)[rows]
-        pieces = [self.read(start + int(row) * width, width) for row in rows]
-        return np.frombuffer(b"".join(pieces), np.uint8).reshape(len(rows), width)
-
-    def run(self, entry: Entry, record_bytes: Mapping[int, int]) -> Run:
-        """One run, checked."""
-        if entry.table not in record_bytes:
-            raise Corrupt(f"{self.where}: rows of table {entry.table}, which the store does not have")
-        size = entry.keys_bytes + entry.rows * record_bytes[entry.table]
-        return read_run(entry, self.read(entry.at, size), record_bytes, self.where)
-
-
-def sources(db: sqlite3.Connection, path: Path, bucket: int, span: int) -> list[Source]:
-    """What holds rows of a bucket, newest first."""
-    rows = db.execute(
-        "SELECT id, directory FROM segments WHERE span = ? "
-        "AND id > (SELECT since FROM metas WHERE bucket = ?) ORDER BY id DESC",
-        (span, bucket),
-    ).fetchall()
-    bases = db.execute("SELECT id, directory FROM bases WHERE bucket = ?", (bucket,)).fetchall()
-    return [Source(db, path, "segments", *row) for row in rows] + [
-        Source(db, path, "bases", *r) for r in bases
-    ]
-
-
-def bucket_runs(
-    newest_first: Sequence[Source], bucket: int, record_bytes: Mapping[int, int]
-) -> dict[int, list[Run]]:
-    """{table: runs of the bucket, newest first}."""
-    found: dict[int, list[Run]] = {}
-    for source in newest_first:
-        for entry in source.entries(bucket):
-            found.setdefault(entry.table, []).append(source.run(entry, record_bytes))
-    return found
-
-
-def write_segment(db: sqlite3.Connection, span: int, runs: Iterable[Run]) -> int:
+def write_segments(db: sqlite3.Connection, span: int, runs: RowRuns) -> int:
     """Append segments of a span; returns bytes written."""
-    written = 0
-    for part in parts_of(runs):
-        directory, body = pack(part)
-        insert_segment(db, next_segment(db), span=span, level=0, directory=directory, body=body)
-        written += len(body)
-    return written
+    for part in parts_of(runs, PART_BYTES):
+        segment = next_segment(db)
+        insert_segment(db, segment, span=span, level=0, directory=write_directory(part), body=part.body)
+    return len(runs.body)
 
 
 def insert_segment(
-    db: sqlite3.Connection, segment: int, *, span: int, level: int, directory: bytes, body: bytes
+    db: sqlite3.Connection, segment: int, *, span: int, level: int, directory: bytes, body: U8
 ) -> None:
     """Write one segment under a chosen id."""
     db.execute(
@@ -197,56 +115,29 @@ def next_segment(db: sqlite3.Connection) -> int:
     return int(segment)
 
 
-def write_base(db: sqlite3.Connection, bucket: int, runs: Iterable[Run]) -> int:
-    """Replace all that a bucket holds; returns bytes written."""
-    db.execute("DELETE FROM bases WHERE bucket = ?", (bucket,))
-    db.execute("UPDATE metas SET since = (SELECT id FROM last_segment) WHERE bucket = ?", (bucket,))
-    written = 0
-    for part in parts_of(runs):
-        directory, body = pack(part)
-        db.execute(
-            "INSERT INTO bases (bucket, bytes, directory, body) VALUES (?, ?, ?, ?)",
-            (bucket, len(body), directory, body),
-        )
-        written += len(body)
-    return written
-
-
-def parts_of(runs: Iterable[Run]) -> Iterator[list[Run]]:
-    """Group runs to about PART_BYTES; a longer run is cut."""
-    part: list[Run] = []
-    size = 0
-    for run in runs:
-        for piece in _cut(run):
-            if part and size + piece.size > PART_BYTES:
-                yield part
-                part, size = [], 0
-            part.append(piece)
-            size += piece.size
-    if part:
-        yield part
-
-
-def _cut(run: Run) -> Iterator[Run]:
-    pieces = max(1, -(-run.size // PART_BYTES))
-    if pieces == 1:
-        if len(run.keys) or len(run.removed):
-            yield run
-        return
-    cuts = zip(
-        np.array_split(run.keys, pieces),
-        np.array_split(run.removed, pieces),
-        np.array_split(run.records, pieces),
-        strict=True,
+def write_bases(db: sqlite3.Connection, buckets: Sequence[int], runs: RowRuns) -> int:
+    """Replace all that these buckets hold; returns bytes written."""
+    one_by_one = [(bucket,) for bucket in buckets]
+    db.executemany("DELETE FROM bases WHERE bucket = ?", one_by_one)
+    db.executemany("UPDATE metas SET since = (SELECT id FROM last_segment) WHERE bucket = ?", one_by_one)
+    db.executemany(
+        "INSERT INTO bases (bucket, bytes, directory, body) VALUES (?, ?, ?, ?)",
+        (
+            (bucket, len(part.body), write_directory(part), part.body)
+            for bucket in buckets
+            for part in parts_of(runs.of_buckets(bucket, bucket + 1), PART_BYTES)
+        ),
     )
-    for keys, removed, records in cuts:
-        yield Run(run.bucket, run.table, keys, removed, records)
+    return len(runs.body)
 
 
-def read_stamps(db: sqlite3.Connection) -> dict[int, Stamp]:
-    """{bucket: (fence, seq)} of every bucket."""
-    rows = db.execute("SELECT bucket, fence, seq FROM metas")
-    return {bucket: (fence, seq) for bucket, fence, seq in rows}
+def read_stamps(db: sqlite3.Connection, buckets: int) -> I64:
+    """(buckets, 2) what flushes are compared by: (fence, seq) of every bucket; NO_STAMP where none is
+    stored."""
+    stamps = np.full((buckets, 2), NO_STAMP, np.int64)
+    found = np.array(db.execute("SELECT bucket, fence, seq FROM metas").fetchall(), np.int64).reshape(-1, 3)
+    stamps[found[:, 0]] = found[:, 1:]
+    return stamps
 
 
 def read_metas(db: sqlite3.Connection, path: Path, buckets: Sequence[Bucket]) -> dict[Bucket, BucketMeta]:
@@ -277,19 +168,34 @@ def read_metas(db: sqlite3.Connection, path: Path, buckets: Sequence[Bucket]) ->
 def write_metas(db: sqlite3.Connection, metas: Mapping[Bucket, BucketMeta]) -> None:
     """Write metas, keeping each bucket's `since`."""
     db.executemany(
-        "INSERT INTO metas (bucket, fence, seq, rows, applied, rows_offset, clock_ms, format) "
-        "VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (bucket) DO UPDATE SET fence = excluded.fence, "
-        "seq = excluded.seq, rows = excluded.rows, applied = excluded.applied, "
-        "rows_offset = excluded.rows_offset, clock_ms = excluded.clock_ms, format = excluded.format",
+        _WRITE_META,
         (
-            (bucket, m.fence, m.seq, m.rows, _offsets(m), m.rows_offset, m.clock_ms, m.format)
+            (bucket, m.fence, m.seq, m.rows, _offsets(m.applied), m.rows_offset, m.clock_ms, m.format)
             for bucket, m in metas.items()
         ),
     )
 
 
-def _offsets(meta: BucketMeta) -> str:
-    return orjson.dumps({str(p): int(o) for p, o in meta.applied.items()}).decode()
+def write_metas_of(db: sqlite3.Connection, flush: Flush, chosen: Bool) -> None:
+    """Write the metas of a flush's chosen (K,) buckets, keeping each one's `since`."""
+    columns = (flush.buckets, flush.seqs, flush.rows, flush.rows_offsets, flush.clocks_ms)
+    buckets, seqs, rows, rows_offsets, clocks_ms = (column[chosen].tolist() for column in columns)
+    applied = _offsets_of(flush.applied[chosen])
+    fences, formats = [int(flush.fence)] * len(buckets), [ROW_FORMAT] * len(buckets)
+    values = (buckets, fences, seqs, rows, applied, rows_offsets, clocks_ms, formats)
+    db.executemany(_WRITE_META, zip(*values, strict=True))
+
+
+def _offsets_of(applied: I64) -> list[str]:
+    """Offsets (K, P) as each meta keeps them; buckets mostly agree with their neighbours."""
+    new = np.ones(len(applied), np.bool_)
+    new[1:] = (applied[1:] != applied[:-1]).any(1)
+    texts = [_offsets(dict(enumerate(row))) for row in applied[new].tolist()]
+    return [texts[i] for i in (np.cumsum(new) - 1).tolist()]
+
+
+def _offsets(applied: Applied) -> str:
+    return orjson.dumps({str(p): int(o) for p, o in applied.items()}).decode()
 
 
 def read_identity(db: sqlite3.Connection, path: Path) -> StoreIdentity | None:

@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pytest
 
 from freshet.errors import Fenced, Mismatch
 from freshet.seams.rowstore import FlushOutcome, RowStore, StoreIdentity
-from freshet.types import Bucket, BucketDelta, BucketMeta, Fence, PackedRows, TimeMs
+from freshet.tables.runs import runs_of, widths_of
+from freshet.types import Bucket, BucketMeta, Fence, Flush, Run, TimeMs
 
-__all__ = ["BUCKETS", "RowStoreContract", "delta_of", "identity", "next_meta", "rows_of", "starting"]
+__all__ = [
+    "BUCKETS",
+    "Change",
+    "RowStoreContract",
+    "flush_of",
+    "identity",
+    "next_meta",
+    "outcomes_of",
+    "rows_of",
+    "run_of",
+    "starting",
+]
 
 BUCKETS = 4
 WIDTHS = {0: 8, 1: 12}
@@ -36,36 +48,64 @@ def next_meta(meta: BucketMeta, fence: int | None = None, rows: int = 0, **chang
     return replace(meta, fence=Fence(fence), seq=meta.seq + 1, rows=rows, **changes)  # type: ignore[arg-type]
 
 
-def packed(table: int, rows: Mapping[int, int]) -> PackedRows:
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One bucket's part of a flush."""
+
+    bucket: int
+    meta: BucketMeta  # that it is brought to
+    rows: Mapping[int, Mapping[int, int]]  # {table: {key: what its record is filled with}}
+    removed: Mapping[int, Sequence[int]] = field(default_factory=dict)  # {table: keys}
+
+
+def run_of(bucket: int, table: int, rows: Mapping[int, int], removed: Sequence[int] = ()) -> Run:
     """Rows whose records are filled with one byte each."""
     records = np.array([[fill] * WIDTHS[table] for fill in rows.values()], np.uint8)
-    return PackedRows(table, np.array(list(rows), np.uint64), records.reshape(len(rows), WIDTHS[table]))
+    keys, gone = np.array(list(rows), np.uint64), np.array(removed, np.uint64)
+    return Run(bucket, table, keys, gone, records.reshape(len(rows), WIDTHS[table]))
 
 
-def delta_of(
-    bucket: int,
-    previous: BucketMeta,
-    meta: BucketMeta,
-    rows: Mapping[int, Mapping[int, int]],
-    removed: Mapping[int, Sequence[int]] | None = None,
-    *,
-    whole: bool = False,
-) -> BucketDelta:
-    """A delta of {table: {key: fill}} and {table: removed keys}."""
-    gone = tuple((table, np.array(keys, np.uint64)) for table, keys in (removed or {}).items())
-    changed = [packed(table, of) for table, of in rows.items()]
-    return BucketDelta(Bucket(bucket), previous, meta, changed, gone, whole)
+def flush_of(*changes: Change, whole: bool = False) -> Flush:
+    """A flush of these buckets, whose metas have one fence and the same partitions."""
+    ordered = sorted(changes, key=lambda change: change.bucket)
+    metas = [change.meta for change in ordered]
+    runs = [
+        run_of(
+            change.bucket, table, change.rows.get(table, {}), () if whole else change.removed.get(table, ())
+        )
+        for change in ordered
+        for table in sorted({*change.rows, *change.removed})
+    ]
+    return Flush(
+        fence=metas[0].fence,
+        buckets=np.array([change.bucket for change in ordered], np.int64),
+        seqs=np.array([meta.seq for meta in metas], np.int64),
+        rows=np.array([meta.rows for meta in metas], np.int64),
+        applied=np.array([[meta.applied[p] for p in range(len(meta.applied))] for meta in metas], np.int64),
+        rows_offsets=np.array([meta.rows_offset for meta in metas], np.int64),
+        clocks_ms=np.array([meta.clock_ms for meta in metas], np.int64),
+        runs=runs_of(runs, widths_of(WIDTHS)),
+        whole=whole,
+    )
+
+
+def outcomes_of(store: RowStore, flush: Flush) -> dict[int, FlushOutcome]:
+    """{bucket: what became of it}."""
+    outcomes = store.flush(flush)
+    return dict(zip(flush.buckets.tolist(), map(FlushOutcome, outcomes.tolist()), strict=True))
 
 
 def rows_of(store: RowStore, bucket: int) -> dict[tuple[int, int], int]:
     """{(table, key): fill} of a bucket by a scan; each row must come once, and intact."""
     found: dict[tuple[int, int], int] = {}
-    for piece in store.scan(Bucket(bucket)):
-        assert piece.records.shape == (len(piece.keys), WIDTHS[piece.table])
-        assert np.all(piece.records == piece.records[:, :1]), "a record holds bytes of two"
-        for key, record in zip(piece.keys.tolist(), piece.records, strict=True):
-            assert (piece.table, key) not in found, "a row came twice"
-            found[piece.table, key] = int(record[0])
+    for run in (run for piece in store.scan([Bucket(bucket)]) for run in piece):
+        assert run.bucket == bucket
+        assert not len(run.removed), "a scan holds rows alone"
+        assert run.records.shape == (len(run.keys), WIDTHS[run.table])
+        assert np.all(run.records == run.records[:, :1]), "a record holds bytes of two"
+        for key, record in zip(run.keys.tolist(), run.records, strict=True):
+            assert (run.table, key) not in found, "a row came twice"
+            found[run.table, key] = int(record[0])
     return found
 
 
@@ -96,8 +136,8 @@ class RowStoreContract:
     ) -> FlushOutcome:
         """Flush one bucket as its rightful owner would."""
         meta = store.metas([Bucket(bucket)])[Bucket(bucket)]
-        delta = delta_of(bucket, meta, next_meta(meta), rows, removed, whole=whole)
-        return store.flush([delta], fence=meta.fence)[Bucket(bucket)]
+        flush = flush_of(Change(bucket, next_meta(meta), rows, removed or {}), whole=whole)
+        return outcomes_of(store, flush)[bucket]
 
     # Identity
 
@@ -180,17 +220,38 @@ class RowStoreContract:
     def test_a_flush_without_rows_moves_the_meta(self, store: RowStore) -> None:
         meta = store.metas([Bucket(2)])[Bucket(2)]
         new = next_meta(meta, applied={0: 150, 1: 201}, rows_offset=12, clock_ms=34)
-        assert store.flush([delta_of(2, meta, new, {})], fence=Fence(5)) == {Bucket(2): FlushOutcome.DONE}
+        assert outcomes_of(store, flush_of(Change(2, new, {}))) == {2: FlushOutcome.DONE}
         assert store.metas([Bucket(2)])[Bucket(2)] == new
 
     def test_many_buckets_are_flushed_at_once_each_with_its_outcome(self, store: RowStore) -> None:
         metas = store.metas([Bucket(b) for b in range(BUCKETS)])
-        deltas = [delta_of(b, m, next_meta(m), {0: {1: b}}) for b, m in metas.items()]
+        changes = [Change(b, next_meta(m), {0: {1: b}}) for b, m in metas.items()]
         wrong = replace(metas[Bucket(2)], seq=40)
-        deltas[2] = delta_of(2, wrong, next_meta(wrong), {0: {1: 99}})
-        outcomes = store.flush(deltas, fence=Fence(5))
-        assert [outcomes[Bucket(b)].value for b in range(BUCKETS)] == ["done", "done", "replace", "done"]
+        changes[2] = Change(2, next_meta(wrong), {0: {1: 99}})
+        done, again = FlushOutcome.DONE, FlushOutcome.REPLACE
+        assert outcomes_of(store, flush_of(*changes)) == {0: done, 1: done, 2: again, 3: done}
         assert [rows_of(store, b) for b in range(BUCKETS)] == [{(0, 1): 0}, {(0, 1): 1}, {}, {(0, 1): 3}]
+
+    def test_many_buckets_are_replaced_at_once_and_those_without_rows_are_empty_then(
+        self, store: RowStore
+    ) -> None:
+        metas = store.metas([Bucket(b) for b in range(BUCKETS)])
+        store.flush(flush_of(*(Change(b, next_meta(m), {0: {1: b, 2: b}}) for b, m in metas.items())))
+        metas = store.metas([Bucket(b) for b in range(BUCKETS)])
+        changes = [Change(b, next_meta(m), {1: {7: b}} if b % 2 else {}) for b, m in metas.items()]
+        assert set(outcomes_of(store, flush_of(*changes, whole=True)).values()) == {FlushOutcome.DONE}
+        assert [rows_of(store, b) for b in range(BUCKETS)] == [{}, {(1, 7): 1}, {}, {(1, 7): 3}]
+
+    def test_a_scan_of_many_buckets_yields_the_rows_of_each(self, store: RowStore) -> None:
+        for bucket in (3, 0, 2):
+            self.flush(store, bucket, {0: {10 + bucket: bucket}, 1: {1: bucket}})
+        self.flush(store, 2, {}, removed={1: [1]})
+        found = [
+            (run.bucket, run.table, run.keys.tolist())
+            for piece in store.scan([Bucket(2), Bucket(3), Bucket(1)])
+            for run in piece
+        ]
+        assert sorted(found) == [(2, 0, [12]), (3, 0, [13]), (3, 1, [1])]
 
     def test_hundreds_of_flushes_are_read_as_one(self, store: RowStore) -> None:
         expected: dict[tuple[int, int], int] = {}
@@ -201,25 +262,48 @@ class RowStoreContract:
             expected[0, i % 60] = i % 251
         assert rows_of(store, 0) == expected
 
+    def test_a_flush_whose_columns_do_not_fit_is_refused_and_nothing_is_written(
+        self, store: RowStore
+    ) -> None:
+        metas = store.metas([Bucket(0), Bucket(1)])
+        changes = [Change(b, next_meta(m), {0: {1: 1, 2: 2}}) for b, m in metas.items()]
+        good = flush_of(*changes)
+        runs = good.runs
+        far = runs.directory.copy()
+        far["rows"][1] += 1
+        wrong = [
+            replace(good, seqs=good.seqs[:1]),
+            replace(good, buckets=good.buckets[::-1].copy()),
+            replace(good, buckets=good.buckets + BUCKETS - 1),
+            replace(good, runs=flush_of(Change(2, metas[Bucket(0)], {0: {1: 1}})).runs),
+            replace(good, runs=replace(runs, directory=far)),
+            replace(good, runs=replace(runs, body=runs.body[:-1])),
+            replace(good, runs=replace(runs, directory=runs.directory[::-1].copy())),
+            replace(good, runs=replace(runs, widths=widths_of({0: 9, 1: 12}))),
+        ]
+        for flush in wrong:
+            with pytest.raises(ValueError, match=r"flush|runs?|columns"):
+                store.flush(flush)
+        assert store.metas([Bucket(0), Bucket(1)]) == metas
+
     # Compare-and-set
 
     def test_a_flush_repeated_after_a_lost_answer_changes_nothing(self, store: RowStore) -> None:
         meta = store.metas([Bucket(0)])[Bucket(0)]
-        delta = delta_of(0, meta, next_meta(meta), {0: {1: 1}})
+        flush = flush_of(Change(0, next_meta(meta), {0: {1: 1}}))
         for _ in range(2):
-            assert store.flush([delta], fence=Fence(5))[Bucket(0)] is FlushOutcome.DONE
-        assert store.metas([Bucket(0)])[Bucket(0)] == delta.meta
+            assert outcomes_of(store, flush) == {0: FlushOutcome.DONE}
+        assert store.metas([Bucket(0)])[Bucket(0)] == flush.meta(0) == next_meta(meta)
         assert rows_of(store, 0) == {(0, 1): 1}
 
     def test_a_flush_onto_something_else_than_the_last_is_to_be_replaced(self, store: RowStore) -> None:
         meta = store.metas([Bucket(0)])[Bucket(0)]
         self.flush(store, 0, {0: {1: 1}})
         ahead = next_meta(next_meta(meta))
-        delta = delta_of(0, ahead, next_meta(ahead), {0: {2: 2}})
-        assert store.flush([delta], fence=Fence(5))[Bucket(0)] is FlushOutcome.REPLACE
+        flush = flush_of(Change(0, next_meta(ahead), {0: {2: 2}}))
+        assert outcomes_of(store, flush) == {0: FlushOutcome.REPLACE}
         assert rows_of(store, 0) == {(0, 1): 1}
-        whole = replace(delta, whole=True)
-        assert store.flush([whole], fence=Fence(5))[Bucket(0)] is FlushOutcome.DONE
+        assert outcomes_of(store, replace(flush, whole=True)) == {0: FlushOutcome.DONE}
         assert rows_of(store, 0) == {(0, 2): 2}
 
     # Claims
@@ -228,10 +312,9 @@ class RowStoreContract:
         self.flush(store, 0, {0: {1: 1}})
         before = store.metas([Bucket(0)])[Bucket(0)]
         assert store.claim([Bucket(0)], Fence(9)) == {Bucket(0): replace(before, fence=Fence(9))}
-        late = delta_of(0, before, next_meta(before), {0: {1: 2}})
-        assert store.flush([late], fence=Fence(5))[Bucket(0)] is FlushOutcome.FENCED
-        whole = replace(late, whole=True)
-        assert store.flush([whole], fence=Fence(5))[Bucket(0)] is FlushOutcome.FENCED
+        late = flush_of(Change(0, next_meta(before), {0: {1: 2}}))
+        assert outcomes_of(store, late) == {0: FlushOutcome.FENCED}
+        assert outcomes_of(store, replace(late, whole=True)) == {0: FlushOutcome.FENCED}
         assert rows_of(store, 0) == {(0, 1): 1}
         assert self.flush(store, 0, {0: {1: 3}}) is FlushOutcome.DONE
         assert rows_of(store, 0) == {(0, 1): 3}

@@ -15,6 +15,7 @@
 #include <thread>
 #include <vector>
 
+#include "freshet/runs.hpp"
 #include "freshet/table.hpp"
 #include "freshet/table_admission.hpp"
 #include "freshet/table_column.hpp"
@@ -64,15 +65,6 @@ struct Counts {
   i64 created = 0, evicted = 0, not_finite = 0, not_admitted = 0;
 };
 
-// Packed rows of one group: rows [start, stop) of `keys` and `records` belong to one bucket and table.
-struct Run {
-  i64 bucket, table, start, stop;
-};
-struct PackedColumns {
-  Column<u64> keys;
-  Column<u8> records;
-  std::vector<Run> runs;
-};
 struct Removal {
   u64 key;
   u8 table;
@@ -82,9 +74,7 @@ struct FlushBatch {
   std::vector<i64> applied;  // (n, partitions)
   std::vector<i64> clock_ms;
   std::vector<i64> rows;  // stored once this flush is
-  std::vector<PackedColumns> groups;
-  std::vector<Removal> removed;
-  std::vector<i64> removed_starts;  // (n + 1,)
+  RunColumns runs;        // those of a bucket end to end, in the order of `buckets`
 };
 struct PublishedTable {
   u8 table = 0;
@@ -92,6 +82,13 @@ struct PublishedTable {
   Column<u64> keys;  // rising buckets
   Column<float> values;
   Column<u64> removed;
+};
+struct UnpackedTable {
+  u8 table = 0;
+  u32 width = 0;
+  Column<u64> keys;  // in order of their buckets
+  Column<float> values;
+  Column<u32> touched;
 };
 struct PublishBatch {
   std::vector<PublishedTable> tables;
@@ -136,9 +133,11 @@ class Store {
   i64 clock_of(u32 bucket) const;
   std::vector<std::set<i64>> applied() const;  // of each partition, over held buckets
   bool held(u32 bucket) const;
+  std::vector<u32> held() const;  // rising
   void drop_bucket(u32 bucket);
 
   // --- flush and publish (store_collect.cpp)
+  // Buckets rise; their runs are then a directory.
   FlushBatch collect_flush(const std::vector<u32>& buckets, bool whole);
   // Buckets in turn, and how many have been left with nothing to publish since the store was made: once that has grown by
   // all buckets, every row that was marked before has been collected.
@@ -147,6 +146,16 @@ class Store {
   // Rows that are there are dirty again; `removed` will be reported again.
   void put_back(u32 consumer, u8 table, const u64* keys, size_t n, const u64* removed, size_t n_removed);
   i64 pending(u32 consumer) const { return pending_[consumer].load(std::memory_order_relaxed); }
+
+  // --- runs of packed rows (store_runs.cpp)
+  // Checked before any is taken, but for checksums: std::invalid_argument says which row is wrong and why.
+  void import_runs(const RunsView& runs);
+  // Values of packed rows, table by table, for a serving store to take; nothing is stored here.
+  std::vector<UnpackedTable> unpack_runs(const RunsView& runs) const;
+  // A flush failed: rows that are there are dirty again, and removed keys will be reported again. Only those of buckets
+  // that are `chosen` (buckets,).
+  void put_back_runs(const RunsView& runs, const u8* chosen);
+  RecordWidths packed_widths() const;
 
   // --- rows by key, in any order (store_rows.cpp)
   // Packed rows as the row store has them. Checked before any is taken: std::invalid_argument says which is wrong and why.
@@ -198,7 +207,9 @@ class Store {
   void apply_run(const PushGroup& push, const Ahead& ahead, u32 bucket, u32 now_s) noexcept;
   void forget(Group& group, u32 bucket, u32 slot, bool& relist);
   bool changed(const Header& row) const;
-  static void take_run(Group& group, u32 bucket, std::vector<u32>& slots, PackedColumns& out);
+  class Taker;  // copies a bucket's changed rows out as runs
+  void check_runs(const RunsView& runs) const;
+  void import_row(Group& group, u32 bucket, u64 key, u8 table, const u8* record);
   template <typename Visit>
   void each_bucket_run(const u64* keys, size_t n, Visit visit) const;
   void count_ages(u32 bucket);

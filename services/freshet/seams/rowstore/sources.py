@@ -1,0 +1,195 @@
+"""Reading the SQLite row store: what holds rows of a bucket, and the rows it adds up to.
+
+A bucket's rows are its base (parts of its own) and the segments of its span that are newer than its `since`,
+newest first. B buckets of the model.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import takewhile
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from freshet.errors import Corrupt
+from freshet.seams.rowstore.segments import Entry, parse_directory, read_keys
+from freshet.tables.runs import merge_runs, widths_of
+from freshet.types import I64, U8, U32, U64, Bool, RowRuns
+
+__all__ = ["Shape", "Source", "read_since", "rows_of", "segments_of", "sources_of_bucket"]
+
+_SPARSE = 16
+"""Records are read one by one if fewer than one in this many are wanted."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """How a store is cut: spans are equal runs of buckets."""
+
+    path: Path
+    buckets: int
+    spans: int
+    record_bytes: Mapping[int, int]
+
+    @cached_property
+    def widths(self) -> U32:
+        """(256,) bytes of a record by table id."""
+        return widths_of(self.record_bytes)
+
+    def span_of(self, bucket: int) -> int:
+        """Span of a bucket."""
+        return bucket * self.spans // self.buckets
+
+    def buckets_of(self, span: int) -> range:
+        """Buckets of a span."""
+        first = -(-span * self.buckets // self.spans)
+        return range(first, -(-(span + 1) * self.buckets // self.spans))
+
+
+class Source:
+    """One blob of runs: a base part or a segment, read piece by piece, or from a body that was read whole.
+
+    Who wants all of it reads it whole: a connection of CPython's keeps 80 bytes for each blob it ever opened,
+    until it is closed.
+    """
+
+    def __init__(
+        self,
+        db: sqlite3.Connection,
+        shape: Shape,
+        table: str,
+        row_id: int,
+        directory: bytes,
+        body: bytes | None = None,
+    ) -> None:
+        self._db, self._shape, self._table, self.id, self._body = db, shape, table, row_id, body
+        self.where = f"{shape.path}: {table} {row_id}"
+        self.directory = parse_directory(directory, self.where)
+        buckets, tables = self.directory["bucket"], self.directory["table"]
+        if len(buckets) and (buckets.max() >= shape.buckets or tables.max() >= len(shape.widths)):
+            raise Corrupt(f"{self.where}: rows of a bucket or table that the store does not have")
+
+    def costs(self, live: Bool) -> NDArray[np.float64]:
+        """(B,) bytes of each bucket's live runs."""
+        sizes = RowRuns(self.directory, _NOTHING, self._shape.widths).sizes()
+        buckets = self.directory["bucket"][live]
+        return np.bincount(buckets, sizes[live], self._shape.buckets).astype(np.float64, copy=False)
+
+    def runs(self, chosen: Bool) -> RowRuns:
+        """The chosen runs (R,), not end to end and not checked: for `merge_runs`."""
+        directory = self.directory[chosen]
+        if not len(directory):
+            return RowRuns(directory, _NOTHING, self._shape.widths)
+        first, last = directory[0], directory[-1]
+        width = int(self._shape.widths[last["table"]])
+        end = int(last["at"]) + 8 * (int(last["rows"]) + int(last["removed"])) + int(last["rows"]) * width
+        body = self._read(int(first["at"]), end - int(first["at"]))
+        return RowRuns(directory, np.frombuffer(body, np.uint8), self._shape.widths)
+
+    def entries(self, bucket: int, table: int) -> list[Entry]:
+        """Where rows of one table of one bucket lie."""
+        low, high = np.searchsorted(self.directory["bucket"], [bucket, bucket + 1])
+        chosen = self.directory[low:high]
+        return [Entry(*entry) for entry in chosen[chosen["table"] == table].tolist()]
+
+    def keys(self, entry: Entry) -> tuple[U64, U64]:
+        """(keys, removed keys) of a run, checked."""
+        return read_keys(entry, self._read(entry.at, entry.keys_bytes), self.where)
+
+    def records(self, entry: Entry, rows: NDArray[np.intp], width: int) -> U8:
+        """(len(rows), width) some records of a run; they are not checked one by one."""
+        start = entry.at + entry.keys_bytes
+        if len(rows) * _SPARSE >= entry.rows:
+            whole = np.frombuffer(self._read(start, entry.rows * width), np.uint8)
+            return whole.reshape(entry.rows, width)[rows]
+        pieces = [self._read(start + int(row) * width, width) for row in rows]
+        return np.frombuffer(b"".join(pieces), np.uint8).reshape(len(rows), width)
+
+    def _read(self, at: int, size: int) -> bytes | memoryview:
+        """Bytes of the body. Raises Corrupt if it is shorter."""
+        if self._body is not None:
+            self._check(at, size, len(self._body))
+            return memoryview(self._body)[at : at + size]
+        with self._db.blobopen(self._table, "body", self.id, readonly=True) as blob:
+            self._check(at, size, len(blob))
+            blob.seek(at)
+            return blob.read(size)
+
+    def _check(self, at: int, size: int, found: int) -> None:
+        if size < 0 or at + size > found:
+            raise Corrupt(f"{self.where}: expected at least {at + max(size, 0)} bytes, found {found}")
+
+
+_NOTHING: U8 = np.empty(0, np.uint8)
+
+
+def read_since(db: sqlite3.Connection, shape: Shape) -> I64:
+    """(B,) the segment up to which segments do not count for each bucket."""
+    since = np.zeros(shape.buckets, np.int64)
+    rows = np.array(db.execute("SELECT bucket, since FROM metas").fetchall(), np.int64).reshape(-1, 2)
+    since[rows[:, 0]] = rows[:, 1]
+    return since
+
+
+def segments_of(db: sqlite3.Connection, shape: Shape, span: int) -> list[Source]:
+    """Segments of a span, newest first."""
+    rows = db.execute(
+        "SELECT id, directory FROM segments WHERE span = ? ORDER BY id DESC", (span,)
+    ).fetchall()
+    return [Source(db, shape, "segments", *row) for row in rows]
+
+
+def sources_of_bucket(db: sqlite3.Connection, shape: Shape, bucket: int) -> list[Source]:
+    """What holds rows of a bucket, newest first."""
+    rows = db.execute(
+        "SELECT id, directory FROM segments WHERE span = ? "
+        "AND id > (SELECT since FROM metas WHERE bucket = ?) ORDER BY id DESC",
+        (shape.span_of(bucket), bucket),
+    ).fetchall()
+    bases = db.execute("SELECT id, directory FROM bases WHERE bucket = ?", (bucket,)).fetchall()
+    return [Source(db, shape, "segments", *row) for row in rows] + [
+        Source(db, shape, "bases", *row) for row in bases
+    ]
+
+
+def rows_of(
+    db: sqlite3.Connection, shape: Shape, buckets: Sequence[int], most_bytes: int
+) -> tuple[int, RowRuns]:
+    """(n, rows of the first n buckets): as many of one span as take about `most_bytes` to read, at least one.
+
+    Runs longer than `most_bytes` are cut. Raises Corrupt.
+    """
+    span = shape.span_of(buckets[0])
+    of_span = list(takewhile(lambda b: shape.span_of(b) == span, buckets))
+    within = shape.buckets_of(span)
+    costs = np.zeros(shape.buckets)
+    sizes = "SELECT bucket, sum(bytes) FROM bases WHERE bucket >= ? AND bucket < ? GROUP BY bucket"
+    for bucket, size in db.execute(sizes, (within.start, within.stop)):
+        costs[bucket] = size
+    since = read_since(db, shape)
+    segments = segments_of(db, shape, span)
+    alive = [source.id > since[source.directory["bucket"]] for source in segments]
+    for source, live in zip(segments, alive, strict=True):
+        costs += source.costs(live)
+    n = max(1, int(np.searchsorted(np.cumsum(costs[of_span]), most_bytes, side="right")))
+    wanted = np.zeros(shape.buckets, np.bool_)
+    wanted[of_span[:n]] = True
+    chosen = [
+        (source, live & wanted[source.directory["bucket"]])
+        for source, live in zip(segments, alive, strict=True)
+    ]
+    bases = [source for bucket in of_span[:n] for source in _bases(db, shape, bucket)]
+    chosen += [(source, wanted[source.directory["bucket"]]) for source in bases]
+    runs = [source.runs(mask) for source, mask in chosen]
+    where = [source.where for source, _ in chosen]
+    return n, merge_runs(runs, where, shape.widths, keep_removed=False, most_bytes=most_bytes)
+
+
+def _bases(db: sqlite3.Connection, shape: Shape, bucket: int) -> list[Source]:
+    rows = db.execute("SELECT id, directory, body FROM bases WHERE bucket = ?", (bucket,))
+    return [Source(db, shape, "bases", *row) for row in rows.fetchall()]

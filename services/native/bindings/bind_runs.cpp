@@ -1,0 +1,51 @@
+// Runs of packed rows, apart from any table: merged and checked.
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <algorithm>
+#include <tuple>
+
+#include "runs_view.hpp"
+
+namespace freshet {
+namespace {
+
+using RunsTuple = std::tuple<In<u8>, In<u8>, u64>;  // directory, body, start
+
+RecordWidths widths_of(const In<u32>& widths) {
+  RecordWidths out;
+  if (widths.size() != out.size()) throw nb::value_error("widths must hold one for each of 256 table ids");
+  std::copy_n(widths.data(), out.size(), out.begin());
+  return out;
+}
+
+// (directory, body, source that is wrong, what is wrong with it).
+nb::tuple merge(const std::vector<RunsTuple>& newest_first, const In<u32>& widths, bool keep_removed, u64 most_bytes) {
+  std::vector<RunsView> sources;
+  for (const auto& [directory, body, start] : newest_first) sources.push_back(runs_view(directory, body, start));
+  const RecordWidths bytes = widths_of(widths);
+  RunColumns merged;
+  std::string why;
+  size_t failed = 0;
+  {
+    const nb::gil_scoped_release release;
+    why = merge_runs(sources, bytes, keep_removed, most_bytes, merged, failed);
+  }
+  if (!why.empty()) merged = {};
+  auto [directory, body] = arrays_of(std::move(merged));
+  return nb::make_tuple(directory, body, failed, why);
+}
+
+std::string fault(const In<u8>& directory, const In<u8>& body, u64 start, const In<u32>& widths) {
+  return runs_fault(runs_view(directory, body, start), widths_of(widths));
+}
+
+}  // namespace
+
+void bind_runs(nb::module_& m) {
+  m.def("merge_runs", &merge, nb::arg("newest_first"), nb::arg("widths"), nb::arg("keep_removed"), nb::arg("most_bytes"));
+  m.def("runs_fault", &fault, nb::arg("directory"), nb::arg("body"), nb::arg("start"), nb::arg("widths"));
+}
+
+}  // namespace freshet

@@ -1,0 +1,212 @@
+// Runs of packed rows: checked, sorted, merged.
+#include "freshet/runs.hpp"
+
+#include <algorithm>
+#include <queue>
+
+#include "freshet/block.hpp"
+
+namespace freshet {
+
+namespace {
+
+constexpr size_t few = 24;  // sorted by insertion
+
+std::string place_of(const RunEntry& run) {
+  return "table " + std::to_string(run.table) + ", bucket " + std::to_string(run.bucket);
+}
+
+void insertion_sort(KeyAt* keys, size_t n) {
+  for (size_t i = 1; i < n; i++) {
+    const KeyAt moved = keys[i];
+    size_t at = i;
+    for (; at > 0 && keys[at - 1].key > moved.key; at--) keys[at] = keys[at - 1];
+    keys[at] = moved;
+  }
+}
+
+bool rising(const u8* keys, size_t n) {
+  for (size_t i = 1; i < n; i++)
+    if (load_key(keys, i - 1) >= load_key(keys, i)) return false;
+  return true;
+}
+
+}  // namespace
+
+void sort_keys(KeyAt* keys, size_t n, std::vector<KeyAt>& scratch) {
+  if (n <= few) return insertion_sort(keys, n);
+  u64 least = keys[0].key, most = keys[0].key;
+  for (size_t i = 1; i < n; i++) least = std::min(least, keys[i].key), most = std::max(most, keys[i].key);
+  if (least == most) return;
+  // As many cells as keys: dealt by their upper bits, a few keys share one.
+  const int bits = std::bit_width(n) - 1;
+  const int shift = std::max(0, static_cast<int>(std::bit_width(most - least)) - bits);
+  const size_t cells = static_cast<size_t>((most - least) >> shift) + 1;
+  std::vector<u32> next(cells + 1);
+  for (size_t i = 0; i < n; i++) next[((keys[i].key - least) >> shift) + 1]++;
+  for (size_t c = 0; c < cells; c++) next[c + 1] += next[c];
+  scratch.assign(keys, keys + n);
+  for (const KeyAt& key : scratch) keys[next[(key.key - least) >> shift]++] = key;
+  u32 begin = 0;  // next[c] is now the end of cell c
+  for (size_t c = 0; c < cells; begin = next[c], c++) {
+    const auto before = [](const KeyAt& a, const KeyAt& b) { return a.key < b.key; };
+    if (next[c] - begin > few)
+      std::stable_sort(keys + begin, keys + next[c], before);
+    else
+      insertion_sort(keys + begin, next[c] - begin);
+  }
+}
+
+std::string runs_fault(const RunsView& runs, const RecordWidths& widths) {
+  u64 before = 0;
+  for (const RunEntry& run : runs.directory) {
+    if (run.table >= widths.size() || widths[run.table] == 0)
+      return "rows of table " + std::to_string(run.table) + ", which the store does not have";
+    if (run.place() < before) return "runs are not in order of bucket and table";
+    before = run.place();
+    // In this order none of it can overflow.
+    const u64 bytes = run.bytes(widths[run.table]), size = runs.body.size();
+    if (run.at < runs.start || run.at - runs.start > size || bytes > size - (run.at - runs.start))
+      return "the run of " + place_of(run) + " goes beyond its body";
+  }
+  return {};
+}
+
+std::string run_fault(const RunsView& runs, const RunEntry& run, u32 width) {
+  const u8* bytes = runs.of(run);
+  if (block_crc32(bytes, run.keys_bytes()) != run.keys_crc) return "keys of " + place_of(run) + " fail their CRC";
+  if (block_crc32(bytes + run.keys_bytes(), size_t{run.rows} * width) != run.records_crc)
+    return "rows of " + place_of(run) + " fail their CRC";
+  if (!rising(bytes, run.rows) || !rising(bytes + size_t{8} * run.rows, run.removed))
+    return "keys of " + place_of(run) + " do not rise";
+  return {};
+}
+
+void seal(RunEntry& run, const u8* bytes, u32 width) {
+  run.keys_crc = block_crc32(bytes, run.keys_bytes());
+  run.records_crc = block_crc32(bytes + run.keys_bytes(), size_t{run.rows} * width);
+}
+
+namespace {
+
+// Writes the merged runs of one table of one bucket after another.
+class Merger {
+ public:
+  Merger(std::span<const RunsView> sources, bool keep_removed, u64 most_bytes, RunColumns& out)
+      : sources_(sources), keep_removed_(keep_removed), most_bytes_(most_bytes), out_(out) {}
+
+  void add(u32 source, const RunEntry& run) { parts_.push_back({sources_[source].of(run), &run}); }
+
+  void write(u32 width) {
+    const RunEntry& first = *parts_.front().run;
+    if (parts_.size() == 1 && first.bytes(width) <= most_bytes_ && (keep_removed_ || first.removed == 0))
+      copy(parts_.front(), width);
+    else
+      merge(first.bucket, first.table, width);
+    parts_.clear();
+  }
+
+ private:
+  struct Part {
+    const u8* bytes;
+    const RunEntry* run;
+    const u8* record(u32 row, u32 width) const { return bytes + run->keys_bytes() + size_t{row} * width; }
+  };
+
+  void copy(const Part& part, u32 width) {
+    if (part.run->keys_bytes() == 0) return;
+    RunEntry run = *part.run;
+    run.at = out_.body.size();
+    const size_t bytes = run.bytes(width);
+    std::memcpy(out_.body.extend(bytes), part.bytes, bytes);
+    out_.directory.push_back(run);
+  }
+
+  // Of equal keys the first is the newest: parts are given newest first, and within one its rows before what it removed.
+  void merge(u32 bucket, u32 table, u32 width) {
+    known_.clear();
+    for (u32 p = 0; p < parts_.size(); p++) {
+      const Part& part = parts_[p];
+      const u32 rows = part.run->rows, all = rows + part.run->removed;
+      for (u32 i = 0; i < all; i++) known_.push_back({load_key(part.bytes, i), p, i});
+    }
+    sort_keys(known_.data(), known_.size(), scratch_);
+    alive_.clear();
+    removed_.clear();
+    for (size_t i = 0; i < known_.size(); i++) {
+      if (i > 0 && known_[i].key == known_[i - 1].key) continue;
+      if (known_[i].row < parts_[known_[i].source].run->rows)
+        alive_.push_back(known_[i]);
+      else if (keep_removed_)
+        removed_.push_back(known_[i].key);
+    }
+    const size_t most_rows = std::max<u64>(1, most_bytes_ / 2 / (8 + width)), most_removed = std::max<u64>(1, most_bytes_ / 16);
+    for (size_t row = 0, gone = 0; row < alive_.size() || gone < removed_.size();) {
+      const size_t rows = std::min(alive_.size() - row, most_rows), removed = std::min(removed_.size() - gone, most_removed);
+      write({alive_.data() + row, rows}, {removed_.data() + gone, removed}, bucket, table, width);
+      row += rows, gone += removed;
+    }
+  }
+
+  void write(std::span<const KeyAt> rows, std::span<const u64> removed, u32 bucket, u32 table, u32 width) {
+    RunEntry run{bucket, table, static_cast<u32>(rows.size()), static_cast<u32>(removed.size()), out_.body.size(), 0, 0};
+    u8* const bytes = out_.body.extend(run.bytes(width));
+    for (size_t i = 0; i < rows.size(); i++) store_key(bytes, i, rows[i].key);
+    if (!removed.empty()) std::memcpy(bytes + 8 * rows.size(), removed.data(), 8 * removed.size());
+    u8* record = bytes + run.keys_bytes();
+    for (const KeyAt& row : rows) {
+      std::memcpy(record, parts_[row.source].record(row.row, width), width);
+      record += width;
+    }
+    seal(run, bytes, width);
+    out_.directory.push_back(run);
+  }
+
+  std::span<const RunsView> sources_;
+  bool keep_removed_;
+  u64 most_bytes_;
+  RunColumns& out_;
+  std::vector<Part> parts_;
+  std::vector<KeyAt> known_, alive_, scratch_;
+  std::vector<u64> removed_;
+};
+
+}  // namespace
+
+std::string merge_runs(std::span<const RunsView> newest_first, const RecordWidths& widths, bool keep_removed, u64 most_bytes,
+                       RunColumns& out, size_t& failed) {
+  struct Cursor {
+    u64 place;
+    u32 source;
+    size_t at;
+    bool operator<(const Cursor& other) const {  // the heap's first is the least place, of the newest source
+      return place != other.place ? place > other.place : source != other.source ? source > other.source : at > other.at;
+    }
+  };
+  std::priority_queue<Cursor> heads;
+  for (u32 s = 0; s < newest_first.size(); s++) {
+    failed = s;
+    if (std::string why = runs_fault(newest_first[s], widths); !why.empty()) return why;
+    if (!newest_first[s].directory.empty()) heads.push({newest_first[s].directory[0].place(), s, 0});
+  }
+  Merger merger(newest_first, keep_removed, most_bytes, out);
+  while (!heads.empty()) {
+    const u64 place = heads.top().place;
+    const u32 width = widths[place & 0xffffffffu];
+    while (!heads.empty() && heads.top().place == place) {
+      const Cursor head = heads.top();
+      heads.pop();
+      const RunsView& source = newest_first[head.source];
+      const RunEntry& run = source.directory[head.at];
+      failed = head.source;
+      if (std::string why = run_fault(source, run, width); !why.empty()) return why;
+      merger.add(head.source, run);
+      if (head.at + 1 < source.directory.size())
+        heads.push({source.directory[head.at + 1].place(), head.source, head.at + 1});
+    }
+    merger.write(width);
+  }
+  return {};
+}
+
+}  // namespace freshet

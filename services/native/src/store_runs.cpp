@@ -1,0 +1,101 @@
+// Runs of packed rows, as the row store keeps them: taken at recovery, unpacked for serving, put back by a failed flush.
+#include <stdexcept>
+#include <string>
+
+#include "freshet/store.hpp"
+
+namespace freshet {
+
+RecordWidths Store::packed_widths() const {
+  RecordWidths widths{};
+  for (const auto& group : groups_)
+    for (const u8 table : group->tables) widths[table] = group->layout.packed_bytes();
+  return widths;
+}
+
+// Nothing in runs from outside is believed, but that their checksums were right.
+void Store::check_runs(const RunsView& runs) const {
+  if (std::string why = runs_fault(runs, packed_widths()); !why.empty()) throw std::invalid_argument(why);
+  for (const RunEntry& run : runs.directory) {
+    check_bucket(run.bucket);
+    const u8 table = static_cast<u8>(run.table);
+    const RowLayout& layout = groups_[group_of(table)]->layout;
+    const u8 *keys = runs.of(run), *records = keys + run.keys_bytes();
+    for (u32 i = 0; i < run.rows; i++) {
+      const u64 key = load_key(keys, i);
+      const char* fault = key == 0                      ? "its key is 0, which no row has"
+                          : bucket_of(key) != run.bucket ? "its key is of another bucket"
+                                                         : layout.packed_fault(records + size_t{i} * layout.packed_bytes(), table);
+      if (fault)
+        throw std::invalid_argument("row " + std::to_string(i) + " of table " + std::to_string(run.table) + ", bucket " +
+                                    std::to_string(run.bucket) + ", key " + std::to_string(key) + ": " + fault);
+    }
+  }
+}
+
+void Store::import_runs(const RunsView& runs) {
+  if (spec_.serving) throw std::invalid_argument("a serving store takes values, not packed rows: use import_values");
+  check_runs(runs);
+  for (const RunEntry& run : runs.directory) {
+    const u8 table = static_cast<u8>(run.table);
+    Group& group = *groups_[group_of(table)];
+    const u32 packed = group.layout.packed_bytes();
+    const u8 *keys = runs.of(run), *records = keys + run.keys_bytes();
+    const std::lock_guard lock(states_[run.bucket].lock);
+    for (u32 i = 0; i < run.rows; i++) import_row(group, run.bucket, load_key(keys, i), table, records + size_t{i} * packed);
+  }
+}
+
+std::vector<UnpackedTable> Store::unpack_runs(const RunsView& runs) const {
+  if (spec_.serving) throw std::invalid_argument("a serving store does not know how packed rows are laid out");
+  check_runs(runs);
+  std::array<int, 256> at;
+  at.fill(-1);
+  std::vector<UnpackedTable> out;
+  std::vector<u64> memory;  // of one row
+  for (const RunEntry& run : runs.directory) {
+    const RowLayout& layout = groups_[group_of(static_cast<u8>(run.table))]->layout;
+    if (at[run.table] < 0) {
+      at[run.table] = static_cast<int>(out.size());
+      out.emplace_back();
+      out.back().table = static_cast<u8>(run.table);
+      out.back().width = layout.width();
+    }
+    UnpackedTable& table = out[static_cast<size_t>(at[run.table])];
+    const u8 *keys = runs.of(run), *record = keys + run.keys_bytes();
+    memory.resize(layout.record_bytes() / 8 + 1);
+    const Row row = layout.row(reinterpret_cast<u8*>(memory.data()));
+    std::memcpy(table.keys.extend(run.rows), keys, size_t{8} * run.rows);
+    float* values = table.values.extend(size_t{run.rows} * layout.width());
+    u32* touched = table.touched.extend(run.rows);
+    for (u32 i = 0; i < run.rows; i++, record += layout.packed_bytes(), values += layout.width()) {
+      layout.unpack(row, record);
+      layout.load(row, values);
+      touched[i] = row.header().touched;
+    }
+  }
+  return out;
+}
+
+void Store::put_back_runs(const RunsView& runs, const u8* chosen) {
+  if (std::string why = runs_fault(runs, packed_widths()); !why.empty()) throw std::invalid_argument(why);
+  i64 listed = 0;
+  for (const RunEntry& run : runs.directory) {
+    check_bucket(run.bucket);
+    if (!chosen[run.bucket]) continue;
+    const u8 table = static_cast<u8>(run.table);
+    Group& group = *groups_[group_of(table)];
+    const u8* keys = runs.of(run);
+    const std::lock_guard lock(states_[run.bucket].lock);
+    Bin& bin = group.bin(run.bucket);
+    for (u32 i = 0; i < run.rows; i++) {
+      const u32 slot = group.find(bin, load_key(keys, i), table);
+      if (slot != Group::none) listed += mark(bin, group.header(slot), slot, flush);
+    }
+    for (u32 i = 0; i < run.removed; i++)
+      states_[run.bucket].removed[flush].push_back({load_key(keys, size_t{run.rows} + i), table});
+  }
+  pending_[flush].fetch_add(listed, std::memory_order_relaxed);
+}
+
+}  // namespace freshet
