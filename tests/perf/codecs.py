@@ -3,12 +3,14 @@
     python -m tests.perf.codecs [--rows 200000] [--folder FOLDER] [--quick] [--json]
 
 Rows are those of the default model with one label: two scalars and a vector of 16, in two tables of 1,024
-buckets. Codecs are bound by memory: they copy each row once or twice, and the row deltas pass a CRC-32 over
-it besides. Publishing and flushing write what they copied durably: an append to the log and a transaction of
-the row store, each with an fsync of the disk under FOLDER (default: that of temporary files). Codecs are told
-per second of processor time; publish and flush by the clock, with the processor time of the shard's thread
-beside it, as that is what training loses. `flush_of_none` is what a flush costs when no row has changed:
-offsets of all buckets are written all the same.
+buckets; `wide` has as many rows in 26 tables, so 26,624 runs of a few rows each. Codecs are bound by memory:
+they copy each row once or twice, and the row deltas pass a CRC-32 over it besides. Publishing and flushing
+write what they copied durably: an append to the log and a transaction of the row store, each with an fsync of
+the disk under FOLDER (default: that of temporary files). Codecs are told per second of processor time;
+publish and flush by the clock, with the processor time of the shard's thread beside it, as that is what
+training loses: of the middle flush, and of the mean one, which has its share of checkpoints and compactions
+(they are seldom: a quick run has none). `flush_of_none` is what a flush costs when no row has changed:
+offsets of all buckets are written all the same. `load` is what a restart reads into the table.
 """
 
 from __future__ import annotations
@@ -22,7 +24,6 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
-from freshet.paramserver.flushing import deltas_of
 
 from freshet.clock import SYSTEM_CLOCK
 from freshet.paramserver.core import FlushBook
@@ -35,8 +36,8 @@ from freshet.spec.layout import layout_of
 from freshet.spec.model import Spec
 from freshet.spec.parse import parse_spec
 from freshet.spec.topics import ROWS_PARTITIONS, topics_of
-from freshet.tables import Plan, Store
-from freshet.types import F32, U64, Applied, Bucket, BucketMeta, Fence, OffsetRange, TimeMs
+from freshet.tables import Plan, Published, Store
+from freshet.types import F32, U64, Fence, OffsetRange, TimeMs
 from freshet.wire.rows import RowCodec, RowDelta, decode_rows, encode_rows
 from tests.perf.report import Figures, command
 from tests.perf.rounds import Figure, interleaved, rate
@@ -48,31 +49,31 @@ served = { schema = "s.avsc", key = ["request"], time = "ts:ms" }
 action = { schema = "a.avsc", key = ["request"], time = "ts:ms" }
 [labels]
 click = { on = "action.type == 'click'", window = "2m" }
-[tables]
-user = { dim = 16 }
-item = { dim = 16, precision = "PRECISION" }
-[features]
-user = { field = "user", table = "user" }
-item = { field = "item", table = "item" }
 """
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+QUICK_ROUNDS = 3
 DELTA_ROWS = 50_000 // ROWS_PARTITIONS
 """Of a record of `rows`, when as much has changed as the shard copies out at once."""
 
 
-def spec_of(precision: str = "fp32") -> Spec:
-    """A model of two tables; the second in that precision."""
-    return parse_spec(SPEC.replace("PRECISION", precision))
+def spec_of(precision: str = "fp32", *, tables: int = 2) -> Spec:
+    """A model of so many tables, t0 and on; the last in that precision."""
+    names = [f"t{i}" for i in range(tables)]
+    lines = [f"{name} = {{ dim = 16 }}" for name in names[:-1]]
+    lines += [f'{names[-1]} = {{ dim = 16, precision = "{precision}" }}', "[features]"]
+    lines += [f'{name} = {{ field = "{name}", table = "{name}" }}' for name in names]
+    return parse_spec("\n".join([SPEC, "[tables]", *lines]))
 
 
 class Batches:
-    """Pushes of all rows of both tables, again and again: each makes every row dirty."""
+    """Pushes of all rows of all tables, again and again: each makes every row dirty."""
 
     def __init__(self, spec: Spec, rows: int) -> None:
-        self.rows, self._at = rows, 0
+        per_table = rows // len(spec.tables)
+        self.rows, self._at = per_table * len(spec.tables), 0
         self._groups: list[KeyGroup] = []
         self._gradients: list[F32] = []
-        keys = (np.arange(1, rows // 2 + 1, dtype=np.uint64)) * GOLDEN
+        keys = np.arange(1, per_table + 1, dtype=np.uint64) * GOLDEN
         for group in layout_of(spec).groups:
             tables = np.array(group.tables, np.uint8)
             plan = Plan(tables=tables, buckets=spec.buckets)
@@ -91,14 +92,16 @@ class Batches:
 
 
 @contextmanager
-def shard_in(folder: Path, spec: Spec) -> Iterator[Shard]:
-    """A shard with nothing in it yet, its threads not started."""
+def shard_in(folder: Path, spec: Spec, fence: Fence) -> Iterator[Shard]:
+    """A shard on what lies in the folder, if anything does; it is not loaded nor started."""
     log, rows = SqliteEventLog(folder / "log"), SqliteRowStore(folder / "rows.sqlite")
     topics = topics_of(spec)
+    there = log.topics()
     for plan in topics.plans:
-        log.create_topic(
-            plan.name, partitions=plan.partitions, retention_ms=plan.retention_ms, group=plan.group
-        )
+        if plan.name not in there:
+            log.create_topic(
+                plan.name, partitions=plan.partitions, retention_ms=plan.retention_ms, group=plan.group
+            )
     shard = Shard(
         spec=spec,
         layout=layout_of(spec),
@@ -106,56 +109,59 @@ def shard_in(folder: Path, spec: Spec) -> Iterator[Shard]:
         topics=topics,
         log=log,
         rows=rows,
-        fence=Fence(1),
+        fence=fence,
         clock=SYSTEM_CLOCK,
         held=lambda: True,
     )
-    shard.load()
     yield shard
     rows.close()
     log.close()
 
 
-def writes(folder: Path, rows: int, rounds: int) -> Figures:
-    """Publish and flush of all rows, and of none, through the shard."""
-    spec = spec_of()
+def writes(folder: Path, tables: int, rows: int, rounds: int) -> Figures:
+    """Publish and flush of all rows, and of none, through the shard; then what a restart takes to load."""
+    spec = spec_of(tables=tables)
     found: dict[str, list[tuple[float, float]]] = {"publish": [], "flush": [], "flush_of_none": []}
 
     def timed(name: str, work: Callable[[], object]) -> None:
         wall, cpu = time.perf_counter(), time.thread_time()
         work()
-        found[name].append((time.perf_counter() - wall, time.thread_time() - cpu))
+        found.setdefault(name, []).append((time.perf_counter() - wall, time.thread_time() - cpu))
 
-    with shard_in(folder, spec) as shard:
-        batches = Batches(spec, rows)
+    batches = Batches(spec, rows)
+    with shard_in(folder, spec, Fence(1)) as shard:
+        shard.load()
         for turn in range(rounds + 1):
             shard.push(batches.next())
             timed("publish", shard.publish)
             timed("flush", shard.flush)
-            timed("flush_of_none", shard.flush)
+            if turn < QUICK_ROUNDS:
+                timed("flush_of_none", shard.flush)
             if turn == 0:  # the first makes the files and maps the memory
                 for times in found.values():
                     times.clear()
+    with shard_in(folder, spec, Fence(2)) as shard:
+        timed("load", shard.load)
     figures: Figures = {}
-    for name in ("publish", "flush"):
+    for name in ("publish", "flush", "load"):
         wall, cpu = (statistics.median(times) for times in zip(*found[name], strict=True))
         figures[name] = {
-            "rows": rows,
-            "rows_per_s": rows / wall,
-            "us_per_row": wall / rows * 1e6,
-            "cpu_us_per_row": cpu / rows * 1e6,
+            "rows": batches.rows,
+            "rows_per_s": batches.rows / wall,
+            "us_per_row": wall / batches.rows * 1e6,
+            "cpu_us_per_row": cpu / batches.rows * 1e6,
         }
+    mean = statistics.mean(cpu for _, cpu in found["flush"])
+    figures["flush"]["mean_cpu_us_per_row"] = mean / batches.rows * 1e6
     figures["flush_of_none"] = {"ms": statistics.median(wall for wall, _ in found["flush_of_none"]) * 1e3}
     return figures
 
 
 def made_ready(rows: int, rounds: int) -> Figures:
-    """The pure part of both: from the table to records of `rows`, and to deltas of the row store."""
+    """The pure part of both: from the table to records of `rows`, and to the columns of a flush."""
     spec = spec_of()
     store, batches = Store.of(spec, layout_of(spec)), Batches(spec, rows)
-    none: Applied = dict.fromkeys(range(spec.partitions), 0)
-    book = FlushBook(Fence(1))
-    book.claimed({Bucket(b): BucketMeta(Fence(1), 0, 0, none, 0, TimeMs(0)) for b in range(spec.buckets)})
+    book = FlushBook(Fence(1), buckets=spec.buckets, partitions=spec.partitions)
     spent: dict[str, list[float]] = {}
 
     def timed(name: str, work: Callable[[], object]) -> None:
@@ -166,12 +172,11 @@ def made_ready(rows: int, rounds: int) -> Figures:
     for _ in range(rounds):
         push = batches.next()
         store.push(push.ranges, push.clock_ms, push.groups, push.gradients)
-        published, flushed = [], []
+        published: list[Published] = []
         timed("collect_publish", lambda: published.append(store.collect_publish(rows)))  # noqa: B023
         timed("records_of", lambda: records_of(published[0], "rows", spec.buckets, Fence(1)))  # noqa: B023
-        timed("collect_flush", lambda: flushed.append(store.collect_flush()))  # noqa: B023
-        offsets = [0] * ROWS_PARTITIONS
-        timed("deltas_of", lambda: deltas_of(flushed[0], book, offsets, spec.buckets))  # noqa: B023
+        offsets = np.zeros(ROWS_PARTITIONS, np.int64)
+        timed("collect_flush", lambda: book.next_flush(store.collect_flush(), offsets))  # noqa: B023
     return {name: {"cpu_us_per_row": Figure.of(times).median} for name, times in spent.items()}
 
 
@@ -211,7 +216,7 @@ def packed(rows: int, rounds: int) -> Figures:
     figures: Figures = {}
     for precision in ("fp32", "bf16"):
         spec = spec_of(precision)
-        table = spec.table("item").id
+        table = spec.tables[-1].id
         store, batches = Store.of(spec, layout_of(spec)), Batches(spec, rows)
         push = batches.next()
         store.push(push.ranges, push.clock_ms, push.groups, push.gradients)
@@ -233,10 +238,12 @@ def packed(rows: int, rounds: int) -> Figures:
 def measure(quick: bool = False, rows: int | None = None, folder: Path | None = None) -> Figures:
     """Codecs of deltas and of packed rows, publish and flush."""
     rows = rows or (50_000 if quick else 200_000)
-    rounds = 3 if quick else 7
+    rounds = QUICK_ROUNDS if quick else 7
+    writing = QUICK_ROUNDS if quick else 28
     with tempfile.TemporaryDirectory(dir=folder) as temporary:
         return {
-            **writes(Path(temporary), rows, rounds),
+            **writes(Path(temporary) / "few", 2, rows, writing),
+            "wide": writes(Path(temporary) / "wide", 26, rows, writing),
             "stages": made_ready(rows, rounds),
             "deltas": deltas(rounds, quick),
             "packed": packed(rows, rounds),

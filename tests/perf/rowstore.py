@@ -18,10 +18,32 @@ import numpy as np
 
 from freshet.seams.rowstore import StoreIdentity
 from freshet.seams.rowstore.sqlite import SqliteRowStore
-from freshet.types import Bucket, BucketDelta, BucketMeta, Fence, PackedRows, TimeMs
+from freshet.tables.runs import runs_of, widths_of
+from freshet.types import Bucket, BucketMeta, Fence, Flush, Run, TimeMs
 from tests.perf.report import Figures, command
 
-BUCKETS, RECORD_BYTES, ROWS = 1024, 112, 400
+BUCKETS, PARTITIONS, RECORD_BYTES, ROWS = 1024, 8, 112, 400
+
+
+def random_flush(random: np.random.Generator, most: int, *, seq: int) -> Flush:
+    """About so many random rows in each bucket."""
+    records = random.integers(0, 256, (most, RECORD_BYTES), np.uint8)
+    none = np.empty(0, np.uint64)
+    runs = []
+    for bucket in range(BUCKETS) if most else ():
+        keys = np.unique(random.integers(0, 10 * ROWS, most, np.uint64))
+        runs.append(Run(bucket, 0, keys, none, records[: len(keys)]))
+    zeros = np.zeros(BUCKETS, np.int64)
+    return Flush(
+        fence=Fence(0),
+        buckets=np.arange(BUCKETS),
+        seqs=zeros + seq,
+        rows=zeros,
+        applied=np.zeros((BUCKETS, PARTITIONS), np.int64),
+        rows_offsets=zeros,
+        clocks_ms=zeros,
+        runs=runs_of(runs, widths_of({0: RECORD_BYTES})),
+    )
 
 
 def measure(quick: bool = False, folder: Path | None = None) -> Figures:
@@ -30,30 +52,21 @@ def measure(quick: bool = False, folder: Path | None = None) -> Figures:
     random = np.random.default_rng(0)
     with tempfile.TemporaryDirectory(dir=folder) as temporary:
         store = SqliteRowStore(Path(temporary) / "rows.sqlite")
-        meta = BucketMeta(Fence(0), 0, 0, dict.fromkeys(range(8), 0), 0, TimeMs(0))
+        meta = BucketMeta(Fence(0), 0, 0, dict.fromkeys(range(PARTITIONS), 0), 0, TimeMs(0))
         metas = {Bucket(b): meta for b in range(BUCKETS)}
         store.create(StoreIdentity("m", "h", BUCKETS, {"t": 0}, {0: RECORD_BYTES}, "log"), metas)
         flushes, empty = [], 0.0
-        records = random.integers(0, 256, (ROWS, RECORD_BYTES), np.uint8)
         for i in range(turns + 1):
-            count = ROWS if i < turns else 0
-            deltas = []
-            for bucket, old in metas.items():
-                new = BucketMeta(Fence(0), old.seq + 1, 0, old.applied, 0, TimeMs(0))
-                rows = PackedRows(0, np.unique(random.integers(0, 10 * ROWS, count, np.uint64)), records)
-                rows = PackedRows(0, rows.keys, records[: len(rows.keys)])
-                deltas.append(BucketDelta(bucket, old, new, [rows] if count else []))
-                metas[bucket] = new
-            total = sum(len(r.keys) for d in deltas for r in d.rows)
+            flush = random_flush(random, ROWS if i < turns else 0, seq=i + 1)
             begin = time.perf_counter()
-            store.flush(deltas, fence=Fence(0))
+            store.flush(flush)
             took = time.perf_counter() - begin
-            if count:
-                flushes.append(took / total * 1e6)
+            if flush.runs.rows:
+                flushes.append(took / flush.runs.rows * 1e6)
             else:
                 empty = took
         begin = time.perf_counter()
-        scanned = sum(len(piece.keys) for bucket in metas for piece in store.scan(bucket))
+        scanned = sum(piece.rows for piece in store.scan(list(metas)))
         scan = (time.perf_counter() - begin) / scanned * 1e6
         begin = time.perf_counter()
         for number in range(200):

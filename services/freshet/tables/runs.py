@@ -71,7 +71,8 @@ def merge_runs(
     Without `keep_removed` nothing older exists, and removed keys are forgotten. Runs longer than `most_bytes`
     are cut. A directory may name fewer runs than lie in its body.
 
-    Raises Corrupt, naming the source by `where`, if any byte that counts fails its checksum.
+    Raises Corrupt, naming the source by `where`, if keys or records that count fail their checksum; records
+    of a run that newer ones replace wholly are not looked at.
     """
     sources = [native_parts(runs) for runs in newest_first]
     directory, body, failed, why = _native.merge_runs(sources, widths, keep_removed, most_bytes)

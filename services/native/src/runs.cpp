@@ -39,7 +39,7 @@ void sort_keys(KeyAt* keys, size_t n, std::vector<KeyAt>& scratch) {
   for (size_t i = 1; i < n; i++) least = std::min(least, keys[i].key), most = std::max(most, keys[i].key);
   if (least == most) return;
   // As many cells as keys: dealt by their upper bits, a few keys share one.
-  const int bits = std::bit_width(n) - 1;
+  const int bits = static_cast<int>(std::bit_width(n)) - 1;
   const int shift = std::max(0, static_cast<int>(std::bit_width(most - least)) - bits);
   const size_t cells = static_cast<size_t>((most - least) >> shift) + 1;
   std::vector<u32> next(cells + 1);
@@ -72,14 +72,17 @@ std::string runs_fault(const RunsView& runs, const RecordWidths& widths) {
   return {};
 }
 
-std::string run_fault(const RunsView& runs, const RunEntry& run, u32 width) {
-  const u8* bytes = runs.of(run);
-  if (block_crc32(bytes, run.keys_bytes()) != run.keys_crc) return "keys of " + place_of(run) + " fail their CRC";
-  if (block_crc32(bytes + run.keys_bytes(), size_t{run.rows} * width) != run.records_crc)
-    return "rows of " + place_of(run) + " fail their CRC";
-  if (!rising(bytes, run.rows) || !rising(bytes + size_t{8} * run.rows, run.removed))
+std::string keys_fault(const RunsView& runs, const RunEntry& run) {
+  const u8* keys = runs.of(run);
+  if (block_crc32(keys, run.keys_bytes()) != run.keys_crc) return "keys of " + place_of(run) + " fail their CRC";
+  if (!rising(keys, run.rows) || !rising(keys + size_t{8} * run.rows, run.removed))
     return "keys of " + place_of(run) + " do not rise";
   return {};
+}
+
+std::string records_fault(const RunsView& runs, const RunEntry& run, u32 width) {
+  const u32 crc = block_crc32(runs.of(run) + run.keys_bytes(), size_t{run.rows} * width);
+  return crc == run.records_crc ? std::string() : "rows of " + place_of(run) + " fail their CRC";
 }
 
 void seal(RunEntry& run, const u8* bytes, u32 width) {
@@ -95,21 +98,29 @@ class Merger {
   Merger(std::span<const RunsView> sources, bool keep_removed, u64 most_bytes, RunColumns& out)
       : sources_(sources), keep_removed_(keep_removed), most_bytes_(most_bytes), out_(out) {}
 
-  void add(u32 source, const RunEntry& run) { parts_.push_back({sources_[source].of(run), &run}); }
+  void add(u32 source, const RunEntry& run) { parts_.push_back({source, sources_[source].of(run), &run, false}); }
 
-  void write(u32 width) {
+  // All that was added, as one table of one bucket. Returns what is wrong with source `failed`, or an empty string.
+  std::string write(u32 width, size_t& failed) {
     const RunEntry& first = *parts_.front().run;
-    if (parts_.size() == 1 && first.bytes(width) <= most_bytes_ && (keep_removed_ || first.removed == 0))
-      copy(parts_.front(), width);
-    else
-      merge(first.bucket, first.table, width);
+    const bool as_it_is = parts_.size() == 1 && first.bytes(width) <= most_bytes_ && (keep_removed_ || first.removed == 0);
+    as_it_is ? void(parts_[0].used = first.rows > 0) : sort_out();
+    for (const Part& part : parts_) {
+      failed = part.source;
+      if (!part.used) continue;
+      if (std::string why = records_fault(sources_[part.source], *part.run, width); !why.empty()) return why;
+    }
+    as_it_is ? copy(parts_[0], width) : write_sorted(first.bucket, first.table, width);
     parts_.clear();
+    return {};
   }
 
  private:
   struct Part {
+    u32 source;
     const u8* bytes;
     const RunEntry* run;
+    bool used;  // some of its records are the newest
     const u8* record(u32 row, u32 width) const { return bytes + run->keys_bytes() + size_t{row} * width; }
   };
 
@@ -123,7 +134,7 @@ class Merger {
   }
 
   // Of equal keys the first is the newest: parts are given newest first, and within one its rows before what it removed.
-  void merge(u32 bucket, u32 table, u32 width) {
+  void sort_out() {
     known_.clear();
     for (u32 p = 0; p < parts_.size(); p++) {
       const Part& part = parts_[p];
@@ -135,20 +146,24 @@ class Merger {
     removed_.clear();
     for (size_t i = 0; i < known_.size(); i++) {
       if (i > 0 && known_[i].key == known_[i - 1].key) continue;
-      if (known_[i].row < parts_[known_[i].source].run->rows)
-        alive_.push_back(known_[i]);
+      Part& part = parts_[known_[i].source];
+      if (known_[i].row < part.run->rows)
+        alive_.push_back(known_[i]), part.used = true;
       else if (keep_removed_)
         removed_.push_back(known_[i].key);
     }
+  }
+
+  void write_sorted(u32 bucket, u32 table, u32 width) {
     const size_t most_rows = std::max<u64>(1, most_bytes_ / 2 / (8 + width)), most_removed = std::max<u64>(1, most_bytes_ / 16);
     for (size_t row = 0, gone = 0; row < alive_.size() || gone < removed_.size();) {
       const size_t rows = std::min(alive_.size() - row, most_rows), removed = std::min(removed_.size() - gone, most_removed);
-      write({alive_.data() + row, rows}, {removed_.data() + gone, removed}, bucket, table, width);
+      write_run({alive_.data() + row, rows}, {removed_.data() + gone, removed}, bucket, table, width);
       row += rows, gone += removed;
     }
   }
 
-  void write(std::span<const KeyAt> rows, std::span<const u64> removed, u32 bucket, u32 table, u32 width) {
+  void write_run(std::span<const KeyAt> rows, std::span<const u64> removed, u32 bucket, u32 table, u32 width) {
     RunEntry run{bucket, table, static_cast<u32>(rows.size()), static_cast<u32>(removed.size()), out_.body.size(), 0, 0};
     u8* const bytes = out_.body.extend(run.bytes(width));
     for (size_t i = 0; i < rows.size(); i++) store_key(bytes, i, rows[i].key);
@@ -199,12 +214,12 @@ std::string merge_runs(std::span<const RunsView> newest_first, const RecordWidth
       const RunsView& source = newest_first[head.source];
       const RunEntry& run = source.directory[head.at];
       failed = head.source;
-      if (std::string why = run_fault(source, run, width); !why.empty()) return why;
+      if (std::string why = keys_fault(source, run); !why.empty()) return why;
       merger.add(head.source, run);
       if (head.at + 1 < source.directory.size())
         heads.push({source.directory[head.at + 1].place(), head.source, head.at + 1});
     }
-    merger.write(width);
+    if (std::string why = merger.write(width, failed); !why.empty()) return why;
   }
   return {};
 }

@@ -54,6 +54,7 @@ std::vector<UnpackedTable> Store::unpack_runs(const RunsView& runs) const {
   std::vector<UnpackedTable> out;
   std::vector<u64> memory;  // of one row
   for (const RunEntry& run : runs.directory) {
+    if (run.rows == 0) continue;
     const RowLayout& layout = groups_[group_of(static_cast<u8>(run.table))]->layout;
     if (at[run.table] < 0) {
       at[run.table] = static_cast<int>(out.size());

@@ -48,8 +48,7 @@ TEST(Store, AStoreRestoredFromItsFlushesGoesOnAlike) {
     for (i64 at = 0; at < 3; at++) push(first, batch, 1, at, gradients, 5000);
 
     const FlushBatch flushed = first.collect_flush(all_buckets(first), false);
-    const PackedColumns& rows = flushed.groups[0];
-    second.import_rows(0, rows.keys.data(), rows.records.data(), rows.keys.size(), first.layout(0).packed_bytes());
+    second.import_runs(flushed.runs.view());
     for (size_t i = 0; i < flushed.buckets.size(); i++)
       second.set_applied(flushed.buckets[i], flushed.applied.data() + i * 2, flushed.clock_ms[i]);
 
@@ -71,7 +70,7 @@ TEST(Store, EvictsByAgeAndKeepsWhatIsDirty) {
   EXPECT_EQ(done.evicted, 399);
   EXPECT_EQ(store.evicted(0), 399);
   EXPECT_EQ(store.rows(0), 200);
-  EXPECT_EQ(store.collect_flush(all_buckets(store), false).removed.size(), 399u);
+  EXPECT_EQ(removed_of(store.collect_flush(all_buckets(store), false)), 399u);
   EXPECT_EQ(store.collect_publish(1 << 30).tables[0].keys.size(), 200u);
 }
 
@@ -136,7 +135,7 @@ TEST(Store, ThreadsMayDoEverythingAtOnce) {
   i64 flushed = 0;
   while (running) {
     const FlushBatch batch = store.collect_flush(all_buckets(store), false);
-    flushed += static_cast<i64>(batch.groups[0].keys.size());
+    flushed += static_cast<i64>(rows_of(batch));
     store.collect_publish(300);
     store.evict(1'000, 100);
     store.applied();

@@ -65,4 +65,16 @@ inline std::vector<u32> all_buckets(const Store& store) {
   return buckets;
 }
 
+inline size_t rows_of(const FlushBatch& batch) {
+  size_t rows = 0;
+  for (const RunEntry& run : batch.runs.directory) rows += run.rows;
+  return rows;
+}
+
+inline size_t removed_of(const FlushBatch& batch) {
+  size_t removed = 0;
+  for (const RunEntry& run : batch.runs.directory) removed += run.removed;
+  return removed;
+}
+
 }  // namespace freshet::testing

@@ -251,7 +251,7 @@ def test_a_changed_byte_of_a_directory_is_corrupt(at: int, change: int) -> None:
 
 @given(st.data())
 def test_changed_bytes_of_runs_are_corrupt_when_they_are_merged(data: st.DataObject) -> None:
-    runs = [a_run(0, 0, {1: 1, 5: 2, 9: 3}, [7]), a_run(0, 0, {5: 4}, [1])]
+    runs = [a_run(0, 0, {1: 1, 5: 2, 9: 3}, [7]), a_run(0, 0, {5: 4, 6: 5}, [1])]
     which = data.draw(st.integers(0, 1))
     body = runs[which].body.copy()
     body[data.draw(st.integers(0, len(body) - 1))] ^= data.draw(st.integers(1, 255))

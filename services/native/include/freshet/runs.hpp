@@ -59,15 +59,17 @@ inline void store_key(u8* keys, size_t i, u64 key) { std::memcpy(keys + 8 * i, &
 // What is wrong with the places of these runs, or an empty string: tables known, sorted, and within the body.
 std::string runs_fault(const RunsView& runs, const RecordWidths& widths);
 
-// What is wrong with the bytes of a run that lies within its body, or an empty string: checksums and order of keys.
-std::string run_fault(const RunsView& runs, const RunEntry& run, u32 width);
+// What is wrong with the keys, or the records, of a run that lies within its body, or an empty string.
+std::string keys_fault(const RunsView& runs, const RunEntry& run);
+std::string records_fault(const RunsView& runs, const RunEntry& run, u32 width);
 
 // Fill in both checksums of a run that has been written.
 void seal(RunEntry& run, const u8* bytes, u32 width);
 
 // One set of runs that says what `newest_first` say together: of several sources that know a key the first one decides.
 // Without `keep_removed` nothing older exists, and removed keys are forgotten. Runs longer than `most_bytes` are cut.
-// Returns what is wrong with source `failed`, or an empty string; every byte that is merged has been checked.
+// Returns what is wrong with source `failed`, or an empty string; every byte that was looked at has been checked (records
+// of a run that newer ones replace wholly are not looked at).
 std::string merge_runs(std::span<const RunsView> newest_first, const RecordWidths& widths, bool keep_removed, u64 most_bytes,
                        RunColumns& out, size_t& failed);
 

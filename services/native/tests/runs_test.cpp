@@ -1,0 +1,81 @@
+// Runs of packed rows: sorted, merged, put back.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <random>
+
+#include "table_support.hpp"
+
+namespace freshet {
+namespace {
+
+using namespace testing;
+
+TEST(SortKeys, SortsWhateverTheirSpreadAndKeepsEqualKeysInOrder) {
+  std::mt19937_64 random(3);
+  std::vector<KeyAt> scratch;
+  for (const size_t n : {0u, 1u, 5u, 24u, 25u, 400u, 5000u}) {
+    for (int spread = 0; spread < 5; spread++) {
+      std::vector<KeyAt> keys;
+      for (u32 i = 0; i < n; i++) {
+        const u64 key = random();
+        const u64 chosen[] = {key, key % 7, key >> 40 | u64{1} << 63, ~u64{0} - key % 3, i == 0 ? ~u64{0} : key % 1000};
+        keys.push_back({chosen[spread], i, 0});
+      }
+      std::vector<KeyAt> sorted = keys;
+      std::stable_sort(sorted.begin(), sorted.end(), [](const KeyAt& a, const KeyAt& b) { return a.key < b.key; });
+      sort_keys(keys.data(), keys.size(), scratch);
+      for (size_t i = 0; i < n; i++) {
+        ASSERT_EQ(keys[i].key, sorted[i].key);
+        ASSERT_EQ(keys[i].source, sorted[i].source);
+      }
+    }
+  }
+}
+
+TEST(Runs, AFlushIsADirectoryInOrderWhoseRunsLieEndToEnd) {
+  StoreSpec spec = spec_of({counting_slot()}, 16, 2);
+  spec.groups[0].tables = {4, 1};
+  spec.groups.push_back({{2}, {counting_slot(3)}, false});
+  Store store(spec);
+  std::vector<u64> keys = numbered(1, 300);
+  Plan plan(16);
+  const u32 starts[3] = {0, 200, 299};
+  const u8 tables[2] = {4, 1};
+  plan.run(keys.data(), keys.size(), starts, tables, 2);
+  const std::vector<float> gradients(2 * plan.unique(), 1.0f);
+  const i64 range[3] = {0, 0, 1};
+  const Keys batch{plan.keys.data(), plan.tables.data(), plan.unique(), plan.bucket_starts.data()};
+  store.push(range, 1, 0, {{0, batch, gradients.data()}});
+  const FlushBatch flushed = store.collect_flush(all_buckets(store), false);
+
+  const RunsView runs = flushed.runs.view();
+  EXPECT_EQ(runs_fault(runs, store.packed_widths()), "");
+  u64 at = 0;
+  for (const RunEntry& run : runs.directory) {
+    const u32 width = store.packed_widths()[run.table];
+    EXPECT_EQ(run.at, at);
+    EXPECT_EQ(keys_fault(runs, run), "");
+    EXPECT_EQ(records_fault(runs, run, width), "");
+    at += run.bytes(width);
+  }
+  EXPECT_EQ(at, runs.body.size());
+  EXPECT_EQ(rows_of(flushed), 299u);
+  EXPECT_THROW(store.collect_flush({3, 3}, false), std::invalid_argument);
+}
+
+TEST(Runs, RowsOfAFailedFlushAreInTheNextOneOfTheChosenBuckets) {
+  Store store(spec_of({counting_slot()}, 16, 1));
+  push(store, Batch(numbered(1, 200)), 0, 0, std::vector<float>(398, 1.0f));
+  const FlushBatch failed = store.collect_flush(all_buckets(store), false);
+  std::vector<u8> chosen(16);
+  chosen[3] = chosen[9] = 1;
+  store.put_back_runs(failed.runs.view(), chosen.data());
+  const FlushBatch again = store.collect_flush(all_buckets(store), false);
+  ASSERT_EQ(again.runs.directory.size(), 2u);
+  EXPECT_EQ(again.runs.directory[0].bucket, 3u);
+  EXPECT_EQ(again.runs.directory[1].bucket, 9u);
+}
+
+}  // namespace
+}  // namespace freshet
