@@ -168,26 +168,6 @@ void Group::shrink(Bin& bin, u32 bucket) {
   bin.blocks.shrink_to_fit();
 }
 
-void Group::prefetch_chunk(u64 key) const {
-  const Bin& bin = bins_[key >> bucket_shift_];
-  const u32 count = bin.chunk_count.load(std::memory_order_relaxed);
-  if (count) prefetch_read(bin.chunks.load(std::memory_order_relaxed) + home(hash(key), count));
-}
-
-// Reads a chunk without its bucket's lock. What it yields is an address to prefetch and nothing else, and the memory is
-// mapped for the arena's life, so a torn or stale value costs a cache line and harms nothing.
-__attribute__((no_sanitize("thread"))) void Group::prefetch_row(u64 key, bool write) const {
-  const Bin& bin = bins_[key >> bucket_shift_];
-  const Chunk* chunks = bin.chunks.load(std::memory_order_relaxed);
-  if (chunks == nullptr) return;
-  const u64 h = hash(key);
-  const Chunk* chunk = chunks + home(h, bin.chunk_count.load(std::memory_order_relaxed));
-  // The pair may belong to two indexes if the bucket has just grown; stay inside the range that is mapped.
-  if (!chunks_.holds(chunk)) return;
-  const u32 hits = match16(chunk->tag, static_cast<u8>(h)) & ((1u << Chunk::rows) - 1);
-  if (hits) prefetch_lines(row(chunk->slot[std::countr_zero(hits)]).head, write);
-}
-
 size_t Group::bytes() const { return records_.bytes_in_use() + chunks_.bytes_in_use(); }
 
 }  // namespace freshet

@@ -18,6 +18,7 @@
 #include "freshet/runs.hpp"
 #include "freshet/table.hpp"
 #include "freshet/table_admission.hpp"
+#include "freshet/table_ahead.hpp"
 #include "freshet/table_column.hpp"
 
 namespace freshet {
@@ -190,7 +191,6 @@ class Store {
     i64 clock_ms = 0;
     std::vector<Removal> removed[consumers];
   };
-  class Ahead;  // prefetches along a batch's keys
   static constexpr int no_group = -1;
   static constexpr size_t piece = 32;  // rows that are stepped at a time
 
@@ -204,7 +204,7 @@ class Store {
   u32 create_row(Group& group, u32 bucket, u64 key, u8 table);
   i64 mark(Bin& bin, Header& row, u32 slot, u32 consumer);
   u32 slot_for_step(Group& group, u32 bucket, u64 key, u8 table, Counts& count);
-  void apply_run(const PushGroup& push, const Ahead& ahead, u32 bucket, u32 now_s) noexcept;
+  void apply_run(const PushGroup& push, Ahead& ahead, u32 bucket, u32 now_s) noexcept;
   void forget(Group& group, u32 bucket, u32 slot, bool& relist);
   bool changed(const Header& row) const;
   class Taker;  // copies a bucket's changed rows out as runs

@@ -67,10 +67,28 @@ class Group {
   // Give back index memory after many removals.
   void shrink(Bin& bin, u32 bucket);
 
-  // Hints for a key of any bucket, without its lock: first the chunk, and once that is there the row.
-  void prefetch_chunk(u64 key) const;
-  void prefetch_row(u64 key, bool write) const;
-  void prefetch_slot(u32 slot) const { prefetch_lines(row(slot).head, false); }
+  // Hints for a key of any bucket, without its lock: the chunk where its search starts (nullptr: no index yet), and the
+  // slot that the chunk seems to name (none: no such tag). Either may be out of date; both are good for prefetching only.
+  const Chunk* chunk_hint(u64 key) const {
+    const Bin& bin = bins_[key >> bucket_shift_];
+    const Chunk* chunks = bin.chunks.load(std::memory_order_relaxed);
+    if (chunks == nullptr) return nullptr;
+    const Chunk* chunk = chunks + home(hash(key), bin.chunk_count.load(std::memory_order_relaxed));
+    // The pair may belong to two indexes if the bucket has just grown; stay inside the range that is mapped.
+    return chunks_.holds(chunk) ? chunk : nullptr;
+  }
+  // The chunk is read without its bucket's lock: the memory is mapped for the arena's life, so a torn or stale value costs a
+  // cache line and harms nothing.
+  __attribute__((no_sanitize("thread"))) static u32 slot_hint(const Chunk* chunk, u64 key) {
+    if (chunk == nullptr) return none;
+    const u32 hits = match16(chunk->tag, static_cast<u8>(hash(key))) & ((1u << Chunk::rows) - 1);
+    return hits ? chunk->slot[std::countr_zero(hits)] : none;
+  }
+  void prefetch_slot(u32 slot) const {
+    const u8* record = row(slot).head;
+    const u8* end = record + std::min(record_bytes_, 256u);
+    for (const u8* line = record - reinterpret_cast<std::uintptr_t>(record) % 64; line < end; line += 64) prefetch_far(line);
+  }
 
   size_t bytes() const;
 
@@ -83,16 +101,6 @@ class Group {
   static void link(Chunk* chunks, u32 count, u64 h, u32 slot);
   void resize(Bin& bin, u32 chunk_count);
   std::pair<Chunk*, u32> entry_of(const Bin& bin, u32 slot) const;
-
-  void prefetch_lines(const u8* record, bool write) const {
-    const u8* end = record + std::min(record_bytes_, 256u);
-    for (const u8* line = record - reinterpret_cast<std::uintptr_t>(record) % 64; line < end; line += 64) {
-      if (write)
-        prefetch_write(line);
-      else
-        prefetch_read(line);
-    }
-  }
 
   u32 record_bytes_;
   u32 bucket_shift_;  // of a key
