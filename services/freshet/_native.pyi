@@ -308,6 +308,9 @@ def decode_features(
     serving: bool,
     /,
 ) -> DecodedTuple: ...
+def decode_usual_blocks(
+    plan: DecodePlan, program: Program, schema_id: int, data: U8, ends: I64, /
+) -> tuple[DecodedTuple, tuple[I64, U64, I64, U8, F32, F32]] | None: ...
 def event_plan(
     explode: bool,
     has_id: bool,

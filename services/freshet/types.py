@@ -109,7 +109,8 @@ class BytesColumn:
 
     @classmethod
     def concat(cls, columns: Sequence[BytesColumn]) -> BytesColumn:
-        """Join columns end to end."""
+        """Join columns end to end; what is not empty is copied, unless it stands alone."""
+        columns = [c for c in columns if len(c.ends)]
         if len(columns) == 1:
             return columns[0]
         if not columns:

@@ -230,9 +230,13 @@ class Training:
         return {"applied": dict(self.ledger.applied), "published": asdict(self.shard.published)}
 
     def _stop_at_the_end(self) -> None:
+        before = -1
         while not self.trainer.stop.wait(0.02):
-            if not any(self.stream.lag().values()):
+            samples = self.trainer.progress.samples
+            # Asking the log for its end takes the interpreter from the lanes: not while they get on.
+            if samples == before and not any(self.stream.lag().values()):
                 self.trainer.stop.set()
+            before = samples
 
     def _restore(self, start: Manifest | None, model: Any, quality: Quality, samples: str) -> dict[int, int]:
         if start is None:

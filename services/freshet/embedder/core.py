@@ -33,12 +33,11 @@ class _Partition:
     position: int
     cuts: list[int]  # rising, all > position
     offsets: I64 = field(default_factory=lambda: np.empty(0, np.int64))
-    rows: I64 = field(default_factory=lambda: np.empty(0, np.int64))
+    row_ends: I64 = field(default_factory=lambda: np.empty(0, np.int64))  # rows up to and with each block
     blocks: BytesColumn = field(default_factory=lambda: BytesColumn.of([]))
     cursor: int = 0
-
-    def waiting(self) -> int:
-        return int(self.rows[self.cursor :].sum())
+    taken: int = 0  # rows before the cursor
+    waiting: int = 0  # rows from the cursor on
 
 
 class Assembler:
@@ -64,14 +63,16 @@ class Assembler:
                 f"blocks of partition {partition} must follow offset {last}, found {records.offsets[0]}"
             )
         keep = part.cursor
+        ends = np.cumsum(rows_of_blocks(records.values)) + part.waiting
         part.offsets = np.concatenate([part.offsets[keep:], records.offsets])
-        part.rows = np.concatenate([part.rows[keep:], rows_of_blocks(records.values)])
+        part.row_ends = np.concatenate([part.row_ends[keep:] - part.taken, ends])
         part.blocks = BytesColumn.concat([part.blocks.slice(keep, len(part.blocks)), records.values])
-        part.cursor = 0
+        part.cursor = part.taken = 0
+        part.waiting = int(part.row_ends[-1]) if len(part.row_ends) else 0
 
     def waiting(self) -> int:
         """Rows read and not yet in a batch."""
-        return sum(part.waiting() for part in self._partitions.values())
+        return sum(part.waiting for part in self._partitions.values())
 
     def positions(self) -> dict[int, int]:
         """{partition: where its next range starts}."""
@@ -97,9 +98,12 @@ class Assembler:
             offsets = part.offsets[part.cursor : stop]
             span = OffsetRange(p, part.position, int(offsets[-1]) + 1)
             taken.append((span, part.blocks.slice(part.cursor, stop), offsets))
-            total += int(part.rows[part.cursor : stop].sum())
+            ends_at = int(part.row_ends[stop - 1])
+            total += ends_at - part.taken
             alone = bool(part.cuts)
             part.position, part.cursor = span.stop, stop
+            part.waiting -= ends_at - part.taken
+            part.taken = ends_at
             part.cuts = [c for c in part.cuts if c > part.position]
             if alone or total >= rows:
                 break
@@ -119,9 +123,9 @@ class Assembler:
         limit = len(part.offsets)
         if part.cuts:
             limit = int(np.searchsorted(part.offsets, part.cuts[0]))
-        rows = np.cumsum(part.rows[part.cursor : limit])
-        count = int(np.searchsorted(rows, room, side="right"))
-        return max(count, 1) if first and len(rows) else count
+        ends = part.row_ends[part.cursor : limit]
+        count = int(ends.searchsorted(part.taken + room, side="right"))
+        return max(count, 1) if first and len(ends) else count
 
 
 def rows_of_blocks(blocks: BytesColumn) -> I64:

@@ -38,6 +38,7 @@ class BlockDecoder:
     def __init__(self, decoder: SampleDecoder, labels: int, refuse: Callable[[list[bytes]], None]) -> None:
         """`refuse` takes JSON records for the topic of refused events; durable when it returns."""
         self._decoder, self._labels, self._refuse = decoder, labels, refuse
+        self._schema_id: int | None = None  # of the last blocks
 
     def decode(self, blocks: BytesColumn, places: Places = ()) -> DecodedBatch:
         """Decode; samples that cannot be are refused by (partition, offset, index in the block) if `places`
@@ -46,7 +47,24 @@ class BlockDecoder:
         Raises:
             Corrupt: a block itself is damaged: its partition stops until an operator decides.
         """
+        usual = self._usual(blocks)
+        return usual if usual is not None else self._any(blocks, places)
+
+    def _usual(self, blocks: BytesColumn) -> DecodedBatch | None:
+        """Blocks of the same schema as the last ones, in one native call; None for anything else."""
+        made = None if self._schema_id is None else self._decoder.decode_usual(blocks, self._schema_id)
+        if made is None or int(made[1].labels.max(initial=0)) >= self._labels:
+            return None
+        columns, of = made
+        return DecodedBatch(
+            columns, of.sample_ids, of.request_ids, of.event_times_ms, of.labels, of.values, of.weights
+        )
+
+    def _any(self, blocks: BytesColumn, places: Places) -> DecodedBatch:
+        """As `decode`, of any blocks."""
         read = read_blocks(blocks)
+        if len(read):
+            self._schema_id = int(read.schema_ids[-1])
         if len(read) and int(read.labels.max()) >= self._labels:
             raise Corrupt(
                 f"samples: a block holds label {int(read.labels.max())}, "

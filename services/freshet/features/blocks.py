@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -10,7 +11,7 @@ from freshet import _native
 from freshet.errors import Corrupt
 from freshet.types import F32, I64, U8, U32, U64, BytesColumn
 
-__all__ = ["MAX_SAMPLES", "BlockColumns", "encode_block", "encode_blocks", "read_blocks"]
+__all__ = ["MAX_SAMPLES", "BlockColumns", "SampleColumns", "encode_block", "encode_blocks", "read_blocks"]
 
 MAX_SAMPLES = 256
 """Samples that close a block; more only where one request alone has more."""
@@ -37,6 +38,17 @@ class BlockColumns:
     def block_of(self) -> I64:
         """(N,) index of each sample's block."""
         return np.repeat(np.arange(len(self.counts)), self.counts)
+
+
+class SampleColumns(NamedTuple):
+    """What blocks hold beside the payloads; N samples."""
+
+    sample_ids: I64  # (N,) these and the following as in `BlockColumns`
+    request_ids: U64
+    event_times_ms: I64
+    labels: U8
+    values: F32
+    weights: F32
 
 
 def read_blocks(records: BytesColumn) -> BlockColumns:

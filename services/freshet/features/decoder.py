@@ -13,6 +13,7 @@ import numpy as np
 
 from freshet import _native
 from freshet.errors import ConfigError
+from freshet.features.blocks import SampleColumns
 from freshet.features.decoded import Decoded, GroupKeys
 from freshet.features.hashing import cross_seed, key_of, table_salt
 from freshet.features.program import (
@@ -34,6 +35,7 @@ __all__ = ["Columns", "SampleDecoder", "columns_of", "steps_of"]
 
 KEY, LIST, DENSE, BUCKET, SERVED = range(5)  # FeatureSink in feature_decode.hpp
 EXPLORED = key_of(True, 0)
+_NONE_BAD = np.empty(0, np.int64)
 TIME_PARTS = {"hour": 0, "weekday": 1, "hour_of_week": 2}
 DEFAULT_MAX = 50
 
@@ -108,6 +110,16 @@ class SampleDecoder:
             programs,
         )
 
+    def decode_usual(self, blocks: BytesColumn, schema_id: int) -> tuple[Decoded, SampleColumns] | None:
+        """Read blocks of one schema, as `read_blocks` does, and decode their samples, in one native call.
+
+        Returns None where a block is damaged or of another schema, or a sample cannot be decoded: the long
+        way says what is wrong. Raises ConfigError as `program`.
+        """
+        program = self.program(schema_id)
+        made = _native.decode_usual_blocks(self._plan, program.native, schema_id, blocks.data, blocks.ends)
+        return None if made is None else (self._decoded(made[0], [program]), SampleColumns(*made[1]))
+
     def _decoded(self, made: _native.DecodedTuple, programs: list[Compiled]) -> Decoded:
         size, groups, list_ends, dense, (*segments, explored), served, failures = made
         dense = dense.reshape(size, self._columns.dense)
@@ -126,8 +138,8 @@ class SampleDecoder:
                 zip(self._columns.labels, served.reshape(len(self._columns.labels), size), strict=True)
             ),
             explored=explored == EXPLORED,
-            bad=failures[:, 0].copy(),
-            why=explain_all(failures, programs),
+            bad=failures[:, 0].copy() if len(failures) else _NONE_BAD,
+            why=explain_all(failures, programs) if len(failures) else (),
         )
 
 

@@ -1,7 +1,10 @@
 // Hashing, partitioning, decoding programs, features and events.
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
+
 #include "arrays.hpp"
+#include "freshet/block.hpp"
 #include "freshet/feature_events.hpp"
 #include "freshet/hash.hpp"
 #include "freshet/murmur.hpp"
@@ -87,15 +90,7 @@ DecodePlan make_plan(const std::vector<std::vector<std::int64_t>>& groups, const
   return plan;
 }
 
-nb::tuple decode(const DecodePlan& plan, const std::vector<const Program*>& programs, const In<std::int32_t>& which,
-                 const In<std::uint8_t>& data, const In<std::int64_t>& ends, const In<std::int64_t>& times,
-                 bool serving) {
-  DecodedBatch made;
-  {
-    nb::gil_scoped_release release;
-    for (const auto* program : programs) plan.check(*program);
-    made = decode_features(plan, programs, view(which), view(data), view(ends), view(times), serving);
-  }
+nb::tuple tuple_of(DecodedBatch made) {
   nb::list groups, list_ends, segments;
   for (auto& g : made.groups) {
     groups.append(nb::make_tuple(to_numpy(std::move(g.keys)), to_numpy(std::move(g.feature_starts)), nb::cast(g.lists)));
@@ -106,6 +101,45 @@ nb::tuple decode(const DecodePlan& plan, const std::vector<const Program*>& prog
   for (const auto& b : made.bad) bad.push_back(failure_row(b.index, b.program, b.failure));
   return nb::make_tuple(made.size, groups, list_ends, to_numpy(std::move(made.dense)), segments,
                         to_numpy(std::move(made.served)), failures(bad));
+}
+
+nb::tuple decode(const DecodePlan& plan, const std::vector<const Program*>& programs, const In<std::int32_t>& which,
+                 const In<std::uint8_t>& data, const In<std::int64_t>& ends, const In<std::int64_t>& times,
+                 bool serving) {
+  DecodedBatch made;
+  {
+    nb::gil_scoped_release release;
+    for (const auto* program : programs) plan.check(*program);
+    made = decode_features(plan, programs, view(which), view(data), view(ends), view(times), serving);
+  }
+  return tuple_of(std::move(made));
+}
+
+// Blocks of one schema, read and decoded for training in one call: a lane asks for the interpreter once and not twice.
+// None where anything is out of the ordinary: another schema, a damaged block, a record that cannot be decoded.
+nb::object decode_usual_blocks(const DecodePlan& plan, const Program& program, std::uint32_t schema_id,
+                               const In<std::uint8_t>& data, const In<std::int64_t>& ends) {
+  BlockColumns read;
+  DecodedBatch made;
+  bool usual;
+  {
+    nb::gil_scoped_release release;
+    plan.check(program);
+    std::size_t failed = 0;
+    const auto ours = [&](std::uint32_t id) { return id == schema_id; };
+    usual = read_blocks(view(data), view(ends), read, failed).empty() &&
+            std::all_of(read.schema_ids.begin(), read.schema_ids.end(), ours);
+    if (usual) {
+      const Program* const programs[] = {&program};
+      made = decode_features(plan, programs, {}, read.payloads.data, read.payloads.ends, read.times_ms, false);
+      usual = made.bad.empty();
+    }
+  }
+  if (!usual) return nb::none();
+  const nb::tuple columns =
+      nb::make_tuple(to_numpy(std::move(read.sample_ids)), to_numpy(std::move(read.requests)), to_numpy(std::move(read.times_ms)),
+                     to_numpy(std::move(read.labels)), to_numpy(std::move(read.values)), to_numpy(std::move(read.weights)));
+  return nb::make_tuple(tuple_of(std::move(made)), columns);
 }
 
 nb::object halves(const std::vector<Hash128>& hashes) {
@@ -171,6 +205,7 @@ void bind_features(nb::module_& m) {
   nb::class_<DecodePlan>(m, "DecodePlan");
   m.def("feature_plan", &make_plan);
   m.def("decode_features", &decode);
+  m.def("decode_usual_blocks", &decode_usual_blocks);
 
   nb::class_<EventPlan>(m, "EventPlan");
   m.def("event_plan", [](bool explode, bool has_id, bool time_in_element, bool id_in_element,

@@ -106,10 +106,7 @@ void bind_model(nb::module_& m) {
             nb::gil_scoped_release free;
             self.step(lanes);
           }, "One update from the sums of the lanes, which are zeroed. Not while a lane runs.")
-      .def("begin_step", [](HedgeModel& self, const std::vector<HedgeLane*>& lanes) {
-            nb::gil_scoped_release free;
-            self.begin_step(lanes);
-          }, "The small things of a step; then every part once.")
+      .def("begin_step", &HedgeModel::begin_step, "The small things of a step, in a few microseconds; then every part once.")
       .def("step_part", [](HedgeModel& self, const std::vector<HedgeLane*>& lanes, int part, int parts) {
             nb::gil_scoped_release free;
             self.step_part(lanes, part, parts);

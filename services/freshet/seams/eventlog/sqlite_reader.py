@@ -27,6 +27,11 @@ freshness."""
 _CACHE_KIB = 2048
 """Page cache of a reader: it never looks at a chunk twice."""
 
+_APART_BYTES = 1 << 16
+"""Bodies above this are read as blobs of their own. A column of a query is put together, and copied once
+more, while the interpreter is held: for a whole chunk a quarter of a millisecond, in which no lane gets
+on."""
+
 Locate = Callable[[TopicPartition], tuple[LogFile, int]]
 
 
@@ -172,15 +177,17 @@ class _FileReader:
         size, expected = 0, position.offset
         with translated(self._path, "read"):
             rows = self._db.execute(
-                "SELECT id, count, min_ms, body FROM chunks WHERE id >= ? AND id < ? ORDER BY id",
-                (position.chunk, chunk_id(position.id, end)),
+                "SELECT id, count, min_ms, iif(length(body) > ?, NULL, body) "
+                "FROM chunks WHERE id >= ? AND id < ? ORDER BY id",
+                (_APART_BYTES, position.chunk, chunk_id(position.id, end)),
             )
-            for row_id, count, min_ms, body in rows:
+            for row_id, count, min_ms, small in rows:
                 offset = row_id - chunk_id(position.id, 0)
                 if offset + count <= expected and not position.ahead:
                     continue  # assigned at what was the end: the chunk before it
                 if not offset <= expected < offset + count:
                     break
+                body = self._body(row_id) if small is None else small
                 contents = unpack(body, min_ms, f"{self._path}: {position.partition} at offset {offset}")
                 position.ahead.append((offset, contents))
                 expected = offset + count
@@ -192,6 +199,11 @@ class _FileReader:
         if not position.ahead:
             raise _lost(position.partition, position.offset, start, end)
         return True
+
+    def _body(self, chunk: int) -> bytes:
+        """The body of a large chunk, in the snapshot that the query under way sees."""
+        with self._db.blobopen("chunks", "body", chunk, readonly=True) as blob:
+            return blob.read()
 
 
 def _next_part(position: _Position, limit: int) -> Contents:

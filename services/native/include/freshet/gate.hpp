@@ -23,7 +23,7 @@ class Gate {
       arrived_.store(0, std::memory_order_relaxed);
       return last;
     }
-    for (int i = 0; i < spins && round_.load(std::memory_order_acquire) == round; i++) pause();
+    for (int i = 0; i < spins && round_.load(std::memory_order_acquire) == round; i++) spin_pause();
     round_.wait(round, std::memory_order_acquire);
     return broken_.load(std::memory_order_acquire) ? broken : passed;
   }
@@ -39,11 +39,6 @@ class Gate {
 
  private:
   static constexpr int spins = 1000;  // 20 to 40 us
-  static void pause() {
-#if defined(__x86_64__)
-    __builtin_ia32_pause();
-#endif
-  }
   const std::uint32_t parties_;
   std::atomic<std::uint32_t> arrived_{0}, round_{0};
   std::atomic<bool> broken_{false};

@@ -105,13 +105,18 @@ class SpinLock {
  public:
   void lock() {
     for (u32 tries = 0; held_.exchange(true, std::memory_order_acquire);) {
-      while (held_.load(std::memory_order_relaxed))
-        if (++tries > 64) std::this_thread::yield();  // the holder may have lost its core
+      while (held_.load(std::memory_order_relaxed)) {
+        spin_pause();
+        if (++tries > spins) std::this_thread::yield();  // the holder may have lost its core
+      }
     }
   }
   void unlock() { held_.store(false, std::memory_order_release); }
 
  private:
+  // 5 to 20 us, some times as long as a bucket is usually held: who yields may lose its core for milliseconds to a thread
+  // that is not in a hurry, and a lane is waited for by the others.
+  static constexpr u32 spins = 512;
   std::atomic<bool> held_{false};
 };
 
