@@ -184,6 +184,7 @@ def measure(quick: bool = False) -> Figures:
         for s, b in zip(cases["single"].rounds, cases["bare"].rounds, strict=True)
     ]
     made["single"]["share_of_bare"] = statistics.median(shares)
+    made["single"]["share_of_bare_least"] = min(shares)
     return {**made, "batch_events": BATCH, "single_connections": SINGLES, "batch_connections": BATCHES}
 
 
