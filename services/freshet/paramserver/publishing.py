@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 
 from freshet.spec.topics import ROWS_PARTITIONS
@@ -17,16 +19,19 @@ def records_of(batch: Published, topic: str, buckets: int, fence: Fence) -> list
     (PROTOCOL 17)."""
     records: dict[int, list[bytes]] = {}
     for part in batch.tables:
-        places, gone = _partitions(part.keys, buckets), _partitions(part.removed, buckets)
-        for p in np.union1d(places, gone).tolist():
-            mine = places == p
+        gone = _partitions(part.removed, buckets)
+        starts = np.searchsorted(_partitions(part.keys, buckets), np.arange(ROWS_PARTITIONS + 1)).tolist()
+        for p, (start, stop) in enumerate(pairwise(starts)):
+            removed = part.removed[gone == p]
+            if start == stop and not len(removed):
+                continue
             delta = RowDelta(
                 table=part.table,
                 fence=fence,
                 event_time_ms=TimeMs(batch.clock_ms),
-                keys=part.keys[mine],
-                values=part.values[mine],
-                removed=part.removed[gone == p],
+                keys=part.keys[start:stop],
+                values=part.values[start:stop],
+                removed=removed,
             )
             records.setdefault(p, []).append(encode_rows(delta))
     return [Append(topic, p, BytesColumn.of(values)) for p, values in sorted(records.items())]
