@@ -17,7 +17,7 @@ constexpr size_t least_reserved = size_t{1} << 28;  // where a limit on addresse
 
 }  // namespace
 
-Arena::Arena(size_t piece) : piece_(piece) {
+Arena::Arena(size_t piece) : piece_(piece), page_(static_cast<size_t>(sysconf(_SC_PAGESIZE))) {
   for (size_t bytes = most_reserved; bytes >= least_reserved; bytes /= 2) {
     void* p = mmap(nullptr, bytes + huge_page, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (p == MAP_FAILED) continue;
@@ -59,6 +59,7 @@ u64 Arena::take(u64 n) {
       list.pop_back();
       if (run.n > n) freed_[size_class(run.n - n)].push_back({run.first + n, run.n - n});
       in_use_ += n;
+      hold(run.first, n);
       return run.first;
     }
   }
@@ -66,15 +67,31 @@ u64 Arena::take(u64 n) {
   const u64 first = end_;
   end_ += n;
   in_use_ += n;
+  hold(first, n);
   return first;
 }
 
+void Arena::hold(u64 first, u64 n) {
+  const auto [begin, end] = pages(first, n);
+  if (end > users_.size()) users_.resize(end);
+  for (size_t page = begin; page < end; page++) users_[page]++;
+}
+
+// Neighbours share the pages at a run's ends, so a page goes with the last of them: of blocks of 5 KB, each alone would give
+// back a third. Under the lock, for else a page could be handed out again before it is gone.
+void Arena::let_go(u64 first, u64 n) {
+  const auto [begin, end] = pages(first, n);
+  size_t empty = begin;  // pages [empty, page) have no user left
+  for (size_t page = begin; page <= end; page++) {
+    if (page < end && --users_[page] == 0) continue;
+    if (empty < page) madvise(base_ + empty * page_, (page - empty) * page_, MADV_DONTNEED);
+    empty = page + 1;
+  }
+}
+
 void Arena::give_back(u64 first, u64 n) {
-  const size_t page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
-  const size_t begin = (first * piece_ + page - 1) / page * page;
-  const size_t end = (first + n) * piece_ / page * page;
-  if (begin < end) madvise(base_ + begin, end - begin, MADV_DONTNEED);
   const std::lock_guard lock(mutex_);
+  let_go(first, n);
   freed_[size_class(n)].push_back({first, n});
   in_use_ -= n;
 }

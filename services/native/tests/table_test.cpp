@@ -1,7 +1,10 @@
 #include "freshet/table.hpp"
 
 #include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
+#include <algorithm>
 #include <cmath>
 #include <map>
 #include <random>
@@ -27,6 +30,26 @@ TEST(Arena, GivesBackPagesAndUsesThemAgain) {
   EXPECT_EQ(arena.take(2), first);
   EXPECT_EQ(arena.take(1), first + 2);
   EXPECT_EQ(arena.take(1000), first + 3);
+}
+
+TEST(Arena, PagesThatNeighboursShareGoWithTheLastOfThem) {
+  constexpr size_t piece = 5376, n = 1000;
+  Arena arena(piece);
+  const size_t page = static_cast<size_t>(sysconf(_SC_PAGESIZE)), pages = (n * piece + page - 1) / page;
+  const auto resident = [&] {
+    std::vector<unsigned char> in_core(pages);
+    EXPECT_EQ(mincore(arena.base(), pages * page, in_core.data()), 0);
+    return std::count_if(in_core.begin(), in_core.end(), [](unsigned char c) { return c & 1; });
+  };
+  for (u64 i = 0; i < n; i++) std::memset(arena.base() + arena.take(1) * piece, 7, piece);
+  ASSERT_EQ(resident(), static_cast<i64>(pages));
+
+  for (u64 i = 0; i < n; i += 2) arena.give_back(i, 1);
+  for (u64 i = 1; i < n; i += 2)
+    for (size_t at = 0; at < piece; at++) ASSERT_EQ(arena.base()[i * piece + at], 7);
+  for (u64 i = 1; i < n; i += 2) arena.give_back(i, 1);
+
+  EXPECT_EQ(resident(), 0);
 }
 
 TEST(Arena, PiecesInUseNeverOverlap) {

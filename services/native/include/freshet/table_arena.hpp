@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <mutex>
+#include <utility>
 #include <vector>
 
 #include "freshet/simd.hpp"
@@ -10,7 +11,8 @@
 namespace freshet {
 
 // Pieces handed out of one reserved range. Addresses stay mapped, readable and writable, until the arena dies; a freed
-// piece gives its whole pages back to the system and reads as zeros or its old bytes. Thread-safe.
+// piece reads as zeros or its old bytes, and a page that no piece in use touches any more goes back to the system.
+// Thread-safe.
 class Arena {
  public:
   explicit Arena(size_t piece);  // every piece starts at a multiple of `piece` bytes
@@ -32,14 +34,21 @@ class Arena {
  private:
   static u32 size_class(u64 n);
   void commit(size_t bytes);
+  // Pages that `n` pieces in a row touch: first and one behind the last.
+  std::pair<size_t, size_t> pages(u64 first, u64 n) const {
+    return {first * piece_ / page_, ((first + n) * piece_ + page_ - 1) / page_};
+  }
+  void hold(u64 first, u64 n);
+  void let_go(u64 first, u64 n);
 
-  size_t piece_;
+  size_t piece_, page_;
   u8* mapping_ = nullptr;
   size_t mapping_bytes_ = 0;
   u8* base_ = nullptr;
   size_t reserved_ = 0;
   std::atomic<size_t> committed_{0};
   u64 end_ = 0, in_use_ = 0;  // pieces
+  std::vector<u16> users_;  // of each page: runs in use that touch it
   mutable std::mutex mutex_;
   struct Freed {
     u64 first, n;
