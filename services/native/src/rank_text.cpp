@@ -74,6 +74,21 @@ struct Members {
   }
 };
 
+// Whether no name stands twice among an object's members: of such, readers differ in which they take.
+bool distinct(const JsonParser& parser, std::uint32_t object) {
+  constexpr std::uint32_t most = 64;
+  const auto& nodes = parser.nodes();
+  std::string_view names[most];
+  std::uint32_t key = object + 1;
+  if (nodes[object].count > most) return false;
+  for (std::uint32_t m = 0; m < nodes[object].count; ++m, key = nodes[key + 1].next) {
+    names[m] = parser.text(nodes[key]);
+    for (std::uint32_t other = 0; other < m; ++other)
+      if (names[m] == names[other]) return false;
+  }
+  return true;
+}
+
 bool is_flag(const JsonNode* node) { return !node || node->kind == JsonKind::kTrue || node->kind == JsonKind::kFalse; }
 bool is_true(const JsonNode* node) { return node && node->kind == JsonKind::kTrue; }
 bool is_id(const JsonParser& parser, const JsonNode& node) {
@@ -120,6 +135,8 @@ bool RankText::read_members(const RankRules& rules, std::string_view new_id, std
   std::size_t position = 0;
   if (parser.parse(bytes(body_), position).expected || JsonParser::skip_space(bytes(body_), position) < body_.size()) return false;
   const auto& nodes = parser.nodes();
+  for (std::uint32_t n = 0; n < nodes.size(); ++n)
+    if (nodes[n].kind == JsonKind::kObject && !distinct(parser, n)) return false;
   Members members;
   if (nodes[0].kind != JsonKind::kObject || !members.read(parser)) return false;
   const auto index_of = [&](const JsonNode* node) { return static_cast<std::uint32_t>(node - nodes.data()); };

@@ -36,8 +36,8 @@ std::vector<std::int64_t> best(std::span<const float> scores, std::size_t k);
 class RankText {
  public:
   // Read the body of a rank request; `new_id` and `now`, as JSON, are its event's id and time where it has none. Nothing
-  // for a body that is anything but plain: one that is wrong, asks for explanations, gives an id twice, or writes the
-  // names above with escapes. Whoever reads that looks at it member by member.
+  // for a body that is anything but plain: one that is wrong, asks for explanations, gives an id or any name twice, or
+  // writes the names above with escapes. Whoever reads that looks at it member by member.
   static std::optional<RankText> read(const RankRules& rules, const WriterSchema& request, std::string body,
                                       std::string_view new_id, std::string_view now);
 
