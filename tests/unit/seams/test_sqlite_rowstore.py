@@ -122,6 +122,26 @@ def test_segments_do_not_pile_up(tmp_path: Path) -> None:
     assert segments < 20
 
 
+@pytest.mark.usefixtures("eager_compaction")
+def test_a_compaction_with_little_left_to_write_cuts_runs_no_shorter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("freshet.seams.rowstore.sqlite._LEAST_COMPACTION_BYTES", 150)
+    monkeypatch.setattr("freshet.seams.rowstore.sqlite._COMPACTION_PER_FLUSHED_BYTE", 0)
+    store = SqliteRowStore(tmp_path / "rows.sqlite")
+    store.create(identity(), starting())
+    metas = store.claim([Bucket(0), Bucket(1)], Fence(1))
+    rows = {key * 3: key % 256 for key in range(3000)}
+    store.flush(flush_of(*(Change(bucket, next_meta(meta), {0: rows}) for bucket, meta in metas.items())))
+    db = sqlite3.connect(tmp_path / "rows.sqlite")
+    bases = db.execute("SELECT bucket, directory FROM bases").fetchall()
+    db.close()
+    assert [(bucket, len(parse_directory(directory, "here"))) for bucket, directory in bases] == [(0, 1)]
+    for bucket in metas:
+        assert rows_of(store, bucket) == {(0, key): fill for key, fill in rows.items()}
+    store.close()
+
+
 def test_a_flush_of_more_than_a_part_is_cut_and_read_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

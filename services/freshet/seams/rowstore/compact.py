@@ -82,7 +82,8 @@ def compact_span(db: sqlite3.Connection, shape: Shape, span: int, budget: int) -
     waiting = [bucket for (bucket,) in rows]
     written = 0
     while waiting and written < budget:
-        n, runs = rows_of(db, shape, waiting, min(PART_BYTES, budget - written))
+        most_bytes = min(PART_BYTES, budget - written)
+        n, runs = rows_of(db, shape, waiting, most_bytes=most_bytes, run_bytes=PART_BYTES)
         written += write_bases(db, waiting[:n], runs)
         del waiting[:n]
     db.execute(

@@ -158,11 +158,11 @@ def sources_of_bucket(db: sqlite3.Connection, shape: Shape, bucket: int) -> list
 
 
 def rows_of(
-    db: sqlite3.Connection, shape: Shape, buckets: Sequence[int], most_bytes: int
+    db: sqlite3.Connection, shape: Shape, buckets: Sequence[int], *, most_bytes: int, run_bytes: int
 ) -> tuple[int, RowRuns]:
     """(n, rows of the first n buckets): as many of one span as take about `most_bytes` to read, at least one.
 
-    Runs longer than `most_bytes` are cut. Raises Corrupt.
+    Runs longer than `run_bytes` are cut. Raises Corrupt.
     """
     span = shape.span_of(buckets[0])
     of_span = list(takewhile(lambda b: shape.span_of(b) == span, buckets))
@@ -187,7 +187,7 @@ def rows_of(
     chosen += [(source, wanted[source.directory["bucket"]]) for source in bases]
     runs = [source.runs(mask) for source, mask in chosen]
     where = [source.where for source, _ in chosen]
-    return n, merge_runs(runs, where, shape.widths, keep_removed=False, most_bytes=most_bytes)
+    return n, merge_runs(runs, where, shape.widths, keep_removed=False, most_bytes=run_bytes)
 
 
 def _bases(db: sqlite3.Connection, shape: Shape, bucket: int) -> list[Source]:

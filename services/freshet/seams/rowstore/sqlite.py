@@ -117,7 +117,7 @@ class SqliteRowStore:
         left: list[int] = sorted(buckets)
         while left:
             with self._reading() as db:
-                n, rows = rows_of(db, shape, left, SCAN_BYTES)
+                n, rows = rows_of(db, shape, left, most_bytes=SCAN_BYTES, run_bytes=SCAN_BYTES)
             yield from parts_of(rows, SCAN_BYTES)
             del left[:n]
 
