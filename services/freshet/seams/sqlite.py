@@ -112,7 +112,8 @@ def connect(path: Path, fmt: FileFormat) -> sqlite3.Connection:
             connection.execute("PRAGMA journal_mode=WAL")  # a copy made by VACUUM INTO has lost it
             connection.execute("PRAGMA synchronous=FULL")
             connection.execute("PRAGMA secure_delete=OFF")  # some builds fill what is deleted with zeros
-            connection.execute(f"PRAGMA wal_autocheckpoint={WAL_BYTES // fmt.page_bytes}")
+            (page_bytes,) = connection.execute("PRAGMA page_size").fetchone()  # older files have smaller ones
+            connection.execute(f"PRAGMA wal_autocheckpoint={WAL_BYTES // page_bytes}")
         except BaseException:
             connection.close()
             raise
