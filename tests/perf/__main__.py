@@ -47,6 +47,7 @@ BY_HAND = {
     "streams": "downloads recorded streams and makes them events",
     "peers_run": "torch, TorchRec and others training the plain model; needs tests.perf.peers.setup",
     "table_beside_fbgemm": "our table and FBGEMM's kernels in turns; needs tests.perf.peers.setup torchrec",
+    "table_sizes": "the table from 1e5 to 5e7 rows: growth, rates, update rules, small tables, eviction",
     "linear": "`freshet backtest` of a linear model beside Vowpal Wabbit's driver, on the retail stream",
     "versus_vw": "Vowpal Wabbit on the same samples at equal delay",
 }
