@@ -25,8 +25,8 @@ from freshet.seams.rowstore import RowStore, StoreIdentity
 from freshet.spec.layout import Layout
 from freshet.spec.model import Spec
 from freshet.spec.topics import ROWS_PARTITIONS, Topics
-from freshet.tables import PushOutcome, Store
-from freshet.types import F32, I64, Bucket, BucketMeta, Fence, TimeMs, TopicPartition
+from freshet.tables import Flushed, PushOutcome, Store
+from freshet.types import F32, I64, Bucket, BucketMeta, Fence, Flush, TimeMs, TopicPartition
 
 __all__ = ["PublishedTo", "Shard", "ShardCounts"]
 
@@ -107,6 +107,7 @@ class Shard:
         self._published = PublishedTo({}, {})
         self._stop = threading.Event()
         self._threads: list[threading.Thread] = []
+        self._unanswered: Flush | None = None  # sent, or about to be; of the thread that flushes
         self._failed: FreshetError | None = None
         self.on_failed: Callable[[], None] = lambda: None
         self.counts = ShardCounts()
@@ -204,35 +205,41 @@ class Shard:
             return self._publish_all()
 
     def flush(self) -> None:
-        """Write every bucket's changed rows and its offsets, dirty or not (PROTOCOL 12)."""
+        """Write every bucket's changed rows and its offsets, dirty or not (PROTOCOL 12).
+
+        After a failure the next call first sends what was not answered, unchanged: whether it was written
+        nobody knows, and a store that has it takes its repetition for done (PROTOCOL 11).
+        """
+        if self._unanswered is not None:
+            self.publish()
+            self._write(self._unanswered)
+        self._write(self._copied(self._store.collect_flush, whole=False))
+        self.counts.flushes += 1
+        self._hold_retention()
+
+    def _copied(self, collect: Callable[[], Flushed], *, whole: bool) -> Flush:
+        """Copy what is to be written, and publish it. It is kept until the row store has answered."""
         with self._publishing:
             # Whatever a later delta holds must be at or past these offsets: readers follow from them.
             offsets = np.array(self._rows_next, np.int64)
-            copy = self._store.collect_flush()
+            self._unanswered = self._book.next_flush(collect(), offsets, whole=whole)
             self._publish_all()
-        flush = self._book.next_flush(copy, offsets)
-        try:
-            outcomes = self._rows.flush(flush)
-        except Unavailable:
-            self._store.put_back(copy)
-            raise
-        again = self._book.done(flush, outcomes)
-        if len(again):
-            self._replace(again, offsets)
-        self.counts.flushes += 1
-        self.counts.flushed_rows += len(copy)
-        self._hold_retention()
+            return self._unanswered
 
-    def _replace(self, buckets: I64, rows_offsets: I64) -> None:
-        """The store holds something else than this owner wrote last: write these buckets whole (PROTOCOL
-        11)."""
-        log.warning("buckets are written whole: the row store lost or mixed writes", buckets=len(buckets))
-        copy = self._store.collect_whole(buckets.tolist())
-        flush = self._book.next_flush(copy, rows_offsets, whole=True)
-        failed = self._book.done(flush, self._rows.flush(flush))
-        if len(failed):
-            raise Unavailable(f"bucket {failed[0]} could not be written whole; it is tried again")
-        self.counts.replaced_buckets += len(buckets)
+    def _write(self, flush: Flush) -> None:
+        """Send what was copied. Raises Unavailable if it is not known to be written, Fenced if somebody else
+        owns a bucket."""
+        again = self._book.done(flush, self._rows.flush(flush))
+        self._unanswered = None
+        if not flush.whole:
+            self.counts.flushed_rows += flush.runs.rows
+        elif len(again):
+            raise Unavailable(f"bucket {again[0]} could not be written whole; it is tried again")
+        else:
+            self.counts.replaced_buckets += len(flush.buckets)
+        if len(again):  # the store holds something else than this owner wrote last (PROTOCOL 11)
+            log.warning("buckets are written whole: the row store lost or mixed writes", buckets=len(again))
+            self._write(self._copied(lambda: self._store.collect_whole(again.tolist()), whole=True))
 
     def _publish_all(self) -> int:
         """All pieces of a round; returns rows. Under the lock.

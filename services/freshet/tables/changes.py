@@ -26,7 +26,7 @@ class BucketChanges:
 class Flushed:
     """What changed in K buckets since they were last flushed; each copied under one hold of its lock.
 
-    If writing fails, give it back: `Store.put_back`.
+    Whoever writes it keeps it until it is known to be written: the store has forgotten it.
     """
 
     buckets: I64  # (K,) rising

@@ -1,0 +1,155 @@
+"""Whatever fails in the middle of a flush, the row store ends with what the table holds, and loads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from freshet.clock import SYSTEM_CLOCK
+from freshet.errors import Unavailable
+from freshet.paramserver.shard import Shard
+from freshet.seams.eventlog import EventLog
+from freshet.seams.rowstore.sqlite import SqliteRowStore
+from freshet.spec.layout import layout_of
+from freshet.testing.contracts.rowservice import look_up
+from freshet.types import U8, Fence, Flush
+from tests.unit.paramserver.test_published import PARSED, ROWS, TOPICS, interrupted, log, push
+
+__all__ = ["log"]
+
+ALL = [row for rows in ROWS.values() for row in rows]
+
+
+class Unsure(SqliteRowStore):
+    """A row store whose answers get lost, before or after what was asked for is done."""
+
+    before: Callable[[Flush], None] = staticmethod(lambda _: None)
+    after: Callable[[Flush], None] = staticmethod(lambda _: None)
+
+    def flush(self, flush: Flush) -> U8:
+        self.before(flush)
+        outcomes = super().flush(flush)
+        self.after(flush)
+        return outcomes
+
+
+def once(fails: Callable[[Flush], bool] = lambda _: True) -> Callable[[Flush], None]:
+    """Fails the first time that it is told to."""
+    left = [True]
+
+    def fail(flush: Flush) -> None:
+        if left and fails(flush):
+            left.pop()
+            raise Unavailable("the answer is lost")
+
+    return fail
+
+
+@pytest.fixture
+def rows(tmp_path: Path) -> Iterator[Unsure]:
+    made = Unsure(tmp_path / "rows.sqlite")
+    yield made
+    made.close()
+
+
+def loaded(log: EventLog, rows: SqliteRowStore, fence: int) -> Shard:
+    made = Shard(
+        spec=PARSED,
+        layout=layout_of(PARSED),
+        spec_hash="hash",
+        topics=TOPICS,
+        log=log,
+        rows=rows,
+        fence=Fence(fence),
+        clock=SYSTEM_CLOCK,
+        held=lambda: True,
+    )
+    made.load()
+    return made
+
+
+def assert_alike(shard: Shard, log: EventLog, rows: SqliteRowStore) -> None:
+    """A restart holds the rows and offsets that the shard holds."""
+    again = loaded(log, rows, 11)
+    assert again.applied() == shard.applied()
+    assert look_up(again, ALL, create=False) == look_up(shard, ALL, create=False)
+
+
+def test_a_flush_whose_publishing_failed_is_written_by_the_next(log: EventLog, rows: Unsure) -> None:
+    shard = loaded(log, rows, 10)
+    look_up(shard, ALL, create=True)
+    push(shard, 0, 0)
+    writer = interrupted(shard)
+
+    def fail() -> None:
+        raise Unavailable("the disk is full")
+
+    writer.before = fail
+    with pytest.raises(Unavailable):
+        shard.flush()
+    writer.before = lambda: None
+    push(shard, 1, 0)
+    shard.flush()
+
+    assert shard.store.pending_flush() == 0
+    assert_alike(shard, log, rows)
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_flush_whose_answer_is_lost_is_sent_again_unchanged(log: EventLog, rows: Unsure, when: str) -> None:
+    shard = loaded(log, rows, 10)
+    look_up(shard, ALL, create=True)
+    push(shard, 0, 0)
+    sent: list[Flush] = []
+    fail = once()
+
+    def lose(flush: Flush) -> None:
+        sent.append(flush)
+        fail(flush)
+
+    setattr(rows, when, lose)
+    with pytest.raises(Unavailable):
+        shard.flush()
+    push(shard, 0, 1)
+    push(shard, 1, 0)
+    shard.flush()
+
+    assert sent[0] is sent[1]
+    np.testing.assert_array_equal(sent[2].seqs, sent[0].seqs + 1)
+    assert_alike(shard, log, rows)
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_so_is_one_that_replaces_whole_buckets(log: EventLog, rows: Unsure, when: str) -> None:
+    shard = loaded(log, rows, 10)
+    look_up(shard, ALL, create=True)
+    push(shard, 0, 0)
+    shard.flush()
+    shard._book._seqs += 5  # as if the store had lost this owner's last writes
+    push(shard, 0, 1)
+    setattr(rows, when, once(lambda flush: flush.whole))
+    with pytest.raises(Unavailable):
+        shard.flush()
+    push(shard, 1, 0)
+    shard.flush()
+
+    assert shard.counts.replaced_buckets == PARSED.buckets
+    assert_alike(shard, log, rows)
+
+
+def test_what_is_left_when_a_shard_stops_is_written_behind_what_was_not_answered(
+    log: EventLog, rows: Unsure
+) -> None:
+    shard = loaded(log, rows, 10)
+    look_up(shard, ALL, create=True)
+    push(shard, 0, 0)
+    rows.before = once()
+    with pytest.raises(Unavailable):
+        shard.flush()
+    push(shard, 1, 0)
+    shard.stop()
+
+    assert_alike(shard, log, rows)
