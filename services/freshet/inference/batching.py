@@ -15,9 +15,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+import structlog
+
 from freshet.inference.pipeline import Encoded
 
 __all__ = ["Batcher", "Pace"]
+
+log = structlog.get_logger(__name__)
 
 Result = TypeVar("Result")
 
@@ -79,7 +83,7 @@ class Batcher(Generic[Result]):
 
     def ask(self, request: Encoded, done: Callable[[Result | Exception], None]) -> None:
         """Score a request with others that wait, in a later turn of the running loop; `done` is then given
-        its result, or what is wrong with it, and raises nothing."""
+        its result, or what is wrong with it. What it raises is logged, and harms no other request."""
         self._waiting.append(_Waiting(request, done))
         if not self._due:
             self._due = True
@@ -88,16 +92,18 @@ class Batcher(Generic[Result]):
 
     def _turn(self, loop: asyncio.AbstractEventLoop) -> None:
         """Score one batch; what still waits has the next turn, after the answers have gone out."""
-        taken = self._take()
-        started = self._clock()
-        results = self._scored([one.request for one in taken])
-        self._pace.note(sum(one.request.candidates for one in taken), self._clock() - started)
-        self._observe(len(taken))
-        for one, result in zip(taken, results, strict=True):
-            one.done(result)
-        self._due = bool(self._waiting)
-        if self._due:
-            loop.call_soon(self._turn, loop)
+        try:
+            taken = self._take()
+            started = self._clock()
+            results = self._scored([one.request for one in taken])
+            self._pace.note(sum(one.request.candidates for one in taken), self._clock() - started)
+            self._observe(len(taken))
+            for one, result in zip(taken, results, strict=True):
+                _tell(one.done, result)
+        finally:  # whatever went wrong with this batch: who comes later is still scored
+            self._due = bool(self._waiting)
+            if self._due:
+                loop.call_soon(self._turn, loop)
 
     def _take(self) -> list[_Waiting[Result]]:
         count = self._pace.fits([one.request.candidates for one in self._waiting])
@@ -110,3 +116,10 @@ class Batcher(Generic[Result]):
             if len(requests) == 1:
                 return [error]
         return [result for one in requests for result in self._scored([one])]
+
+
+def _tell(done: Callable[[Result | Exception], None], result: Result | Exception) -> None:
+    try:
+        done(result)
+    except Exception as error:
+        log.error("a rank request could not be answered", exc_info=error)

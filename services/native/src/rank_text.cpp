@@ -46,6 +46,19 @@ std::string_view inside(const JsonParser& parser, const JsonNode& object) {
   return object.count ? parser.text(object).substr(1, object.size - 2) : std::string_view{};
 }
 
+// Whether a text goes over several lines; of JSON's, only the space between its parts does.
+bool has_lines(std::string_view text) {
+  return text.find('\n') != text.npos || text.find('\r') != text.npos;
+}
+
+// Whether a double holds a number, which then is neither infinite nor too small to be told from 0.
+bool fits_double(std::string_view number) {
+  constexpr std::size_t surely = 300;  // digits and sign of what needs no second look if it has no exponent
+  if (number.size() <= surely && number.find_first_of("eE") == number.npos) return true;
+  double v = 0;
+  return std::from_chars(number.data(), number.data() + number.size(), v).ec == std::errc{} && std::isfinite(v);
+}
+
 bool is_integer(std::string_view text) { return text.find_first_of(".eE") == text.npos; }
 
 // The members of the request, each once; null nodes are those that are not there.
@@ -135,8 +148,10 @@ bool RankText::read_members(const RankRules& rules, std::string_view new_id, std
   std::size_t position = 0;
   if (parser.parse(bytes(body_), position).expected || JsonParser::skip_space(bytes(body_), position) < body_.size()) return false;
   const auto& nodes = parser.nodes();
-  for (std::uint32_t n = 0; n < nodes.size(); ++n)
+  for (std::uint32_t n = 0; n < nodes.size(); ++n) {
     if (nodes[n].kind == JsonKind::kObject && !distinct(parser, n)) return false;
+    if (nodes[n].kind == JsonKind::kNumber && !fits_double(parser.text(nodes[n]))) return false;
+  }
   Members members;
   if (nodes[0].kind != JsonKind::kObject || !members.read(parser)) return false;
   const auto index_of = [&](const JsonNode* node) { return static_cast<std::uint32_t>(node - nodes.data()); };
@@ -152,6 +167,7 @@ bool RankText::read_members(const RankRules& rules, std::string_view new_id, std
   for (std::uint32_t c = 0; c < list->count; ++c, item = nodes[item].next) {
     if (nodes[item].kind != JsonKind::kObject) return false;
     const std::string_view text = inside(parser, nodes[item]);
+    if (has_lines(text)) return false;
     Candidate one{nodes[item].start + 1, static_cast<std::uint32_t>(text.size()), 0};
     std::uint32_t key = item + 1;
     for (std::uint32_t m = 0; m < nodes[item].count; ++m, key = nodes[key + 1].next) {
@@ -175,6 +191,7 @@ bool RankText::read_members(const RankRules& rules, std::string_view new_id, std
     const JsonNode& object = *members.context;
     if (object.kind != JsonKind::kObject) return false;
     context_ = inside(parser, object);
+    if (has_lines(context_)) return false;
     std::uint32_t key = index_of(members.context) + 1;
     for (std::uint32_t m = 0; m < object.count; ++m, key = nodes[key + 1].next) {
       const std::string_view name = parser.text(nodes[key]);

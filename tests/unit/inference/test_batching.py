@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import pytest
+from structlog.testing import capture_logs
 
 from freshet.errors import BadInput
 from freshet.inference.batching import Batcher, Pace
@@ -92,6 +93,56 @@ def test_a_batch_that_raises_is_tried_one_by_one() -> None:
     assert (good, other) == (1, 3)
     assert isinstance(bad, RuntimeError)
     assert scorer.batches == [[1, 666, 3], [1], [666], [3]]
+
+
+def test_a_callback_that_raises_is_logged_and_harms_no_other_request() -> None:
+    scorer = Scorer()
+    batcher = scorer.batcher(budget_s=0.0)
+
+    def broken(result: int | Exception) -> None:
+        raise RuntimeError("no connection")
+
+    async def talk() -> list[int | Exception]:
+        batcher.ask(request(1), broken)
+        waiting = [asked(batcher, 2), asked(batcher, 3)]
+        return [*await asyncio.gather(*waiting), await asked(batcher, 4)]
+
+    with capture_logs() as logs:
+        assert asyncio.run(asyncio.wait_for(talk(), 10)) == [2, 3, 4]
+    assert [str(entry["exc_info"]) for entry in logs] == ["no connection"]
+
+
+def test_the_others_of_a_batch_are_answered_when_a_callback_raises() -> None:
+    scorer = Scorer()
+    batcher = scorer.batcher()
+
+    def broken(result: int | Exception) -> None:
+        raise RuntimeError("no connection")
+
+    async def talk() -> int | Exception:
+        batcher.ask(request(1), broken)
+        return await asked(batcher, 2)
+
+    with capture_logs():
+        assert asyncio.run(asyncio.wait_for(talk(), 10)) == 2
+    assert scorer.batches == [[1, 2]]
+
+
+def test_a_batch_that_cannot_be_noted_does_not_end_the_scoring() -> None:
+    scorer, told = Scorer(), list[str]()
+
+    def observe(requests: int) -> None:
+        if len(scorer.batches) == 1:
+            raise RuntimeError("no histogram")
+
+    async def talk() -> int | Exception:
+        asyncio.get_running_loop().set_exception_handler(lambda _, what: told.append(str(what["exception"])))
+        batcher = Batcher[int](scorer, budget_s=0.0, observe=observe)
+        batcher.ask(request(1), lambda result: None)
+        return await asked(batcher, 2)
+
+    assert asyncio.run(asyncio.wait_for(talk(), 10)) == 2
+    assert told == ["no histogram"]
 
 
 def test_a_batch_takes_no_more_than_the_budget_allows_by_what_candidates_have_cost() -> None:

@@ -124,6 +124,7 @@ def check_one(body: bytes) -> bool:
     assert served is not None
     assert served.keys == expected.keys
     assert logged(served) == logged(expected)
+    assert [len(text.splitlines()) for text in served.texts] == [1]
     assert [item["index"] for item in said["items"]] == found.indices.tolist()
     return True
 
@@ -185,10 +186,43 @@ def test_scores_and_places_are_told_as_the_other_way_tells_them() -> None:
         b'{"candidates":[{"id":1}],"context":{"request_id":-0}}',
         b'{"candidates":[{"id":1},{"id":1},{"id":1},{"id":1},{"id":1}]}',
         b'{"candidates":[{"id":1}],"context":{"device":"\xff"}}',
+        b'{"candidates":[{"id":1,\n"pos":2}]}',
+        b'{"candidates":[{"id":1},{"id":2\r}]}',
+        b'{"candidates":[{"id":1}],"context":{\r\n"device":"a"}}',
+        b'{"candidates":[{"id":1}],"context":{"user":{"id":5,\n"country":"DE"}}}',
+        b'{"candidates":[{"id":1,"unknown":1e999}]}',
     ],
 )
 def test_what_is_not_plain_is_left_to_the_other_way(body: bytes) -> None:
     assert PLAIN.read(body, NOW_MS) is None
+
+
+def test_line_breaks_outside_of_what_is_logged_are_plain() -> None:
+    body = b'{"context":\r\n{"device": "a\\nb"},\n"candidates":[\n{"id":1} ,\n{"id":2}\n]\r\n}\n'
+    assert check_one(body)
+
+
+@pytest.mark.parametrize(
+    "number", [b"1e999", b"-1E999", b"1.7976931348623159e308", b"1" + 309 * b"0", b"-1" + 400 * b"0" + b".5"]
+)
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"candidates":[{"id":1,"unknown":%b}]}',
+        b'{"candidates":[{"id":1,"age_s":%b}]}',
+        b'{"candidates":[{"id":1}],"context":{"unknown":[{"a":[%b]}]}}',
+        b'{"candidates":[{"id":1}],"k":%b}',
+    ],
+)
+def test_a_number_that_is_not_finite_is_refused_wherever_it_stands(body: bytes, number: bytes) -> None:
+    assert PLAIN.read(body % number, NOW_MS) is None
+    with pytest.raises(BadInput):
+        member_by_member(body % number)
+
+
+@pytest.mark.parametrize("number", [b"1.7976931348623157e308", b"-1e-300", b"0e9999", b"0." + 400 * b"3"])
+def test_numbers_at_the_ends_of_what_a_double_holds_are_plain(number: bytes) -> None:
+    assert check_one(b'{"candidates":[{"id":1,"unknown":%b}]}' % number)
 
 
 def test_what_the_other_way_refuses_is_never_plain() -> None:

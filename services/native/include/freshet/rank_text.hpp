@@ -36,8 +36,10 @@ std::vector<std::int64_t> best(std::span<const float> scores, std::size_t k);
 class RankText {
  public:
   // Read the body of a rank request; `new_id` and `now`, as JSON, are its event's id and time where it has none. Nothing
-  // for a body that is anything but plain: one that is wrong, asks for explanations, gives an id or any name twice, or
-  // writes the names above with escapes. Whoever reads that looks at it member by member.
+  // for a body that is anything but plain: one that is wrong, asks for explanations, gives an id or any name twice,
+  // writes the names above with escapes, has a number that no double holds, or writes its context or a candidate over
+  // several lines (the texts go to logs that are read line by line; line breaks elsewhere are plain). Whoever reads that
+  // looks at it member by member.
   static std::optional<RankText> read(const RankRules& rules, const WriterSchema& request, std::string body,
                                       std::string_view new_id, std::string_view now);
 
@@ -49,7 +51,7 @@ class RankText {
   // [{"index", "score", "predictions", "propensity"}, ...]. What is not a number is null. Throws std::invalid_argument if
   // columns do not fit the request.
   std::string items(const RankRules& rules, const RankOrder& order) const;
-  // The event with the items in their order, each with what was served. Throws as `items`.
+  // The event with the items in their order, each with what was served, on one line. Throws as `items`.
   std::string served(const RankRules& rules, const RankOrder& order, std::int64_t version, bool explored) const;
 
  private:
