@@ -126,34 +126,6 @@ def test_times_are_looked_up_among_records_that_are_still_there(log: SqliteEvent
     assert [log.offset_at(T0, time_ms) for time_ms in (5, 15, 30)] == [1, 2, 3]
 
 
-def test_a_reader_of_many_large_chunks_goes_on_with_new_connections(
-    log: SqliteEventLog, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("freshet.seams.eventlog.sqlite_reader.BLOBS_OF_A_CONNECTION", 3)
-    monkeypatch.setattr("freshet.seams.eventlog.sqlite_reader._APART_BYTES", 100)
-    opened: list[sqlite3.Connection] = []
-
-    def opening(path: Path, fmt: shared.FileFormat) -> sqlite3.Connection:
-        opened.append(shared.connect(path, fmt))
-        return opened[-1]
-
-    monkeypatch.setattr("freshet.seams.eventlog.sqlite_reader.connect", opening)
-    writer, reader = log.writer(), log.reader()
-    reader.assign({T0: 0, T1: 0})
-    for i in range(20):
-        expected = {T0: b"a%d" % i * 300, T1: b"b%d" % i * 300}
-        writer.append([append_to(partition, [value]) for partition, value in expected.items()])
-        polled = reader.poll(10, 1.0)
-        assert {partition: records.values[0] for partition, records in polled} == expected
-        assert [records.offsets.tolist() for _, records in polled] == [[i], [i]]
-    assert reader.poll(10, 0) == []
-    reader.close()
-    assert len(opened) == 1 + 40 // 4, "two chunks a poll: a new connection after each four"
-    for connection in opened:
-        with pytest.raises(sqlite3.ProgrammingError, match="closed"):
-            connection.execute("SELECT 1")
-
-
 appends = st.tuples(
     st.just("append"),
     st.integers(0, 1),

@@ -9,7 +9,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import numpy as np
 
@@ -27,16 +26,6 @@ freshness."""
 
 _CACHE_KIB = 2048
 """Page cache of a reader: it never looks at a chunk twice."""
-
-_APART_BYTES = 1 << 16
-"""Bodies above this are read as blobs of their own. A column of a query is put together, and copied once
-more, while the interpreter is held: for a whole chunk a quarter of a millisecond, in which no lane gets
-on."""
-
-BLOBS_OF_A_CONNECTION = 100_000
-"""Blobs that are read through one connection before another takes its place. A connection of CPython 3.11
-keeps a weak reference, 88 bytes, to each blob it ever opened: at 20 large chunks a second 150 MB a day. So it
-holds 9 MB at most, and is opened anew every hour and a half."""
 
 Locate = Callable[[TopicPartition], tuple[LogFile, int]]
 
@@ -133,8 +122,8 @@ class _FileReader:
 
     def __init__(self, file: LogFile) -> None:
         self._path = file.path
-        self._db = _connect(file.path)
-        self._blobs = 0  # opened through `_db`
+        self._db: sqlite3.Connection = connect(file.path, FORMAT)
+        self._db.execute(f"PRAGMA cache_size=-{_CACHE_KIB}")
         self._positions: list[_Position] = []
         self._bounds: dict[int, tuple[int, int]] = {}  # partition id: (start, next), as of `_seen`
         self._seen = -1
@@ -147,8 +136,6 @@ class _FileReader:
 
     def ready(self) -> list[_Position]:
         """Positions with records to take."""
-        if self._blobs >= BLOBS_OF_A_CONNECTION:
-            self._reopen()
         with translated(self._path, "read"):
             (version,) = self._db.execute("PRAGMA data_version").fetchone()
             if version != self._seen:
@@ -185,17 +172,15 @@ class _FileReader:
         size, expected = 0, position.offset
         with translated(self._path, "read"):
             rows = self._db.execute(
-                "SELECT id, count, min_ms, iif(length(body) > ?, NULL, body) "
-                "FROM chunks WHERE id >= ? AND id < ? ORDER BY id",
-                (_APART_BYTES, position.chunk, chunk_id(position.id, end)),
+                "SELECT id, count, min_ms, body FROM chunks WHERE id >= ? AND id < ? ORDER BY id",
+                (position.chunk, chunk_id(position.id, end)),
             )
-            for row_id, count, min_ms, small in rows:
+            for row_id, count, min_ms, body in rows:
                 offset = row_id - chunk_id(position.id, 0)
                 if offset + count <= expected and not position.ahead:
                     continue  # assigned at what was the end: the chunk before it
                 if not offset <= expected < offset + count:
                     break
-                body = self._body(row_id) if small is None else small
                 contents = unpack(body, min_ms, f"{self._path}: {position.partition} at offset {offset}")
                 position.ahead.append((offset, contents))
                 expected = offset + count
@@ -207,27 +192,6 @@ class _FileReader:
         if not position.ahead:
             raise _lost(position.partition, position.offset, start, end)
         return True
-
-    def _body(self, chunk: int) -> bytes:
-        """The body of a large chunk, in the snapshot that the query under way sees."""
-        self._blobs += 1
-        with self._db.blobopen("chunks", "body", chunk, readonly=True) as blob:
-            return blob.read()
-
-    def _reopen(self) -> None:
-        """Go on with a new connection, and look at the bounds again: data_version is each connection's own.
-
-        No query may be under way. If it fails, the old connection stays.
-        """
-        old, self._db = self._db, _connect(self._path)
-        self._blobs, self._seen = 0, -1
-        old.close()
-
-
-def _connect(path: Path) -> sqlite3.Connection:
-    connection = connect(path, FORMAT)
-    connection.execute(f"PRAGMA cache_size=-{_CACHE_KIB}")
-    return connection
 
 
 def _next_part(position: _Position, limit: int) -> Contents:
