@@ -16,7 +16,6 @@ __all__ = [
     "aucs_of_histograms",
     "bins_of",
     "bins_of_logits",
-    "coarse",
     "logits_of",
 ]
 
@@ -70,13 +69,8 @@ def bins_of_logits(logits: F64) -> I64:
 
 
 COARSE_BITS = 4
-
-
-def coarse(bins: I64) -> I64:
-    """The middle of the 1/32 logit around each bin: for segments, of which there are many and whose samples
-    are few."""
-    middles: I64 = (bins >> COARSE_BITS << COARSE_BITS) + (1 << (COARSE_BITS - 1))
-    return middles
+"""Segments, of which there are many and whose samples are few, have bins of 1/32 logit: each stands for its
+middle."""
 
 
 def logits_of(bins: I64) -> F64:

@@ -8,12 +8,18 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from freshet.measures.auc import bins_of, coarse
+from freshet.measures.auc import COARSE_BITS, bins_of
 from freshet.measures.cells import KEY, Table
 from freshet.measures.grouping import PROBABILITY_FLOOR, Samples
 from freshet.types import F64, I64, U64, Bool
 
-__all__ = ["merge", "same_bits", "table_of"]
+__all__ = ["coarse", "merge", "same_bits", "table_of"]
+
+
+def coarse(bins: I64) -> I64:
+    """The middle of the wider bin around each bin: those of segments."""
+    middles: I64 = (bins >> COARSE_BITS << COARSE_BITS) + (1 << (COARSE_BITS - 1))
+    return middles
 
 
 def table_of(samples: Samples, window: I64, number: Bool, values: Sequence[U64]) -> Table:

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from freshet.measures.auc import auc, auc_of_histogram, bins_of, coarse, logits_of
+from freshet.measures.auc import auc, auc_of_histogram, bins_of, logits_of
+from tests.unit.measures.by_sorting import coarse
 
 
 def binned(p: np.ndarray, y: np.ndarray) -> float:

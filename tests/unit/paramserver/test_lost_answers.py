@@ -8,15 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from freshet.clock import SYSTEM_CLOCK
 from freshet.errors import Unavailable
 from freshet.paramserver.shard import Shard
 from freshet.seams.eventlog import EventLog
 from freshet.seams.rowstore.sqlite import SqliteRowStore
-from freshet.spec.layout import layout_of
 from freshet.testing.contracts.rowservice import look_up
-from freshet.types import U8, Fence, Flush
-from tests.unit.paramserver.test_published import PARSED, ROWS, TOPICS, interrupted, log, push
+from freshet.types import U8, Flush
+from tests.unit.paramserver.test_published import PARSED, ROWS, interrupted, loaded, log, push
 
 __all__ = ["log"]
 
@@ -53,22 +51,6 @@ def rows(tmp_path: Path) -> Iterator[Unsure]:
     made = Unsure(tmp_path / "rows.sqlite")
     yield made
     made.close()
-
-
-def loaded(log: EventLog, rows: SqliteRowStore, fence: int) -> Shard:
-    made = Shard(
-        spec=PARSED,
-        layout=layout_of(PARSED),
-        spec_hash="hash",
-        topics=TOPICS,
-        log=log,
-        rows=rows,
-        fence=Fence(fence),
-        clock=SYSTEM_CLOCK,
-        held=lambda: True,
-    )
-    made.load()
-    return made
 
 
 def assert_alike(shard: Shard, log: EventLog, rows: SqliteRowStore) -> None:

@@ -16,6 +16,7 @@ from freshet.paramserver import shard as module
 from freshet.paramserver.shard import PublishedTo, Shard
 from freshet.seams.eventlog import EventLog, Writer
 from freshet.seams.eventlog.sqlite import SqliteEventLog
+from freshet.seams.rowstore import RowStore
 from freshet.seams.rowstore.sqlite import SqliteRowStore
 from freshet.spec.layout import layout_of
 from freshet.spec.parse import parse_spec
@@ -65,9 +66,7 @@ def log(tmp_path: Path) -> Iterator[EventLog]:
     made.close()
 
 
-@pytest.fixture
-def shard(tmp_path: Path, log: EventLog) -> Iterator[Shard]:
-    rows = SqliteRowStore(tmp_path / "rows.sqlite")
+def loaded(log: EventLog, rows: RowStore, fence: int) -> Shard:
     made = Shard(
         spec=PARSED,
         layout=layout_of(PARSED),
@@ -75,12 +74,18 @@ def shard(tmp_path: Path, log: EventLog) -> Iterator[Shard]:
         topics=TOPICS,
         log=log,
         rows=rows,
-        fence=Fence(10),
+        fence=Fence(fence),
         clock=SYSTEM_CLOCK,
         held=lambda: True,
     )
     made.load()
-    yield made
+    return made
+
+
+@pytest.fixture
+def shard(tmp_path: Path, log: EventLog) -> Iterator[Shard]:
+    rows = SqliteRowStore(tmp_path / "rows.sqlite")
+    yield loaded(log, rows, 10)
     rows.close()
 
 
