@@ -4,12 +4,13 @@ this process; gRPC)."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from freshet.types import F32, U8, U32, U64, Fence, OffsetRange, TimeMs
 
-__all__ = ["KeyGroup", "Push", "RowService"]
+__all__ = ["KeyGroup", "OwnersChange", "Push", "PushesAhead", "RowService"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -63,4 +64,30 @@ class RowService(Protocol):
 
         The first is where to rewind to; all of them are cut points that no range may cross (PROTOCOL 7).
         Raises Unavailable until all buckets are owned.
+        """
+
+
+@runtime_checkable
+class PushesAhead(Protocol):
+    """A row service over a link, which takes further pushes before it has answered the last one. Optional."""
+
+    def push_soon(self, push: Push) -> Future[bool]:
+        """As `push`, but returns at once; the future holds what `push` would have returned or raised.
+
+        Pushes that one thread begins reach each shard in the order in which they were begun, and none of them
+        waits for the answer to another. So if one is refused or lost, those after it of the same partitions
+        are refused, too: none is applied out of turn. The arrays must not change until the future is done.
+        Never blocks for longer than it takes to hand the bytes over; raises nothing.
+        """
+
+
+@runtime_checkable
+class OwnersChange(Protocol):
+    """A row service whose buckets may move to another shard while it is used. Optional."""
+
+    def ownership(self) -> int:
+        """A number that rises with every change of who owns a bucket; cheap, asked many times a second.
+
+        What was acknowledged before a change may be lost with the former owner's memory: who has pushed asks
+        for `applied` and starts again there (PROTOCOL 7).
         """
