@@ -283,11 +283,12 @@ class RowRuns:
 class Flush:
     """Changed rows of many buckets, and the meta that each bucket is brought to (PROTOCOL 11).
 
-    The owner believes the store to hold (fence, seq - 1) for each of them. K buckets, P partitions.
+    The owner believes the store to hold (fence, seq - 1) for each of them. Buckets that it claimed
+    at several times have fences of their own. K buckets, P partitions.
     """
 
-    fence: Fence  # of the buckets' owner
     buckets: I64  # (K,) rising
+    fences: I64  # (K,) of the owner's claim on each bucket
     seqs: I64  # (K,)
     rows: I64  # (K,) stored once this is written
     applied: I64  # (K, P) next offset of each partition of `samples`
@@ -302,7 +303,7 @@ class Flush:
     def meta(self, i: int) -> BucketMeta:
         """The i-th bucket's new meta, as an object; for tests and single buckets."""
         return BucketMeta(
-            fence=self.fence,
+            fence=Fence(int(self.fences[i])),
             seq=int(self.seqs[i]),
             rows=int(self.rows[i]),
             applied=dict(enumerate(self.applied[i].tolist())),

@@ -79,7 +79,7 @@ class World:
         self.decoder = SampleDecoder(
             self.spec, self.layout, lambda _: sample_schema(served, self.spec.events.served.explode)
         )
-        self.book = FlushBook(Fence(1), buckets=self.spec.buckets, partitions=self.spec.partitions)
+        self.book = FlushBook(buckets=self.spec.buckets, partitions=self.spec.partitions)
         self.offset = 0
         self.writer = self.log.writer()
 

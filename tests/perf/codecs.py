@@ -161,7 +161,7 @@ def made_ready(rows: int, rounds: int) -> Figures:
     """The pure part of both: from the table to records of `rows`, and to the columns of a flush."""
     spec = spec_of()
     store, batches = Store.of(spec, layout_of(spec)), Batches(spec, rows)
-    book = FlushBook(Fence(1), buckets=spec.buckets, partitions=spec.partitions)
+    book = FlushBook(buckets=spec.buckets, partitions=spec.partitions)
     spent: dict[str, list[float]] = {}
 
     def timed(name: str, work: Callable[[], object]) -> None:

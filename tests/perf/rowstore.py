@@ -35,8 +35,8 @@ def random_flush(random: np.random.Generator, most: int, *, seq: int) -> Flush:
         runs.append(Run(bucket, 0, keys, none, records[: len(keys)]))
     zeros = np.zeros(BUCKETS, np.int64)
     return Flush(
-        fence=Fence(0),
         buckets=np.arange(BUCKETS),
+        fences=zeros,
         seqs=zeros + seq,
         rows=zeros,
         applied=np.zeros((BUCKETS, PARTITIONS), np.int64),

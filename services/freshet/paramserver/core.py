@@ -14,7 +14,7 @@ from freshet.errors import Fenced
 from freshet.seams.rowstore import FlushOutcome
 from freshet.spec.topics import ROWS_PARTITIONS
 from freshet.tables import Flushed
-from freshet.types import I64, U8, Bool, Bucket, BucketMeta, Fence, Flush
+from freshet.types import I64, U8, Bool, Bucket, BucketMeta, Flush
 
 __all__ = ["FlushBook"]
 
@@ -25,20 +25,20 @@ class FlushBook:
     B buckets of the model, P partitions of `samples`.
     """
 
-    def __init__(self, fence: Fence, *, buckets: int, partitions: int) -> None:
+    def __init__(self, *, buckets: int, partitions: int) -> None:
         """Own no bucket yet."""
-        self._fence = fence
         self._owned: Bool = np.zeros(buckets, np.bool_)
+        self._fences: I64 = np.zeros(buckets, np.int64)
         self._seqs: I64 = np.zeros(buckets, np.int64)
         self._applied: I64 = np.zeros((buckets, partitions), np.int64)
         self._rows_offsets: I64 = np.zeros(buckets, np.int64)
         self._clocks_ms: I64 = np.zeros(buckets, np.int64)
 
     def claimed(self, metas: Mapping[Bucket, BucketMeta]) -> None:
-        """Take over buckets as the row store returned them from the claim."""
+        """Take over buckets as the row store returned them from the claim, under the fence that it wrote."""
         for bucket, meta in metas.items():
             self._owned[bucket] = True
-            self._seqs[bucket] = meta.seq
+            self._fences[bucket], self._seqs[bucket] = meta.fence, meta.seq
             self._applied[bucket] = [meta.applied.get(p, 0) for p in range(self._applied.shape[1])]
             self._rows_offsets[bucket], self._clocks_ms[bucket] = meta.rows_offset, meta.clock_ms
 
@@ -53,8 +53,8 @@ class FlushBook:
         """
         buckets = flushed.buckets
         return Flush(
-            fence=self._fence,
             buckets=buckets,
+            fences=self._fences[buckets],
             seqs=self._seqs[buckets] + 1,
             rows=flushed.stored,
             applied=flushed.applied,

@@ -100,7 +100,7 @@ class Shard:
         self._log, self._rows, self._clock, self._held = log, rows, clock, held
         self._fence = fence
         self._store = Store.of(spec, layout)
-        self._book = FlushBook(fence, buckets=spec.buckets, partitions=spec.partitions)
+        self._book = FlushBook(buckets=spec.buckets, partitions=spec.partitions)
         self._writer = log.writer()
         self._publishing = threading.Lock()
         self._rows_next = [0] * ROWS_PARTITIONS

@@ -52,7 +52,7 @@ class Shard:
         meta = BucketMeta(Fence(-1), 0, 0, {0: 0, 1: 0}, 0, TimeMs(0))
         identity = StoreIdentity("shop", "hash", BUCKETS, {"t": 0}, {0: self.table.record_bytes(0)}, "log")
         store.create(identity, {Bucket(b): meta for b in range(BUCKETS)})
-        self.book = FlushBook(self.fence, buckets=BUCKETS, partitions=2)
+        self.book = FlushBook(buckets=BUCKETS, partitions=2)
         self.book.claimed(store.claim([Bucket(b) for b in range(BUCKETS)], self.fence))
 
     def train(self, numbers: list[int], amount: float, *, clock_ms: int = 0) -> None:

@@ -14,8 +14,9 @@ NO_RUNS = RowRuns(np.empty(0, RUN), np.empty(0, np.uint8), np.zeros(256, np.uint
 
 
 def claimed_book() -> FlushBook:
-    book = FlushBook(Fence(9), buckets=BUCKETS, partitions=2)
-    book.claimed({b: BucketMeta(Fence(9), 4, 0, {0: 3, 1: 1}, 20, TimeMs(7)) for b in (A, B)})
+    book = FlushBook(buckets=BUCKETS, partitions=2)
+    for bucket, fence in ((A, 9), (B, 12)):  # claimed at two times
+        book.claimed({bucket: BucketMeta(Fence(fence), 4, 0, {0: 3, 1: 1}, 20, TimeMs(7))})
     return book
 
 
@@ -45,7 +46,7 @@ def test_a_flush_brings_each_bucket_to_the_meta_of_what_was_copied():
     partition = B * ROWS_PARTITIONS // BUCKETS
 
     assert next_flush(claimed_book()).meta(1) == BucketMeta(
-        Fence(9), 5, 3, {0: 6, 1: 1}, 30 + partition, TimeMs(10)
+        Fence(12), 5, 3, {0: 6, 1: 1}, 30 + partition, TimeMs(10)
     )
 
 

@@ -226,7 +226,7 @@ def decide(stored: I64, flush: Flush) -> tuple[U8, Bool]:
     Compare-and-set on (fence, seq), PROTOCOL 11.
     """
     fences, seqs = stored.T
-    fenced, mine = fences > flush.fence, fences == flush.fence
+    fenced, mine = fences > flush.fences, fences == flush.fences
     done = mine & (seqs == flush.seqs)
     write = ~fenced & ~done & (flush.whole | (mine & (seqs == flush.seqs - 1)))
     outcomes = np.full(len(flush), FlushOutcome.REPLACE, np.uint8)
@@ -245,7 +245,15 @@ def _runs_of_buckets(runs: RowRuns, buckets: I64) -> RowRuns:
 def _check_flush(flush: Flush, shape: Shape) -> None:
     """Raise ValueError if columns do not fit each other or the store; rows are not looked into."""
     buckets, count, directory = flush.buckets, len(flush), flush.runs.directory
-    columns = (buckets, flush.seqs, flush.rows, flush.applied, flush.rows_offsets, flush.clocks_ms)
+    columns = (
+        buckets,
+        flush.fences,
+        flush.seqs,
+        flush.rows,
+        flush.applied,
+        flush.rows_offsets,
+        flush.clocks_ms,
+    )
     if any(len(column) != count for column in columns):
         raise ValueError(f"columns of a flush of {count} buckets have {[len(c) for c in columns]} values")
     if count and not (buckets[0] >= 0 and buckets[-1] < shape.buckets and (np.diff(buckets) > 0).all()):

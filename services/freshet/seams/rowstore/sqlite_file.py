@@ -178,10 +178,10 @@ def write_metas(db: sqlite3.Connection, metas: Mapping[Bucket, BucketMeta]) -> N
 
 def write_metas_of(db: sqlite3.Connection, flush: Flush, chosen: Bool) -> None:
     """Write the metas of a flush's chosen (K,) buckets, keeping each one's `since`."""
-    columns = (flush.buckets, flush.seqs, flush.rows, flush.rows_offsets, flush.clocks_ms)
-    buckets, seqs, rows, rows_offsets, clocks_ms = (column[chosen].tolist() for column in columns)
+    columns = (flush.buckets, flush.fences, flush.seqs, flush.rows, flush.rows_offsets, flush.clocks_ms)
+    buckets, fences, seqs, rows, rows_offsets, clocks_ms = (column[chosen].tolist() for column in columns)
     applied = _offsets_of(flush.applied[chosen])
-    fences, formats = [int(flush.fence)] * len(buckets), [ROW_FORMAT] * len(buckets)
+    formats = [ROW_FORMAT] * len(buckets)
     values = (buckets, fences, seqs, rows, applied, rows_offsets, clocks_ms, formats)
     db.executemany(_WRITE_META, zip(*values, strict=True))
 

@@ -66,7 +66,7 @@ def run_of(bucket: int, table: int, rows: Mapping[int, int], removed: Sequence[i
 
 
 def flush_of(*changes: Change, whole: bool = False) -> Flush:
-    """A flush of these buckets, whose metas have one fence and the same partitions."""
+    """A flush of these buckets, whose metas have the same partitions."""
     ordered = sorted(changes, key=lambda change: change.bucket)
     metas = [change.meta for change in ordered]
     runs = [
@@ -77,8 +77,8 @@ def flush_of(*changes: Change, whole: bool = False) -> Flush:
         for table in sorted({*change.rows, *change.removed})
     ]
     return Flush(
-        fence=metas[0].fence,
         buckets=np.array([change.bucket for change in ordered], np.int64),
+        fences=np.array([meta.fence for meta in metas], np.int64),
         seqs=np.array([meta.seq for meta in metas], np.int64),
         rows=np.array([meta.rows for meta in metas], np.int64),
         applied=np.array([[meta.applied[p] for p in range(len(meta.applied))] for meta in metas], np.int64),
@@ -318,6 +318,15 @@ class RowStoreContract:
         assert rows_of(store, 0) == {(0, 1): 1}
         assert self.flush(store, 0, {0: {1: 3}}) is FlushOutcome.DONE
         assert rows_of(store, 0) == {(0, 1): 3}
+
+    def test_one_flush_writes_buckets_that_were_claimed_at_different_times(self, store: RowStore) -> None:
+        store.claim([Bucket(1)], Fence(9))
+        metas = store.metas([Bucket(0), Bucket(1)])
+        assert [metas[Bucket(b)].fence for b in (0, 1)] == [5, 9]
+        flush = flush_of(*(Change(b, next_meta(metas[Bucket(b)]), {0: {1: 1}}) for b in (0, 1)))
+        assert outcomes_of(store, flush) == {0: FlushOutcome.DONE, 1: FlushOutcome.DONE}
+        under_old = replace(flush, fences=np.array([5, 5]), seqs=flush.seqs + 1)
+        assert outcomes_of(store, under_old) == {0: FlushOutcome.DONE, 1: FlushOutcome.FENCED}
 
     def test_a_claim_below_a_fence_claims_nothing(self, store: RowStore) -> None:
         store.claim([Bucket(1)], Fence(9))
