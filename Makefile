@@ -1,5 +1,5 @@
 # `make help` lists the targets. Everything is installed into .venv; nothing outside this folder is touched, except that
-# `make test` installs GoogleTest and Chromium by apt where they are missing and it may.
+# `make test` installs GoogleTest, Chromium, Java and Maven by apt where they are missing and it may.
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
@@ -9,8 +9,11 @@ VENV ?= .venv
 # Where torch comes from. The default index's build for Linux x86-64 carries CUDA: about 0.9 GB to download and 5 GB on
 # disk. For the CPU-only build (about 0.2 GB): make test TORCH_INDEX_URL=<torch's CPU wheel index>
 TORCH_INDEX_URL ?=
-# Steps to leave out by name: SKIP="native-tests browser-tests".
+# Steps to leave out by name: SKIP="native-tests browser-tests kafka".
 SKIP ?=
+# The same as an expression of pytest's markers, such as `not browser and not kafka`; empty if nothing is left out.
+LEFT_OUT = $(patsubst browser-tests,browser,$(filter browser-tests kafka redis,$(SKIP)))
+MARKERS = $(wordlist 2,99,$(LEFT_OUT:%=and not %))
 BENCH ?=
 DEMO ?=
 
@@ -53,10 +56,11 @@ docs: build ## Write docs/reference/ anew from the code; a test says when a page
 
 test: build lint native-test ## Install all that is needed and run every test.
 	@ops/find-browser "$(SKIP)"
-	$(BIN)/python -m pytest $(if $(filter browser-tests,$(SKIP)),-m "not browser")
+	@ops/install-kafka "$(SKIP)"
+	$(BIN)/python -m pytest -m "$(MARKERS)"
 
-unit: build ## Only the unit and contract tests: seconds.
-	$(BIN)/python -m pytest tests/unit tests/contract
+unit: build ## Only the unit and contract tests, without servers: seconds.
+	$(BIN)/python -m pytest -m "not kafka and not redis" tests/unit tests/contract
 
 lint: $(READY_TO_TEST) ## ruff, mypy --strict, import-linter.
 	$(BIN)/ruff check .

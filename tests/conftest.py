@@ -5,6 +5,8 @@ from pathlib import Path
 
 from hypothesis import HealthCheck, settings
 
+pytest_plugins = ["tests.servers.fixtures"]
+
 # A deadline per example measures the machine, not the code; the timeout of each test still bounds it.
 settings.register_profile("freshet", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("freshet")

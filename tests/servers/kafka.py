@@ -1,0 +1,126 @@
+"""A real Apache Kafka of one node (KRaft: broker and controller in one process), of the jars that
+`ops/install-kafka` fetches."""
+
+from __future__ import annotations
+
+import os
+from base64 import urlsafe_b64encode
+from collections.abc import Mapping
+from pathlib import Path
+from uuid import uuid4
+
+from freshet.runtime.ports import free_ports
+from tests.servers.processes import Process, run_to_end
+
+__all__ = ["Kafka"]
+
+_ROOT = Path(__file__).parents[2]
+_START_S = 90.0
+"""Alone it is up in 2 to 4 s; beside a build on the same two cores it took 20."""
+
+
+_QUICK = ["-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"]
+"""For a JVM that ends soon."""
+
+
+class Kafka:
+    """One broker in one folder. Killed or stopped, it starts again on its data and its port."""
+
+    def __init__(self, folder: Path, properties: Mapping[str, str] | None = None) -> None:
+        """Prepare the folder, which must be empty or not there; nothing runs yet.
+
+        Args:
+            folder: data, settings and the log `broker.log`.
+            properties: settings of the broker, besides and above ours.
+        """
+        self._folder = folder
+        self.port, controller_port = free_ports(2)
+        folder.mkdir(parents=True, exist_ok=True)
+        self._settings = folder / "server.properties"
+        settings = _settings(folder / "data", self.port, controller_port) | dict(properties or {})
+        self._settings.write_text("".join(f"{key}={value}\n" for key, value in settings.items()))
+        tool = [*_java(), *_QUICK, "kafka.tools.StorageTool"]
+        cluster_id = urlsafe_b64encode(uuid4().bytes).decode().rstrip("=")
+        run_to_end(
+            [*tool, "format", f"--cluster-id={cluster_id}", "-c", str(self._settings)], within_s=_START_S
+        )
+        self._process = Process(
+            [*_java(), "-Xms256m", "-Xmx512m", "kafka.Kafka", str(self._settings)], folder / "broker.log"
+        )
+
+    @property
+    def bootstrap(self) -> str:
+        """`host:port`, as clients name it."""
+        return f"127.0.0.1:{self.port}"
+
+    @property
+    def pid(self) -> int:
+        """Of the broker that was started last."""
+        return self._process.pid
+
+    def start(self) -> None:
+        """Start it and wait until it takes part in the cluster.
+
+        RuntimeError, with its last words, if it does not.
+        """
+        self._process.start(lambda said: "Kafka Server started" in said, within_s=_START_S)
+
+    def stop(self) -> None:
+        """End it as an operator would. Idempotent."""
+        self._process.stop()
+
+    def kill(self) -> None:
+        """SIGKILL. Idempotent."""
+        self._process.kill()
+
+    def pause(self) -> None:
+        """SIGSTOP: connections stay open, nothing is answered."""
+        self._process.pause()
+
+    def resume(self) -> None:
+        """SIGCONT."""
+        self._process.resume()
+
+    def restart(self) -> None:
+        """SIGKILL it, if it runs, and start it again on its data."""
+        self.kill()
+        self.start()
+
+    def __enter__(self) -> Kafka:
+        self.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.kill()  # what it wrote is not wanted any more
+
+
+def _java() -> list[str]:
+    jars = Path(os.environ.get("FRESHET_TEST_KAFKA", _ROOT / "build" / "kafka"))
+    if not any(jars.glob("kafka_*.jar")):
+        raise RuntimeError(
+            f"expected Kafka's jars in {jars}, found none: run ops/install-kafka, or pytest -m 'not kafka'"
+        )
+    return ["java", f"-Dlog4j2.configurationFile={_ROOT / 'ops/kafka/log4j2.properties'}", "-cp", f"{jars}/*"]
+
+
+def _settings(data: Path, port: int, controller_port: int) -> dict[str, str]:
+    """Of a cluster of one: what wants three replicas has one, what waits for others does not wait."""
+    return {
+        "process.roles": "broker,controller",
+        "node.id": "1",
+        "controller.quorum.voters": f"1@127.0.0.1:{controller_port}",
+        "listeners": f"PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller_port}",
+        "controller.listener.names": "CONTROLLER",
+        "log.dirs": str(data),
+        "auto.create.topics.enable": "false",
+        "offsets.topic.replication.factor": "1",
+        "offsets.topic.num.partitions": "4",
+        "transaction.state.log.replication.factor": "1",
+        "transaction.state.log.min.isr": "1",
+        "transaction.state.log.num.partitions": "4",
+        "share.coordinator.state.topic.replication.factor": "1",
+        "share.coordinator.state.topic.min.isr": "1",
+        "group.initial.rebalance.delay.ms": "0",
+        "broker.heartbeat.interval.ms": "500",
+        "broker.session.timeout.ms": "3000",  # who was killed comes back no sooner than this (default 9 s)
+    }

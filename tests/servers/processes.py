@@ -1,0 +1,122 @@
+"""A server's process: started with a log file, waited for by conditions; ended, killed or paused by its
+pid."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+__all__ = ["Process", "run_to_end"]
+
+_LOOK_S = 0.02
+_STOP_S = 30.0
+"""For a server to end by itself; then it is killed, and the test told."""
+
+_TAIL_CHARS = 4000
+
+
+class Process:
+    """One server process at a time, started again as often as wanted; its output is appended to `log`.
+
+    It ends with the thread that started it (where `setpriv` is there), so that tests which are killed leave
+    no servers behind: start it from the main thread, or from one that lives as long as it.
+    """
+
+    def __init__(self, command: Sequence[str], log: Path, env: Mapping[str, str] | None = None) -> None:
+        self._command, self._env, self.log = list(command), env, log
+        self._popen: subprocess.Popen[bytes] | None = None
+        self._said_before = 0
+
+    def start(self, is_ready: Callable[[str], bool], *, within_s: float) -> None:
+        """Start it and wait until `is_ready`, which is given what it has said since.
+
+        Raises:
+            RuntimeError: it ended, or was not ready in time; with the end of its log. It does not run then.
+        """
+        if self.alive:
+            raise RuntimeError(f"{self._command[0]} runs already, as process {self.pid}")
+        self._said_before = self.log.stat().st_size if self.log.exists() else 0
+        dies_with_us = ["setpriv", "--pdeathsig", "KILL"] if shutil.which("setpriv") else []
+        with self.log.open("ab") as out:
+            self._popen = popen = subprocess.Popen(
+                [*dies_with_us, *self._command],
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                env=self._env,
+            )
+        deadline, pause = time.monotonic() + within_s, threading.Event()
+        while not is_ready(self.said()):
+            if popen.poll() is not None:
+                raise RuntimeError(f"it ended with {popen.returncode}; {self._last_words()}")
+            if time.monotonic() >= deadline:
+                self.kill()
+                raise RuntimeError(f"it was not ready within {within_s:g} s; {self._last_words()}")
+            pause.wait(_LOOK_S)
+
+    @property
+    def alive(self) -> bool:
+        """Does it run, or is it paused?"""
+        return self._popen is not None and self._popen.poll() is None
+
+    @property
+    def pid(self) -> int:
+        """Of the process that was started last."""
+        assert self._popen is not None, "it was never started"
+        return self._popen.pid
+
+    def said(self) -> str:
+        """What it has said since it was last started."""
+        with self.log.open("rb") as file:
+            file.seek(self._said_before)
+            return file.read().decode(errors="replace")
+
+    def stop(self) -> None:
+        """End it in its own way (SIGTERM) and wait. RuntimeError if it had to be killed."""
+        if not self.alive:
+            return
+        assert self._popen is not None
+        self.resume()
+        self._popen.terminate()
+        try:
+            self._popen.wait(_STOP_S)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            raise RuntimeError(f"it did not end within {_STOP_S:g} s; {self._last_words()}") from None
+
+    def kill(self) -> None:
+        """SIGKILL, and wait until it is gone; paused or not. Nothing if it does not run."""
+        if self.alive:
+            assert self._popen is not None
+            self._popen.kill()
+            self._popen.wait()
+
+    def pause(self) -> None:
+        """SIGSTOP: it holds its connections and answers nobody."""
+        self._signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """SIGCONT: it goes on as if nothing had been, clocks apart."""
+        self._signal(signal.SIGCONT)
+
+    def _signal(self, number: signal.Signals) -> None:
+        assert self._popen is not None, "it was never started"
+        self._popen.send_signal(number)
+
+    def _last_words(self) -> str:
+        return f"the end of {self.log}:\n{self.said()[-_TAIL_CHARS:]}"
+
+
+def run_to_end(command: Sequence[str], *, within_s: float) -> str:
+    """Run a tool and return what it said; RuntimeError, with that, if it fails."""
+    done = subprocess.run(
+        command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=within_s, check=False
+    )
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(command)} ended with {done.returncode}:\n{done.stdout}{done.stderr}")
+    return done.stdout
