@@ -8,16 +8,15 @@ Letters: N rows, R removed keys, S floats of a row.
 
 from __future__ import annotations
 
-import enum
 import struct
 import zlib
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from freshet.errors import Corrupt
 from freshet.types import F32, U64, Fence, TimeMs
+from freshet.wire.values import RowCodec, pack_values, unpack_values, value_type
 
 __all__ = ["MAGIC", "VERSION", "RowCodec", "RowDelta", "decode_rows", "encode_rows"]
 
@@ -25,14 +24,8 @@ MAGIC = 0xB2
 VERSION = 1
 _HEADER = struct.Struct("<BBBBIqqIIII")
 _MAX_COUNT = 0xFFFF_FFFF
-
-
-class RowCodec(enum.IntEnum):
-    """How the values of a delta are written. Lossy ones round to nearest, ties to even; NaN stays NaN."""
-
-    FP32 = 0
-    BF16 = 1
-    FP16 = 2  # beyond ±65504: infinite, so only for tables whose rows are known to be small
+_CODECS = (RowCodec.FP32, RowCodec.BF16, RowCodec.FP16)
+"""That a delta may use: it has no place for scales."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -58,10 +51,12 @@ def encode_rows(delta: RowDelta, codec: RowCodec = RowCodec.FP32) -> bytes:
         )
     if not 0 <= delta.table <= 255:
         raise ValueError(f"a table id must be from 0 to 255, found {delta.table}")
+    if codec not in _CODECS:
+        raise ValueError(f"a row delta is written in fp32, bf16 or fp16, found {codec.name}")
     width = delta.values.shape[1]
     if max(len(keys), len(removed), width) > _MAX_COUNT:
         raise ValueError("a row delta holds at most 2^32 - 1 rows; write several")
-    body = b"".join((keys.tobytes(), removed.tobytes(), _pack(delta.values, codec).tobytes()))
+    body = b"".join((keys.tobytes(), removed.tobytes(), pack_values(delta.values, codec)[0].tobytes()))
     header = _HEADER.pack(
         MAGIC,
         VERSION,
@@ -93,9 +88,10 @@ def decode_rows(record: bytes | memoryview) -> RowDelta:
             f"row delta: expected magic {MAGIC:#x}, version {VERSION} and a zero at byte 36, "
             f"found {magic:#x}, {version} and {reserved}; a newer freshet may have written it"
         )
-    if codec not in _ITEM_BYTES:
+    if codec not in _CODECS:
         raise Corrupt(f"row delta: expected codec 0 (fp32), 1 (bf16) or 2 (fp16), found {codec}")
-    expected = _HEADER.size + 8 * (n + r) + n * width * _ITEM_BYTES[codec]  # Python integers: cannot overflow
+    dtype = value_type(RowCodec(codec))
+    expected = _HEADER.size + 8 * (n + r) + n * width * dtype.itemsize  # Python integers: cannot overflow
     if len(data) != expected:
         raise Corrupt(
             f"row delta: {n} rows of {width} floats and {r} removed keys take {expected} bytes, "
@@ -106,31 +102,9 @@ def decode_rows(record: bytes | memoryview) -> RowDelta:
         raise Corrupt(f"row delta: expected checksum {crc:#010x}, found {found:#010x}")
     keys = np.frombuffer(body, "<u8", n)
     removed = np.frombuffer(body, "<u8", r, 8 * n)
-    values = _unpack(body[8 * (n + r) :], codec, n, width)
+    packed = np.frombuffer(body[8 * (n + r) :], dtype).reshape(n, width)
+    values = packed
+    if codec != RowCodec.FP32:
+        values = np.empty((n, width), np.float32)
+        unpack_values(packed, RowCodec(codec), None, values)
     return RowDelta(table, Fence(fence), TimeMs(event_time_ms), keys, values, removed)
-
-
-_ITEM_BYTES = {RowCodec.FP32: 4, RowCodec.BF16: 2, RowCodec.FP16: 2}
-
-
-def _pack(values: F32, codec: RowCodec) -> NDArray[np.generic]:
-    flat = np.ascontiguousarray(values, "<f4")
-    if codec is RowCodec.FP32:
-        return flat
-    if codec is RowCodec.FP16:
-        with np.errstate(over="ignore"):
-            return flat.astype("<f2")
-    bits = flat.view("<u4")
-    rounded = (bits + (np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1)))) >> np.uint32(16)
-    nan = (bits & np.uint32(0x7FFF_FFFF)) > np.uint32(0x7F80_0000)  # rounding could carry a NaN into infinity
-    quiet = (bits >> np.uint32(16)) | np.uint32(0x40)
-    return np.where(nan, quiet, rounded).astype("<u2")
-
-
-def _unpack(data: memoryview, codec: int, n: int, width: int) -> F32:
-    if codec == RowCodec.FP32:
-        return np.frombuffer(data, "<f4").reshape(n, width)
-    if codec == RowCodec.FP16:
-        return np.frombuffer(data, "<f2").astype(np.float32).reshape(n, width)
-    bits = np.frombuffer(data, "<u2").astype(np.uint32) << np.uint32(16)
-    return bits.view(np.float32).reshape(n, width)

@@ -44,6 +44,10 @@ void bind_blocks(nb::module_& m) {
   m.def("block_crc32", [](nb::bytes data) {
     return block_crc32(static_cast<const std::uint8_t*>(data.data()), data.size());
   });
+  m.def("crc32", [](const In<std::uint8_t>& data, std::uint32_t crc) {
+    const nb::gil_scoped_release release;
+    return block_crc32(data.data(), data.size(), crc);
+  });
 }
 
 }  // namespace freshet

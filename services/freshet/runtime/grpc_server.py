@@ -1,0 +1,286 @@
+"""A gRPC listener of ours: TLS, token, limits, counters of what was refused, a stop that drains.
+
+Methods are generic ones with raw bytes; most are streams of frames that are answered one by one
+(`answered`). gRPC's flow control bounds what one stream sends ahead; what all streams have in work at once is
+bounded here, in bytes, and more is refused as `Overloaded` for the client to try again.
+"""
+
+from __future__ import annotations
+
+import hmac
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+import structlog
+
+from freshet.errors import BadInput, ConfigError, FreshetError, Overloaded, Unavailable
+from freshet.runtime.metrics import Metric, Reading
+from freshet.seams.transport import (
+    MIB,
+    RETRY_AFTER_S,
+    Transport,
+    listen_credentials,
+    method_name,
+    shared_options,
+)
+from freshet.wire.failures import failure_frame
+from freshet.wire.frames import BadFrame, Frame, LargeFrame, OtherFrame, decode_frame
+
+__all__ = ["GRPC_METRICS", "Answer", "GrpcServer", "ListenerCounts", "grpc_readings"]
+
+log = structlog.get_logger("freshet.grpc")
+
+STREAMS = 128
+"""At once: each holds a thread while its client is connected; more are refused as overloaded."""
+
+WORK_BYTES = 256 * MIB
+"""Of requests in work at once."""
+
+GRPC_METRICS = (
+    Metric("freshet_grpc_frames", "counter", "messages", "Messages taken.", ("method",)),
+    Metric("freshet_grpc_received_bytes", "counter", "bytes", "Of messages taken.", ("method",)),
+    Metric("freshet_grpc_sent_bytes", "counter", "bytes", "Of answers.", ("method",)),
+    Metric("freshet_grpc_streams", "gauge", "streams", "Streams that are open.", ("method",)),
+    Metric(
+        "freshet_grpc_refused",
+        "counter",
+        "messages",
+        "Calls without the token or of another model, and messages that were refused: truncated, oversized, "
+        "of another version, with a wrong checksum or shape, or while too much was in work.",
+        ("reason",),
+    ),
+)
+
+Answer = Callable[[Frame], bytes]
+"""Makes the answer to one message. What it raises of ours is answered as a failure; ValueError as
+BadInput."""
+
+
+@dataclass(slots=True)
+class ListenerCounts:
+    """What a listener has done since it started, by method and by reason."""
+
+    frames: Counter[str] = field(default_factory=Counter)
+    received_bytes: Counter[str] = field(default_factory=Counter)
+    sent_bytes: Counter[str] = field(default_factory=Counter)
+    streams: Counter[str] = field(default_factory=Counter)
+    refused: Counter[str] = field(default_factory=Counter)
+
+
+def grpc_readings(counts: ListenerCounts) -> dict[str, Reading]:
+    """GRPC_METRICS now."""
+    return {
+        f"freshet_grpc_{name}": {(label,): float(n) for label, n in list(getattr(counts, name).items())}
+        for name in ("frames", "received_bytes", "sent_bytes", "streams", "refused")
+    }
+
+
+class GrpcServer:
+    """One listener. Methods are added, then it is started; `stop` drains."""
+
+    def __init__(
+        self,
+        address: str,
+        transport: Transport,
+        *,
+        identity: Mapping[str, str] | None = None,
+        streams: int = STREAMS,
+        work_bytes: int = WORK_BYTES,
+    ) -> None:
+        """Make a listener that is not yet one.
+
+        Args:
+            address: host:port; port 0 takes a free one.
+            identity: metadata that a client must show as it is here, if it shows any of that name: the model
+                and its spec's hash, so that a client of another spec is refused before it sends a row.
+            streams: at once.
+            work_bytes: of requests in work at once.
+        """
+        self._transport, self._work_bytes = transport, work_bytes
+        self.counts = ListenerCounts()
+        self._lock = threading.Condition()  # guards counts, work and draining
+        self._work = 0
+        self._draining = False
+        self._methods: dict[str, dict[str, grpc.RpcMethodHandler]] = {}
+        self._server = grpc.server(
+            ThreadPoolExecutor(streams, thread_name_prefix="grpc"),
+            interceptors=[_Gate(transport.token, dict(identity or {}), self.refuse)],
+            options=[*shared_options(transport), ("grpc.so_reuseport", 0)],
+            maximum_concurrent_rpcs=streams,
+        )
+        self._asked = address
+        self.port = 0
+
+    def add(self, service: str, method: str, handler: grpc.RpcMethodHandler) -> None:
+        """A method of any kind; bytes in, bytes out."""
+        self._methods.setdefault(service, {})[method] = handler
+
+    def answered(self, service: str, method: str, answer: Answer) -> None:
+        """A stream of frames, each answered in turn."""
+
+        def serve(requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+            with self._open(method):
+                yield from self._answer_all(method, requests, answer)
+
+        self.add(service, method, grpc.stream_stream_rpc_method_handler(serve))
+
+    def answered_once(self, service: str, method: str, answer: Answer) -> None:
+        """A call of one frame with one answer."""
+
+        def serve(request: bytes, context: grpc.ServicerContext) -> bytes:
+            return self.answer(method, request, answer)[0]
+
+        self.add(service, method, grpc.unary_unary_rpc_method_handler(serve))
+
+    def start(self) -> None:
+        """Listen. Raises ConfigError if the address cannot be bound."""
+        for service, handlers in self._methods.items():
+            name = method_name(service, "").strip("/")
+            self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(name, handlers),))
+        credentials = listen_credentials(self._transport)
+        try:
+            self.port = (
+                self._server.add_insecure_port(self._asked)
+                if credentials is None
+                else self._server.add_secure_port(self._asked, credentials)
+            )
+        except RuntimeError as error:
+            raise ConfigError(
+                "grpc",
+                "address",
+                self._asked,
+                "an address of this machine and a port that is free",
+                str(error),
+            ) from error
+        self._server.start()
+
+    def stop(self, drain_s: float) -> None:
+        """Answer what is in work, refuse the rest as unavailable, then close. Idempotent."""
+        deadline = time.monotonic() + drain_s
+        with self._lock:
+            self._draining = True
+            done = self._lock.wait_for(lambda: self._work == 0, drain_s)
+        if not done:
+            log.warning("requests were cut off by the end of the drain", bytes=self._work)
+        self._server.stop(max(0.0, min(deadline - time.monotonic(), 0.1))).wait()
+
+    def refuse(self, reason: str) -> None:
+        """Count a refusal."""
+        with self._lock:
+            self.counts.refused[reason] += 1
+
+    def answer(self, method: str, request: bytes, answer: Answer) -> tuple[bytes, bool]:
+        """(The answer to one message, whether the stream may go on): not after what is no frame."""
+        size = len(request)
+        with self._lock:
+            self.counts.frames[method] += 1
+            self.counts.received_bytes[method] += size
+        try:
+            frame = decode_frame(request, max_bytes=self._transport.max_message_bytes)
+        except (BadFrame, LargeFrame, OtherFrame) as error:
+            self.refuse(error.reason)
+            return failure_frame(error, 0), False
+        try:
+            self._take_work(size)
+        except Unavailable as error:
+            return failure_frame(error, frame.id), True
+        try:
+            made = self._answer_of(frame, answer)
+        finally:
+            with self._lock:
+                self._work -= size
+                self._lock.notify_all()
+        with self._lock:
+            self.counts.sent_bytes[method] += len(made)
+        return made, True
+
+    def _answer_of(self, frame: Frame, answer: Answer) -> bytes:
+        try:
+            return answer(frame)
+        except BadFrame as error:
+            self.refuse(error.reason)
+            return failure_frame(error, frame.id)
+        except FreshetError as error:
+            return failure_frame(error, frame.id)
+        except ValueError as error:  # as the native core refuses what a batch holds
+            self.refuse("shape")
+            return failure_frame(BadInput(str(error)), frame.id)
+        except Exception as error:  # a defect of ours: the caller must not wait for an answer
+            log.exception("a request failed", error=repr(error))
+            return failure_frame(error, frame.id)
+
+    def _answer_all(self, method: str, requests: Iterator[bytes], answer: Answer) -> Iterator[bytes]:
+        for request in requests:
+            made, go_on = self.answer(method, request, answer)
+            yield made
+            if not go_on:
+                return
+
+    def _take_work(self, size: int) -> None:
+        with self._lock:
+            if self._draining:
+                raise Unavailable("this listener is stopping; ask who takes over")
+            if self._work and self._work + size > self._work_bytes:
+                self.counts.refused["overloaded"] += 1
+                raise Overloaded(
+                    f"{self._work} bytes of requests are in work, at most {self._work_bytes}", RETRY_AFTER_S
+                )
+            self._work += size
+
+    def _open(self, method: str) -> _Opened:
+        return _Opened(self, method)
+
+
+class _Opened:
+    """A stream while it is open, for the gauge."""
+
+    def __init__(self, server: GrpcServer, method: str) -> None:
+        self._server, self._method = server, method
+
+    def __enter__(self) -> None:
+        self._add(1)
+
+    def __exit__(self, *_: object) -> None:
+        self._add(-1)
+
+    def _add(self, n: int) -> None:
+        with self._server._lock:
+            self._server.counts.streams[self._method] += n
+
+
+class _Gate(grpc.ServerInterceptor):
+    """Lets calls in that show the token, and the model that this listener is for."""
+
+    def __init__(self, token: str, identity: Mapping[str, str], refused: Callable[[str], None]) -> None:
+        self._shown = f"Bearer {token}".encode() if token else b""
+        self._identity, self._refused = identity, refused
+
+    def intercept_service(self, continuation: Any, details: Any) -> Any:
+        metadata = {str(key): value for key, value in details.invocation_metadata}
+        if self._shown:
+            shown = metadata.get("authorization", "")
+            given = shown.encode() if isinstance(shown, str) else bytes(shown)
+            if not hmac.compare_digest(given, self._shown):
+                self._refused("token")
+                return _ending(grpc.StatusCode.UNAUTHENTICATED, "the token is missing or wrong")
+        for key, expected in self._identity.items():
+            found = metadata.get(key, expected)
+            if found != expected:
+                self._refused("identity")
+                text = f"this listener is for {key} {expected}, the client is for {found}"
+                return _ending(grpc.StatusCode.FAILED_PRECONDITION, text)
+        return continuation(details)
+
+
+def _ending(code: grpc.StatusCode, text: str) -> grpc.RpcMethodHandler:
+    def end(_: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+        context.abort(code, text)
+        yield b""  # not reached: abort raises
+
+    return grpc.stream_stream_rpc_method_handler(end)

@@ -1,0 +1,195 @@
+"""How our services speak gRPC with each other: the same limits, certificates and token at both ends.
+
+The server's side is `freshet.runtime.grpc_server`. Connections are TLS where certificates are given, and
+mutual: each side shows one that the common authority has signed. The token is asked for besides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from freshet.errors import BadInput, ConfigError, FreshetError, Mismatch, Overloaded, TooLarge, Unavailable
+
+__all__ = [
+    "MIB",
+    "Transport",
+    "error_of",
+    "listen_credentials",
+    "method_name",
+    "open_channel",
+    "shared_options",
+    "transport_of",
+]
+
+MIB = 1 << 20
+ROOM = 64 << 10
+"""Bytes beyond our own limit that gRPC lets pass, so that a frame a little too long is refused by us, by
+name."""
+
+KEEPALIVE_MS = 2_000
+"""A peer whose machine is gone is noticed after this and the timeout, without traffic too."""
+KEEPALIVE_TIMEOUT_MS = 2_000
+
+HTTP2_FRAME_BYTES = 4 * MIB
+"""Frames of HTTP/2: a batch's rows are half a megabyte, and 16 KiB pieces of it cost more than the copy."""
+
+RECONNECT_MS = (50, 500)
+"""First and longest wait between two attempts: who takes over buckets is there within seconds."""
+
+RETRY_AFTER_S = 0.2
+"""For a peer that does not say itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Transport:
+    """What a connection needs; texts of PEM files and the token itself, read once."""
+
+    ca: bytes = b""  # who signs the certificates of both sides; empty: no TLS
+    cert: bytes = b""
+    key: bytes = field(default=b"", repr=False)
+    token: str = field(default="", repr=False)  # empty: none is asked for
+    max_message_bytes: int = 64 * MIB
+
+    @property
+    def secure(self) -> bool:
+        """Whether connections are TLS."""
+        return bool(self.ca)
+
+
+def transport_of(
+    *,
+    ca_file: str = "",
+    cert_file: str = "",
+    key_file: str = "",
+    token_file: str = "",
+    max_message_bytes: int,
+) -> Transport:
+    """Read certificates and token.
+
+    Raises ConfigError: a file cannot be read, or some of the three certificate files are given and others
+    not.
+    """
+    files = {"ca_file": ca_file, "cert_file": cert_file, "key_file": key_file}
+    missing = [name for name, path in files.items() if not path]
+    if 0 < len(missing) < len(files):
+        raise ConfigError(
+            "grpc", missing[0], "", "all of ca_file, cert_file and key_file, or none of them",
+            "both sides of a connection show a certificate that ca_file has signed",
+        )  # fmt: skip
+    read = {name: _read(name, path) for name, path in files.items()}
+    token = _read("token_file", token_file).decode("ascii", "replace").strip()
+    if (token_file and not token.isprintable()) or (token_file and not token):
+        raise ConfigError("grpc", "token_file", token_file, "a file with one line of letters and digits")
+    return Transport(read["ca_file"], read["cert_file"], read["key_file"], token, max_message_bytes)
+
+
+def _read(name: str, path: str) -> bytes:
+    try:
+        return Path(path).read_bytes() if path else b""
+    except OSError as error:
+        raise ConfigError("grpc", name, path, "a file that can be read", str(error)) from error
+
+
+def method_name(service: str, method: str) -> str:
+    """What gRPC calls a method of ours."""
+    return f"/freshet.wire.v1.{service}/{method}"
+
+
+def shared_options(transport: Transport) -> list[tuple[str, int]]:
+    """Channel arguments of both sides."""
+    return [
+        ("grpc.max_send_message_length", transport.max_message_bytes + ROOM),
+        ("grpc.max_receive_message_length", transport.max_message_bytes + ROOM),
+        ("grpc.http2.max_frame_size", HTTP2_FRAME_BYTES),
+        ("grpc.keepalive_time_ms", KEEPALIVE_MS),
+        ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.max_pings_without_data", 0),
+        ("grpc.http2.max_ping_strikes", 0),
+        ("grpc.http2.min_ping_interval_without_data_ms", KEEPALIVE_MS // 2),
+    ]
+
+
+def listen_credentials(transport: Transport) -> grpc.ServerCredentials | None:
+    """Of a listener; None: no TLS."""
+    if not transport.secure:
+        return None
+    pair = [(transport.key, transport.cert)]
+    return grpc.ssl_server_credentials(pair, root_certificates=transport.ca, require_client_auth=True)
+
+
+def open_channel(address: str, transport: Transport) -> grpc.Channel:
+    """A channel to `host:port`; it connects when it is used, again and again."""
+    options = [
+        *shared_options(transport),
+        ("grpc.initial_reconnect_backoff_ms", RECONNECT_MS[0]),
+        ("grpc.min_reconnect_backoff_ms", RECONNECT_MS[0]),
+        ("grpc.max_reconnect_backoff_ms", RECONNECT_MS[1]),
+        ("grpc.use_local_subchannel_pool", 1),  # a new channel to a restarted peer starts without its past
+    ]
+    if transport.secure:
+        credentials = grpc.ssl_channel_credentials(transport.ca, transport.key, transport.cert)
+        channel = grpc.secure_channel(address, credentials, options)
+    else:
+        channel = grpc.insecure_channel(address, options)
+    return grpc.intercept_channel(channel, _WithToken(transport.token)) if transport.token else channel
+
+
+def error_of(error: grpc.RpcError, where: str) -> FreshetError:
+    """Our error for a call that gRPC ended; `where` names the peer."""
+    code, details = error.code(), error.details() or ""
+    text = f"{where}: {details or code.name}"
+    if code is grpc.StatusCode.UNAUTHENTICATED:
+        return ConfigError("grpc", "token_file", where, "the token that this listener asks for", details)
+    if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
+        too_large = "larger than max" in details
+        return TooLarge(text) if too_large else Overloaded(text, RETRY_AFTER_S)
+    return _FAMILIES.get(code, Unavailable)(text)
+
+
+_FAMILIES: dict[grpc.StatusCode, Callable[[str], FreshetError]] = {
+    grpc.StatusCode.FAILED_PRECONDITION: Mismatch,
+    grpc.StatusCode.UNIMPLEMENTED: Mismatch,
+    grpc.StatusCode.INVALID_ARGUMENT: BadInput,
+}
+
+
+class _WithToken(
+    grpc.UnaryUnaryClientInterceptor,
+    grpc.UnaryStreamClientInterceptor,
+    grpc.StreamUnaryClientInterceptor,
+    grpc.StreamStreamClientInterceptor,
+):
+    """Shows the token with every call."""
+
+    def __init__(self, token: str) -> None:
+        self._shown = ("authorization", f"Bearer {token}")
+
+    # One for all four: what differs is what `continuation` takes and returns.
+    def intercept_unary_unary(self, continuation: Any, details: Any, request: Any) -> Any:
+        return continuation(self._with_token(details), request)
+
+    intercept_unary_stream = intercept_unary_unary
+    intercept_stream_unary = intercept_unary_unary
+    intercept_stream_stream = intercept_unary_unary
+
+    def _with_token(self, details: Any) -> Any:
+        metadata = [*(details.metadata or ()), self._shown]
+        return _Details(
+            details.method, details.timeout, metadata, details.credentials, details.wait_for_ready
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Details(grpc.ClientCallDetails):
+    method: str
+    timeout: float | None
+    metadata: Any
+    credentials: grpc.CallCredentials | None
+    wait_for_ready: bool | None
+    compression: Any = None
