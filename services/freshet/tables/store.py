@@ -303,13 +303,6 @@ class Store:
         buckets, applied, clock_ms, stored, directory, body = self._native.collect_flush(chosen, whole)
         return Flushed(buckets, applied, clock_ms, stored, RowRuns(directory.view(RUN), body, self._widths))
 
-    def put_back(self, flushed: Flushed, buckets: Iterable[int] | None = None) -> None:
-        """A flush of these buckets (all of it) failed: their rows and removals will be in the next one."""
-        chosen = np.full(self.buckets, buckets is None, np.uint8)
-        if buckets is not None:
-            chosen[list(buckets)] = 1
-        self._native.put_back_runs(*native_parts(flushed.runs), chosen)
-
     def collect_publish(self, max_rows: int) -> Published:
         """Up to `max_rows` rows changed since they were last published, and their buckets' removed keys.
 
@@ -328,7 +321,7 @@ class Store:
     def put_back_published(self, published: Published) -> None:
         """A publish failed: its rows, as they then are, and its removals will be in a later one."""
         for part in published.tables:
-            self._native.put_back(_PUBLISH, part.table, part.keys, part.removed)
+            self._native.put_back_published(part.table, part.keys, part.removed)
 
     def pending_publish(self) -> int:
         """Changed rows not yet published."""

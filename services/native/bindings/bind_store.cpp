@@ -107,13 +107,6 @@ nb::list unpack_runs(const Store& store, In<u8> directory, In<u8> body, u64 star
   return tables;
 }
 
-void put_back_runs(Store& store, In<u8> directory, In<u8> body, u64 start, In<u8> chosen) {
-  expect(chosen.size() == store.buckets(), "chosen must hold a byte for each bucket of the model");
-  const RunsView runs = runs_view(directory, body, start);
-  const nb::gil_scoped_release release;
-  store.put_back_runs(runs, chosen.data());
-}
-
 nb::tuple collect_publish(Store& store, i64 max_rows) {
   PublishBatch batch;
   {
@@ -160,9 +153,9 @@ i64 remove(Store& store, u8 table, In<u64> keys) {
   return store.remove(table, keys.data(), keys.size());
 }
 
-void put_back(Store& store, u32 consumer, u8 table, In<u64> keys, In<u64> removed) {
+void put_back_published(Store& store, u8 table, In<u64> keys, In<u64> removed) {
   const nb::gil_scoped_release release;
-  store.put_back(consumer, table, keys.data(), keys.size(), removed.data(), removed.size());
+  store.put_back_published(table, keys.data(), keys.size(), removed.data(), removed.size());
 }
 
 nb::tuple evict(Store& store, i64 now_ms, i64 budget) {
@@ -209,10 +202,9 @@ void bind_store(nb::module_& m) {
       .def("drop_bucket", &Store::drop_bucket, nb::arg("bucket"), nb::call_guard<nb::gil_scoped_release>())
       .def("collect_flush", &collect_flush, nb::arg("buckets"), nb::arg("whole"))
       .def("collect_publish", &collect_publish, nb::arg("max_rows"))
-      .def("put_back", &put_back, nb::arg("consumer"), nb::arg("table"), nb::arg("keys"), nb::arg("removed"))
+      .def("put_back_published", &put_back_published, nb::arg("table"), nb::arg("keys"), nb::arg("removed"))
       .def("import_runs", &import_runs, nb::arg("directory"), nb::arg("body"), nb::arg("start"))
       .def("unpack_runs", &unpack_runs, nb::arg("directory"), nb::arg("body"), nb::arg("start"))
-      .def("put_back_runs", &put_back_runs, nb::arg("directory"), nb::arg("body"), nb::arg("start"), nb::arg("chosen"))
       .def("drained", &Store::drained)
       .def("pending", &Store::pending, nb::arg("consumer"))
       .def("import_rows", &import_rows, nb::arg("table"), nb::arg("keys"), nb::arg("records"))

@@ -136,21 +136,20 @@ i64 Store::remove(u8 table, const u64* keys, size_t n) {
 }
 
 // Here and not with the collectors because it walks keys in any order.
-void Store::put_back(u32 consumer, u8 table, const u64* keys, size_t n, const u64* removed, size_t n_removed) {
+void Store::put_back_published(u8 table, const u64* keys, size_t n, const u64* removed, size_t n_removed) {
   Group& group = *groups_[group_of(table)];
-  if (consumer >= consumers) throw std::invalid_argument("expected consumer 0 (publish) or 1 (flush)");
   i64 listed = 0;
   each_bucket_run(keys, n, [&](u32 bucket, size_t begin, size_t end) {
     Bin& bin = group.bin(bucket);
     for (size_t i = begin; i < end; i++) {
       const u32 slot = group.find(bin, keys[i], table);
-      if (slot != Group::none) listed += mark(bin, group.header(slot), slot, consumer);
+      if (slot != Group::none) listed += mark(bin, group.header(slot), slot, publish);
     }
   });
   each_bucket_run(removed, n_removed, [&](u32 bucket, size_t begin, size_t end) {
-    for (size_t i = begin; i < end; i++) states_[bucket].removed[consumer].push_back({removed[i], table});
+    for (size_t i = begin; i < end; i++) states_[bucket].removed[publish].push_back({removed[i], table});
   });
-  pending_[consumer].fetch_add(listed, std::memory_order_relaxed);
+  pending_[publish].fetch_add(listed, std::memory_order_relaxed);
 }
 
 }  // namespace freshet

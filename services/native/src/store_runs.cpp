@@ -1,4 +1,4 @@
-// Runs of packed rows, as the row store keeps them: taken at recovery, unpacked for serving, put back by a failed flush.
+// Runs of packed rows, as the row store keeps them: taken at recovery, unpacked for serving.
 #include <stdexcept>
 #include <string>
 
@@ -76,27 +76,6 @@ std::vector<UnpackedTable> Store::unpack_runs(const RunsView& runs) const {
     }
   }
   return out;
-}
-
-void Store::put_back_runs(const RunsView& runs, const u8* chosen) {
-  if (std::string why = runs_fault(runs, packed_widths()); !why.empty()) throw std::invalid_argument(why);
-  i64 listed = 0;
-  for (const RunEntry& run : runs.directory) {
-    check_bucket(run.bucket);
-    if (!chosen[run.bucket]) continue;
-    const u8 table = static_cast<u8>(run.table);
-    Group& group = *groups_[group_of(table)];
-    const u8* keys = runs.of(run);
-    const std::lock_guard lock(states_[run.bucket].lock);
-    Bin& bin = group.bin(run.bucket);
-    for (u32 i = 0; i < run.rows; i++) {
-      const u32 slot = group.find(bin, load_key(keys, i), table);
-      if (slot != Group::none) listed += mark(bin, group.header(slot), slot, flush);
-    }
-    for (u32 i = 0; i < run.removed; i++)
-      states_[run.bucket].removed[flush].push_back({load_key(keys, size_t{run.rows} + i), table});
-  }
-  pending_[flush].fetch_add(listed, std::memory_order_relaxed);
 }
 
 }  // namespace freshet

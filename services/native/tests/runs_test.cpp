@@ -1,4 +1,4 @@
-// Runs of packed rows: sorted, merged, put back.
+// Runs of packed rows: sorted, collected, kept.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -64,17 +64,31 @@ TEST(Runs, AFlushIsADirectoryInOrderWhoseRunsLieEndToEnd) {
   EXPECT_THROW(store.collect_flush({3, 3}, false), std::invalid_argument);
 }
 
-TEST(Runs, RowsOfAFailedFlushAreInTheNextOneOfTheChosenBuckets) {
+TEST(Runs, WhatAFlushHasCollectedStaysWhatItWasWhateverBecomesOfTheRows) {
+  Store store(spec_of({counting_slot()}, 16, 1));
+  const std::vector<u64> keys = numbered(1, 200);
+  push(store, Batch(keys), 0, 0, std::vector<float>(398, 1.0f));
+  const FlushBatch kept = store.collect_flush(all_buckets(store), false);
+  const std::vector<u8> body(kept.runs.view().body.begin(), kept.runs.view().body.end());
+
+  push(store, Batch(keys), 0, 1, std::vector<float>(398, 1.0f));
+  store.remove(0, keys.data(), 100);
+  const FlushBatch later = store.collect_flush(all_buckets(store), false);
+  for (u32 b = 0; b < 16; b++) store.drop_bucket(b);
+
+  EXPECT_EQ(rows_of(kept), 199u);
+  EXPECT_TRUE(std::ranges::equal(kept.runs.view().body, body));
+  EXPECT_EQ(rows_of(later), 99u);
+}
+
+TEST(Runs, AWholeFlushOfSomeBucketsLeavesWhatChangedInTheOthersToTheNext) {
   Store store(spec_of({counting_slot()}, 16, 1));
   push(store, Batch(numbered(1, 200)), 0, 0, std::vector<float>(398, 1.0f));
-  const FlushBatch failed = store.collect_flush(all_buckets(store), false);
-  std::vector<u8> chosen(16);
-  chosen[3] = chosen[9] = 1;
-  store.put_back_runs(failed.runs.view(), chosen.data());
-  const FlushBatch again = store.collect_flush(all_buckets(store), false);
-  ASSERT_EQ(again.runs.directory.size(), 2u);
-  EXPECT_EQ(again.runs.directory[0].bucket, 3u);
-  EXPECT_EQ(again.runs.directory[1].bucket, 9u);
+  const FlushBatch whole = store.collect_flush({3, 9}, true);
+  ASSERT_EQ(whole.runs.directory.size(), 2u);
+  const FlushBatch rest = store.collect_flush(all_buckets(store), false);
+  EXPECT_EQ(rows_of(whole) + rows_of(rest), 199u);
+  for (const RunEntry& run : rest.runs.directory) EXPECT_TRUE(run.bucket != 3 && run.bucket != 9);
 }
 
 }  // namespace

@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from freshet.tables import PushOutcome, Store, TableOptions
+from freshet.tables import Flushed, PushOutcome, Store, TableOptions
 from freshet.types import U64, PackedRows, bucket_of
 from tests.unit.tables.building import counting_group, keys_of, look_up, push, store_of
 
@@ -48,6 +48,15 @@ class Model:
         return taken
 
 
+@dataclass
+class Unanswered:
+    """A flush that was collected, and what the row store must hold once it has it."""
+
+    flushed: Flushed
+    whole: bool
+    expected: dict[Row, float]
+
+
 class StoreMachine(RuleBasedStateMachine):
     """Random lookups, pushes, flushes, publishes, evictions, removals and imports."""
 
@@ -59,6 +68,7 @@ class StoreMachine(RuleBasedStateMachine):
         )
         self.model = Model()
         self.stored: dict[Row, float] = {}  # what the row store would hold
+        self.unanswered: Unanswered | None = None
         self.served: dict[Row, float] = {}
         self.now_ms = 1_000_000
 
@@ -128,38 +138,45 @@ class StoreMachine(RuleBasedStateMachine):
             model.dirty["publish"].add(row)
             model.dirty["flush"].add(row)
 
-    @rule(fails=st.booleans(), whole=st.booleans())
-    def flushes(self, fails: bool, whole: bool) -> None:
+    @rule(answered=st.booleans(), whole=st.booleans())
+    def flushes(self, answered: bool, whole: bool) -> None:
+        """What was not answered is kept, and sent again as it is before anything else is collected."""
+        self.writes()
         model = self.model
         flushed = self.store.collect_whole(range(BUCKETS)) if whole else self.store.collect_flush()
-        expected = set(model.changed) if whole else set(model.dirty["flush"])
-        rows: set[Row] = set()
-        removed: set[Row] = set()
-        stored = {} if whole else dict(self.stored)
+        rows = {(p.table, k) for part in flushed for p in part.rows for k in p.keys.tolist()}
+        removed = {(table, k) for part in flushed for table, keys in part.removed for k in keys.tolist()}
+        tombstones = model.tombstones("flush")
+
+        assert sum(len(packed.keys) for part in flushed for packed in part.rows) == len(rows)
+        assert rows == (model.changed if whole else model.dirty["flush"])
+        assert removed == (set() if whole else tombstones)
         for part in flushed:
             assert part.applied == dict(enumerate(model.offsets))
             assert part.clock_ms == model.clock[part.bucket]
-            removed |= {(table, k) for table, keys in part.removed for k in keys.tolist()}
+        model.dirty["flush"] = set()
+        expected = {row: model.rows[row] for row in model.changed}
+        self.unanswered = Unanswered(flushed, whole, expected)
+        if answered:
+            self.writes()
+
+    @rule()
+    def writes(self) -> None:
+        """The row store takes what was collected last: it then holds what the store held at that time."""
+        if self.unanswered is None:
+            return
+        sent, self.unanswered = self.unanswered, None
+        stored = {} if sent.whole else self.stored
+        for part in sent.flushed:
+            for table, keys in part.removed:
+                for k in keys.tolist():
+                    stored.pop((table, k), None)
             for packed in part.rows:
                 values = packed.records[:, 8:16].copy().view(np.float32)[:, 0].tolist()
-                for k, value in zip(packed.keys.tolist(), values, strict=True):
-                    assert (packed.table, k) not in rows
-                    rows.add((packed.table, k))
-                    stored[(packed.table, k)] = value
-        model.dirty["flush"] = set()
-        tombstones = model.tombstones("flush")
-        assert rows == expected
-        assert removed == (set() if whole else tombstones)
-        if fails:
-            self.store.put_back(flushed)
-            model.dirty["flush"] = set(rows)
-            model.gone["flush"] = set(removed)
-            if whole:  # what the row store holds is then unknown until it is replaced
-                self.flushes(fails=False, whole=True)
-            return
-        self.stored = {row: value for row, value in stored.items() if row not in removed}
-        assert sum(part.stored for part in flushed) == len(self.stored)
-        assert self.stored == {row: model.rows[row] for row in model.changed}
+                stored |= {(packed.table, k): v for k, v in zip(packed.keys.tolist(), values, strict=True)}
+        self.stored = stored
+        assert sum(part.stored for part in sent.flushed) == len(stored)
+        assert stored == sent.expected
 
     @rule(most=st.integers(1, 40), fails=st.booleans())
     def publishes(self, most: int, fails: bool) -> None:

@@ -80,29 +80,36 @@ def test_packed_rows_restore_a_bucket_in_another_store() -> None:
     assert [p.stored for p in other.collect_flush()] == [p.stored for p in flushed]
 
 
-def test_a_failed_flush_is_collected_again_as_the_rows_then_are() -> None:
+def test_what_a_flush_has_collected_stays_what_it_was_whatever_becomes_of_the_rows() -> None:
     store = store_of(counting_group())
-    changed(store, 1, 2)
-    failed = store.collect_flush()
-    changed(store, 2, 3, at=1)
+    changed(store, 1, 2, 3)
+    kept = store.collect_flush()
+    directory, body = kept.runs.directory.copy(), kept.runs.body.copy()
 
-    store.put_back(failed)
-    again = store.collect_flush()
+    changed(store, 2, 3, 4, at=1)
+    store.remove(0, keys_of(3))
+    later = store.collect_flush()
+    for bucket in range(16):
+        store.drop_bucket(bucket)
 
-    assert flushed_keys(again) == {0: sorted(keys_of(1, 2, 3).tolist())}
-    assert sum(part.stored for part in again) == 3
-    assert store.pending_flush() == 0
+    np.testing.assert_array_equal(kept.runs.directory, directory)
+    np.testing.assert_array_equal(kept.runs.body, body)
+    assert flushed_keys(kept) == {0: sorted(keys_of(1, 2, 3).tolist())}
+    assert flushed_keys(later) == {0: sorted(keys_of(2, 4).tolist())}
+    assert removed_keys(later) == keys_of(3).tolist()
 
 
-def test_only_the_buckets_that_failed_are_put_back() -> None:
+def test_a_whole_flush_of_some_buckets_leaves_what_changed_in_the_others_to_the_next() -> None:
     store = store_of(counting_group())
     changed(store, *range(1, 51))
-    flushed = store.collect_flush()
-    bad = [part.bucket for part in flushed if part.rows][:2]
+    chosen = [3, 9]
 
-    store.put_back(flushed, bad)
+    whole, rest = store.collect_whole(chosen), store.collect_flush()
 
-    assert {part.bucket for part in store.collect_flush() if part.rows} == set(bad)
+    assert [part.bucket for part in whole if part.rows] == chosen
+    assert not {part.bucket for part in rest if part.rows} & set(chosen)
+    assert len(whole) + len(rest) == 50
+    assert store.pending_flush() == 0
 
 
 def test_a_whole_bucket_holds_all_rows_that_were_ever_changed() -> None:
@@ -188,8 +195,6 @@ def test_removed_rows_are_reported_once_to_each_consumer_unless_they_came_back()
     assert flushed_keys(flushed) == {0: keys_of(1).tolist()}
     assert removed_keys(flushed) == sorted(keys_of(2, 3).tolist())
     assert sum(part.stored for part in flushed) == 2
-    store.put_back(flushed)
-    assert removed_keys(store.collect_flush()) == sorted(keys_of(2, 3).tolist())
     assert removed_keys(store.collect_flush()) == []
 
 

@@ -149,8 +149,8 @@ class Store {
   // all buckets, every row that was marked before has been collected.
   PublishBatch collect_publish(i64 max_rows);
   i64 drained() const { return drained_.load(std::memory_order_relaxed); }
-  // Rows that are there are dirty again; `removed` will be reported again.
-  void put_back(u32 consumer, u8 table, const u64* keys, size_t n, const u64* removed, size_t n_removed);
+  // A publish failed: rows that are there are dirty again; `removed` will be reported again.
+  void put_back_published(u8 table, const u64* keys, size_t n, const u64* removed, size_t n_removed);
   i64 pending(u32 consumer) const { return pending_[consumer].load(std::memory_order_relaxed); }
 
   // --- runs of packed rows (store_runs.cpp)
@@ -158,9 +158,6 @@ class Store {
   void import_runs(const RunsView& runs);
   // Values of packed rows, table by table, for a serving store to take; nothing is stored here.
   std::vector<UnpackedTable> unpack_runs(const RunsView& runs) const;
-  // A flush failed: rows that are there are dirty again, and removed keys will be reported again. Only those of buckets
-  // that are `chosen` (buckets,).
-  void put_back_runs(const RunsView& runs, const u8* chosen);
   RecordWidths packed_widths() const;
 
   // --- rows by key, in any order (store_rows.cpp)
