@@ -1,10 +1,14 @@
 from collections.abc import Callable
 from pathlib import Path
 
+import obstore.store
 import pytest
 
 from freshet.seams.versions import VersionStore
+from freshet.seams.versions.bucket import Bucket
 from freshet.seams.versions.folder import open_url
+from freshet.seams.versions.objects import ObjectVersionStore
+from freshet.seams.versions.objects import open_url as open_objects
 from freshet.testing.contracts.versions import VersionsContract
 
 
@@ -12,3 +16,18 @@ class TestFolder(VersionsContract):
     @pytest.fixture
     def open_store(self, tmp_path: Path) -> Callable[[], VersionStore]:
         return lambda: open_url(f"file:{tmp_path}/versions")
+
+
+class TestS3(VersionsContract):
+    @pytest.fixture
+    def open_store(self, s3_url: str) -> Callable[[], VersionStore]:
+        return lambda: open_objects(s3_url)
+
+
+class TestObjectsInMemory(VersionsContract):
+    """Another storage behind the same library: it has versions beside ETags, as Google's has."""
+
+    @pytest.fixture
+    def open_store(self) -> Callable[[], VersionStore]:
+        store = obstore.store.MemoryStore()
+        return lambda: ObjectVersionStore(Bucket(store, "memory:"))

@@ -7,11 +7,13 @@ back.
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Iterator
 
 import pytest
 
 from tests.servers.kafka import Kafka
+from tests.servers.s3 import ENVIRONMENT, S3
 
 SERVERS = ("kafka",)
 """Fixtures that are servers; each has a marker of its name, for `make test SKIP=kafka`."""
@@ -22,6 +24,23 @@ def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kafka]:
     """A running Kafka."""
     with Kafka(tmp_path_factory.mktemp("kafka")) as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3]:
+    """A running S3 server; it comes with the test dependencies, so nothing marks who uses it."""
+    with S3(tmp_path_factory.mktemp("s3")) as server:
+        yield server
+
+
+@pytest.fixture
+def s3_url(s3: S3, monkeypatch: pytest.MonkeyPatch) -> str:
+    """URL of a version store in a bucket of its own, with the credentials in the environment."""
+    for name, value in ENVIRONMENT.items():
+        monkeypatch.setenv(name, value)
+    bucket = f"b-{uuid.uuid4().hex}"
+    s3.make_bucket(bucket)
+    return s3.url(bucket)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -27,7 +27,12 @@ __all__ = ["open_eventlog", "open_rowstore", "open_versions"]
 _BUILT_IN = {
     "freshet.eventlog": {"sqlite": "freshet.seams.eventlog.sqlite:open_url"},
     "freshet.rowstore": {"sqlite": "freshet.seams.rowstore.sqlite:open_url"},
-    "freshet.versions": {"file": "freshet.seams.versions.folder:open_url"},
+    "freshet.versions": {
+        "file": "freshet.seams.versions.folder:open_url",
+        "s3": "freshet.seams.versions.objects:open_url",
+        "gs": "freshet.seams.versions.objects:open_url",
+        "az": "freshet.seams.versions.objects:open_url",
+    },
 }
 
 

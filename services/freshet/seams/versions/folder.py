@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import hashlib
 import os
 import shutil
 import uuid
@@ -22,22 +21,17 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import safetensors
-import safetensors.numpy
 from numpy.typing import NDArray
 
 from freshet.errors import Corrupt, Unavailable
 from freshet.seams.sqlite import folder_of
 from freshet.seams.versions import ALIASES, Manifest, Version
 from freshet.seams.versions.manifest import read_manifest, write_manifest
+from freshet.seams.versions.weights import MOST_DIGITS, check_alias, check_number, check_verdict, pack, unpack
 
 __all__ = ["FolderVersionStore", "open_url"]
 
 _WEIGHTS, _MANIFEST = "weights.safetensors", "manifest.json"
-MOST_DIGITS = 18
-"""Of a version's number."""
-
-_VERDICTS = ("pending", "promoted", "held")
 
 
 def open_url(url: str) -> FolderVersionStore:
@@ -56,11 +50,10 @@ class FolderVersionStore:
 
     def put(self, manifest: Manifest, tensors: Mapping[str, NDArray[np.generic]]) -> Manifest:
         """Store a version durably; `sha256` is filled in."""
-        if manifest.number < 0:
-            raise ValueError(f"a version's number is 0 or more, found {manifest.number}")
+        check_number(manifest.number)
         final = self._path(manifest.number)
-        weights = safetensors.numpy.save({name: np.ascontiguousarray(t) for name, t in tensors.items()})
-        manifest = replace(manifest, sha256=hashlib.sha256(weights).hexdigest())
+        weights, sha256 = pack(tensors)
+        manifest = replace(manifest, sha256=sha256)
         with self._locked(), _disk(final, "write"):
             if final.exists():
                 raise ValueError(f"{final}: version {manifest.number} exists; versions are never overwritten")
@@ -91,24 +84,11 @@ class FolderVersionStore:
         """A version with all tensors, or those whose names start with one of `prefixes`."""
         manifest = self.manifest(number)
         path = self._path(number) / _WEIGHTS
-        weights = self._read(number, path)
-        found = hashlib.sha256(weights).hexdigest()
-        if found != manifest.sha256:
-            raise Corrupt(
-                f"{path}: expected sha256 {manifest.sha256}, found {found}, {len(weights)} bytes\n"
-                "  the file was changed after it was written: use another version, and delete this one"
-            )
-        try:
-            tensors = safetensors.numpy.load(weights)
-        except (safetensors.SafetensorError, KeyError, ValueError) as error:
-            raise Corrupt(f"{path}: expected safetensors with numpy types, found {error}") from error
-        chosen = {n: t for n, t in tensors.items() if not prefixes or n.startswith(tuple(prefixes))}
-        return Version(manifest, chosen)
+        return unpack(manifest, self._read(number, path), prefixes, str(path))
 
     def judge(self, number: int, verdict: str, reason: str) -> Manifest:
         """Record the gate's verdict in the manifest (atomic replacement)."""
-        if verdict not in _VERDICTS:
-            raise ValueError(f"a verdict is one of {', '.join(_VERDICTS)}, found {verdict!r}")
+        check_verdict(verdict)
         path = self._path(number) / _MANIFEST
         with self._locked(), _disk(path, "write"):
             manifest = replace(self.manifest(number), verdict=verdict, reason=reason)
@@ -132,8 +112,7 @@ class FolderVersionStore:
 
     def point(self, alias: str, number: int) -> None:
         """Move an alias, durably and atomically."""
-        if alias not in ALIASES:
-            raise ValueError(f"an alias is one of {', '.join(ALIASES)}, found {alias!r}")
+        check_alias(alias)
         with self._locked(), _disk(self._folder, "write"):
             if not self._path(number).exists():
                 raise KeyError(f"no version {number} in {self._folder}")

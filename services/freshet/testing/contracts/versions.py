@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -131,6 +132,61 @@ class VersionsContract:
         with pytest.raises(ValueError, match="canary"):
             store.delete(1)
         assert list(store.numbers()) == [1]
+
+    def test_of_two_writers_of_a_number_one_wins(self, open_store: Callable[[], VersionStore]) -> None:
+        def put(value: int, number: int) -> bool:
+            try:
+                open_store().put(manifest_of(number), {"w": np.full(1000, value)})
+            except ValueError:
+                return False
+            return True
+
+        with ThreadPoolExecutor(2) as pool:
+            for number in range(8):
+                won = list(pool.map(put, (1, 2), (number, number)))
+                assert sorted(won) == [False, True]
+                stored = open_store().get(number).tensors["w"]
+                np.testing.assert_array_equal(stored, np.full(1000, 1 if won[0] else 2))
+
+    def test_two_writers_of_two_aliases_both_move_theirs(
+        self, store: VersionStore, open_store: Callable[[], VersionStore]
+    ) -> None:
+        for number in range(4):
+            store.put(manifest_of(number), {})
+
+        def move(alias: str) -> None:
+            mine = open_store()
+            for number in (0, 1, 2, 3):
+                mine.point(alias, number)
+
+        with ThreadPoolExecutor(2) as pool:
+            list(pool.map(move, ("stable", "candidate")))
+        assert dict(open_store().aliases()) == {"stable": 3, "candidate": 3}
+
+    def test_a_version_is_never_both_pointed_at_and_deleted(
+        self, open_store: Callable[[], VersionStore]
+    ) -> None:
+        def point(number: int) -> bool:
+            try:
+                open_store().point("canary", number)
+            except KeyError:
+                return False
+            return True
+
+        def delete(number: int) -> bool:
+            try:
+                open_store().delete(number)
+            except ValueError:
+                return False
+            return True
+
+        with ThreadPoolExecutor(2) as pool:
+            for number in range(8):
+                store = open_store()
+                store.put(manifest_of(number), {})
+                pointed, deleted = pool.submit(point, number), pool.submit(delete, number)
+                assert pointed.result() != deleted.result()
+                assert (number in store.numbers()) == pointed.result()
 
     def test_closing_twice_is_once(self, store: VersionStore) -> None:
         store.close()
