@@ -162,26 +162,61 @@ class Credits:
     """Rows of batches looked up and not yet applied, and whether one more lookup keeps within the bound.
 
     PERSIA's bounded staleness, counted in rows: what a batch misses is the samples that other batches will
-    still apply.
+    still apply. In mode `sync` nothing may be missed but the batches of the same step: each lane has one
+    batch at most, and the next is looked up when all that were in flight with it are applied.
     """
 
     staleness_rows: int
+    sync: bool = False
     in_flight: dict[int, int] = field(default_factory=dict)  # credit -> rows
+    _lanes: dict[int, int] = field(default_factory=dict)  # credit -> lane
+    _kept: dict[int, int] = field(default_factory=dict)  # lane -> rows of its batches that are void
+    _of_the_step: set[int] = field(default_factory=set)  # in flight when the step's gradients came
     _next: int = 0
 
-    def free(self) -> bool:
-        """Whether a batch may be looked up now: rows of the others in flight are within the bound."""
-        return not self.in_flight or sum(self.in_flight.values()) <= self.staleness_rows
+    def free(self, lane: int = 0) -> bool:
+        """Whether a batch of this lane may be looked up now: rows of the others in flight are within the
+        bound."""
+        if self.sync:
+            return not self._of_the_step and not self.batches_of(lane)
+        if self._kept.get(lane):
+            return True
+        others = sum(self.in_flight.values()) + sum(self._kept.values())
+        return not others or others <= self.staleness_rows
 
-    def take(self, rows: int) -> int:
-        """Take a credit; only when `free`."""
+    def batches_of(self, lane: int) -> int:
+        """Batches of a lane in flight."""
+        return sum(of == lane for of in self._lanes.values())
+
+    def take(self, rows: int, lane: int = 0) -> int:
+        """Take a credit, of those that the lane has kept if there are any; only when `free`. Never 0."""
         self._next += 1
-        self.in_flight[self._next] = rows
+        self.in_flight[self._next], self._lanes[self._next] = rows, lane
+        if lane in self._kept:
+            self._kept[lane] = max(0, self._kept[lane] - rows)
         return self._next
+
+    def step_over(self) -> None:
+        """Gradients of a step come back: what is in flight now belongs to it, or was looked up beside it."""
+        if self.sync:
+            self._of_the_step.update(self.in_flight)
 
     def give_back(self, credit: int) -> None:
         """Return a credit. Idempotent: a batch may be voided and acknowledged."""
         self.in_flight.pop(credit, None)
+        self._lanes.pop(credit, None)
+        self._of_the_step.discard(credit)
+
+    def keep(self, credit: int) -> None:
+        """The batch is void: its rows stay the lane's until they are issued again (PROTOCOL 16)."""
+        if credit in self.in_flight:
+            lane = self._lanes[credit]
+            self._kept[lane] = self._kept.get(lane, 0) + self.in_flight[credit]
+        self.give_back(credit)
+
+    def settle(self, lane: int) -> None:
+        """Give up what the lane has kept: everything void was issued again, or turned out to be applied."""
+        self._kept.pop(lane, None)
 
 
 def lanes_for(cores: int, staleness_rows: int, batch_rows: int, partitions: int) -> int:

@@ -89,9 +89,16 @@ class Train:
     )
     staleness_rows: int = option(
         "tunable",
-        "rows of other batches in flight when a batch is looked up",
+        "rows of other batches in flight when a batch is looked up; mode `sync` has no use for it",
         Integer(0, 1_048_576),
         default=512,
+    )
+    mode: Literal["hybrid", "sync", "async"] = option(
+        "tunable",
+        "hybrid: rows are looked up ahead within staleness_rows, dense gradients are summed over ranks; "
+        "sync: the next lookup waits for the step's pushes; async: as hybrid, and no rank waits for another",
+        Choice(("hybrid", "sync", "async")),
+        default="hybrid",
     )
     lanes: int | None = option(
         "deployment",

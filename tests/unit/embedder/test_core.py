@@ -144,6 +144,44 @@ def test_a_lookup_waits_while_the_rows_of_other_batches_exceed_the_bound():
     assert credits.free()
 
 
+def test_a_void_batch_keeps_its_credit_for_the_lane_that_issues_it_again():
+    credits = Credits(4)
+    credits.take(4, lane=1)
+    void = credits.take(4, lane=0)
+
+    credits.keep(void)
+
+    assert not credits.free(lane=1)
+    assert credits.free(lane=0)
+    credits.take(4, lane=0)
+    assert not credits.free(lane=0)
+
+
+def test_what_a_lane_kept_is_free_once_everything_void_was_issued_again():
+    credits = Credits(0)
+    credits.keep(credits.take(4, lane=0))
+    assert not credits.free(lane=1)
+
+    credits.settle(0)
+
+    assert credits.free(lane=1)
+
+
+def test_in_mode_sync_nothing_is_looked_up_between_a_steps_first_push_and_its_last_acknowledgement():
+    credits = Credits(1_000, sync=True)
+    step = [credits.take(4, lane) for lane in (0, 1)]
+    assert not credits.free(0)
+    assert credits.free(2)
+
+    credits.step_over()
+    credits.give_back(step[0])
+    assert not credits.free(0)
+    assert not credits.free(2)
+    credits.give_back(step[1])
+
+    assert credits.free(0)
+
+
 def test_lanes_follow_cores_staleness_and_partitions():
     assert lanes_for(cores=2, staleness_rows=512, batch_rows=256, partitions=8) == 2
     assert lanes_for(cores=32, staleness_rows=512, batch_rows=256, partitions=8) == 3

@@ -45,17 +45,28 @@ class BatchStream(Protocol):
     def take(self, lane: int, wait_s: float) -> TrainBatch | None:
         """The lane's next batch, or None if there is none within `wait_s` or no credit is free.
 
-        The in-process adapter does the embedder's work on the caller's thread.
+        `LocalStream` does the embedder's work on the caller's thread; others do it ahead, on threads of
+        theirs, or elsewhere.
 
         Raises:
             DataLost, Unavailable: as the log and the row service do.
         """
 
     def give_back(self, lane: int, batch: TrainBatch, gradients: Sequence[F32] | None) -> None:
-        """Push a batch's row gradients and free its credit; None returns the batch unused, to be issued
-        again.
+        """Push a batch's row gradients; None returns the batch unused, to be issued again.
 
-        Raises Refused after which the lane's batches in flight are void: `take` starts again from `applied`.
+        Its credit is free once all shards have acknowledged the push (PROTOCOL 16). A stream may answer
+        later: then it copies the gradients, and a refusal shows in what `take` gives next.
+
+        Raises Refused if the push was refused at once. Either way the lane's batches in flight are void then,
+        and `take` starts again from `applied`; those that are still out are given back as ever.
+        """
+
+    def settled(self, wait_s: float) -> bool:
+        """Wait until every push of what was given back was answered; False if some are not within `wait_s`.
+
+        For who must know that rows have learned all there is to learn from: at the end of a run, or before
+        somebody asks the shards.
         """
 
     def recent(self, rows: int) -> Sequence[ModelInputs]:

@@ -1,0 +1,136 @@
+"""Making a batch: unique keys and their rows in memory that is used again, and what the trainer is handed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from freshet.clock import Stages
+from freshet.embedder.core import BatchPlan
+from freshet.embedder.decoding import DecodedBatch
+from freshet.model.inputs import GroupInputs, Labels, ModelInputs
+from freshet.seams.batches import TrainBatch
+from freshet.seams.rowservice import KeyGroup, Push, RowService
+from freshet.spec.layout import Layout, item_of
+from freshet.spec.model import Spec
+from freshet.tables import Plan
+from freshet.types import F32, U64, Fence, TimeMs
+
+__all__ = ["Made", "Maker", "Slot"]
+
+
+class Slot:
+    """Memory of one batch in flight, used again for the next: plans, rows, gradients.
+
+    It grows to the largest batch that it held. What a `Made` shows lies here until the slot is used again.
+    """
+
+    def __init__(self, plans: list[Plan], widths: Sequence[int]) -> None:
+        self.plans = plans
+        self.rows = [np.empty((0, width), np.float32) for width in widths]
+        self._gradients = [np.empty((0, width), np.float32) for width in widths]
+
+    def room(self, group: int, rows: int) -> F32:
+        """(rows, S) of this group's row memory."""
+        self.rows[group] = _grown(self.rows[group], rows)
+        return self.rows[group][:rows]
+
+    def keep(self, gradients: Sequence[F32]) -> list[F32]:
+        """A copy of the gradients in memory of the slot: the model's own is overwritten by its next batch."""
+        kept = []
+        for g, gradient in enumerate(gradients):
+            self._gradients[g] = _grown(self._gradients[g], len(gradient))
+            into = self._gradients[g][: len(gradient)]
+            np.copyto(into, gradient)
+            kept.append(into)
+        return kept
+
+
+@dataclass(slots=True, eq=False)
+class Made:
+    """A batch between its blocks and its push."""
+
+    plan: BatchPlan
+    decoded: DecodedBatch
+    groups: list[KeyGroup]
+    inputs: ModelInputs  # its rows are filled by `look_up`
+    items: U64 | None
+    replayed: bool
+
+    def look_up(self, rows: RowService) -> None:
+        """Fill in the rows, creating those that are absent. Raises as `RowService.lookup` does."""
+        rows.lookup(self.groups, [group.rows for group in self.inputs.groups], create=True)
+
+    def batch(self, fence: Fence) -> TrainBatch:
+        """What the trainer is handed."""
+        decoded = self.decoded
+        return TrainBatch(
+            ranges=self.plan.ranges,
+            fence=fence,
+            inputs=self.inputs,
+            sample_ids=decoded.sample_ids,
+            request_ids=decoded.request_ids,
+            event_times_ms=decoded.event_times_ms,
+            segments=decoded.columns.segments,
+            served=decoded.columns.served,
+            replayed=self.replayed,
+            explored=decoded.columns.explored,
+            items=self.items,
+        )
+
+    def push(self, fence: Fence, gradients: Sequence[F32]) -> Push:
+        """Its gradients with the ranges that they stand for."""
+        clock_ms = int(self.decoded.event_times_ms.max(initial=0))
+        return Push(self.plan.ranges, fence, TimeMs(clock_ms), self.groups, gradients)
+
+
+class Maker:
+    """Makes batches of a spec. Thread-safe, as it keeps nothing; slots belong to who uses them."""
+
+    def __init__(self, spec: Spec, layout: Layout) -> None:
+        self._buckets, self._item = spec.buckets, item_of(spec, layout)
+        self._widths = [group.width for group in layout.groups]
+        self._tables = [
+            np.array([spec.table(spec.features[f].table or "").id for f in group.features], np.uint8)
+            for group in layout.groups
+        ]
+
+    def slot(self) -> Slot:
+        """New memory for one batch."""
+        plans = [Plan(tables=tables, buckets=self._buckets) for tables in self._tables]
+        return Slot(plans, self._widths)
+
+    def make(
+        self, plan: BatchPlan, decoded: DecodedBatch, slot: Slot, *, replayed: bool, stages: Stages
+    ) -> Made:
+        """Unique keys of decoded samples and the occurrences that use them, in the slot's memory."""
+        groups: list[KeyGroup] = []
+        inputs: list[GroupInputs] = []
+        for g, (keys, built) in enumerate(zip(decoded.columns.groups, slot.plans, strict=True)):
+            built.build(keys.keys, keys.feature_starts)
+            unique = built.keys
+            groups.append(KeyGroup(g, unique, built.tables, built.bucket_starts))
+            rows = slot.room(g, len(unique))
+            inputs.append(GroupInputs(rows, built.positions, keys.feature_starts, keys.list_ends))
+        stages.mark("plan")
+        labels = Labels(decoded.label_index, decoded.label_value, decoded.weight)
+        columns = decoded.columns
+        whole = ModelInputs(columns.size, inputs, columns.dense, labels)
+        return Made(plan, decoded, groups, whole, self._items(decoded), replayed)
+
+    def _items(self, decoded: DecodedBatch) -> U64 | None:
+        """(B,) the item's key of each sample, where the spec has a feature of it."""
+        if self._item is None:
+            return None
+        group, place = self._item
+        keys = decoded.columns.groups[group]
+        start, stop = keys.feature_starts[place : place + 2].tolist()
+        return keys.keys[start:stop]
+
+
+def _grown(memory: F32, rows: int) -> F32:
+    if len(memory) >= rows:
+        return memory
+    return np.empty((rows + rows // 4, memory.shape[1]), np.float32)

@@ -1,0 +1,162 @@
+"""The batch stream over a link: rows are looked up ahead of the trainer, gradients are pushed behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from freshet.clock import Clock
+from freshet.embedder.ahead import AheadLane, Common, LaneCounts
+from freshet.embedder.core import Credits
+from freshet.embedder.decoding import BlockDecoder
+from freshet.embedder.desk import CreditDesk
+from freshet.embedder.making import Maker
+from freshet.embedder.recent import Recent
+from freshet.embedder.source import Sizes, Source, lag_of
+from freshet.model.inputs import ModelInputs
+from freshet.seams.batches import TrainBatch
+from freshet.seams.eventlog import EventLog
+from freshet.seams.rowservice import OwnersChange, RowService
+from freshet.spec.layout import Layout
+from freshet.spec.model import Spec
+from freshet.types import F32, Fence
+
+__all__ = ["PipelinedStream", "Share"]
+
+CLOSE_WAIT_S = 5.0
+"""How long `close` goes on pushing what was given back. What is left is trained on again after a restart."""
+
+MOST_LOOKUPS = 32
+"""Lookups that are asked for at once, each by a thread that waits: enough for 5 ms each way at 3,000 batches
+a second."""
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """Partitions of one lane, all under one claim."""
+
+    partitions: Sequence[int]
+    fence: Fence  # pushes and batches carry it
+
+
+class PipelinedStream:
+    """See `freshet.seams.batches.BatchStream`. Any thread may take and give back.
+
+    A lane may have several batches out at once. Pushes are answered later: `give_back` never raises Refused;
+    a lane whose push is refused, or whose rows change their owner, starts again by itself, and what its
+    trainer still holds of before is dropped when it is given back.
+    """
+
+    def __init__(
+        self,
+        *,
+        spec: Spec,
+        layout: Layout,
+        topic: str,
+        log: EventLog,
+        rows: RowService,
+        decoder: Callable[[], BlockDecoder],
+        dense_applied: Callable[[], Mapping[int, Sequence[int]]],
+        lanes: Sequence[Share],
+        clock: Clock,
+        batch_rows: int,
+        staleness_rows: int,
+    ) -> None:
+        """Begin to read and look up at once. `dense_applied` may raise Unavailable: it is asked again."""
+        self._topic, self._log = topic, log
+        self._desk = CreditDesk(Credits(staleness_rows, sync=spec.train.mode == "sync"))
+        self._recent = Recent(spec.serve.gate.samples, clock)
+        ahead = spec.train.mode != "sync"
+        in_flight = 1 + staleness_rows // batch_rows if ahead else len(lanes)
+        self._lookups = ThreadPoolExecutor(min(MOST_LOOKUPS, in_flight), "look-up")
+        self._error: BaseException | None = None
+        self._lanes: list[AheadLane] = []
+        common = Common(
+            rows,
+            rows.ownership if isinstance(rows, OwnersChange) else lambda: 0,
+            dense_applied,
+            self._desk,
+            self._recent,
+            Maker(spec, layout),
+            self._lookups,
+            clock,
+            ahead,
+            self._fail,
+        )
+        sizes = Sizes(batch_rows, spec.train.batch_behind_rows, spec.train.batch_wait_ms)
+        self._lanes += [
+            AheadLane(
+                i,
+                Source(log, topic, share.partitions, sizes, clock),
+                decoder(),
+                share.fence,
+                common,
+                slots=1 + (in_flight if ahead else 1),  # one is decoded while the others are in flight
+            )
+            for i, share in enumerate(lanes)
+        ]
+        for lane in self._lanes:
+            lane.start()
+
+    def take(self, lane: int, wait_s: float) -> TrainBatch | None:
+        """The lane's next batch; see the protocol."""
+        if self._error is not None:
+            raise self._error
+        batch = self._lanes[lane].take(wait_s)
+        if batch is None and self._error is not None:
+            raise self._error
+        return batch
+
+    def give_back(self, lane: int, batch: TrainBatch, gradients: Sequence[F32] | None) -> None:
+        """Have a batch's gradients pushed, or return it unused; see the protocol."""
+        self._lanes[lane].give_back(batch, gradients)
+
+    def settled(self, wait_s: float) -> bool:
+        """Wait until every push of what was given back was answered; see the protocol."""
+        return all(lane.settled(wait_s) for lane in self._lanes)
+
+    def abandon(self, lane: int) -> None:
+        """The lane's trainer is gone: what it holds is issued again."""
+        self._lanes[lane].abandon()
+
+    def recent(self, rows: int) -> Sequence[ModelInputs]:
+        """The newest samples with their rows before they were trained on; see the protocol."""
+        return self._recent.newest(rows)
+
+    def lag(self) -> Mapping[int, int]:
+        """{partition: blocks that no batch has covered that was handed out}."""
+        lag: dict[int, int] = {}
+        for lane in self._lanes:
+            lag |= lag_of(self._log, self._topic, lane.partitions, lane.covered())
+        return lag
+
+    def seconds(self) -> dict[str, float]:
+        """How long batches have been in each stage, summed over them; lookups and pushes overlap the rest."""
+        total = dict.fromkeys(("read", "credit", "decode", "plan", "lookup", "push"), 0.0)
+        for lane in self._lanes:
+            for name, seconds in lane.stages.seconds.items():
+                total[name] += seconds
+            total["lookup"] += lane.counts.lookup_s
+            total["push"] += lane.counts.push_s
+        return total
+
+    def counts(self) -> list[LaneCounts]:
+        """What each lane has done."""
+        return [lane.counts for lane in self._lanes]
+
+    @property
+    def desk(self) -> CreditDesk:
+        """Who has credits and who waits for one."""
+        return self._desk
+
+    def close(self) -> None:
+        """Push what was given back, then free everything. Idempotent."""
+        for lane in self._lanes:
+            lane.close(CLOSE_WAIT_S)
+        self._lookups.shutdown()
+
+    def _fail(self, error: BaseException) -> None:
+        self._error = self._error or error
+        for lane in self._lanes:
+            lane.end()

@@ -1,0 +1,105 @@
+"""One lane's partitions as they are read: from what every store has applied on, put together into batches."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from freshet.clock import Clock
+from freshet.embedder.core import Assembler, BatchPlan, cut_points
+from freshet.seams.eventlog import EventLog
+from freshet.types import TopicPartition
+
+__all__ = ["Sizes", "Source", "lag_of"]
+
+READ_AHEAD_BLOCKS = 64
+"""Blocks read from the log at once: 16,384 samples at most, tens of milliseconds of work."""
+
+
+class Sizes:
+    """How many rows make a batch, and how long one may wait for them."""
+
+    __slots__ = ("behind_rows", "rows", "wait_s")
+
+    def __init__(self, rows: int, behind_rows: int, wait_ms: int) -> None:
+        """`behind_rows` is the size of batches while at least twice as much waits; at least `rows`."""
+        self.rows, self.behind_rows, self.wait_s = rows, max(rows, behind_rows), wait_ms / 1000
+
+
+class Source:
+    """Reads and assembles for one lane. Used by one thread; `positions` may be asked by any."""
+
+    def __init__(
+        self, log: EventLog, topic: str, partitions: Sequence[int], sizes: Sizes, clock: Clock
+    ) -> None:
+        """Nothing is read before the first `rewind`."""
+        self.partitions = tuple(partitions)
+        self._topic, self._sizes, self._clock = topic, sizes, clock
+        self._reader = log.reader()
+        self._assembler: Assembler | None = None
+        self._replayed_until: dict[int, int] = {}
+        self._waiting_since = 0.0
+
+    @property
+    def started(self) -> bool:
+        """Whether there is a place to read from; False until `rewind`, and after `stop`."""
+        return self._assembler is not None
+
+    def stop(self) -> None:
+        """Forget what was read; the next batch comes after a `rewind`."""
+        self._assembler = None
+
+    def rewind(self, told: Sequence[Mapping[int, Sequence[int]]]) -> None:
+        """Start from the smallest offset that any store has told, with the others as cut points (PROTOCOL 7).
+
+        Raises DataLost, Unavailable: as `Reader.assign` does.
+        """
+        starts, cuts = cut_points(told)
+        mine = {p: starts[p] for p in self.partitions}
+        self._reader.assign({TopicPartition(self._topic, p): offset for p, offset in mine.items()})
+        self._replayed_until = {p: max([starts[p], *cuts[p]]) for p in self.partitions}
+        self._assembler = Assembler(mine, cuts)
+
+    def assemble(self, deadline: float) -> BatchPlan | None:
+        """Wait for a full batch, but no longer than a batch's own wait once a block is there; None at the
+        deadline."""
+        assembler, sizes = self._assembler, self._sizes
+        assert assembler is not None
+        while assembler.waiting() < sizes.rows:
+            now = self._clock.monotonic()
+            if not assembler.waiting():
+                self._waiting_since = now
+            until = min(deadline, self._waiting_since + sizes.wait_s) if assembler.waiting() else deadline
+            polled = self._reader.poll(READ_AHEAD_BLOCKS, max(0.0, until - now))
+            for partition, records in polled:
+                assembler.offer(partition.partition, records)
+            if polled:
+                continue
+            if not assembler.waiting() or self._clock.monotonic() < self._waiting_since + sizes.wait_s:
+                return None
+            break
+        behind = assembler.waiting() >= 2 * sizes.behind_rows
+        return assembler.next(sizes.behind_rows if behind else sizes.rows)
+
+    def replayed(self, plan: BatchPlan) -> bool:
+        """Whether some store had applied a part of it before."""
+        return any(r.start < self._replayed_until[r.partition] for r in plan.ranges)
+
+    def positions(self) -> dict[int, int]:
+        """{partition: where its next range starts}; empty while there is no place to read from."""
+        assembler = self._assembler
+        return assembler.positions() if assembler is not None else {}
+
+    def close(self) -> None:
+        """Close the reader. Idempotent."""
+        self._reader.close()
+
+
+def lag_of(
+    log: EventLog, topic: str, partitions: Sequence[int], covered: Mapping[int, int]
+) -> dict[int, int]:
+    """{partition: blocks in the log at or past where it is covered to, or all of them}."""
+    lag = {}
+    for p in partitions:
+        bounds = log.bounds(TopicPartition(topic, p))
+        lag[p] = bounds.end - covered.get(p, bounds.start)
+    return lag

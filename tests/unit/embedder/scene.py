@@ -1,0 +1,130 @@
+"""What a batch stream stands between: blocks that are only their ids, and rows in a dict."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from freshet.clock import SYSTEM_CLOCK
+from freshet.embedder.core import partitions_of_lane
+from freshet.embedder.decoding import DecodedBatch, Places
+from freshet.embedder.pipelined import PipelinedStream, Share
+from freshet.embedder.stream import LocalStream
+from freshet.features import Decoded, GroupKeys, encode_block, read_blocks
+from freshet.seams.batches import BatchStream
+from freshet.seams.eventlog.sqlite import SqliteEventLog
+from freshet.seams.rowservice import RowService
+from freshet.spec.layout import layout_of
+from freshet.spec.parse import parse_spec
+from freshet.testing.contracts.rowservice import BUCKETS, PARTITIONS, WIDTH
+from freshet.testing.reference import ReferenceRowService
+from freshet.types import Append, BytesColumn, Fence
+
+SPEC = f"""
+name = "contract"
+partitions = {PARTITIONS}
+buckets = {BUCKETS}
+[events]
+served = {{ schema = "i.avsc", key = ["id"], time = "ts:ms" }}
+action = {{ schema = "a.avsc", key = ["id"], time = "ts:ms" }}
+[labels]
+click = {{ on = "action.type == 'click'" }}
+[tables]
+user = {{ dim = {WIDTH}, optimizer = {{ name = "sgd", lr = 1.0 }} }}
+[features]
+user = {{ field = "user", table = "user" }}
+[model]
+kind = "dlrm"
+[train]
+batch = {{ rows = 1, behind = 1 }}
+"""
+
+
+class IdDecoder:
+    """Stands in for the spec's decoder: a sample's one feature is its id; the payload is not looked at."""
+
+    def decode(self, blocks: BytesColumn, places: Places = ()) -> DecodedBatch:
+        read = read_blocks(blocks)
+        n = len(read)
+        keys = (read.sample_ids.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
+        group = GroupKeys(keys, np.array([0, n], np.uint32), [None])
+        columns = Decoded(
+            size=n,
+            groups=[group],
+            dense=np.empty((n, 0), np.float32),
+            segments={},
+            served={},
+            explored=np.zeros(n, np.bool_),
+            bad=np.empty(0, np.int64),
+        )
+        return DecodedBatch(
+            columns,
+            read.sample_ids,
+            read.request_ids,
+            read.event_times_ms,
+            read.labels,
+            read.values,
+            read.weights,
+        )
+
+
+FENCE = Fence(10)
+
+
+class LocalScene:
+    """An empty topic, the reference row service, and the stream of one process over both."""
+
+    def __init__(self, log: SqliteEventLog) -> None:
+        self.spec, self.log = parse_spec(SPEC), log
+        self.rows: RowService = ReferenceRowService([WIDTH], dict.fromkeys(range(PARTITIONS), 0))
+        self.dense_applied: dict[int, int] = {}
+        self.told: Callable[[], Mapping[int, Sequence[int]]] | None = None  # instead, if it moves
+        log.create_topic("samples", partitions=PARTITIONS)
+        self.writer = log.writer()
+
+    def append(self, partition: int, sample_ids: Sequence[int]) -> None:
+        n = len(sample_ids)
+        block = encode_block(
+            1,
+            sample_ids=np.array(sample_ids, np.int64),
+            event_times_ms=np.full(n, 1_700_000_000_000),
+            request_ids=np.arange(n, dtype=np.uint64),
+            values=np.ones(n, np.float32),
+            weights=np.ones(n, np.float32),
+            labels=np.zeros(n, np.uint8),
+            payloads=BytesColumn.of([b"payload"] * n),
+        )
+        self.writer.append([Append("samples", partition, BytesColumn.of([block]))])
+
+    def stream(
+        self, *, lanes: int = 1, batch_rows: int = 8, staleness_rows: int = 1000, mode: str = "hybrid"
+    ) -> BatchStream:
+        return LocalStream(
+            **self.parts(mode), lanes=lanes, fence=FENCE, batch_rows=batch_rows, staleness_rows=staleness_rows
+        )
+
+    def parts(self, mode: str) -> dict[str, Any]:
+        dense = {p: [self.dense_applied[p]] for p in self.dense_applied}
+        told = self.told or (lambda: dense)
+        return {
+            "spec": parse_spec(SPEC.replace("[train]", f'[train]\nmode = "{mode}"')),
+            "layout": layout_of(self.spec),
+            "topic": "samples",
+            "log": self.log,
+            "rows": self.rows,
+            "decoder": IdDecoder,
+            "dense_applied": told,
+            "clock": SYSTEM_CLOCK,
+        }
+
+
+class PipelinedScene(LocalScene):
+    """The same with the stream that looks ahead."""
+
+    def stream(
+        self, *, lanes: int = 1, batch_rows: int = 8, staleness_rows: int = 1000, mode: str = "hybrid"
+    ) -> BatchStream:
+        shares = [Share(partitions_of_lane(lane, lanes, range(PARTITIONS)), FENCE) for lane in range(lanes)]
+        return PipelinedStream(
+            **self.parts(mode), lanes=shares, batch_rows=batch_rows, staleness_rows=staleness_rows
+        )
