@@ -13,10 +13,11 @@ from collections.abc import Iterator
 import pytest
 
 from tests.servers.kafka import Kafka
+from tests.servers.redis_cluster import RedisCluster, RedisServer
 from tests.servers.s3 import ENVIRONMENT, S3
 
-SERVERS = ("kafka",)
-"""Fixtures that are servers; each has a marker of its name, for `make test SKIP=kafka`."""
+SERVERS = {"kafka": "kafka", "redis_server": "redis", "redis_cluster": "redis"}
+"""Fixtures that are servers, and the marker of tests that use them, for `make test SKIP=kafka`."""
 
 
 @pytest.fixture(scope="session")
@@ -43,9 +44,23 @@ def s3_url(s3: S3, monkeypatch: pytest.MonkeyPatch) -> str:
     return s3.url(bucket)
 
 
+@pytest.fixture(scope="session")
+def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    """One running Redis, by itself."""
+    with RedisServer(tmp_path_factory.mktemp("redis")) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def redis_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisCluster]:
+    """A running Redis Cluster: three masters, each with a replica."""
+    with RedisCluster(tmp_path_factory.mktemp("cluster")) as cluster:
+        yield cluster
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark each test by the servers that it uses, directly or through other fixtures."""
     for item in items:
-        for name in SERVERS:
-            if name in getattr(item, "fixturenames", ()):
-                item.add_marker(name)
+        for fixture, marker in SERVERS.items():
+            if fixture in getattr(item, "fixturenames", ()):
+                item.add_marker(marker)

@@ -1,0 +1,215 @@
+"""Real Redis servers: one alone, or a cluster of three masters with a replica each; of `redis-server`, or of
+what FRESHET_TEST_REDIS names."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import redis
+from redis.cluster import key_slot
+
+from freshet.runtime.ports import free_ports
+from tests.servers.processes import Process, run_to_end
+
+__all__ = ["RedisCluster", "RedisServer", "wait_until"]
+
+MASTERS = 3
+NODE_TIMEOUT_MS = 2000
+"""A master that is silent for so long is replaced, 1 to 2 s after."""
+
+_START_S, _FORM_S, _LOOK_S = 20.0, 60.0, 0.02
+
+
+class RedisServer:
+    """One server in one folder. Killed or stopped, it starts again on its data (an append-only file) and its
+    port."""
+
+    def __init__(self, folder: Path, options: Mapping[str, str] | None = None) -> None:
+        """Prepare the folder; nothing runs yet. `options` go before ours."""
+        folder.mkdir(parents=True, exist_ok=True)
+        self.port, self._bus_port = free_ports(2)
+        settings = {
+            "port": str(self.port),
+            "bind": "127.0.0.1",
+            "dir": str(folder),
+            "save": '""',
+            "appendonly": "yes",
+            "appendfsync": "no",  # what is killed here is a process, never the machine
+            "repl-diskless-sync-delay": "0",
+            "repl-ping-replica-period": "1",
+            "cluster-port": str(self._bus_port),
+            **(options or {}),
+        }
+        file = folder / "redis.conf"
+        file.write_text("".join(f"{key} {value}\n" for key, value in settings.items()))
+        file.chmod(0o600)
+        self._process = Process([_server(), str(file)], folder / "redis.log")
+
+    @property
+    def address(self) -> str:
+        """`host:port`."""
+        return f"127.0.0.1:{self.port}"
+
+    def start(self) -> None:
+        """Start it and wait until it answers. RuntimeError, with its last words, if it does not."""
+        self._process.start(lambda said: "eady to accept connections" in said, within_s=_START_S)
+
+    def stop(self) -> None:
+        """End it as an operator would. Idempotent."""
+        self._process.stop()
+
+    def kill(self) -> None:
+        """SIGKILL. Idempotent."""
+        self._process.kill()
+
+    def pause(self) -> None:
+        """SIGSTOP: connections stay open, nothing is answered."""
+        self._process.pause()
+
+    def resume(self) -> None:
+        """SIGCONT."""
+        self._process.resume()
+
+    @property
+    def alive(self) -> bool:
+        """Does it run, or is it paused?"""
+        return self._process.alive
+
+    def ask(self, *command: str | int) -> Any:
+        """The plain answer of this server, whoever is master, to one command."""
+        with redis.Redis(port=self.port, decode_responses=True, protocol=2, socket_timeout=5) as client:
+            client.response_callbacks.clear()
+            return client.execute_command(*command)
+
+    def __enter__(self) -> RedisServer:
+        self.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.kill()  # what it wrote is not wanted any more
+
+
+class RedisCluster:
+    """Three masters and a replica of each, formed in seconds."""
+
+    def __init__(self, folder: Path, options: Mapping[str, str] | None = None) -> None:
+        """Prepare the folder; nothing runs yet. `options` are every node's, besides ours."""
+        settings = {
+            "cluster-enabled": "yes",
+            "cluster-node-timeout": str(NODE_TIMEOUT_MS),
+            "cluster-replica-validity-factor": "0",  # a replica is good enough however long it was apart
+            **(options or {}),
+        }
+        self.nodes = [RedisServer(folder / str(i), settings) for i in range(2 * MASTERS)]
+
+    @property
+    def addresses(self) -> str:
+        """`host:port,host:port,...`, as URLs name it."""
+        return ",".join(node.address for node in self.nodes)
+
+    def start(self) -> None:
+        """Start all nodes and form the cluster; returns when every master has its replica."""
+        for node in self.nodes:
+            node.start()
+        addresses = [node.address for node in self.nodes]
+        create = ["redis-cli", "--cluster", "create", *addresses, "--cluster-replicas", "1", "--cluster-yes"]
+        run_to_end(create, within_s=_FORM_S)
+        self.wait_until_whole()
+
+    def kill(self) -> None:
+        """SIGKILL all nodes."""
+        for node in self.nodes:
+            node.kill()
+
+    def master_of(self, key: str) -> RedisServer:
+        """The node that serves a key now, as most nodes see it."""
+        return self._by_port(self._owner(key_slot(key.encode()))[0])
+
+    def replica_of(self, key: str) -> RedisServer:
+        """A replica of a key's master."""
+        return self._by_port(self._owner(key_slot(key.encode()))[1])
+
+    def wait_until_moved(self, key: str, master: RedisServer) -> None:
+        """Until another node than `master` serves the key."""
+        wait_until(lambda: self.master_of(key) is not master, within_s=_FORM_S, what="a failover")
+
+    def wait_until_whole(self) -> None:
+        """Until all nodes run, agree, and every master has a replica that follows it."""
+        wait_until(self._is_whole, within_s=_FORM_S, what="a whole cluster")
+
+    def heal(self) -> None:
+        """Resume and start whatever a test paused or killed."""
+        for node in self.nodes:
+            if node.alive:
+                node.resume()
+            else:
+                node.start()
+        self.wait_until_whole()
+
+    def __enter__(self) -> RedisCluster:
+        try:
+            self.start()
+        except BaseException:
+            self.kill()
+            raise
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.kill()
+
+    def _by_port(self, port: int) -> RedisServer:
+        return next(node for node in self.nodes if node.port == port)
+
+    def _owner(self, slot: int) -> list[int]:
+        """Ports of the master of a slot, then of its replicas, as most of those see it that answer."""
+        seen: dict[tuple[int, ...], int] = {}
+        for node in self.nodes:
+            try:
+                ranges = node.ask("CLUSTER", "SLOTS")
+            except redis.RedisError:
+                continue
+            for first, last, *servers in ranges:
+                if first <= slot <= last:
+                    ports = tuple(int(server[1]) for server in servers)
+                    seen[ports] = seen.get(ports, 0) + 1
+        return list(max(seen, key=lambda ports: seen[ports]))
+
+    def _is_whole(self) -> bool:
+        masters = set()
+        for node in self.nodes:
+            try:
+                info = node.ask("CLUSTER", "INFO")
+                role, slots = node.ask("ROLE"), node.ask("CLUSTER", "SLOTS")
+            except redis.RedisError:
+                return False
+            if "cluster_state:ok" not in info or any(len(servers) < 2 for _, _, *servers in slots):
+                return False
+            if role[0] == "master":
+                masters.add(node.port)
+                if not role[2]:
+                    return False
+            elif role[3] != "connected":
+                return False
+        return len(masters) == MASTERS
+
+
+def wait_until(holds: Callable[[], bool], *, within_s: float, what: str) -> None:
+    """Look again and again until it holds; RuntimeError, naming it, if it does not in time."""
+    deadline, pause = time.monotonic() + within_s, threading.Event()
+    while not holds():
+        if time.monotonic() >= deadline:
+            raise RuntimeError(f"waited {within_s:g} s for {what}")
+        pause.wait(_LOOK_S)
+
+
+def _server() -> str:
+    server = os.environ.get("FRESHET_TEST_REDIS", "redis-server")
+    if shutil.which(server) is None:
+        raise RuntimeError(f"expected {server} on PATH: run ops/install-redis, or pytest -m 'not redis'")
+    return server
