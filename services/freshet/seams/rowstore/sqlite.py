@@ -10,14 +10,15 @@ import contextlib
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
 
-from freshet.errors import Fenced, Mismatch, Unavailable
+from freshet.errors import Fenced, Unavailable
 from freshet.seams.rowstore import FlushOutcome, StoreIdentity
+from freshet.seams.rowstore.checks import check_flush, check_identity
 from freshet.seams.rowstore.compact import compact_span, crowded_levels, full_spans, merge_level
 from freshet.seams.rowstore.segments import find, gapped, parts_of
 from freshet.seams.rowstore.sources import Shape, rows_of, sources_of_bucket
@@ -34,7 +35,7 @@ from freshet.seams.rowstore.sqlite_file import (
     write_segments,
 )
 from freshet.seams.sqlite import connect, folder_of, open_file, transaction, translated
-from freshet.tables.runs import check_runs, merge_runs
+from freshet.tables.runs import merge_runs
 from freshet.types import I64, U8, U64, Bool, Bucket, BucketMeta, Fence, Flush, RowRuns
 
 __all__ = ["SqliteRowStore", "decide", "open_url"]
@@ -85,7 +86,7 @@ class SqliteRowStore:
                 write_identity(db, identity)
                 write_metas(db, starting)
         if found is not None:
-            _check_identity(self._path, identity, found)
+            check_identity(self._path, identity, found)
 
     def identity(self) -> StoreIdentity | None:
         """What the store is tied to; None if it was never created."""
@@ -145,7 +146,7 @@ class SqliteRowStore:
     def flush(self, flush: Flush) -> U8:
         """Write changed rows, removed keys and metas of many buckets, all in one transaction."""
         shape = self._shape()
-        _check_flush(flush, shape)
+        check_flush(flush, shape.buckets, shape.widths)
         size = 0
         with self._writing("flush") as db:
             stored = read_stamps(db, shape.buckets)[flush.buckets]
@@ -240,54 +241,3 @@ def _runs_of_buckets(runs: RowRuns, buckets: I64) -> RowRuns:
     return merge_runs(
         [gapped(runs, chosen)], ["a flush"], runs.widths, keep_removed=True, most_bytes=PART_BYTES
     )
-
-
-def _check_flush(flush: Flush, shape: Shape) -> None:
-    """Raise ValueError if columns do not fit each other or the store; rows are not looked into."""
-    buckets, count, directory = flush.buckets, len(flush), flush.runs.directory
-    columns = (
-        buckets,
-        flush.fences,
-        flush.seqs,
-        flush.rows,
-        flush.applied,
-        flush.rows_offsets,
-        flush.clocks_ms,
-    )
-    if any(len(column) != count for column in columns):
-        raise ValueError(f"columns of a flush of {count} buckets have {[len(c) for c in columns]} values")
-    if count and not (buckets[0] >= 0 and buckets[-1] < shape.buckets and (np.diff(buckets) > 0).all()):
-        raise ValueError(f"buckets of a flush must rise, from 0 to {shape.buckets - 1}, found {buckets}")
-    if not np.array_equal(flush.runs.widths, shape.widths):
-        raise ValueError("records of the flush have other lengths than those of the store")
-    check_runs(flush.runs)
-    ends = np.cumsum(flush.runs.sizes())
-    starts = directory["at"].astype(np.int64) - flush.runs.start
-    if len(ends) and (starts[0] or (starts[1:] != ends[:-1]).any() or ends[-1] != len(flush.runs.body)):
-        raise ValueError("runs of a flush must lie end to end")
-    if not np.isin(directory["bucket"], buckets).all():
-        raise ValueError("a flush holds rows of buckets that it does not name")
-
-
-def _check_identity(path: Path, expected: StoreIdentity, found: StoreIdentity) -> None:
-    lines = []
-    for field in fields(StoreIdentity):
-        wanted, stored = getattr(expected, field.name), getattr(found, field.name)
-        if isinstance(wanted, Mapping):
-            for key in sorted({*wanted, *stored}, key=str):
-                if wanted.get(key) != stored.get(key):
-                    lines.append(
-                        f"  {field.name}.{key}: expected {wanted.get(key)!r}, found {stored.get(key)!r}"
-                    )
-        elif wanted != stored:
-            lines.append(f"  {field.name}: expected {wanted!r}, found {stored!r}")
-    if lines:
-        raise Mismatch(
-            "\n".join(
-                [
-                    f"{path}: the row store belongs to another model, spec or log:",
-                    *lines,
-                    "  identity keys are fixed for a model's life: take another model name, or run folder",
-                ]
-            )
-        )

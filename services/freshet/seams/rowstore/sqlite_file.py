@@ -8,22 +8,25 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import orjson
 
-from freshet.errors import Corrupt
 from freshet.seams.rowstore import StoreIdentity
 from freshet.seams.rowstore.segments import parts_of, write_directory
+from freshet.seams.rowstore.texts import (
+    identity_text,
+    offsets_text,
+    offsets_texts,
+    parse_identity,
+    parse_offsets,
+)
 from freshet.seams.sqlite import FileFormat
 from freshet.types import (
     I64,
     ROW_FORMAT,
     U8,
-    Applied,
     Bool,
     Bucket,
     BucketMeta,
@@ -151,12 +154,7 @@ def read_metas(db: sqlite3.Connection, path: Path, buckets: Sequence[Bucket]) ->
         rows = [row for row in db.execute(_META) if row[0] in wanted]
     found = {}
     for bucket, fence, seq, count, applied, rows_offset, clock_ms, fmt in rows:
-        try:
-            offsets = {int(partition): int(offset) for partition, offset in orjson.loads(applied).items()}
-        except (orjson.JSONDecodeError, AttributeError, ValueError, TypeError) as error:
-            raise Corrupt(
-                f"{path}: meta of bucket {bucket}: expected offsets in JSON, found {applied!r}"
-            ) from error
+        offsets = parse_offsets(applied, f"{path}: meta of bucket {bucket}")
         meta = BucketMeta(Fence(fence), seq, count, offsets, rows_offset, TimeMs(clock_ms), fmt)
         found[Bucket(bucket)] = meta
     missing = set(buckets) - set(found)
@@ -170,7 +168,7 @@ def write_metas(db: sqlite3.Connection, metas: Mapping[Bucket, BucketMeta]) -> N
     db.executemany(
         _WRITE_META,
         (
-            (bucket, m.fence, m.seq, m.rows, _offsets(m.applied), m.rows_offset, m.clock_ms, m.format)
+            (bucket, m.fence, m.seq, m.rows, offsets_text(m.applied), m.rows_offset, m.clock_ms, m.format)
             for bucket, m in metas.items()
         ),
     )
@@ -180,22 +178,10 @@ def write_metas_of(db: sqlite3.Connection, flush: Flush, chosen: Bool) -> None:
     """Write the metas of a flush's chosen (K,) buckets, keeping each one's `since`."""
     columns = (flush.buckets, flush.fences, flush.seqs, flush.rows, flush.rows_offsets, flush.clocks_ms)
     buckets, fences, seqs, rows, rows_offsets, clocks_ms = (column[chosen].tolist() for column in columns)
-    applied = _offsets_of(flush.applied[chosen])
+    applied = offsets_texts(flush.applied[chosen])
     formats = [ROW_FORMAT] * len(buckets)
     values = (buckets, fences, seqs, rows, applied, rows_offsets, clocks_ms, formats)
     db.executemany(_WRITE_META, zip(*values, strict=True))
-
-
-def _offsets_of(applied: I64) -> list[str]:
-    """Offsets (K, P) as each meta keeps them; buckets mostly agree with their neighbours."""
-    new = np.ones(len(applied), np.bool_)
-    new[1:] = (applied[1:] != applied[:-1]).any(1)
-    texts = [_offsets(dict(enumerate(row))) for row in applied[new].tolist()]
-    return [texts[i] for i in (np.cumsum(new) - 1).tolist()]
-
-
-def _offsets(applied: Applied) -> str:
-    return orjson.dumps({str(p): int(o) for p, o in applied.items()}).decode()
 
 
 def read_identity(db: sqlite3.Connection, path: Path) -> StoreIdentity | None:
@@ -203,15 +189,9 @@ def read_identity(db: sqlite3.Connection, path: Path) -> StoreIdentity | None:
     row = db.execute("SELECT json FROM identity").fetchone()
     if row is None:
         return None
-    try:
-        record = orjson.loads(row[0])
-        record["record_bytes"] = {int(table): size for table, size in record["record_bytes"].items()}
-        return StoreIdentity(**record)
-    except (orjson.JSONDecodeError, KeyError, TypeError, ValueError, AttributeError) as error:
-        raise Corrupt(f"{path}: expected the store's identity in JSON, found {row[0]!r}") from error
+    return parse_identity(row[0], path)
 
 
 def write_identity(db: sqlite3.Connection, identity: StoreIdentity) -> None:
     """Tie the store to a model, for life."""
-    text = orjson.dumps(asdict(identity), option=orjson.OPT_NON_STR_KEYS).decode()
-    db.execute("INSERT INTO identity VALUES (1, ?)", (text,))
+    db.execute("INSERT INTO identity VALUES (1, ?)", (identity_text(identity),))
