@@ -26,7 +26,11 @@ __all__ = ["open_eventlog", "open_rowstore", "open_versions"]
 # metadata of every installed distribution.
 _BUILT_IN = {
     "freshet.eventlog": {"sqlite": "freshet.seams.eventlog.sqlite:open_url"},
-    "freshet.rowstore": {"sqlite": "freshet.seams.rowstore.sqlite:open_url"},
+    "freshet.rowstore": {
+        "sqlite": "freshet.seams.rowstore.sqlite:open_url",
+        "redis": "freshet.seams.rowstore.redis:open_url",
+        "rediss": "freshet.seams.rowstore.redis:open_url",
+    },
     "freshet.versions": {
         "file": "freshet.seams.versions.folder:open_url",
         "s3": "freshet.seams.versions.objects:open_url",

@@ -3,7 +3,6 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
-#include <algorithm>
 #include <tuple>
 
 #include "runs_view.hpp"
@@ -12,13 +11,6 @@ namespace freshet {
 namespace {
 
 using RunsTuple = std::tuple<In<u8>, In<u8>, u64>;  // directory, body, start
-
-RecordWidths widths_of(const In<u32>& widths) {
-  RecordWidths out;
-  if (widths.size() != out.size()) throw nb::value_error("widths must hold one for each of 256 table ids");
-  std::copy_n(widths.data(), out.size(), out.begin());
-  return out;
-}
 
 // (directory, body, source that is wrong, what is wrong with it).
 nb::tuple merge(const std::vector<RunsTuple>& newest_first, const In<u32>& widths, bool keep_removed, u64 most_bytes) {

@@ -24,6 +24,7 @@ void bind_build(nb::module_& m);
 void bind_plan(nb::module_& m);
 void bind_store(nb::module_& m);
 void bind_runs(nb::module_& m);
+void bind_redis(nb::module_& m);
 void bind_join(nb::module_& m);
 void bind_model(nb::module_& m);
 void bind_gate(nb::module_& m);

@@ -10,6 +10,7 @@ NB_MODULE(_native, m) {
   freshet::bind_plan(m);
   freshet::bind_store(m);
   freshet::bind_runs(m);
+  freshet::bind_redis(m);
   freshet::bind_join(m);
   freshet::bind_model(m);
   freshet::bind_gate(m);

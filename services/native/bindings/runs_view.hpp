@@ -1,6 +1,7 @@
 // Runs of packed rows between numpy and the core, without a copy.
 #pragma once
 
+#include <algorithm>
 #include <initializer_list>
 #include <utility>
 
@@ -28,6 +29,13 @@ inline RunsView runs_view(const In<u8>& directory, const In<u8>& body, u64 start
   return {{reinterpret_cast<const RunEntry*>(directory.data()), directory.size() / sizeof(RunEntry)},
           {body.data(), body.size()},
           start};
+}
+
+inline RecordWidths widths_of(const In<u32>& widths) {
+  RecordWidths out;
+  if (widths.size() != out.size()) throw nb::value_error("widths must hold one for each of 256 table ids");
+  std::copy_n(widths.data(), out.size(), out.begin());
+  return out;
 }
 
 // Directory, as bytes, and body.

@@ -1,0 +1,327 @@
+"""The row store on Redis Cluster, or on one Redis: a hash a bucket, each flush compare-and-set by bucket.
+
+Layout and commands: `redis_scripts`. Connections and failovers: `redis_nodes`. What Redis loses in a failover
+its owner writes again: the next flush finds another (fence, seq) than its last, and the bucket is replaced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from redis.crc import key_slot
+
+from freshet.errors import Corrupt, DataLost, Fenced, Unavailable
+from freshet.seams.rowstore import StoreIdentity
+from freshet.seams.rowstore.checks import check_flush, check_identity
+from freshet.seams.rowstore.redis_nodes import Nodes, Replies, Request
+from freshet.seams.rowstore.redis_options import RedisUrl, parse_url
+from freshet.seams.rowstore.redis_scripts import (
+    CLAIM,
+    CREATE,
+    META_FIELDS,
+    command,
+    evaluate,
+)
+from freshet.seams.rowstore.redis_writes import (
+    PIECE_BYTES,
+    ROWS_PER_COMMAND,
+    Keys,
+    keys_of,
+    meta_arguments,
+    outcome_of,
+    requests_of,
+)
+from freshet.seams.rowstore.segments import parts_of
+from freshet.seams.rowstore.texts import (
+    identity_text,
+    parse_identity,
+    parse_offsets,
+)
+from freshet.tables.hashes import FIELD_BYTES, fields_of, runs_of_hashes
+from freshet.tables.runs import widths_of
+from freshet.types import (
+    U8,
+    U32,
+    U64,
+    Bool,
+    Bucket,
+    BucketMeta,
+    Fence,
+    Flush,
+    RowRuns,
+    TimeMs,
+)
+
+__all__ = ["RedisRowStore", "open_url"]
+
+ROWS_AT_ONCE = 50_000
+"""A bucket with more is not read by one HGETALL, which would hold its server for more than some 20 ms, but
+by HSCANs, again if it changed meanwhile; after SCAN_TRIES by one HGETALL after all."""
+
+SCAN_TRIES, SCAN_ROWS = 3, 2_000
+
+
+def open_url(url: str) -> RedisRowStore:
+    """Open the store of `redis://host:port,host:port/name?options`; see `redis_options`."""
+    return RedisRowStore(parse_url(url))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Shape:
+    """What does not change in a store's life."""
+
+    buckets: int
+    widths: U32  # (256,) bytes of a record by table id
+    row_bytes: int  # of the widest row, with its field
+
+
+class RedisRowStore:
+    """See `freshet.seams.rowstore.RowStore`. Do not carry it across a fork: open it in the child."""
+
+    def __init__(self, url: RedisUrl) -> None:
+        self._url = url
+        self._nodes = Nodes(url)
+        self._identity_key = f"{{{url.name}}}:identity".encode()
+        self._known_shape: _Shape | None = None
+        self._known_keys: dict[int, Keys] = {}
+        self._closed = False
+
+    # --- identity and metas
+
+    def create(self, identity: StoreIdentity, starting: Mapping[Bucket, BucketMeta]) -> None:
+        """Create the model's buckets with their starting offsets, or check that they are this model's.
+
+        Raises DataLost if the store has lost part of itself: a Redis that came back empty must not pass for
+        a new model.
+        """
+        if set(starting) != set(range(identity.buckets)):
+            raise ValueError(f"starting metas must be those of buckets 0 to {identity.buckets - 1}")
+        found = self.identity()
+        if found is None:
+            self._refuse_remains(starting)
+            requests = [
+                self._request(b, evaluate(CREATE, [self._keys(b).meta], meta_arguments(meta)))
+                for b, meta in starting.items()
+            ]
+            self._ask(requests, "creating buckets", to_replicas=True)
+            text = identity_text(identity).encode()
+            self._ask_identity(command(b"SET", self._identity_key, text, b"NX"))  # last: now it is complete
+            found = self.identity()
+        if found is None:
+            raise Unavailable(f"{self._url}: the store was written, and is gone again; was Redis emptied?")
+        check_identity(self._url, identity, found)
+
+    def identity(self) -> StoreIdentity | None:
+        """What the store is tied to; None if it was never created."""
+        text = self._ask_identity(command(b"GET", self._identity_key))
+        return None if text is None else parse_identity(text, f"{self._url}: identity")
+
+    def metas(self, buckets: Sequence[Bucket]) -> Mapping[Bucket, BucketMeta]:
+        """Meta of each bucket, from its master."""
+        self._check_known(buckets)
+        metas = self._stored(buckets)
+        lost = [bucket for bucket, meta in metas.items() if meta is None]
+        if lost:
+            raise Unavailable(
+                f"{self._url}: {len(lost)} buckets, {lost[0]} first, have no meta: Redis lost them\n"
+                "  an owner that runs writes them again with its next flush"
+            )
+        return {bucket: meta for bucket, meta in metas.items() if meta is not None}
+
+    def claim(self, buckets: Sequence[Bucket], fence: Fence) -> Mapping[Bucket, BucketMeta]:
+        """Write a higher fence into each bucket's meta, and return the metas as they then are.
+
+        If none has a higher fence when it begins and another claims at the same time, the higher one has all
+        in the end, and the lower one Fenced.
+        """
+        self._check_known(buckets)
+        for bucket, before in self._stored(buckets).items():
+            self._check_claim(bucket, None if before is None else before.fence, fence, "nothing was claimed")
+        arguments = [b"%d" % fence]
+        requests = [self._request(b, evaluate(CLAIM, [self._keys(b).meta], arguments)) for b in buckets]
+        claimed = {}
+        for bucket, (reply,) in zip(
+            buckets, self._ask(requests, "claiming buckets", to_replicas=True), strict=True
+        ):
+            if isinstance(reply, list):
+                claimed[bucket] = self._meta(bucket, reply)
+            else:
+                higher = None if reply is None else int(reply)
+                self._check_claim(bucket, higher, fence, "other buckets may be claimed")
+        return claimed
+
+    # --- rows
+
+    def scan(self, buckets: Sequence[Bucket]) -> Iterator[RowRuns]:
+        """All rows of these buckets, in pieces of bounded size, each row once, newest state."""
+        shape = self._shape()
+        self._check_known(buckets)
+        ordered = sorted(set(buckets))
+        requests = [self._request(b, command(b"HLEN", self._keys(b).rows)) for b in ordered]
+        counts = [int(reply) for (reply,) in self._ask(requests, "counting rows")]
+        together: list[int] = []
+        size = 0
+        for bucket, rows in zip(ordered, counts, strict=True):
+            if rows > ROWS_AT_ONCE:
+                yield from parts_of(self._scan_large(bucket, shape), PIECE_BYTES)
+            elif rows:
+                together.append(bucket)
+                size += rows * shape.row_bytes
+            if together and (size >= PIECE_BYTES or bucket == ordered[-1]):
+                yield from parts_of(self._read_whole(together, shape), PIECE_BYTES)
+                together, size = [], 0
+
+    def read(self, bucket: Bucket, table: int, keys: U64) -> tuple[Bool, U8]:
+        """Rows by key: (found (N,), records (N, record_bytes); zeros where not found)."""
+        width = int(self._shape().widths[table])
+        self._check_known([bucket])
+        there, records = np.zeros(len(keys), np.bool_), np.zeros((len(keys), width), np.uint8)
+        if not len(keys):
+            return there, records
+        fields = [field.tobytes() for field in fields_of(table, keys)]
+        data = [
+            command(b"HMGET", self._keys(bucket).rows, *fields[low : low + ROWS_PER_COMMAND])
+            for low in range(0, len(fields), ROWS_PER_COMMAND)
+        ]
+        (replies,) = self._ask([self._request(bucket, *data)], "reading rows")
+        values = [value for reply in replies for value in reply]
+        found = [value for value in values if value is not None]
+        if any(len(value) != width for value in found):
+            raise Corrupt(
+                f"{self._where(bucket)}: a row of table {table} is not {width} bytes long; something else "
+                "than freshet writes there"
+            )
+        there[:] = [value is not None for value in values]
+        records[there] = np.frombuffer(b"".join(found), np.uint8).reshape(-1, width)
+        return there, records
+
+    def flush(self, flush: Flush) -> U8:
+        """Write changed rows, removed keys and metas of many buckets, each by itself."""
+        shape = self._shape()
+        check_flush(flush, shape.buckets, shape.widths)
+        outcomes = np.zeros(len(flush), np.uint8)
+        for first, requests in requests_of(flush, self._keys):
+            for i, replies in enumerate(self._ask(requests, "flushing", to_replicas=True), first):
+                outcomes[i] = outcome_of(replies)
+        return outcomes
+
+    def close(self) -> None:
+        """Close all connections. Idempotent."""
+        self._closed = True
+        self._nodes.close()
+
+    # --- reading
+
+    def _read_whole(self, buckets: Sequence[int], shape: _Shape) -> RowRuns:
+        requests = [self._request(b, command(b"HGETALL", self._keys(b).rows)) for b in buckets]
+        replies = self._ask(requests, "reading buckets")
+        hashes = [(bucket, reply) for bucket, (reply,) in zip(buckets, replies, strict=True)]
+        return self._runs(hashes, shape)
+
+    def _scan_large(self, bucket: int, shape: _Shape) -> RowRuns:
+        """Rows of a bucket as of one moment, without holding its server."""
+        keys = self._keys(bucket)
+        look = [command(b"HMGET", keys.meta, b"fence", b"seq"), command(b"HLEN", keys.rows)]
+        (before,) = self._ask([self._request(bucket, *look)], "reading a bucket")
+        for _ in range(SCAN_TRIES):
+            items: list[bytes] = []
+            cursor = b"0"
+            while True:
+                step = command(b"HSCAN", keys.rows, cursor, b"COUNT", b"%d" % SCAN_ROWS)
+                (((cursor, some),),) = self._ask([self._request(bucket, step)], "reading a bucket")
+                items += some
+                if cursor == b"0":
+                    break
+            runs = self._runs([(bucket, items)], shape)
+            (after,) = self._ask([self._request(bucket, *look)], "reading a bucket")
+            # The count too: a cursor means nothing to another master, who may have taken over meanwhile.
+            if after == before and runs.rows == after[1]:
+                return runs
+            before = after
+        return self._read_whole([bucket], shape)
+
+    def _runs(self, hashes: Sequence[tuple[int, list[bytes]]], shape: _Shape) -> RowRuns:
+        where = [self._where(bucket) for bucket, _ in hashes]
+        return runs_of_hashes(hashes, where, shape.widths, most_bytes=PIECE_BYTES)
+
+    # --- metas
+
+    def _stored(self, buckets: Iterable[Bucket]) -> dict[Bucket, BucketMeta | None]:
+        """Meta of each bucket; None where there is none."""
+        wanted = list(buckets)
+        requests = [self._request(b, command(b"HMGET", self._keys(b).meta, *META_FIELDS)) for b in wanted]
+        replies = self._ask(requests, "reading metas")
+        return {
+            b: None if reply == [None] * len(META_FIELDS) else self._meta(b, reply)
+            for b, (reply,) in zip(wanted, replies, strict=True)
+        }
+
+    def _meta(self, bucket: int, reply: Sequence[Any]) -> BucketMeta:
+        where = self._where(bucket)
+        try:
+            fence, seq, rows, rows_offset, clock_ms, fmt = (int(reply[i]) for i in (0, 1, 2, 4, 5, 6))
+        except (TypeError, ValueError) as error:
+            raise Corrupt(f"{where}: expected a meta of numbers, found {reply!r}") from error
+        return BucketMeta(
+            Fence(fence), seq, rows, parse_offsets(reply[3] or b"", where), rows_offset, TimeMs(clock_ms), fmt
+        )
+
+    def _check_claim(self, bucket: int, stored: int | None, fence: Fence, told: str) -> None:
+        if stored is None:
+            raise DataLost(
+                f"{self._where(bucket)}: the bucket is gone: Redis came back without it\n"
+                "  restore Redis from a backup, or start the model anew under another name"
+            )
+        if stored > fence:
+            raise Fenced(f"bucket {bucket} has fence {stored}, above {fence}; {told}")
+
+    def _refuse_remains(self, starting: Mapping[Bucket, BucketMeta]) -> None:
+        """Buckets that have been used, in a store without an identity, are what Redis did not lose."""
+        for bucket, meta in self._stored(starting).items():
+            if meta is not None and (meta.seq > 0 or meta.fence > starting[bucket].fence):
+                raise DataLost(
+                    f"{self._where(bucket)}: the bucket has been written to, but the store's identity is "
+                    "gone: Redis came back without part of the store\n"
+                    "  restore Redis from a backup, or start the model anew under another name"
+                )
+
+    # --- asking
+
+    def _ask(self, requests: Sequence[Request], doing: str, *, to_replicas: bool = False) -> list[Replies]:
+        if self._closed:
+            raise Unavailable(f"{self._url}: the store was closed in this process")
+        return self._nodes.ask(requests, doing, to_replicas=to_replicas)
+
+    def _ask_identity(self, one: bytes) -> Any:
+        ((reply,),) = self._ask([Request(key_slot(self._identity_key), [one], 1)], "reading the identity")
+        return reply
+
+    def _request(self, bucket: int, *commands: bytes) -> Request:
+        return Request(self._keys(bucket).slot, commands, len(commands))
+
+    def _keys(self, bucket: int) -> Keys:
+        keys = self._known_keys.get(bucket)
+        if keys is None:
+            keys = self._known_keys[bucket] = keys_of(self._url.name, bucket)
+        return keys
+
+    def _where(self, bucket: int) -> str:
+        return f"{self._url}: bucket {bucket}"
+
+    def _shape(self) -> _Shape:
+        if self._known_shape is None:
+            identity = self.identity()
+            if identity is None:
+                raise Unavailable(f"{self._url}: the store was not created yet; its first owner does that")
+            widths = widths_of(identity.record_bytes)
+            self._known_shape = _Shape(identity.buckets, widths, FIELD_BYTES + int(widths.max()))
+        return self._known_shape
+
+    def _check_known(self, buckets: Sequence[Bucket]) -> None:
+        if buckets and not 0 <= min(buckets) <= max(buckets) < self._shape().buckets:
+            raise KeyError(
+                f"{self._url} has buckets 0 to {self._shape().buckets - 1}, asked for {max(buckets)}"
+            )
