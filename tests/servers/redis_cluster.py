@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import redis
-from redis.cluster import key_slot
+from redis.crc import key_slot
 
 from freshet.runtime.ports import free_ports
 from tests.servers.processes import Process, run_to_end
@@ -171,14 +171,15 @@ class RedisCluster:
         seen: dict[tuple[int, ...], int] = {}
         for node in self.nodes:
             try:
-                ranges = node.ask("CLUSTER", "SLOTS")
+                ranges: list[list[Any]] = node.ask("CLUSTER", "SLOTS")
             except redis.RedisError:
                 continue
             for first, last, *servers in ranges:
                 if first <= slot <= last:
-                    ports = tuple(int(server[1]) for server in servers)
+                    ports: tuple[int, ...] = tuple([int(server[1]) for server in servers])
                     seen[ports] = seen.get(ports, 0) + 1
-        return list(max(seen, key=lambda ports: seen[ports]))
+        most_seen = max(seen, key=seen.__getitem__)
+        return list(most_seen)
 
     def _is_whole(self) -> bool:
         masters = set()
