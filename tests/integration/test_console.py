@@ -324,10 +324,10 @@ def test_a_page_that_never_reads_delays_nobody(world: ConsoleWorld, console: Con
     assert port is not None
     with socket.create_connection((host, port)) as sleeper:
         sleeper.sendall(b"GET /api/events HTTP/1.1\r\nHost: localhost\r\n\r\n")
-        wait_until("it is connected", lambda: console.state()["console"]["streams"] == 1, within_s=10)
+        wait_until("it is connected", lambda: console.state()["console"]["streams"] == 1, within_s=60)
         with console.events() as events:
             assert records(events, "vitals", 2)
-    wait_until("it is gone", lambda: console.state()["console"]["streams"] == 0, within_s=10)
+    wait_until("it is gone", lambda: console.state()["console"]["streams"] == 0, within_s=60)
 
 
 def test_pages_that_come_together_get_one_history(world: ConsoleWorld) -> None:

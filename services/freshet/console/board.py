@@ -109,7 +109,10 @@ class Board:
                     yield piece
                     continue
                 try:
-                    await asyncio.wait_for(wake.wait(), PING_S)
+                    # Not `wait_for`: before Python 3.12 that forgets a cancellation which comes in the moment
+                    # of a wake, and the stream of a page that has gone then never ends.
+                    async with asyncio.timeout(PING_S):
+                        await wake.wait()
                 except TimeoutError:
                     yield b": ping\n\n"
         finally:

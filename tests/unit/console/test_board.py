@@ -171,6 +171,28 @@ def test_a_closed_stream_leaves_nothing_behind() -> None:
     board.show({})  # and nobody is woken
 
 
+@pytest.mark.parametrize("turns", range(8))
+def test_a_page_that_goes_in_the_moment_that_something_is_shown_is_gone(turns: int) -> None:
+    """Its reader is cancelled some turns of the loop after the wake."""
+    board = filled(0)
+
+    async def read() -> None:
+        async for _ in board.stream(None):
+            pass
+
+    async def is_gone() -> bool:
+        page = asyncio.create_task(read())
+        for _ in range(20):  # then it waits
+            await asyncio.sleep(0)
+        board.show({"health": "down"})
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        page.cancel()
+        return bool((await asyncio.wait([page], timeout=2))[0])
+
+    assert asyncio.run(is_gone())
+
+
 def test_many_records_come_in_pieces_of_bounded_size() -> None:
     board = filled(1_200, shown=False)
 
