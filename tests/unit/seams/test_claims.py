@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from freshet.errors import Corrupt, DataLost, Fenced, Unavailable
+from freshet.seams.eventlog import EventLog
 from freshet.seams.eventlog import claims as claims_module
 from freshet.seams.eventlog.claimbook import (
     ClaimBook,
@@ -28,6 +29,7 @@ from freshet.testing.clock import SettableClock
 from freshet.types import Append, BytesColumn, Fence, TopicPartition
 
 CONTROL = TopicPartition("control", 0)
+LEASE_S, HEARTBEAT_S = 0.8, 0.05
 
 
 def book_of(*records: bytes) -> ClaimBook:
@@ -171,43 +173,46 @@ def test_kinds_and_keys_of_later_versions_are_ignored() -> None:
 # The shell
 
 
+class WatchedClock(SettableClock):
+    """Knows how often it was asked. Claims that hold nothing ask it whenever they have read to the end."""
+
+    asked = 0
+
+    def monotonic(self) -> float:
+        self.asked += 1  # before the time is read: who counts a question knows that its answer is newer
+        return super().monotonic()
+
+    def wait_until_asked(self) -> None:
+        asked = self.asked
+        wait_for(lambda: self.asked > asked)
+
+
 class Unreachable:
     """A log whose readers fail while `away` is set."""
 
     def __init__(self, log: SqliteEventLog) -> None:
-        self._log, self.away = log, threading.Event()
+        self._log, self.away, self._refused = log, threading.Event(), 0
+
+    def was_noticed(self) -> bool:
+        """Has its reader failed, and come back for more."""
+        return self._refused > 1
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._log, name)
 
     def reader(self) -> Any:
-        reader, away = self._log.reader(), self.away
+        reader, outer = self._log.reader(), self
 
         class Wrapped:
             assign, close = reader.assign, reader.close
 
             def poll(self, max_records: int, wait_s: float) -> Any:
-                if away.is_set():
+                if outer.away.is_set():
+                    outer._refused += 1
                     raise Unavailable("the disk is away")
                 return reader.poll(max_records, wait_s)
 
         return Wrapped()
-
-
-def test_a_log_that_comes_back_finds_the_owners_it_had(log: SqliteEventLog) -> None:
-    unreachable = Unreachable(log)
-    claims = Claims(unreachable, "control", lease_s=0.8, heartbeat_s=0.05)
-    held = claims.acquire("seat", "a", soon())
-    unreachable.away.set()
-    end = time.monotonic() + 1.6  # two leases
-    wait_for(lambda: time.monotonic() > end)
-    unreachable.away.clear()
-    other = Claims(log, "control", lease_s=0.8, heartbeat_s=0.05)
-    with pytest.raises(Unavailable, match="held by a"):
-        other.acquire("seat", "b", time.monotonic() + 1.6)
-    held.check()
-    for each in (claims, other):
-        each.close()
 
 
 @pytest.fixture
@@ -223,9 +228,9 @@ def start(log: SqliteEventLog) -> Iterator[Callable[..., Claims]]:
     """Start claims as another process would; short leases, so that a test waits for one in real time."""
     started: list[Claims] = []
 
-    def make(clock: SettableClock | None = None, lease_s: float = 0.8) -> Claims:
+    def make(clock: SettableClock | None = None, lease_s: float = LEASE_S, log: EventLog = log) -> Claims:
         more = {} if clock is None else {"clock": clock}
-        started.append(Claims(log, "control", **more, lease_s=lease_s, heartbeat_s=0.05))
+        started.append(Claims(log, "control", **more, lease_s=lease_s, heartbeat_s=HEARTBEAT_S))
         return started[-1]
 
     yield make
@@ -255,11 +260,47 @@ def test_fences_rise_from_owner_to_owner(start: Callable[..., Claims], log: Sqli
     again.check()
 
 
-def test_a_living_owner_is_not_replaced(start: Callable[..., Claims]) -> None:
-    first, second = start(), start()
-    held = first.acquire("seat", "a", soon())
+def live_on(log: SqliteEventLog, owner: SettableClock, watcher: WatchedClock, seconds: float) -> None:
+    """Let time pass for an owner and for who watches it: a heartbeat and a look at each step."""
+    for _ in range(round(seconds / HEARTBEAT_S)):
+        _one_heartbeat(log, owner)
+        watcher.advance(HEARTBEAT_S)
+        watcher.wait_until_asked()
+
+
+def _one_heartbeat(log: SqliteEventLog, owner: SettableClock) -> None:
+    end = log.bounds(CONTROL).end
+    owner.advance(HEARTBEAT_S)
+    wait_for(lambda: log.bounds(CONTROL).end > end)
+
+
+def test_a_living_owner_is_not_replaced(start: Callable[..., Claims], log: SqliteEventLog) -> None:
+    alive, watching = SettableClock(), WatchedClock()
+    first, second = start(alive), start(watching)
+    held = first.acquire("seat", "a", alive.monotonic() + 1.0)
+    live_on(log, alive, watching, 1.25 * LEASE_S)
     with pytest.raises(Unavailable, match=r"held by a \(fence 0\)"):
-        second.acquire("seat", "b", time.monotonic() + 1.6)
+        second.acquire("seat", "b", watching.monotonic())
+    held.check()
+
+
+def test_a_log_that_comes_back_finds_the_owners_it_had(
+    start: Callable[..., Claims], log: SqliteEventLog
+) -> None:
+    alive, watching = SettableClock(), WatchedClock()
+    of_first, of_second = Unreachable(log), Unreachable(log)
+    first, second = start(alive, log=of_first), start(watching, log=of_second)
+    held = first.acquire("seat", "a", alive.monotonic() + 1.0)
+    live_on(log, alive, watching, HEARTBEAT_S)
+    for each, clock in ((of_first, alive), (of_second, watching)):
+        each.away.set()
+        wait_for(each.was_noticed)
+        clock.advance(1.25 * LEASE_S)
+    for each in (of_first, of_second):
+        each.away.clear()
+    live_on(log, alive, watching, 1.25 * LEASE_S)
+    with pytest.raises(Unavailable, match="held by a"):
+        second.acquire("seat", "b", watching.monotonic())
     held.check()
 
 
@@ -280,7 +321,7 @@ def test_a_silent_owner_is_replaced_and_told(start: Callable[..., Claims]) -> No
 
 
 def test_of_many_that_claim_at_once_one_wins(start: Callable[..., Claims]) -> None:
-    parts = [start() for _ in range(4)]
+    parts = [start(lease_s=1000.0) for _ in range(4)]
     results: list[object] = [None] * 4
 
     def claim(i: int) -> None:
