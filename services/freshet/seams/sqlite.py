@@ -14,10 +14,11 @@ import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from freshet.errors import ConfigError, Corrupt, FreshetError, Mismatch, Unavailable
 
-__all__ = ["FileFormat", "connect", "folder_of", "open_file", "transaction", "translated"]
+__all__ = ["BlobCounting", "FileFormat", "connect", "folder_of", "open_file", "transaction", "translated"]
 
 LOCK_WAIT_S = 10.0
 """How long a transaction waits for another process's; commits take milliseconds, so this is a stuck one."""
@@ -82,7 +83,21 @@ def _put_in_place(made: Path, path: Path) -> None:
             made.rename(path)
 
 
-def connect(path: Path, fmt: FileFormat) -> sqlite3.Connection:
+class BlobCounting(sqlite3.Connection):
+    """Knows how many blobs it has opened: CPython keeps 88 bytes of each until the connection is closed.
+
+    Whoever reads pieces of blobs for long connects anew from time to time.
+    """
+
+    blobs = 0
+
+    def blobopen(self, table: str, column: str, row: int, /, **how: Any) -> sqlite3.Blob:
+        """See `sqlite3.Connection.blobopen`."""
+        self.blobs += 1
+        return super().blobopen(table, column, row, **how)
+
+
+def connect(path: Path, fmt: FileFormat) -> BlobCounting:
     """Connect to an existing file; use it from one thread at a time.
 
     Raises:
@@ -96,6 +111,7 @@ def connect(path: Path, fmt: FileFormat) -> sqlite3.Connection:
             timeout=LOCK_WAIT_S,
             isolation_level=None,
             check_same_thread=False,
+            factory=BlobCounting,
         )
         try:
             (application_id,) = connection.execute("PRAGMA application_id").fetchone()

@@ -1,6 +1,7 @@
 """The SQLite row store against a dict, through flushes, replacements, claims, merges, reopening and
 SIGKILL."""
 
+import gc
 import os
 import random
 import signal
@@ -19,8 +20,9 @@ from hypothesis import strategies as st
 from freshet.errors import Corrupt, Mismatch, Unavailable
 from freshet.seams.rowstore import FlushOutcome, compact
 from freshet.seams.rowstore.segments import parse_directory, parts_of, write_directory
-from freshet.seams.rowstore.sqlite import SqliteRowStore, decide
+from freshet.seams.rowstore.sqlite import BLOBS_A_CONNECTION, SqliteRowStore, decide
 from freshet.seams.rowstore.sqlite_file import NO_STAMP
+from freshet.seams.sqlite import BlobCounting
 from freshet.tables.runs import merge_runs, runs_of, widths_of
 from freshet.testing.contracts.rowstore import (
     BUCKETS,
@@ -308,6 +310,66 @@ def test_changed_bytes_in_the_file_are_corrupt_not_rows(tmp_path: Path, column: 
     db.close()
     with pytest.raises(Corrupt, match=r"rows\.sqlite: segments 1"):
         rows_of(store, 0)
+    store.close()
+
+
+def test_reading_by_key_keeps_no_memory_however_often(tmp_path: Path) -> None:
+    store = SqliteRowStore(tmp_path / "rows.sqlite")
+    store.create(identity(), starting())
+    meta = store.claim([Bucket(0)], Fence(1))[Bucket(0)]
+    store.flush(flush_of(Change(0, next_meta(meta), {0: dict.fromkeys(range(100), 7)})))
+    wanted = np.array([3, 50], np.uint64)
+
+    def blocks_after(reads: int) -> int:
+        for _ in range(reads):
+            assert store.read(Bucket(0), 0, wanted)[0].all()
+        gc.collect()
+        return sys.getallocatedblocks()
+
+    before = blocks_after(10)
+    assert blocks_after(3 * BLOBS_A_CONNECTION) - before < 2 * BLOBS_A_CONNECTION
+    store.close()
+
+
+@pytest.mark.usefixtures("eager_compaction")
+def test_connections_that_opened_many_blobs_are_replaced_and_nobody_notices(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("freshet.seams.rowstore.sqlite.BLOBS_A_CONNECTION", 3)
+    store = SqliteRowStore(tmp_path / "rows.sqlite")
+    writer, reader = store._writer, store._reader
+    store.create(identity(), starting())
+    metas = dict(store.claim([Bucket(0), Bucket(1)], Fence(1)))
+    for i in range(30):
+        metas = {bucket: next_meta(meta) for bucket, meta in metas.items()}
+        changes = [Change(bucket, meta, {0: {i % 7: i, 9: i}}) for bucket, meta in metas.items()]
+        assert set(outcomes_of(store, flush_of(*changes)).values()) == {FlushOutcome.DONE}
+        there, records = store.read(Bucket(1), 0, np.array([9], np.uint64))
+        assert (there.tolist(), records[0, 0]) == ([True], i)
+    assert store._writer is not writer
+    assert store._reader is not reader
+    store.close()
+
+
+def test_a_python_that_opens_no_blobs_of_large_ids_reads_them_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuses(*_: object, **__: object) -> None:
+        raise OverflowError("Python int too large to convert to C int")
+
+    monkeypatch.setattr(BlobCounting, "blobopen", refuses)
+    path = tmp_path / "rows.sqlite"
+    store = SqliteRowStore(path)
+    store.create(identity(), starting())
+    store._writer.execute(f"UPDATE last_segment SET id = {2**33}")
+    meta = store.claim([Bucket(0)], Fence(1))[Bucket(0)]
+    store.flush(flush_of(Change(0, next_meta(meta), {0: {1: 5, 8: 6}})))
+    there, records = store.read(Bucket(0), 0, np.array([1, 2, 8], np.uint64))
+    assert (there.tolist(), records[:, 0].tolist()) == ([True, False, True], [5, 0, 6])
+    assert rows_of(store, 0) == {(0, 1): 5, (0, 8): 6}
+    store._writer.execute("UPDATE segments SET body = substr(body, 1, 20)")
+    with pytest.raises(Corrupt, match=r"expected at least \d+ bytes, found 20"):
+        store.read(Bucket(0), 0, np.array([1], np.uint64))
     store.close()
 
 

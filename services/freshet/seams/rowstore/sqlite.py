@@ -34,7 +34,7 @@ from freshet.seams.rowstore.sqlite_file import (
     write_metas_of,
     write_segments,
 )
-from freshet.seams.sqlite import connect, folder_of, open_file, transaction, translated
+from freshet.seams.sqlite import BlobCounting, connect, folder_of, open_file, transaction, translated
 from freshet.tables.runs import merge_runs
 from freshet.types import I64, U8, U64, Bool, Bucket, BucketMeta, Fence, Flush, RowRuns
 
@@ -48,6 +48,10 @@ skips most."""
 
 SCAN_BYTES = 16 << 20
 """Pieces of a scan are at most about this size."""
+
+BLOBS_A_CONNECTION = 1000
+"""Blobs that a connection opens before it is replaced (see `BlobCounting`): 88 kB of memory at most, and some
+µs a blob."""
 
 _WRITER_CACHE_KIB = 64 << 10
 """Page cache of the writing connection: with SQLite's 2 MiB, compaction takes twice as long."""
@@ -72,8 +76,7 @@ class SqliteRowStore:
         self._known_shape: Shape | None = None
         self._closed = False
         open_file(path, FORMAT)
-        self._writer = connect(path, FORMAT)
-        self._writer.execute(f"PRAGMA cache_size=-{_WRITER_CACHE_KIB}")
+        self._writer = self._connect_writer()
         self._reader = connect(path, FORMAT)
 
     def create(self, identity: StoreIdentity, starting: Mapping[Bucket, BucketMeta]) -> None:
@@ -201,6 +204,9 @@ class SqliteRowStore:
     def _writing(self, doing: str) -> Iterator[sqlite3.Connection]:
         with self._write_lock:
             self._check_open()
+            if self._writer.blobs >= BLOBS_A_CONNECTION:
+                used, self._writer = self._writer, self._connect_writer()
+                used.close()
             with transaction(self._writer, self._path, doing) as db:
                 yield db
 
@@ -209,12 +215,20 @@ class SqliteRowStore:
         """One snapshot of the file."""
         with self._read_lock:
             self._check_open()
+            if self._reader.blobs >= BLOBS_A_CONNECTION:
+                used, self._reader = self._reader, connect(self._path, FORMAT)
+                used.close()
             with translated(self._path, "read"):
                 self._reader.execute("BEGIN")
                 try:
                     yield self._reader
                 finally:
                     self._reader.execute("ROLLBACK")
+
+    def _connect_writer(self) -> BlobCounting:
+        writer = connect(self._path, FORMAT)
+        writer.execute(f"PRAGMA cache_size=-{_WRITER_CACHE_KIB}")
+        return writer
 
     def _check_open(self) -> None:
         if self._closed:
