@@ -6,7 +6,8 @@ write, or its retry, means that the store lost or mixed writes, and the bucket i
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import threading
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -14,9 +15,28 @@ from freshet.errors import Fenced
 from freshet.seams.rowstore import FlushOutcome
 from freshet.spec.topics import ROWS_PARTITIONS
 from freshet.tables import Flushed
-from freshet.types import I64, U8, Bool, Bucket, BucketMeta, Flush
+from freshet.types import I64, U8, Bool, Bucket, BucketMeta, Fence, Flush, OffsetRange
 
-__all__ = ["FlushBook"]
+__all__ = ["FlushBook", "PushFences"]
+
+
+class PushFences:
+    """The highest fence that pushes of each partition have carried: a lower one is of an embedder that
+    another has replaced (PROTOCOL 9). Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._highest: dict[int, int] = {}
+
+    def check(self, ranges: Sequence[OffsetRange], fence: Fence) -> None:
+        """Raise Fenced if a partition has seen a higher one."""
+        with self._lock:
+            for r in ranges:
+                if fence < (seen := self._highest.get(r.partition, fence)):
+                    raise Fenced(
+                        f"a push of partition {r.partition} carries fence {fence}, its embedder has {seen}"
+                    )
+            self._highest.update({r.partition: int(fence) for r in ranges})
 
 
 class FlushBook:

@@ -17,7 +17,7 @@ import structlog
 
 from freshet.clock import Clock
 from freshet.errors import DataLost, Fenced, FreshetError, Refused, Unavailable
-from freshet.paramserver.core import FlushBook
+from freshet.paramserver.core import FlushBook, PushFences
 from freshet.paramserver.publishing import records_of
 from freshet.seams.eventlog import EventLog
 from freshet.seams.rowservice import KeyGroup, Push
@@ -110,6 +110,7 @@ class Shard:
         self._unanswered: Flush | None = None  # sent, or about to be; of the thread that flushes
         self._failed: FreshetError | None = None
         self.on_failed: Callable[[], None] = lambda: None
+        self._push_fences = PushFences()
         self.counts = ShardCounts()
 
     # --- life
@@ -183,6 +184,7 @@ class Shard:
             raise Unavailable(f"the shard has stopped: {self._failed}")
         if not self._held():
             raise Fenced("the shard's claim on its buckets is lost; another process may own them")
+        self._push_fences.check(push.ranges, push.fence)
         outcome = self._store.push(push.ranges, push.clock_ms, push.groups, push.gradients)
         if outcome is PushOutcome.REFUSED:
             self.counts.refused += 1
@@ -196,6 +198,10 @@ class Shard:
     def applied(self) -> Mapping[int, Sequence[int]]:
         """{partition: distinct offsets that buckets have applied up to}."""
         return self._store.applied()
+
+    def held(self) -> Sequence[Bucket]:
+        """The buckets that are owned here and loaded, rising."""
+        return self._store.held()
 
     # --- publish and flush
 

@@ -120,9 +120,9 @@ class Counts:
 class Store:
     """All store groups of one shard. Thread-safe; calls run on the caller's thread, the GIL released.
 
-    A new store holds all buckets at offset 0 (`set_applied` and `drop_bucket` change that). An absent row's
-    initial values are a function of (seed, table, key) alone: see `initial_stream` in the native core.
-    With `serving` it holds values only: no optimiser state, no pushes, rows come by `import_values`.
+    A new store holds all buckets at offset 0, or none (`set_applied` and `drop_bucket` change that). An
+    absent row's initial values are a function of (seed, table, key) alone: see `initial_stream` in the native
+    core. With `serving` it holds values only: no optimiser state, no pushes, rows come by `import_values`.
 
     Letters: U keys, S floats of a row, N rows, P partitions.
     """
@@ -138,6 +138,7 @@ class Store:
         serving: bool = False,
         publish: bool = True,
         flush: bool = True,
+        held: bool = True,
     ) -> None:
         """Make an empty store.
 
@@ -151,6 +152,7 @@ class Store:
             publish: keep lists for `collect_publish`; without them it yields nothing.
             flush: keep lists for `collect_flush`; without them it yields no rows, and eviction waits for
                 none.
+            held: hold every bucket from the start, at offset 0; without it none until `set_applied`.
         """
         self.layout, self.buckets, self.partitions, self.serving = layout, buckets, partitions, serving
         given = options or {}
@@ -166,6 +168,7 @@ class Store:
             serving,
             publish,
             flush,
+            held,
         )
         self._group_of = {table: group.index for group in layout.groups for table in group.tables}
         self._widths = widths_of({table: self.record_bytes(table) for table in self._group_of})
@@ -179,6 +182,7 @@ class Store:
         serving: bool = False,
         publish: bool = True,
         flush: bool = True,
+        held: bool = True,
     ) -> Store:
         """The store that a spec describes."""
         options = {t.id: TableOptions(t.ttl_ms, t.admission, t.max_rows) for t in spec.tables}
@@ -191,6 +195,7 @@ class Store:
             serving=serving,
             publish=publish,
             flush=flush,
+            held=held,
         )
 
     @property
@@ -290,7 +295,8 @@ class Store:
         """What changed since the last flush of these buckets (all held ones), which are then clean.
 
         A bucket's rows, removals, offsets and clock are copied under one hold of its lock. Buckets without
-        changes are there too: their offsets must not age (PROTOCOL 12).
+        changes are there too: their offsets must not age (PROTOCOL 12). Those that are not held, or were
+        dropped a moment ago, are left out.
         """
         return self._collect(buckets, whole=False)
 

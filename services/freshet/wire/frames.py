@@ -84,6 +84,8 @@ class Kind(enum.IntEnum):
     BATCH = 7  # what to train on
     GRADIENTS = 8  # of a batch → GIVEN
     GIVEN = 9
+    ASK = 10  # a call without arguments → TOLD
+    TOLD = 11
 
 
 class Part(enum.IntEnum):

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from freshet import _native
 from freshet.types import F32
 
 __all__ = ["RowCodec", "pack_values", "unpack_values", "value_type"]
@@ -44,49 +45,27 @@ def value_type(codec: RowCodec) -> np.dtype[Any]:
 
 def pack_values(values: F32, codec: RowCodec) -> tuple[NDArray[Any], F32 | None]:
     """Values (N, S) as `codec` writes them (N, S), and the scales (N,) where it has such."""
-    flat = np.ascontiguousarray(values, "<f4")
+    plain = np.ascontiguousarray(values, "<f4")
     if codec is RowCodec.FP32:
-        return flat, None
-    if codec is RowCodec.FP16:
-        with np.errstate(over="ignore"):
-            return flat.astype("<f2"), None
-    if codec is RowCodec.BF16:
-        return _to_bf16(flat), None
-    return _to_int8(flat)
+        return plain, None
+    packed = np.empty(plain.shape, _TYPES[codec])
+    if codec is RowCodec.INT8:
+        scales = np.empty(len(plain), np.float32)
+        _native.pack_int8(plain, packed, scales)
+        return packed, scales
+    pack = _native.pack_fp16 if codec is RowCodec.FP16 else _native.pack_bf16
+    pack(plain, packed.view("<u2"))
+    return packed, None
 
 
 def unpack_values(packed: NDArray[Any], codec: RowCodec, scales: F32 | None, out: F32) -> None:
-    """Write what was packed into `out` (N, S)."""
-    if codec is RowCodec.BF16:
-        np.left_shift(packed, np.uint32(16), out=out.view(np.uint32), dtype=np.uint32)
+    """Write what was packed into `out` (N, S), contiguous. Raises ValueError if shapes do not agree."""
+    if codec is RowCodec.FP32:
+        out[...] = packed
     elif codec is RowCodec.INT8:
         if scales is None:
             raise ValueError("values in int8 need their scales")
-        np.multiply(packed, scales[:, None], out=out, dtype=np.float32)
+        _native.unpack_int8(packed, scales, out)
     else:
-        out[...] = packed
-
-
-def _to_bf16(values: F32) -> NDArray[np.uint16]:
-    bits = values.view("<u4")
-    rounded = (bits + (np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1)))) >> np.uint32(16)
-    nan = (bits & np.uint32(0x7FFF_FFFF)) > np.uint32(0x7F80_0000)  # rounding could carry a NaN into infinity
-    quiet = (bits >> np.uint32(16)) | np.uint32(0x40)
-    return np.where(nan, quiet, rounded).astype("<u2")
-
-
-_SMALLEST_SCALE = np.finfo(np.float32).tiny
-_LARGEST_SCALE = np.nextafter(np.finfo(np.float32).max / np.float32(127), np.float32(0))
-"""Of int8: below the first a scale has no inverse, above the second 127 times it has no end."""
-
-
-def _to_int8(values: F32) -> tuple[NDArray[np.int8], F32]:
-    largest = np.abs(values).max(axis=1, initial=0.0)
-    finite = np.isfinite(largest)
-    scales = np.minimum(largest / np.float32(127), _LARGEST_SCALE)
-    scales[scales < _SMALLEST_SCALE] = 0  # such a row is zeros
-    factors = np.divide(np.float32(1), scales, out=np.zeros_like(scales), where=finite & (scales > 0))
-    safe = values if finite.all() else np.where(finite[:, None], values, np.float32(0))
-    packed = np.rint(np.clip(safe * factors[:, None], -127, 127)).astype(np.int8)
-    scales[~finite] = np.nan
-    return packed, scales
+        unpack = _native.unpack_fp16 if codec is RowCodec.FP16 else _native.unpack_bf16
+        unpack(packed.view("<u2"), out)

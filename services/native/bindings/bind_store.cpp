@@ -24,7 +24,7 @@ void expect(bool ok, const char* what) {
 }
 
 void make(Store* self, const std::vector<GroupTuple>& groups, const std::vector<TableTuple>& tables, u32 buckets, u32 partitions,
-          u64 seed, bool serving, bool publish_rows, bool flush_rows) {
+          u64 seed, bool serving, bool publish_rows, bool flush_rows, bool held) {
   StoreSpec spec;
   for (const auto& [ids, slots, half] : groups) {
     GroupSpec group{ids, {}, half};
@@ -36,6 +36,7 @@ void make(Store* self, const std::vector<GroupTuple>& groups, const std::vector<
   spec.partitions = partitions;
   spec.seed = seed;
   spec.serving = serving;
+  spec.held = held;
   spec.consumed = {publish_rows, flush_rows};
   new (self) Store(std::move(spec));
 }
@@ -189,7 +190,7 @@ nb::tuple counts(const Store& store) {
 void bind_store(nb::module_& m) {
   nb::class_<Store>(m, "Store")
       .def("__init__", &make, nb::arg("groups"), nb::arg("tables"), nb::arg("buckets"), nb::arg("partitions"), nb::arg("seed"),
-           nb::arg("serving"), nb::arg("publish"), nb::arg("flush"))
+           nb::arg("serving"), nb::arg("publish"), nb::arg("flush"), nb::arg("held"))
       .def("lookup", &lookup, nb::arg("group"), nb::arg("keys"), nb::arg("tables"), nb::arg("bucket_starts"),
            nb::arg("out").noconvert(), nb::arg("create"), nb::arg("found").noconvert().none(),
            nb::arg("touched").noconvert().none() = nb::none())

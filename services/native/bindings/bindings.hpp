@@ -37,5 +37,6 @@ void bind_requests(nb::module_& m);
 void bind_intake(nb::module_& m);
 void bind_measures(nb::module_& m);
 void bind_rank(nb::module_& m);
+void bind_codec(nb::module_& m);
 
 }  // namespace freshet

@@ -22,5 +22,6 @@ NB_MODULE(_native, m) {
   freshet::bind_requests(m);
   freshet::bind_intake(m);
   freshet::bind_measures(m);
+  freshet::bind_codec(m);
   freshet::bind_rank(m);
 }

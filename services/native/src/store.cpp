@@ -35,6 +35,7 @@ Store::Store(StoreSpec spec) : spec_(std::move(spec)), states_(spec_.buckets) {
       admission_[table.id] = std::make_unique<Admission>(table.admission, spec_.buckets);
   }
   if (spec_.serving) spec_.consumed = {false, false};
+  for (BucketState& state : states_) state.held = spec_.held;
   applied_.assign(static_cast<size_t>(spec_.partitions) * spec_.buckets, 0);
   partition_locks_ = std::make_unique<std::mutex[]>(spec_.partitions);
 }

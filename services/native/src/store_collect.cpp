@@ -140,12 +140,13 @@ FlushBatch Store::collect_flush(const std::vector<u32>& buckets, bool whole) {
   for (const u32 b : buckets) check_bucket(b);
   if (std::adjacent_find(buckets.begin(), buckets.end(), std::greater_equal<>()) != buckets.end())
     throw std::invalid_argument("buckets of a flush must rise");
-  out.buckets = buckets;
   Taker taker(*this, out.runs);
   for (const u32 b : buckets) {
     BucketState& state = states_[b];
     {
       const std::lock_guard lock(state.lock);
+      if (!state.held) continue;
+      out.buckets.push_back(b);
       out.rows.push_back(taker.take(b, whole));
       out.clock_ms.push_back(state.clock_ms);
       for (u32 p = 0; p < spec_.partitions; p++) out.applied.push_back(applied_[static_cast<size_t>(p) * spec_.buckets + b]);

@@ -24,6 +24,33 @@ TEST(Store, AppliesSkipsAndRefuses) {
   EXPECT_THROW(push(store, batch, 0, -1, ones), std::invalid_argument);
 }
 
+TEST(Store, KnowsOnlyTheBucketsThatItHolds) {
+  StoreSpec spec = spec_of({counting_slot()});
+  spec.held = false;
+  Store store(spec);
+  const Batch batch(numbered(1, 100)), none(numbered(1, 0));
+  const std::vector<float> ones(200, 1.0f);
+  EXPECT_TRUE(store.held().empty());
+  EXPECT_EQ(push(store, batch, 0, 0, ones), Pushed::refused);
+  EXPECT_EQ(push(store, none, 0, 0, {}), Pushed::skipped);
+  EXPECT_TRUE(store.collect_flush(all_buckets(store), false).buckets.empty());
+  EXPECT_TRUE(store.applied()[0].empty());
+
+  const std::vector<i64> from(store.partitions(), 0);
+  for (u32 b = 0; b < store.buckets(); b++)
+    if (b != 3) store.set_applied(b, from.data(), 0);
+  EXPECT_EQ(push(store, batch, 0, 0, ones), Pushed::refused);  // rows of bucket 3
+  EXPECT_EQ(push(store, none, 0, 0, {}), Pushed::applied);
+  const FlushBatch flushed = store.collect_flush(all_buckets(store), false);
+  EXPECT_EQ(flushed.buckets.size(), store.buckets() - 1);
+  EXPECT_EQ(flushed.rows.size(), flushed.buckets.size());
+  EXPECT_EQ(flushed.applied.size(), flushed.buckets.size() * store.partitions());
+
+  store.set_applied(3, from.data(), 0);
+  EXPECT_EQ(push(store, batch, 0, 1, ones), Pushed::refused);  // bucket 3 is behind
+  EXPECT_EQ(store.applied()[0], (std::set<i64>{0, 1}));
+}
+
 TEST(Store, NeverReadsPastABatchThatLies) {
   Store store(spec_of({counting_slot()}));
   Batch batch(numbered(1, 50));

@@ -17,10 +17,14 @@ from freshet.seams.eventlog import EventLog
 from freshet.seams.eventlog import claims as claims_module
 from freshet.seams.eventlog.claimbook import (
     ClaimBook,
+    Plan,
     claim_record,
+    claims_record,
     heartbeat_record,
     parse_record,
+    plan_record,
     release_record,
+    releases_record,
     state_record,
 )
 from freshet.seams.eventlog.claims import Claims
@@ -417,3 +421,80 @@ def test_a_corrupt_record_stops_the_claims_and_is_told_to_their_holders(
     assert held.lost.wait(20.0), "no heartbeats are sent any more, so it is lost"
     with pytest.raises(Corrupt, match=r"control\[0\] at offset"):
         claims.acquire("other", "a", soon())
+
+
+# Several things at once
+
+
+def test_a_claim_of_several_things_is_one_fence_for_all() -> None:
+    book = book_of(claims_record("a", {"x": None, "y": None}))
+    assert [(c.owner, c.fence) for c in book.claims().values()] == [("a", 0), ("a", 0)]
+
+
+def test_a_claim_of_several_things_is_none_if_one_has_another_owner_by_then() -> None:
+    book = book_of(claim_record("x", "a", None), claims_record("b", {"y": None, "x": None}))
+    assert {what: c.owner for what, c in book.claims().items()} == {"x": "a"}
+
+
+def test_things_of_one_claim_are_released_one_by_one() -> None:
+    book = book_of(
+        claims_record("a", {"x": None, "y": None, "z": None}), releases_record(["x", "z"], Fence(0))
+    )
+    assert [book.claimable(what) for what in "xyz"] == [True, False, True]
+
+
+def test_every_change_of_owners_is_told_and_nothing_else() -> None:
+    book = book_of(claims_record("a", {"x": None, "y": None}))
+    seen = book.changes
+    book.apply(1, parse_record(heartbeat_record([Fence(0)]), "here"))
+    book.apply(2, parse_record(claim_record("x", "b", None), "here"))
+    assert book.changes == seen
+    book.apply(3, parse_record(releases_record(["y"], Fence(0)), "here"))
+    assert book.changes > seen
+
+
+def test_the_last_plan_counts() -> None:
+    plans = [Plan("shard:a", Fence(3), ("a", "b")), Plan("shard:b", Fence(4), ("b", "b"))]
+    assert book_of(*(plan_record(plan) for plan in plans)).plan == plans[1]
+
+
+def test_a_reader_that_does_not_know_claims_of_several_things_must_not_ignore_them() -> None:
+    assert json.loads(claims_record("a", {"x": None}))["v"] == 2
+
+
+@pytest.mark.parametrize(
+    ("kind", "change"),
+    [
+        ("claims", {"things": [["x"]]}),
+        ("claims", {"things": [["x", "1"]]}),
+        ("claims", {"things": ["x"]}),
+        ("claims", {"v": 1}),
+        ("releases", {"things": [1]}),
+        ("plan", {"seats": [None]}),
+    ],
+)
+def test_a_record_of_several_things_of_a_wrong_shape_is_corrupt(kind: str, change: dict[str, object]) -> None:
+    made = {
+        "claims": claims_record("a", {"x": None}),
+        "releases": releases_record(["x"], Fence(0)),
+        "plan": plan_record(Plan("shard:a", Fence(0), ("a",))),
+    }
+    with pytest.raises(Corrupt, match="here"):
+        parse_record(json.dumps(json.loads(made[kind]) | change).encode(), "here")
+
+
+def test_several_things_are_claimed_once_all_are_free(log: SqliteEventLog) -> None:
+    first, second = (Claims(log, "control", lease_s=0.8, heartbeat_s=0.05) for _ in range(2))
+    held = first.acquire_all(["x", "y"], "a", soon())
+    other = first.acquire("z", "a", soon())
+    assert held.things == {"x", "y"}
+    with pytest.raises(Unavailable, match="x is held by a"):
+        second.acquire_all(["x", "z"], "b", time.monotonic() + 0.3)
+    held.release(["x"])
+    other.release()
+    taken = second.acquire_all(["x", "z"], "b", soon())
+    assert (sorted(taken.things), sorted(held.things)) == (["x", "z"], ["y"])
+    assert not held.lost.is_set(), "what was released is not lost"
+    assert {what: c.owner for what, c in second.owners().items()} == {"x": "b", "y": "a", "z": "b"}
+    for each in (first, second):
+        each.close()

@@ -54,6 +54,34 @@ def test_int8_is_within_half_a_step_of_the_rows_largest(values):
     assert (error <= 0.5001 * step[:, None] + 1.5e-36).all(), "rows smaller than that are zeros"
 
 
+def plain_int8(values):
+    """In numpy, as the native core must do it to the bit."""
+    largest = np.abs(values).max(axis=1, initial=0.0)
+    finite = np.isfinite(largest)
+    most = np.nextafter(np.finfo(np.float32).max / np.float32(127), np.float32(0))
+    scales = np.minimum(largest / np.float32(127), most)
+    scales[scales < np.finfo(np.float32).tiny] = 0
+    factors = np.divide(np.float32(1), scales, out=np.zeros_like(scales), where=finite & (scales > 0))
+    safe = np.where(finite[:, None], values, np.float32(0))
+    packed = np.rint(np.clip(safe * factors[:, None], -127, 127)).astype(np.int8)
+    return packed, np.where(finite, scales, np.float32(np.nan))
+
+
+@given(values=rows_of_any)
+def test_int8_is_that_of_numpy_to_the_bit(values):
+    packed, scales = pack_values(values, RowCodec.INT8)
+    expected, expected_scales = plain_int8(values)
+    np.testing.assert_array_equal(packed, expected)
+    np.testing.assert_array_equal(scales, expected_scales)
+
+
+@pytest.mark.parametrize("codec", [RowCodec.BF16, RowCodec.FP16, RowCodec.INT8])
+def test_a_place_of_another_size_is_an_error(codec):
+    packed, scales = pack_values(np.ones((3, 2), np.float32), codec)
+    with pytest.raises(ValueError, match="equal shape"):
+        unpack_values(packed, codec, scales, np.empty((3, 3), np.float32))
+
+
 def test_int8_without_scales_is_an_error():
     with pytest.raises(ValueError, match="scales"):
         unpack_values(np.zeros((1, 1), np.int8), RowCodec.INT8, None, np.zeros((1, 1), np.float32))

@@ -4,7 +4,7 @@
 Claims, heartbeats and releases are JSON records of a one-partition topic `control`. The fence of a claim
 is its record's offset: unique, never going back. A claim names the one that it replaces, and of several
 that name the same the first in the log wins; so every reader of the log, at whatever time, comes to the
-same owner.
+same owner. One record may claim several things, all of them or none, under one fence.
 
 When a claim may be *made* is each claimer's own judgement: after a release, or after a full lease in
 which it could read the log and saw no heartbeat. So nothing expires while the log itself is away, or
@@ -14,7 +14,7 @@ while the claimer was stopped.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import orjson
@@ -25,14 +25,20 @@ from freshet.types import Fence
 __all__ = [
     "Claim",
     "ClaimBook",
+    "Plan",
     "claim_record",
+    "claims_record",
     "heartbeat_record",
     "parse_record",
+    "plan_record",
     "release_record",
+    "releases_record",
     "state_record",
 ]
 
 _FORMAT = 1
+_LATER = 2
+"""Format of kinds that a reader of format 1 must not ignore: it would take what is claimed for free."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +51,23 @@ class Claim:
     released: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Who should own what, as one process advises (PROTOCOL 9: claims are the truth)."""
+
+    by: str  # its seat
+    fence: Fence  # of its claim of the seat when it wrote this
+    seats: tuple[str, ...]  # of each slice, in order
+
+
 def claim_record(what: str, owner: str, replaces: Fence | None) -> bytes:
     """A claim of `what`, in place of the claim with that fence; None if there was none."""
     return _dump("claim", what=what, owner=owner, replaces=replaces)
+
+
+def claims_record(owner: str, replaces: Mapping[str, Fence | None]) -> bytes:
+    """One claim of several things: all of them or, if one names another than the claim that stands, none."""
+    return _dump("claims", _LATER, owner=owner, things=list(replaces.items()))
 
 
 def heartbeat_record(fences: Iterable[Fence]) -> bytes:
@@ -58,6 +78,16 @@ def heartbeat_record(fences: Iterable[Fence]) -> bytes:
 def release_record(what: str, fence: Fence) -> bytes:
     """Its owner gives the claim up: the next one need not wait."""
     return _dump("release", what=what, fence=fence)
+
+
+def releases_record(things: Iterable[str], fence: Fence) -> bytes:
+    """Its owner gives some of the things up that it claimed at once."""
+    return _dump("releases", _LATER, things=list(things), fence=fence)
+
+
+def plan_record(plan: Plan) -> bytes:
+    """Advice on who should own which slice; the last one in the log counts."""
+    return _dump("plan", _LATER, by=plan.by, fence=plan.fence, seats=list(plan.seats))
 
 
 def state_record(upto: int, claims: Iterable[Claim]) -> bytes:
@@ -73,7 +103,8 @@ def parse_record(data: bytes, where: str) -> dict[str, Any]:
         record = orjson.loads(data)
     except orjson.JSONDecodeError as error:
         raise Corrupt(f"{where}: expected a claim record in JSON, found {data[:60]!r}") from error
-    known = isinstance(record, dict) and record.get("v") == _FORMAT and isinstance(record.get("kind"), str)
+    known = isinstance(record, dict) and isinstance(record.get("kind"), str)
+    known = known and record.get("v") == (_LATER if record["kind"] in _LISTS else _FORMAT)
     expected = _SHAPES.get(record["kind"], {}) if known else {}
     if not known or not all(key in record for key in expected):
         raise Corrupt(f"{where}: expected a claim record of format {_FORMAT}, found {data[:60]!r}")
@@ -82,6 +113,8 @@ def parse_record(data: bytes, where: str) -> dict[str, Any]:
             raise Corrupt(f"{where}: {key} = {record[key]!r} in a {record['kind']} record")
     if record["kind"] == "state":
         _check_state(record, where)
+    elif record["kind"] in _LISTS:
+        _check_list(record, where)
     return record  # type: ignore[no-any-return]
 
 
@@ -90,7 +123,12 @@ _SHAPES: Mapping[str, Mapping[str, Any]] = {
     "heartbeat": {"fences": list},
     "release": {"what": str, "fence": int},
     "state": {"upto": int, "claims": list},
+    "claims": {"owner": str, "things": list},
+    "releases": {"things": list, "fence": int},
+    "plan": {"by": str, "fence": int, "seats": list},
 }
+
+_LISTS: Mapping[str, str] = {"claims": "things", "releases": "things", "plan": "seats"}
 
 
 def _check_state(record: Mapping[str, Any], where: str) -> None:
@@ -101,8 +139,16 @@ def _check_state(record: Mapping[str, Any], where: str) -> None:
             )
 
 
-def _dump(kind: str, **fields: object) -> bytes:
-    return orjson.dumps({"v": _FORMAT, "kind": kind, **fields})
+def _check_list(record: Mapping[str, Any], where: str) -> None:
+    pairs = record["kind"] == "claims"
+    for row in record[_LISTS[record["kind"]]]:
+        types = [type(cell) for cell in row] if isinstance(row, list) else type(row)
+        if (types not in ([str, int], [str, type(None)])) if pairs else types is not str:
+            raise Corrupt(f"{where}: found {row!r} in a {record['kind']} record")
+
+
+def _dump(kind: str, version: int = _FORMAT, **fields: object) -> bytes:
+    return orjson.dumps({"v": version, "kind": kind, **fields})
 
 
 class ClaimBook:
@@ -122,27 +168,35 @@ class ClaimBook:
         self._silent_s: dict[str, float] = {}
         self._heard: set[str] = set()  # since the last observation: the time before that is not their silence
         self._observed_s: float | None = None
+        self.changes = 0  # of claims: rises when an owner comes or goes
+        self.plan: Plan | None = None  # the last one read
 
     def apply(self, offset: int, record: Mapping[str, Any]) -> None:
         """Take in the next record of the log, parsed."""
         kind = record["kind"]
         if kind == "claim":
-            self._apply_claim(Claim(record["what"], record["owner"], Fence(offset)), record["replaces"])
+            self._apply_claims(offset, record["owner"], [(record["what"], record["replaces"])])
+        elif kind == "claims":
+            self._apply_claims(offset, record["owner"], record["things"])
         elif kind == "heartbeat":
             alive = set(record["fences"])
             for what, claim in self._claims.items():
                 if claim.fence in alive:
                     self._hear(what)
         elif kind == "release":
-            claim_now = self._claims.get(record["what"])
-            if claim_now is not None and claim_now.fence == record["fence"]:
-                self._claims[claim_now.what] = Claim(claim_now.what, claim_now.owner, claim_now.fence, True)
+            self._release(record["what"], record["fence"])
+        elif kind == "releases":
+            for what in record["things"]:
+                self._release(what, record["fence"])
+        elif kind == "plan":
+            self.plan = Plan(record["by"], Fence(record["fence"]), tuple(record["seats"]))
 
     def restore(self, record: Mapping[str, Any]) -> None:
         """Start from a `state` record; records from its `upto` on are applied after it."""
         for what, owner, fence, released in record["claims"]:
             self._claims[what] = Claim(what, owner, Fence(fence), released)
             self._hear(what)
+        self.changes += 1
 
     def observe(self, now_s: float) -> None:
         """The log was read to its end at this instant of a monotonic clock."""
@@ -174,11 +228,26 @@ class ClaimBook:
         claim = self._claims.get(what)
         return claim is None or claim.released or self._silent_s[what] >= self._lease_s
 
-    def _apply_claim(self, claim: Claim, replaces: int | None) -> None:
-        current = self._claims.get(claim.what)
-        if replaces == (None if current is None else current.fence):
-            self._claims[claim.what] = claim
-            self._hear(claim.what)
+    def alive(self, what: str) -> bool:
+        """Is it claimed, not released, and its owner heard of within a lease."""
+        return what in self._claims and not self.claimable(what)
+
+    def _apply_claims(self, offset: int, owner: str, things: Iterable[tuple[str, int | None]]) -> None:
+        things = list(things)
+        for what, replaces in things:
+            current = self._claims.get(what)
+            if replaces != (None if current is None else current.fence):
+                return
+        for what, _ in things:
+            self._claims[what] = Claim(what, owner, Fence(offset))
+            self._hear(what)
+        self.changes += 1
+
+    def _release(self, what: str, fence: int) -> None:
+        claim = self._claims.get(what)
+        if claim is not None and claim.fence == fence:
+            self._claims[what] = replace(claim, released=True)
+            self.changes += 1
 
     def _hear(self, what: str) -> None:
         self._silent_s[what] = 0.0

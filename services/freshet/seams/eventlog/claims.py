@@ -4,7 +4,7 @@ lost."""
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import structlog
 
@@ -14,10 +14,14 @@ from freshet.seams.eventlog import EventLog, Reader
 from freshet.seams.eventlog.claimbook import (
     Claim,
     ClaimBook,
+    Plan,
     claim_record,
+    claims_record,
     heartbeat_record,
     parse_record,
+    plan_record,
     release_record,
+    releases_record,
     state_record,
 )
 from freshet.types import Append, BytesColumn, Fence, TopicPartition
@@ -45,12 +49,15 @@ read."""
 
 
 class Held:
-    """One claim that this process made. It is held until `lost` is set or `release` is called."""
+    """One claim that this process made, of one thing or several. It is held until `lost` is set or `release`
+    is called."""
 
-    def __init__(self, claims: Claims, claim: Claim) -> None:
+    def __init__(self, claims: Claims, owner: str, fence: Fence, things: Iterable[str]) -> None:
         self._claims = claims
-        self.what, self.owner, self.fence = claim.what, claim.owner, claim.fence
-        self.lost = threading.Event()
+        self.owner, self.fence = owner, fence
+        self.things = frozenset(things)  # those still held: each may be lost or released by itself
+        self.what = _named(sorted(self.things))  # for people
+        self.lost = threading.Event()  # one of them was claimed by somebody else
         self._on_lost: list[Callable[[], None]] = []
 
     def check(self) -> None:
@@ -63,16 +70,19 @@ class Held:
             raise Fenced(f"{self.what} was claimed from {self.owner} (fence {self.fence}) by another owner")
 
     def on_lost(self, call: Callable[[], None]) -> None:
-        """Call this once, on the claims' thread, when the claim is lost; at once if it is already."""
+        """Call this on the claims' thread when the claim, or a part of it, is lost; at once if it is
+        already."""
         self._on_lost.append(call)
         if self.lost.is_set():
             call()
 
-    def release(self) -> None:
-        """Give it up, so that the next owner need not wait. Idempotent; a lost claim is only forgotten."""
-        self._claims._release(self)
+    def release(self, things: Iterable[str] | None = None) -> None:
+        """Give it up, or some of its things, so that the next owner need not wait. Idempotent; what was lost
+        is only forgotten."""
+        self._claims._release(self, self.things if things is None else frozenset(things))
 
-    def _lose(self) -> None:
+    def _lose(self, things: frozenset[str]) -> None:
+        self.things -= things
         self.lost.set()
         for call in self._on_lost:
             call()
@@ -112,19 +122,63 @@ class Claims:
         Raises:
             Unavailable: somebody else holds it until the deadline; the message says who.
         """
+        return self.acquire_all([what], owner, deadline)
+
+    def acquire_all(self, things: Sequence[str], owner: str, deadline: float) -> Held:
+        """Claim several things with one record, as soon as all of them are free: all or none, one fence.
+
+        Raises as `acquire` does; ValueError if there are none.
+        """
+        if not things:
+            raise ValueError("a claim names at least one thing")
         while True:
             with self._changed:
-                self._wait_until_claimable(what, deadline)
-                current = self._book.claim(what)
-            fence = Fence(self._append(claim_record(what, owner, current.fence if current else None)))
+                for what in things:
+                    self._wait_until_claimable(what, deadline)
+                if not all(self._book.claimable(what) for what in things):
+                    continue  # one was claimed while another was waited for
+                claims = {what: self._book.claim(what) for what in things}
+            replaces = {what: claim.fence if claim else None for what, claim in claims.items()}
+            one = len(things) == 1
+            record = (
+                claim_record(things[0], owner, replaces[things[0]]) if one else claims_record(owner, replaces)
+            )
+            fence = Fence(self._append(record))
             with self._changed:
                 while self._next <= fence:
-                    self._wait(deadline, f"the claim of {what} could not be read back")
-                claim = self._book.claim(what)
-                if claim is not None and claim.fence == fence:
-                    self._held[fence] = held = Held(self, claim)
+                    self._wait(deadline, f"the claim of {_named(things)} could not be read back")
+                if self._is_mine(fence, things):
+                    self._held[fence] = held = Held(self, owner, fence, things)
                     self._beat_due = self._clock.monotonic()
                     return held
+
+    def free(self, things: Iterable[str]) -> list[str]:
+        """Those that may be claimed now."""
+        with self._changed:
+            return [what for what in things if self._book.claimable(what)]
+
+    def alive(self, prefix: str) -> list[Claim]:
+        """Claims of things of this prefix whose owners live, in order of their fences: who came first
+        leads."""
+        with self._changed:
+            claims = [
+                c for w, c in self._book.claims().items() if w.startswith(prefix) and self._book.alive(w)
+            ]
+        return sorted(claims, key=lambda claim: claim.fence)
+
+    def plan(self) -> Plan | None:
+        """The last plan in the log."""
+        with self._changed:
+            return self._book.plan
+
+    def advise(self, plan: Plan) -> None:
+        """Write a plan. Raises Unavailable."""
+        self._append(plan_record(plan))
+
+    @property
+    def changes(self) -> int:
+        """Rises with every claim and release that counts; cheap."""
+        return self._book.changes
 
     def owners(self) -> Mapping[str, Claim]:
         """The newest claim of everything that was ever claimed, the released ones included."""
@@ -171,11 +225,20 @@ class Claims:
             raise Unavailable(message)
         self._changed.wait(_POLL_S)
 
-    def _release(self, held: Held) -> None:
+    def _is_mine(self, fence: Fence, things: Iterable[str]) -> bool:
+        claims = [self._book.claim(what) for what in things]
+        return all(claim is not None and claim.fence == fence for claim in claims)
+
+    def _release(self, held: Held, things: frozenset[str]) -> None:
         with self._changed:
-            mine = self._held.pop(held.fence, None)
-        if mine is not None and not held.lost.is_set():
-            self._append(release_record(held.what, held.fence))
+            given = sorted(things & held.things) if held.fence in self._held else []
+            held.things -= things
+            if not held.things:
+                self._held.pop(held.fence, None)
+        if len(given) == 1:
+            self._append(release_record(given[0], held.fence))
+        elif given:
+            self._append(releases_record(given, held.fence))
 
     def _append(self, record: bytes) -> int:
         return self._writer.append([Append(self._partition.topic, 0, BytesColumn.of([record]))])[0]
@@ -199,12 +262,12 @@ class Claims:
                     self._held.clear()
                     self._changed.notify_all()
                 for held in lost:  # nobody sends their heartbeats any more, nor would see who takes over
-                    held._lose()
+                    held._lose(held.things)
                 return
 
     def _step(self, reader: Reader) -> None:
         found = reader.poll(10_000, _POLL_S)
-        lost = []
+        lost: list[tuple[Held, frozenset[str]]] = []
         with self._changed:
             for _, records in found:
                 for offset, value in zip(records.offsets.tolist(), records.values, strict=True):
@@ -213,16 +276,18 @@ class Claims:
             if not found:
                 self._book.observe(self._clock.monotonic())
             for fence, held in list(self._held.items()):
-                claim = self._book.claim(held.what)
-                if claim is None or claim.fence != fence:
-                    lost.append(self._held.pop(fence))
+                gone = frozenset(what for what in held.things if not self._is_mine(fence, [what]))
+                if gone:
+                    lost.append((held, gone))
+                if gone == held.things:
+                    del self._held[fence]
             fences = list(self._held)
             due = bool(fences) and self._clock.monotonic() >= self._beat_due
             if due:
                 self._beat_due = self._clock.monotonic() + self._heartbeat_s
             self._changed.notify_all()
-        for held in lost:
-            held._lose()
+        for held, gone in lost:
+            held._lose(gone)
         if due:
             self._append(heartbeat_record(fences))
             self._summarise()
@@ -258,3 +323,7 @@ class Claims:
         for offset, record in records:
             if offset >= first:
                 self._book.apply(offset, record)
+
+
+def _named(things: Sequence[str]) -> str:
+    return things[0] if len(things) == 1 else f"{things[0]} and {len(things) - 1} more"

@@ -43,6 +43,7 @@ struct StoreSpec {
   u32 partitions = 1;
   u64 seed = 0;
   bool serving = false;  // values only: no optimiser state, no pushes
+  bool held = true;      // every bucket from the start; else none until set_applied
   std::array<bool, consumers> consumed{true, true};  // by publish, by flush
 };
 
@@ -143,7 +144,7 @@ class Store {
   void drop_bucket(u32 bucket);
 
   // --- flush and publish (store_collect.cpp)
-  // Buckets rise; their runs are then a directory.
+  // Buckets rise; their runs are then a directory. One that is not held is left out: it may have been dropped meanwhile.
   FlushBatch collect_flush(const std::vector<u32>& buckets, bool whole);
   // Buckets in turn, and how many have been left with nothing to publish since the store was made: once that has grown by
   // all buckets, every row that was marked before has been collected.
@@ -172,7 +173,7 @@ class Store {
 
   // --- eviction (store_evict.cpp)
   // Examine up to `budget` rows more, buckets in turn: by age, then by the least recently used down to a table's
-  // max_rows. Rows not flushed stay. `finished` when a round over all buckets is complete.
+  // max_rows. Rows not flushed stay, and those of buckets that are not held. `finished` when a round over all buckets is complete.
   Evicted evict(i64 now_ms, i64 budget);
 
   u32 buckets() const { return spec_.buckets; }

@@ -1,0 +1,84 @@
+"""A shard's listener: the service `Rows` over gRPC, on any row service that knows which buckets it holds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+import numpy as np
+
+from freshet.runtime.grpc_server import GrpcServer
+from freshet.seams.rowservice import KeyGroup, Push
+from freshet.types import F32, Bucket
+from freshet.wire.frames import BadFrame, Frame
+from freshet.wire.row_frames import (
+    Described,
+    applied_frame,
+    described_frame,
+    lookup_of,
+    push_of,
+    pushed_frame,
+    rows_frame,
+)
+
+__all__ = ["ROWS", "HeldRows", "identity_of", "serve_rows"]
+
+ROWS = "Rows"
+
+
+class HeldRows(Protocol):
+    """A row service of some of a model's buckets."""
+
+    def lookup(self, groups: Sequence[KeyGroup], out: Sequence[F32], *, create: bool = True) -> None:
+        """As `RowService.lookup`."""
+
+    def push(self, push: Push) -> bool:
+        """As `RowService.push`."""
+
+    def applied(self) -> Mapping[int, Sequence[int]]:
+        """As `RowService.applied`, of the buckets held."""
+
+    def held(self) -> Sequence[Bucket]:
+        """The buckets held, rising."""
+
+
+def identity_of(model: str, spec_hash: str) -> dict[str, str]:
+    """Metadata that tells a client's model and spec."""
+    return {"freshet-model": model, "freshet-spec": spec_hash}
+
+
+def serve_rows(server: GrpcServer, rows: HeldRows, described: Described) -> None:
+    """Add the methods of `Rows` to a listener."""
+    served = _Rows(rows, described)
+    server.answered(ROWS, "Lookup", served.lookup)
+    server.answered(ROWS, "Push", served.push)
+    server.answered_once(ROWS, "Applied", served.applied)
+    server.answered_once(ROWS, "Describe", served.describe)
+
+
+class _Rows:
+    def __init__(self, rows: HeldRows, described: Described) -> None:
+        self._rows, self._described = rows, described
+
+    def lookup(self, frame: Frame) -> bytes:
+        groups, create = lookup_of(frame, self._described.buckets)
+        widths = self._described.widths
+        if any(g.group >= len(widths) for g in groups):
+            raise BadFrame(f"lookup: expected store groups below {len(widths)}", "shape")
+        out = {g.group: np.empty((len(g.keys), widths[g.group]), np.float32) for g in groups}
+        asked = [KeyGroup(g.group, g.keys, g.tables, g.bucket_starts) for g in groups]
+        self._rows.lookup(asked, list(out.values()), create=create)
+        return rows_frame(frame.id, out, frame.codec)
+
+    def push(self, frame: Frame) -> bytes:
+        request = push_of(frame, self._described.buckets, self._described.widths)
+        groups = [KeyGroup(g.group, g.keys, g.tables, g.bucket_starts) for g in request.groups]
+        push = Push(request.ranges, request.fence, request.clock_ms, groups, request.gradients)
+        return pushed_frame(frame.id, self._rows.push(push))
+
+    def applied(self, frame: Frame) -> bytes:
+        held = self._rows.held()  # first: a bucket that comes meanwhile is told of at the next asking
+        return applied_frame(frame.id, self._rows.applied(), held)
+
+    def describe(self, frame: Frame) -> bytes:
+        return described_frame(frame.id, self._described)

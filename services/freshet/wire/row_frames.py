@@ -1,0 +1,228 @@
+"""What the service `Rows` says: lookups, pushes and their answers as frames. Pure; both ends use it.
+
+| method | asks | is told |
+|---|---|---|
+| `Lookup` (stream) | LOOKUP: KEYS and TABLES of each group; the codec that the answer shall have; flag 1:
+create | ROWS: VALUES (and SCALES) of each group |
+| `Push` (stream) | PUSH: RANGES, NUMBERS (fence, clock in ms), KEYS, TABLES, VALUES (and SCALES) of each
+group | PUSHED: flag 1: applied, 0: all of it was there |
+| `Applied` | ASK | TOLD: APPLIED (every distinct offset of a partition), NUMBERS (the buckets held) |
+| `Describe` | ASK | TOLD: TEXT (JSON) |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import orjson
+from numpy.typing import NDArray
+
+from freshet.errors import Corrupt
+from freshet.types import F32, I64, U8, U32, U64, Fence, OffsetRange, TimeMs, bucket_of
+from freshet.wire.frames import BadFrame, Frame, Kind, Part, encode_frame
+from freshet.wire.values import RowCodec, pack_values, unpack_values, value_type
+
+__all__ = [
+    "Described",
+    "GroupKeys",
+    "PushRequest",
+    "applied_frame",
+    "applied_of",
+    "described_frame",
+    "described_of",
+    "lookup_frame",
+    "lookup_of",
+    "push_frame",
+    "push_of",
+    "pushed_frame",
+    "rows_frame",
+    "rows_into",
+]
+
+_CREATE = 1
+_APPLIED = 1
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GroupKeys:
+    """Unique keys of one store group, in order of their buckets: as `seams.rowservice.KeyGroup`."""
+
+    group: int
+    keys: U64  # (U,)
+    tables: U8  # (U,)
+    bucket_starts: U32  # (buckets + 1,)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PushRequest:
+    """A push as it arrives: as `seams.rowservice.Push`."""
+
+    ranges: tuple[OffsetRange, ...]
+    fence: Fence
+    clock_ms: TimeMs
+    groups: Sequence[GroupKeys]
+    gradients: Sequence[F32]
+
+
+@dataclass(frozen=True, slots=True)
+class Described:
+    """What a shard serves."""
+
+    name: str
+    model: str
+    spec_hash: str
+    buckets: int
+    partitions: int
+    widths: tuple[int, ...]  # floats of a row, by store group
+
+
+def lookup_frame(
+    frame_id: int, groups: Sequence[tuple[int, U64, U8]], codec: RowCodec, *, create: bool
+) -> bytes:
+    """Keys and tables of each group, sorted by bucket."""
+    sections: dict[tuple[Part, int], NDArray[Any]] = {}
+    for group, keys, tables in groups:
+        sections[Part.KEYS, group], sections[Part.TABLES, group] = keys, tables
+    return encode_frame(Frame(Kind.LOOKUP, frame_id, codec, _CREATE if create else 0, sections))
+
+
+def lookup_of(frame: Frame, buckets: int) -> tuple[list[GroupKeys], bool]:
+    """(Groups, whether absent rows come into being). Raises BadFrame."""
+    _expect(frame, Kind.LOOKUP)
+    return _groups_of(frame, buckets), bool(frame.flags & _CREATE)
+
+
+def rows_frame(frame_id: int, rows: Mapping[int, F32], codec: RowCodec) -> bytes:
+    """The answer to a lookup: rows of each group."""
+    sections: dict[tuple[Part, int], NDArray[Any]] = {}
+    for group, values in rows.items():
+        _add_values(sections, group, values, codec)
+    return encode_frame(Frame(Kind.ROWS, frame_id, codec, sections=sections))
+
+
+def rows_into(frame: Frame, out: Mapping[int, F32]) -> None:
+    """Write the rows of an answer. Raises BadFrame if it does not hold just those."""
+    _expect(frame, Kind.ROWS)
+    for group, rows in out.items():
+        _values_into(frame, group, rows)
+
+
+def push_frame(
+    frame_id: int,
+    ranges: Sequence[OffsetRange],
+    fence: int,
+    clock_ms: int,
+    groups: Sequence[tuple[int, U64, U8, F32]],
+    codec: RowCodec,
+) -> bytes:
+    """Gradients with the ranges that they stand for."""
+    sections: dict[tuple[Part, int], NDArray[Any]] = {
+        (Part.RANGES, 0): np.array([(r.partition, r.start, r.stop) for r in ranges], np.int64).reshape(-1, 3),
+        (Part.NUMBERS, 0): np.array([fence, clock_ms], np.int64),
+    }
+    for group, keys, tables, gradients in groups:
+        sections[Part.KEYS, group], sections[Part.TABLES, group] = keys, tables
+        _add_values(sections, group, gradients, codec)
+    return encode_frame(Frame(Kind.PUSH, frame_id, codec, sections=sections))
+
+
+def push_of(frame: Frame, buckets: int, widths: Sequence[int]) -> PushRequest:
+    """A push. Raises BadFrame; ValueError if a range is none."""
+    _expect(frame, Kind.PUSH)
+    ranges = frame.array(Part.RANGES, np.int64, (None, 3)).tolist()
+    fence, clock_ms = frame.array(Part.NUMBERS, np.int64, (2,)).tolist()
+    groups = _groups_of(frame, buckets)
+    gradients = []
+    for group in groups:
+        if group.group >= len(widths):
+            raise BadFrame(f"push: expected a store group below {len(widths)}, found {group.group}", "shape")
+        rows = np.empty((len(group.keys), widths[group.group]), np.float32)
+        _values_into(frame, group.group, rows)
+        gradients.append(rows)
+    made = tuple(OffsetRange(*r) for r in ranges)
+    return PushRequest(made, Fence(fence), TimeMs(clock_ms), groups, gradients)
+
+
+def pushed_frame(frame_id: int, applied: bool) -> bytes:
+    """The answer to a push."""
+    return encode_frame(Frame(Kind.PUSHED, frame_id, flags=_APPLIED if applied else 0))
+
+
+def applied_frame(frame_id: int, applied: Mapping[int, Sequence[int]], held: Sequence[int]) -> bytes:
+    """What a shard's buckets have applied up to, and which those are."""
+    pairs = [(p, offset) for p, offsets in applied.items() for offset in offsets]
+    sections = {
+        (Part.APPLIED, 0): np.array(pairs, np.int64).reshape(-1, 2),
+        (Part.NUMBERS, 0): np.array(held, np.int64),
+    }
+    return encode_frame(Frame(Kind.TOLD, frame_id, sections=sections))
+
+
+def applied_of(frame: Frame) -> tuple[dict[int, list[int]], I64]:
+    """({partition: distinct offsets}, (K,) buckets held). Raises BadFrame."""
+    _expect(frame, Kind.TOLD)
+    applied: dict[int, list[int]] = {}
+    for partition, offset in frame.array(Part.APPLIED, np.int64, (None, 2)).tolist():
+        applied.setdefault(partition, []).append(offset)
+    return applied, frame.array(Part.NUMBERS, np.int64)
+
+
+def described_frame(frame_id: int, described: Described) -> bytes:
+    """What a shard serves, as JSON."""
+    text = np.frombuffer(orjson.dumps(asdict(described)), np.uint8)
+    return encode_frame(Frame(Kind.TOLD, frame_id, sections={(Part.TEXT, 0): text}))
+
+
+def described_of(frame: Frame) -> Described:
+    """What a shard serves. Raises Corrupt."""
+    _expect(frame, Kind.TOLD)
+    try:
+        told = orjson.loads(frame.text())
+        widths = tuple(int(w) for w in told["widths"])
+        return Described(
+            str(told["name"]),
+            str(told["model"]),
+            str(told["spec_hash"]),
+            int(told["buckets"]),
+            int(told["partitions"]),
+            widths,
+        )
+    except (orjson.JSONDecodeError, KeyError, TypeError, ValueError) as error:
+        raise Corrupt(f"describe: expected a shard's description, found {frame.text()[:200]!r}") from error
+
+
+def _expect(frame: Frame, kind: Kind) -> None:
+    if frame.kind != kind:
+        raise BadFrame(f"expected a frame {kind.name}, found kind {frame.kind}", "shape")
+
+
+def _groups_of(frame: Frame, buckets: int) -> list[GroupKeys]:
+    groups = []
+    for group in sorted(group for part, group in frame.sections if part == Part.KEYS):
+        keys = frame.array(Part.KEYS, np.uint64, group=group)
+        tables = frame.array(Part.TABLES, np.uint8, (len(keys),), group=group)
+        counts = np.bincount(bucket_of(keys, buckets), minlength=buckets)
+        starts = np.zeros(buckets + 1, np.uint32)
+        np.cumsum(counts, out=starts[1:])
+        groups.append(GroupKeys(group, keys, tables, starts))
+    return groups
+
+
+def _add_values(
+    sections: dict[tuple[Part, int], NDArray[Any]], group: int, values: F32, codec: RowCodec
+) -> None:
+    packed, scales = pack_values(values, codec)
+    sections[Part.VALUES, group] = packed
+    if scales is not None:
+        sections[Part.SCALES, group] = scales
+
+
+def _values_into(frame: Frame, group: int, out: F32) -> None:
+    packed = frame.array(Part.VALUES, value_type(frame.codec), out.shape, group=group)
+    scales = None
+    if frame.codec is RowCodec.INT8:
+        scales = frame.array(Part.SCALES, np.float32, (len(out),), group=group)
+    unpack_values(packed, frame.codec, scales, out)
