@@ -1,11 +1,13 @@
 #include "freshet/table_arena.hpp"
 
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <bit>
 #include <new>
+#include <system_error>
 
 namespace freshet {
 
@@ -14,6 +16,23 @@ namespace {
 constexpr size_t huge_page = 2u << 20;
 constexpr size_t most_reserved = size_t{1} << 40;   // addresses only; 47 bits of them are ours
 constexpr size_t least_reserved = size_t{1} << 28;  // where a limit on addresses is set (ulimit -v)
+
+constexpr size_t whole_huge_pages(size_t bytes) { return (bytes + huge_page - 1) & ~(huge_page - 1); }
+
+// Bytes to have ready beyond those in use: a quarter, from half a huge page on, so that small tables stay small; and at
+// most what 100 batches of 2,000 new rows take.
+constexpr size_t ahead_of(size_t used) {
+  return used < huge_page / 2 ? 0 : std::clamp(used / 4, huge_page, size_t{16} << 20);
+}
+
+// Makes the system find and clear the memory of [from, to), whoever else uses it meanwhile: a byte that is not 0 is of a
+// page that is there already, and a 0 stays one. Not by madvise(MADV_POPULATE_WRITE), which makes all who map memory wait.
+__attribute__((no_sanitize("thread"))) void touch(u8* from, const u8* to, size_t page) {
+  for (u8* at = from; at < to; at += page) {
+    u8 zero = 0;
+    __atomic_compare_exchange_n(at, &zero, u8{0}, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
+  }
+}
 
 }  // namespace
 
@@ -30,18 +49,25 @@ Arena::Arena(size_t piece) : piece_(piece), page_(static_cast<size_t>(sysconf(_S
   throw std::bad_alloc();
 }
 
-Arena::~Arena() { munmap(mapping_, mapping_bytes_); }
+Arena::~Arena() {
+  wanted_ = stop;
+  wanted_.notify_one();
+  if (toucher_.joinable()) toucher_.join();
+  munmap(mapping_, mapping_bytes_);
+}
 
-// Makes the range usable up to `bytes`, in steps that double up to 64 MiB: one mapping, never many.
+// Makes the range usable up to `bytes`, in steps that double up to 64 MiB: one mapping, never many. Two threads may do the
+// same at once.
 void Arena::commit(size_t bytes) {
-  const size_t now = committed_.load(std::memory_order_relaxed);
+  size_t now = committed_.load(std::memory_order_relaxed);
   if (bytes <= now) return;
   if (bytes > reserved_) throw std::bad_alloc();
   size_t target = std::max(bytes, now + std::clamp(now, huge_page, size_t{64} << 20));
-  target = std::min((target + huge_page - 1) & ~(huge_page - 1), reserved_);
+  target = std::min(whole_huge_pages(target), reserved_);
   if (mprotect(base_ + now, target - now, PROT_READ | PROT_WRITE) != 0) throw std::bad_alloc();
   madvise(base_ + now, target - now, MADV_HUGEPAGE);  // a wish; without it pages are small
-  committed_.store(target, std::memory_order_relaxed);
+  while (now < target && !committed_.compare_exchange_weak(now, target, std::memory_order_relaxed)) {
+  }
 }
 
 u32 Arena::size_class(u64 n) { return static_cast<u32>(std::bit_width(n)) - 1; }
@@ -68,7 +94,45 @@ u64 Arena::take(u64 n) {
   end_ += n;
   in_use_ += n;
   hold(first, n);
+  ask_ahead();
   return first;
+}
+
+// Under the lock, after the end has moved.
+void Arena::ask_ahead() {
+  const size_t used = end_ * piece_, ahead = ahead_of(used);
+  const size_t wanted = std::min(whole_huge_pages(used + ahead), reserved_);
+  used_.store(used, std::memory_order_relaxed);
+  if (ahead == 0 || wanted <= wanted_) return;
+  wanted_ = wanted;
+  if (!toucher_.joinable()) try {
+      toucher_ = std::thread([this] { touch_ahead(); });
+    } catch (const std::system_error&) {  // no more threads: whoever takes a piece touches its pages
+    }
+  wanted_.notify_one();
+}
+
+// The thread: it yields to batches where cores are short, and takes no lock, for they would wait until it has its turn.
+void Arena::touch_ahead() {
+  setpriority(PRIO_PROCESS, 0, 10);  // of this thread; 10 has a tenth of the share of 0
+  for (size_t touched = 0;;) {
+    const size_t wanted = wanted_;
+    if (wanted == stop) return;
+    // What has been handed out is being touched by those who took it, and so is what they are about to come to: two who
+    // touch the same huge page clear one each.
+    touched = std::max(touched, whole_huge_pages(used_.load(std::memory_order_relaxed) + huge_page / 2));
+    if (touched >= wanted) {
+      wanted_.wait(wanted);
+      continue;
+    }
+    try {
+      commit(touched + huge_page);
+    } catch (const std::bad_alloc&) {  // whoever takes a piece there will be told
+      return;
+    }
+    touch(base_ + touched, base_ + touched + huge_page, page_);
+    touched += huge_page;
+  }
 }
 
 void Arena::hold(u64 first, u64 n) {

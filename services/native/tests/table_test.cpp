@@ -5,9 +5,11 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <map>
 #include <random>
+#include <thread>
 
 #include "table_support.hpp"
 
@@ -33,7 +35,7 @@ TEST(Arena, GivesBackPagesAndUsesThemAgain) {
 }
 
 TEST(Arena, PagesThatNeighboursShareGoWithTheLastOfThem) {
-  constexpr size_t piece = 5376, n = 1000;
+  constexpr size_t piece = 5376, n = 150;  // too few for pages to be touched ahead
   Arena arena(piece);
   const size_t page = static_cast<size_t>(sysconf(_SC_PAGESIZE)), pages = (n * piece + page - 1) / page;
   const auto resident = [&] {
@@ -50,6 +52,30 @@ TEST(Arena, PagesThatNeighboursShareGoWithTheLastOfThem) {
   for (u64 i = 1; i < n; i += 2) arena.give_back(i, 1);
 
   EXPECT_EQ(resident(), 0);
+}
+
+bool in_core(const u8* page) {
+  unsigned char core = 0;
+  EXPECT_EQ(mincore(const_cast<u8*>(page), 1, &core), 0);
+  return core & 1;
+}
+
+TEST(Arena, PagesAreTouchedAheadOfTheirUse) {
+  constexpr size_t mib = 1 << 20;
+  Arena arena(mib);
+  arena.take(3);
+  const u8* ahead = arena.base() + 5 * mib;  // behind the huge page that the next piece is of
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(30);
+  const auto touched = [&] { return arena.holds(ahead) && in_core(ahead); };
+  while (!touched() && std::chrono::steady_clock::now() < deadline) std::this_thread::yield();
+  EXPECT_TRUE(touched());
+}
+
+TEST(Arena, TouchingAheadLeavesWhatIsWritten) {
+  constexpr size_t piece = 4096, n = 8192;
+  Arena arena(piece);
+  for (u64 i = 0; i < n; i++) std::memset(arena.base() + arena.take(1) * piece, static_cast<u8>(i), piece);
+  for (u64 i = 0; i < n; i++) ASSERT_EQ(arena.base()[i * piece], static_cast<u8>(i));
 }
 
 TEST(Arena, PiecesInUseNeverOverlap) {
