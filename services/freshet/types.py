@@ -127,7 +127,8 @@ class Records:
     """Consecutive records read from one partition.
 
     Offsets rise but need not be dense (transaction markers, gaps). `next_offset` is where to read on: at
-    least `offsets[-1] + 1`, and past trailing gaps if the log knows of any.
+    least `offsets[-1] + 1`, and past trailing gaps if the log knows of any. N may be 0 where there was
+    nothing but a gap.
     """
 
     offsets: I64  # (N,)

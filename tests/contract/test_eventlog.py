@@ -1,14 +1,23 @@
 from collections.abc import Callable
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 
 from freshet.seams.eventlog import EventLog
-from freshet.seams.eventlog.sqlite import open_url
+from freshet.seams.open import open_eventlog
 from freshet.testing.contracts.eventlog import EventLogContract
+from tests.servers.kafka import Kafka
 
 
 class TestSqlite(EventLogContract):
     @pytest.fixture
     def open_log(self, tmp_path: Path) -> Callable[[], EventLog]:
-        return lambda: open_url(f"sqlite:{tmp_path}/log")
+        return lambda: open_eventlog(f"sqlite:{tmp_path}/log")
+
+
+class TestKafka(EventLogContract):
+    @pytest.fixture
+    def open_log(self, kafka: Kafka) -> Callable[[], EventLog]:
+        url = f"kafka://{kafka.bootstrap}/{uuid4().hex}"
+        return lambda: open_eventlog(url)

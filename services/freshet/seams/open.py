@@ -25,7 +25,10 @@ __all__ = ["open_eventlog", "open_rowstore", "open_versions"]
 # reading the
 # metadata of every installed distribution.
 _BUILT_IN = {
-    "freshet.eventlog": {"sqlite": "freshet.seams.eventlog.sqlite:open_url"},
+    "freshet.eventlog": {
+        "sqlite": "freshet.seams.eventlog.sqlite:open_url",
+        "kafka": "freshet.seams.eventlog.kafka:open_url",
+    },
     "freshet.rowstore": {
         "sqlite": "freshet.seams.rowstore.sqlite:open_url",
         "redis": "freshet.seams.rowstore.redis:open_url",

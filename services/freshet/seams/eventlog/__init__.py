@@ -48,8 +48,10 @@ class Reader(Protocol):
         """Return records in offset order per partition, at most one entry per partition and `max_records` in
         all.
 
-        Blocks up to `wait_s` for the first record; returns an empty sequence if none came. Only committed
-        records are seen (`read_committed`). A partition whose records run ahead is not allowed to starve the
+        Blocks up to `wait_s` for the first record; returns an empty sequence if none came, and then every
+        partition has been read to its end. Only committed records are seen (`read_committed`). An entry may
+        hold no records: then only its `next_offset` moved, past a marker or an aborted transaction, as far as
+        `bounds` says the partition ends. A partition whose records run ahead is not allowed to starve the
         others.
 
         Raises:
@@ -74,7 +76,8 @@ class Writer(Protocol):
         Raises:
             Fenced: a later writer of the same name was opened. Nothing was written.
             Unavailable: not written, or not known to be written (time-out, full disk); the message says
-            which.
+            which. A named writer of which the latter is said may refuse further appends: open another, and
+            look what the log says.
         """
 
     def close(self) -> None:

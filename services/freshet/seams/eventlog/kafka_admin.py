@@ -1,0 +1,227 @@
+"""What the log on Kafka asks brokers about topics: names, ids, bounds, offsets of times; and changes them."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from typing import Any, TypeVar
+
+from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicCollection
+from confluent_kafka import TopicPartition as KafkaPartition
+from confluent_kafka.admin import (
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    OffsetSpec,
+    ResourceType,
+)
+from confluent_kafka.cimpl import NewTopic
+
+from freshet.errors import Mismatch, Unavailable
+from freshet.seams.eventlog import Bounds, TopicInfo
+from freshet.seams.eventlog.kafka_errors import UNKNOWN, Heard, family, translated
+from freshet.seams.eventlog.kafka_settings import KafkaSettings
+from freshet.types import LogId, TopicPartition
+
+__all__ = ["KafkaAdmin"]
+
+_REQUEST_S = 10.0
+"""For an answer: longer than a leader's election, shorter than a person's patience."""
+
+_ELECTION_S = 5.0
+"""For a partition to get a leader."""
+
+_LOOK_S = 0.05
+
+T = TypeVar("T")
+
+_BATCH_OVERHEAD = 1024
+"""Of a batch that holds a single record: a topic's limit is one of batches."""
+
+
+_START: OffsetSpec = OffsetSpec.earliest()  # type: ignore[no-untyped-call]
+_END: OffsetSpec = OffsetSpec.latest()  # type: ignore[no-untyped-call]
+
+
+class KafkaAdmin:
+    """Thread-safe. Names are ours: the prefix is put before them here, and taken off."""
+
+    def __init__(self, settings: KafkaSettings, client: Mapping[str, Any]) -> None:
+        """Prepare, with these settings of librdkafka; nothing is sent yet. Raises ConfigError."""
+        self._settings = settings
+        self.heard = Heard()
+        given: dict[str, Any] = {**client, "error_cb": self.heard}
+        with translated("the client could not be made"):
+            self._client = AdminClient(given)
+
+    def name(self, topic: str) -> str:
+        """The name in Kafka."""
+        return f"{self._settings.prefix}.{topic}" if self._settings.prefix else topic
+
+    def place(self, at: TopicPartition, offset: int = -1001) -> KafkaPartition:
+        """The partition as the client names it."""
+        return KafkaPartition(self.name(at.topic), at.partition, offset)
+
+    def create(self, topic: str, partitions: int, retention_ms: int | None) -> bool:
+        """Create a topic; False if there is one of that name."""
+        settings = self._settings
+        config = {
+            "cleanup.policy": "delete",
+            "retention.ms": str(-1 if retention_ms is None else retention_ms),
+            "retention.bytes": "-1",
+            "max.message.bytes": str(settings.max_record_bytes + _BATCH_OVERHEAD),
+            "message.timestamp.type": "CreateTime",
+            "message.timestamp.after.max.ms": str((1 << 63) - 1),  # recorded streams may lie in the future
+            **({} if settings.min_insync is None else {"min.insync.replicas": str(settings.min_insync)}),
+            **settings.topic,
+        }
+        wanted = NewTopic(self.name(topic), partitions, settings.replication, config=config)
+        try:
+            self._answers(self._client.create_topics([wanted], request_timeout=_REQUEST_S))
+        except KafkaException as error:
+            if error.args[0].code() == KafkaError.TOPIC_ALREADY_EXISTS:
+                return False
+            raise family(error.args[0], f"topic {topic} could not be created", self.heard) from error
+        return True
+
+    def set_retention(self, topic: str, retention_ms: int | None) -> None:
+        """What is older may be forgotten from now on."""
+        value = str(-1 if retention_ms is None else retention_ms)
+        entry = ConfigEntry("retention.ms", value, incremental_operation=AlterConfigOpType.SET)
+        resource = ConfigResource(ResourceType.TOPIC, self.name(topic), incremental_configs=[entry])
+        with translated(f"the retention of topic {topic} could not be set", self.heard):
+            self._answers(self._client.incremental_alter_configs([resource], request_timeout=_REQUEST_S))
+
+    def names(self) -> list[str]:
+        """Of all topics with our prefix."""
+        with translated("the topics could not be listed", self.heard):
+            found = self._client.list_topics(timeout=_REQUEST_S).topics
+        prefix = self.name("")
+        return sorted(
+            name.removeprefix(prefix) for name in found if name.startswith(prefix) and name[:2] != "__"
+        )
+
+    def ids(self, topics: Iterable[str]) -> dict[str, tuple[LogId, int]]:
+        """{topic: (its id, its partitions)}; those that do not exist are left out."""
+        return self.described(self.ask_ids(topics))
+
+    def ask_ids(self, topics: Iterable[str]) -> dict[str, Future[Any]]:
+        """As `ids`, to be looked at later with `described`."""
+        names = [self.name(topic) for topic in topics]
+        if not names:
+            return {}
+        asked = self._client.describe_topics(TopicCollection(names), request_timeout=_REQUEST_S)
+        return {name.removeprefix(self.name("")): future for name, future in asked.items()}
+
+    def described(self, asked: Mapping[str, Future[Any]]) -> dict[str, tuple[LogId, int]]:
+        """The answers, when they are there. Raises Unavailable."""
+        found = {}
+        for topic, future in asked.items():
+            try:
+                description = self._answers({topic: future})[topic]
+            except KafkaException as error:
+                if error.args[0].code() in UNKNOWN:
+                    continue
+                raise family(error.args[0], f"topic {topic} could not be read", self.heard) from error
+            found[topic] = (LogId(str(description.topic_id)), len(description.partitions))
+        return found
+
+    def infos(self, topics: Iterable[str]) -> dict[str, TopicInfo]:
+        """All there is to know of these topics; those that do not exist are left out.
+
+        Raises Mismatch for one that is compacted: records would vanish from its middle.
+        """
+        ids = self.ids(topics)
+        if not ids:
+            return {}
+        resources = [ConfigResource(ResourceType.TOPIC, self.name(topic)) for topic in ids]
+        with translated("the topics' settings could not be read", self.heard):
+            answers = self._answers(self._client.describe_configs(resources, request_timeout=_REQUEST_S))
+        infos = {}
+        for resource, config in answers.items():
+            topic = resource.name.removeprefix(self.name(""))
+            policy = config["cleanup.policy"].value
+            if "compact" in policy:
+                raise Mismatch(
+                    f"topic {resource.name}: expected cleanup.policy=delete, found {policy}\n"
+                    "  compaction removes records from a partition's middle: give the topic the policy delete"
+                )
+            retention = int(config["retention.ms"].value)
+            log_id, partitions = ids[topic]
+            infos[topic] = TopicInfo(topic, partitions, log_id, None if retention < 0 else retention)
+        return infos
+
+    def bounds(
+        self, partitions: Iterable[TopicPartition], *, committed: bool = True
+    ) -> dict[TopicPartition, Bounds]:
+        """Starts and ends; without `committed` ends as if open transactions were not.
+
+        Raises Unavailable, for partitions that do not exist as well.
+        """
+        places = list(partitions)
+
+        def ask() -> dict[TopicPartition, Bounds]:
+            starts, ends = self._ask(places, _START), self.ask_ends(places, committed=committed)
+            first, last = self.offsets(starts), self.offsets(ends)
+            return {at: Bounds(first[at], last[at]) for at in places}
+
+        return _settled(ask)
+
+    def ask_ends(
+        self, partitions: Iterable[TopicPartition], *, committed: bool = True
+    ) -> dict[TopicPartition, Future[Any]]:
+        """Ask where partitions end, to be looked at later with `offsets`."""
+        return self._ask(partitions, _END, committed=committed)
+
+    def of_time(self, at: TopicPartition, time_ms: int) -> int:
+        """Smallest offset whose record time is >= `time_ms`; -1 if there is none."""
+        return _settled(lambda: self.offsets(self._ask([at], OffsetSpec.for_timestamp(time_ms)))[at])
+
+    def _ask(
+        self, partitions: Iterable[TopicPartition], what: OffsetSpec, *, committed: bool = True
+    ) -> dict[TopicPartition, Future[Any]]:
+        places = {at: self.place(at) for at in partitions}
+        futures = self._client.list_offsets(
+            dict.fromkeys(places.values(), what),
+            isolation_level=IsolationLevel.READ_COMMITTED if committed else IsolationLevel.READ_UNCOMMITTED,
+            request_timeout=_REQUEST_S,
+        )
+        return {at: futures[place] for at, place in places.items()}
+
+    def offsets(
+        self, asked: Mapping[TopicPartition, Future[Any]], within_s: float = _REQUEST_S
+    ) -> dict[TopicPartition, int]:
+        """The answers, when they are there. Raises Unavailable."""
+        names = ", ".join(sorted({at.topic for at in asked}))
+        with translated(f"the offsets of {names} could not be read", self.heard):
+            return {at: result.offset for at, result in self._answers(asked, within_s).items()}
+
+    def trim(self, at: TopicPartition, before: int) -> None:
+        """Forget records below an offset."""
+        with translated(f"{at} could not be trimmed", self.heard):
+            self._answers(self._client.delete_records([self.place(at, before)], request_timeout=_REQUEST_S))
+
+    def _answers(self, asked: Mapping[Any, Future[Any]], within_s: float = _REQUEST_S) -> dict[Any, Any]:
+        deadline = time.monotonic() + within_s
+        try:
+            return {
+                key: future.result(max(0.0, deadline - time.monotonic())) for key, future in asked.items()
+            }
+        except FutureTimeoutError:
+            raise Unavailable(f"the brokers did not answer within {within_s:g} s{self.heard}") from None
+
+
+def _settled(ask: Callable[[], T]) -> T:
+    """Ask again for a while if a partition has no leader, as when it was just made."""
+    deadline = time.monotonic() + _ELECTION_S
+    while True:
+        try:
+            return ask()
+        except Unavailable:
+            if time.monotonic() >= deadline:
+                raise
+        threading.Event().wait(_LOOK_S)

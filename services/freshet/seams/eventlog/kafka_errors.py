@@ -1,0 +1,81 @@
+"""Kafka's errors as freshet's families: what the caller should do about them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import structlog
+from confluent_kafka import KafkaError, KafkaException
+
+from freshet.errors import ConfigError, DataLost, Fenced, FreshetError, TooLarge, Unavailable
+
+__all__ = ["Heard", "family", "translated"]
+
+_log = structlog.get_logger(__name__)
+
+FENCED = frozenset({KafkaError._FENCED, KafkaError.PRODUCER_FENCED, KafkaError.INVALID_PRODUCER_EPOCH})
+LOST = frozenset({KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE, KafkaError._LOG_TRUNCATION})
+TOO_LARGE = frozenset({KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE})
+FORBIDDEN = frozenset(
+    {
+        KafkaError.TOPIC_AUTHORIZATION_FAILED,
+        KafkaError.CLUSTER_AUTHORIZATION_FAILED,
+        KafkaError.GROUP_AUTHORIZATION_FAILED,
+        KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+    }
+)
+BAD_SETTING = frozenset({KafkaError._INVALID_ARG, KafkaError.INVALID_CONFIG, KafkaError._CONFLICT})
+UNKNOWN = frozenset(
+    {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION}
+)
+
+
+class Heard:
+    """What a client was last told of its connections, for messages: that is why an answer does not come."""
+
+    def __init__(self) -> None:
+        self._error = ""
+
+    def __call__(self, error: KafkaError) -> None:
+        """librdkafka's `error_cb`."""
+        text = error.str()
+        if text != self._error:
+            _log.warning("kafka", error=text, code=error.name())
+        self._error = text
+
+    def __str__(self) -> str:
+        return f"; last heard: {self._error}" if self._error else ""
+
+
+def family(error: KafkaError, what: str, heard: object = "") -> FreshetError:
+    """The error to raise; `what` says what could not be done, `heard` what else is known."""
+    code, text = error.code(), f"{what}: {error.str()}{heard}"
+    if code in FENCED:
+        return Fenced(f"{text}\n  a later writer of that name was opened: this one must stop")
+    if code in LOST:
+        return DataLost(f"{text}\n  what reads from there must be told to skip it, or start anew")
+    if code in TOO_LARGE:
+        return TooLarge(
+            f"{text}\n  the topic takes smaller records than this writer: raise its max.message.bytes"
+            " (and the brokers' replica.fetch.max.bytes), or lower max_record_bytes in the log's URL"
+        )
+    if code in FORBIDDEN:
+        return ConfigError("event log", "", text, "the right to do so", "add an ACL for this user")
+    if code in BAD_SETTING:
+        return ConfigError(
+            "event log", "", text, "settings that librdkafka takes", "see its CONFIGURATION.md"
+        )
+    return Unavailable(text)
+
+
+@contextmanager
+def translated(what: str, heard: object = "") -> Iterator[None]:
+    """Raise what Kafka's client raises within as our families; an unknown topic as KeyError."""
+    try:
+        yield
+    except KafkaException as error:
+        cause = error.args[0]
+        if cause.code() in UNKNOWN:
+            raise KeyError(f"{what}: {cause.str()}") from None
+        raise family(cause, what, heard) from error
