@@ -5,7 +5,7 @@ import pytest
 
 from freshet.seams.eventlog.sqlite import SqliteEventLog
 from freshet.testing.contracts.batches import BatchStreamContract, Scene
-from tests.unit.embedder.scene import LocalScene, PipelinedScene
+from tests.unit.embedder.scene import LocalScene, PipelinedScene, RemoteScene
 
 
 class TestLocalStream(BatchStreamContract):
@@ -23,4 +23,16 @@ class TestPipelinedStream(BatchStreamContract):
     def scene(self, tmp_path: Path) -> Iterator[Scene]:
         log = SqliteEventLog(tmp_path)
         yield PipelinedScene(log)
+        log.close()
+
+
+class TestRemoteStream(BatchStreamContract):
+    answers_at_once = False
+
+    @pytest.fixture
+    def scene(self, tmp_path: Path) -> Iterator[Scene]:
+        log = SqliteEventLog(tmp_path)
+        scene = RemoteScene(log)
+        yield scene
+        scene.close()
         log.close()

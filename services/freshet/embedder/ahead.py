@@ -38,7 +38,6 @@ class Common:
 
     rows: RowService
     ownership: Callable[[], int]  # see `OwnersChange`
-    dense_applied: Callable[[], Mapping[int, Sequence[int]]]  # Unavailable while the trainer cannot tell
     desk: CreditDesk
     recent: Recent
     maker: Maker
@@ -46,6 +45,7 @@ class Common:
     clock: Clock
     ahead: bool  # False: a lookup waits for `take` (mode `sync`)
     failed: Callable[[BaseException], None]
+    arrived: Callable[[], None]  # a batch is ready
 
 
 @dataclass(slots=True)
@@ -88,6 +88,7 @@ class AheadLane:
         source: Source,
         decoder: BlockDecoder,
         fence: Fence,
+        dense_applied: Callable[[], Mapping[int, Sequence[int]]],
         common: Common,
         *,
         slots: int,
@@ -97,7 +98,7 @@ class AheadLane:
         self.counts = LaneCounts()
         self.stages = Stages(("read", "credit", "decode", "plan"))
         self._index, self._source, self._decoder, self._fence = index, source, decoder, fence
-        self._common, self._slots_left = common, slots
+        self._common, self._dense_applied, self._slots_left = common, dense_applied, slots
         self._changed = threading.Condition()  # guards all below
         self._ready: deque[_Flight] = deque()
         self._out: dict[int, _Flight] = {}  # by the id of their batch, which they hold on to
@@ -224,7 +225,8 @@ class AheadLane:
                     self._step()
                     self._patience.renew()
                 except Unavailable as error:
-                    log.warning("a lane waits", lane=self._index, reason=str(error))
+                    if self._patience.short:  # once, not at every look
+                        log.warning("a lane waits", lane=self._index, reason=str(error))
                     self.void("what it needs cannot be reached")
                     self._patience.rest()
         except BaseException as error:  # takers are told
@@ -282,7 +284,7 @@ class AheadLane:
         first = not self._again_until
         for partition, stop in self._source.positions().items():
             self._again_until[partition] = max(stop, self._again_until.get(partition, 0))
-        told = [common.rows.applied(), common.dense_applied()]
+        told = [common.rows.applied(), self._dense_applied()]
         self._source.rewind(told)
         starts = self._source.positions()
         if all(start >= self._again_until.get(p, 0) for p, start in starts.items()):
@@ -343,6 +345,7 @@ class AheadLane:
             if flight.dropped:
                 self._slots.append(flight.slot)
             self._changed.notify_all()
+        self._common.arrived()
 
     def _look_up_now(self, flight: _Flight, deadline: float) -> bool:
         """Mode `sync`: take the credit and look up on the trainer's thread; False if there is no batch."""

@@ -18,6 +18,11 @@ class Patience:
         self.next_s = SHORTEST_S
         self._cut = threading.Event()
 
+    @property
+    def short(self) -> bool:
+        """Whether the next rest is the first since it went well."""
+        return self.next_s == SHORTEST_S
+
     def rest(self) -> bool:
         """Rest, twice as long as the last time; True if it was cut short."""
         rested = self._cut.wait(self.next_s)

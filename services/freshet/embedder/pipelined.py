@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -27,9 +28,16 @@ __all__ = ["PipelinedStream", "Share"]
 CLOSE_WAIT_S = 5.0
 """How long `close` goes on pushing what was given back. What is left is trained on again after a restart."""
 
+PAUSE_S = 0.005
+"""Between two looks at several lanes, unless rows arrive before."""
+
 MOST_LOOKUPS = 32
 """Lookups that are asked for at once, each by a thread that waits: enough for 5 ms each way at 3,000 batches
 a second."""
+
+
+DenseApplied = Callable[[], Mapping[int, Sequence[int]]]
+"""What the trainer has applied; Unavailable while it cannot tell."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +46,7 @@ class Share:
 
     partitions: Sequence[int]
     fence: Fence  # pushes and batches carry it
+    dense_applied: DenseApplied | None = None  # of the rank that trains on it, if not all lanes have one
 
 
 class PipelinedStream:
@@ -57,25 +66,26 @@ class PipelinedStream:
         log: EventLog,
         rows: RowService,
         decoder: Callable[[], BlockDecoder],
-        dense_applied: Callable[[], Mapping[int, Sequence[int]]],
+        dense_applied: DenseApplied,
         lanes: Sequence[Share],
         clock: Clock,
         batch_rows: int,
         staleness_rows: int,
     ) -> None:
         """Begin to read and look up at once. `dense_applied` may raise Unavailable: it is asked again."""
-        self._topic, self._log = topic, log
+        self._topic, self._log, self._clock = topic, log, clock
+        self._closed = False
         self._desk = CreditDesk(Credits(staleness_rows, sync=spec.train.mode == "sync"))
         self._recent = Recent(spec.serve.gate.samples, clock)
         ahead = spec.train.mode != "sync"
-        in_flight = 1 + staleness_rows // batch_rows if ahead else len(lanes)
+        in_flight = 1 + staleness_rows // batch_rows if ahead else max(1, len(lanes))
         self._lookups = ThreadPoolExecutor(min(MOST_LOOKUPS, in_flight), "look-up")
         self._error: BaseException | None = None
         self._lanes: list[AheadLane] = []
+        self._arrived = threading.Condition()
         common = Common(
             rows,
             rows.ownership if isinstance(rows, OwnersChange) else lambda: 0,
-            dense_applied,
             self._desk,
             self._recent,
             Maker(spec, layout),
@@ -83,6 +93,7 @@ class PipelinedStream:
             clock,
             ahead,
             self._fail,
+            self._notify,
         )
         sizes = Sizes(batch_rows, spec.train.batch_behind_rows, spec.train.batch_wait_ms)
         self._lanes += [
@@ -91,6 +102,7 @@ class PipelinedStream:
                 Source(log, topic, share.partitions, sizes, clock),
                 decoder(),
                 share.fence,
+                share.dense_applied or dense_applied,
                 common,
                 slots=1 + (in_flight if ahead else 1),  # one is decoded while the others are in flight
             )
@@ -111,6 +123,24 @@ class PipelinedStream:
     def give_back(self, lane: int, batch: TrainBatch, gradients: Sequence[F32] | None) -> None:
         """Have a batch's gradients pushed, or return it unused; see the protocol."""
         self._lanes[lane].give_back(batch, gradients)
+
+    def take_of(self, lanes: Sequence[int], wait_s: float) -> tuple[int, TrainBatch] | None:
+        """(The lane, its next batch) of the first of these lanes that has one; None if none has within
+        `wait_s`."""
+        deadline = self._clock.monotonic() + wait_s
+        while True:
+            for lane in lanes:
+                if (batch := self.take(lane, 0.0)) is not None:
+                    return lane, batch
+            left = deadline - self._clock.monotonic()
+            if left <= 0 or self._closed:
+                return None
+            with self._arrived:  # what came between the look and this is seen after the pause
+                self._arrived.wait(min(left, PAUSE_S))
+
+    def settled_lane(self, lane: int, wait_s: float) -> bool:
+        """As `settled`, of one lane."""
+        return self._lanes[lane].settled(wait_s)
 
     def settled(self, wait_s: float) -> bool:
         """Wait until every push of what was given back was answered; see the protocol."""
@@ -152,9 +182,14 @@ class PipelinedStream:
 
     def close(self) -> None:
         """Push what was given back, then free everything. Idempotent."""
+        self._closed = True
         for lane in self._lanes:
             lane.close(CLOSE_WAIT_S)
         self._lookups.shutdown()
+
+    def _notify(self) -> None:
+        with self._arrived:
+            self._arrived.notify_all()
 
     def _fail(self, error: BaseException) -> None:
         self._error = self._error or error

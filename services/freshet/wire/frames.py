@@ -101,9 +101,9 @@ class Part(enum.IntEnum):
     TABLES = 7  # (U,) u8
     VALUES = 8  # (U, S) rows or gradients, in the frame's codec
     SCALES = 9  # (U,) f32: what the codec int8 multiplies each row by
-    POSITIONS = 10  # (N,) u32: row of each occurrence
+    POSITIONS = 10  # (N,) i32: row of each occurrence, -1: none
     FEATURE_STARTS = 11  # (features + 1,) where each feature's occurrences start
-    LIST_ENDS = 12
+    LIST_ENDS = 12  # (lists, B): where each sample's occurrences end
     DENSE = 13  # (B, D) f32
     LABEL_INDEX = 14
     LABEL_VALUE = 15
@@ -115,6 +115,7 @@ class Part(enum.IntEnum):
     SERVED = 21  # one a group
     EXPLORED = 22
     ITEMS = 23
+    LISTS = 24  # (features,) u8: which features of a group are lists
 
 
 _TYPES: Mapping[int, np.dtype[Any]] = {

@@ -1,6 +1,7 @@
 """What a batch stream stands between: blocks that are only their ids, and rows in a dict."""
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -9,16 +10,23 @@ from freshet.clock import SYSTEM_CLOCK
 from freshet.embedder.core import partitions_of_lane
 from freshet.embedder.decoding import DecodedBatch, Places
 from freshet.embedder.pipelined import PipelinedStream, Share
+from freshet.embedder.recent import Recent
+from freshet.embedder.serving import BatchServer, Shape
 from freshet.embedder.stream import LocalStream
 from freshet.features import Decoded, GroupKeys, encode_block, read_blocks
+from freshet.runtime.grpc_server import GrpcServer
 from freshet.seams.batches import BatchStream
+from freshet.seams.batches.frames import Names
+from freshet.seams.batches.remote import RemoteStream, Seat
 from freshet.seams.eventlog.sqlite import SqliteEventLog
 from freshet.seams.rowservice import RowService
+from freshet.seams.transport import Transport
 from freshet.spec.layout import layout_of
 from freshet.spec.parse import parse_spec
 from freshet.testing.contracts.rowservice import BUCKETS, PARTITIONS, WIDTH
 from freshet.testing.reference import ReferenceRowService
 from freshet.types import Append, BytesColumn, Fence
+from freshet.wire.values import RowCodec
 
 SPEC = f"""
 name = "contract"
@@ -128,3 +136,102 @@ class PipelinedScene(LocalScene):
         return PipelinedStream(
             **self.parts(mode), lanes=shares, batch_rows=batch_rows, staleness_rows=staleness_rows
         )
+
+
+NAMES = Names((), ("click",), (WIDTH,))
+
+
+class ServedEmbedder:
+    """A batch server on a free port."""
+
+    def __init__(self, parts: dict[str, Any], owned: Sequence[int], fence: Fence, codec: RowCodec) -> None:
+        self._parts, self._owned, self._fence = parts, owned, fence
+        self.batches = BatchServer(NAMES, codec, self._make)
+        self.server = GrpcServer("127.0.0.1:0", Transport())
+        self.batches.add_to(self.server)
+        self.server.start()
+        self.address = f"127.0.0.1:{self.server.port}"
+
+    def own(self, owned: Sequence[int]) -> None:
+        self._owned = owned
+        self.batches.renew()
+
+    def stop(self) -> None:
+        self.batches.close()
+        self.server.stop(0.0)
+
+    def _make(self, shape: Shape, told: Callable[[int], Any]) -> tuple[PipelinedStream, list[int]]:
+        shares, places = [], []
+        for place in range(shape.places):
+            mine = [p for p in self._owned if p % shape.places == place]
+            if mine:
+                shares.append(Share(mine, self._fence, partial(told, place)))
+                places.append(place)
+        return PipelinedStream(**self._parts, dense_applied=dict, lanes=shares), places
+
+
+class RemoteScene(LocalScene):
+    """The same over gRPC: an embedder that owns every partition, and a trainer's rank."""
+
+    def __init__(self, log: SqliteEventLog, *, codec: RowCodec = RowCodec.FP32) -> None:
+        super().__init__(log)
+        self.codec = codec
+        self.ends: list[Callable[[], None]] = []
+
+    def stream(
+        self, *, lanes: int = 1, batch_rows: int = 8, staleness_rows: int = 1000, mode: str = "hybrid"
+    ) -> RemoteStream:
+        embedder = self.embedder(range(PARTITIONS), batch_rows, staleness_rows, mode=mode)
+        owners = dict.fromkeys(range(PARTITIONS), embedder.address)
+        return self.rank(lambda: owners, lanes=lanes, mode=mode)
+
+    def embedder(
+        self,
+        owned: Sequence[int],
+        batch_rows: int = 8,
+        staleness_rows: int = 1000,
+        *,
+        mode: str = "hybrid",
+        fence: Fence = FENCE,
+    ) -> ServedEmbedder:
+        """One that owns these partitions, and listens."""
+        parts = self.parts(mode)
+        del parts["dense_applied"]
+        sizes = {"batch_rows": batch_rows, "staleness_rows": staleness_rows}
+        embedder = ServedEmbedder({**parts, **sizes}, owned, fence, self.codec)
+        self.ends.append(embedder.stop)
+        return embedder
+
+    def rank(
+        self,
+        owners: Callable[[], Mapping[int, str]],
+        *,
+        lanes: int = 1,
+        mode: str = "hybrid",
+        seat: Fence = FENCE,
+    ) -> RemoteStream:
+        """A trainer of one rank."""
+        parts = self.parts(mode)
+        recent = Recent(self.spec.serve.gate.samples, SYSTEM_CLOCK)
+        stream = RemoteStream(
+            seat=Seat(0, 1, lanes, seat),
+            names=NAMES,
+            partitions=PARTITIONS,
+            owners=owners,
+            transport=Transport(),
+            metadata=(),
+            dense_applied=parts["dense_applied"],
+            remember=recent.add,
+            newest=recent.newest,
+            log=self.log,
+            topic="samples",
+            clock=SYSTEM_CLOCK,
+            ahead=0 if mode == "sync" else 3,
+            codec=self.codec,
+        )
+        self.ends.append(stream.close)
+        return stream
+
+    def close(self) -> None:
+        for end in reversed(self.ends):
+            end()

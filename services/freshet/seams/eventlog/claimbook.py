@@ -219,6 +219,10 @@ class ClaimBook:
         """All of them by name."""
         return dict(self._claims)
 
+    def living(self) -> Mapping[str, Claim]:
+        """Those that stand: not released, and their owner not silent for a lease."""
+        return {what: claim for what, claim in self._claims.items() if not self.claimable(what)}
+
     def silent_s(self, what: str) -> float:
         """For how long its owner has said nothing while the log could be read."""
         return self._silent_s.get(what, 0.0)

@@ -185,6 +185,11 @@ class Claims:
         with self._changed:
             return self._book.claims()
 
+    def living(self) -> Mapping[str, Claim]:
+        """The claims that stand now, as far as this process has read: not released, and with heartbeats."""
+        with self._changed:
+            return self._book.living()
+
     def check(self) -> None:
         """Raise what has stopped the thread, if anything has: DataLost or Corrupt."""
         if self._error is not None:

@@ -1,0 +1,165 @@
+"""The embedder as a process: it claims partitions and serves their samples, with rows, to trainer ranks."""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import structlog
+
+from freshet.clock import Clock
+from freshet.embedder.decoding import BlockDecoder
+from freshet.embedder.ownership import Partitions
+from freshet.embedder.pipelined import PipelinedStream, Share
+from freshet.embedder.serving import BatchServer, Shape
+from freshet.runtime.grpc_server import GrpcServer
+from freshet.runtime.metrics import Metric, Reading
+from freshet.seams.batches.frames import Names
+from freshet.seams.eventlog import EventLog
+from freshet.seams.eventlog.claims import LEASE_S, Claims
+from freshet.seams.rowservice import RowService
+from freshet.spec.layout import Layout, layout_of
+from freshet.spec.model import Spec
+from freshet.types import Fence
+from freshet.wire.values import RowCodec
+
+__all__ = ["EMBEDDER_METRICS", "Embedder", "embedder_readings", "names_of"]
+
+log = structlog.get_logger("freshet.embedder")
+
+LOOK_S = 0.2
+"""Between two looks at who should own what."""
+
+DRAIN_S = 1.0
+"""For answers that are being written; what was given back is pushed before."""
+
+EMBEDDER_METRICS = (
+    Metric("freshet_embedder_partitions", "gauge", "partitions", "Partitions of samples owned."),
+    Metric("freshet_embedder_trainer_lanes", "gauge", "lanes", "Lanes of trainers that are connected."),
+    Metric("freshet_embedder_batches", "counter", "batches", "Batches sent to trainers."),
+    Metric("freshet_embedder_samples", "counter", "samples", "Samples sent to trainers."),
+    Metric("freshet_embedder_sent_bytes", "counter", "bytes", "Of batches sent to trainers."),
+    Metric("freshet_embedder_rows_in_flight", "gauge", "samples", "Samples looked up and not yet applied."),
+    Metric("freshet_embedder_batches_in_flight", "gauge", "batches", "Credits that are taken."),
+    Metric("freshet_embedder_waiting_lanes", "gauge", "lanes", "Lanes that wait for a credit."),
+    Metric("freshet_embedder_rewinds", "counter", "rewinds", "Lanes that began again from what is applied."),
+    Metric("freshet_embedder_void_rows", "counter", "samples", "Samples that were issued again."),
+    Metric("freshet_embedder_lag_blocks", "gauge", "blocks", "Blocks in the log that no batch has covered."),
+)
+
+
+def names_of(spec: Spec, layout: Layout) -> Names:
+    """How many columns a batch of this spec has, and what they are called."""
+    return Names(
+        tuple(spec.train.segments),
+        tuple(label.name for label in spec.labels),
+        tuple(group.width for group in layout.groups),
+    )
+
+
+class Embedder:
+    """One process's worth. `run` blocks until told to stop."""
+
+    def __init__(
+        self,
+        *,
+        spec: Spec,
+        topic: str,
+        log: EventLog,
+        rows: RowService,
+        decoder: Callable[[], BlockDecoder],
+        claims: Claims,
+        server: GrpcServer,
+        name: str,
+        host: str,
+        clock: Clock,
+        codec: RowCodec,
+    ) -> None:
+        """`name` is the seat's; `host` is where trainers reach `server`, which is started by `run`."""
+        self._spec, self._layout, self._topic, self._log = spec, layout_of(spec), topic, log
+        self._rows, self._decoder, self._clock = rows, decoder, clock
+        self._claims, self._server, self._name, self._host = claims, server, name, host
+        self.batches = BatchServer(names_of(spec, self._layout), codec, self._make)
+        self.batches.add_to(server)
+        self._partitions: Partitions | None = None
+        self._rewinds = self._void_rows = 0
+
+    def run(self, stop: threading.Event) -> None:
+        """Serve until `stop`, then push what was given back and let the partitions go.
+
+        Raises:
+            Fenced: another process has taken this one's seat.
+            DataLost, Corrupt: as the log and the row service do; an operator decides.
+        """
+        self._server.start()
+        owner = f"{self._name}@{self._host}:{self._server.port}/{uuid.uuid4().hex}"
+        partitions = Partitions(self._claims, self._name, owner, self._spec.partitions, self._clock)
+        try:
+            partitions.sit(2 * LEASE_S)
+            self._partitions = partitions
+            while not stop.wait(LOOK_S):
+                if partitions.look(self.batches.renew):
+                    self.batches.renew()
+                if self.batches.failed is not None:
+                    raise self.batches.failed
+        finally:
+            self.batches.close()
+            partitions.release()
+            self._server.stop(DRAIN_S)
+
+    def ready(self) -> str | None:
+        """None, or why no batch can come from here."""
+        if self._partitions is None:
+            return "its seat is still held by the process before"
+        return None if self._partitions.fences else "it owns no partition; other embedders do"
+
+    def status(self) -> Mapping[str, Any]:
+        """Figures for `freshet status` and metrics."""
+        stream, batches = self.batches.stream(), self.batches
+        counts = stream.counts() if stream is not None else []
+        return {
+            "partitions": sorted(self._partitions.fences) if self._partitions else [],
+            "trainer_lanes": batches.ranks(),
+            "batches": batches.served_batches,
+            "samples": batches.served_samples,
+            "sent_bytes": batches.served_bytes,
+            "rows_in_flight": stream.desk.rows() if stream else 0,
+            "batches_in_flight": stream.desk.batches() if stream else 0,
+            "waiting_lanes": stream.desk.waiting() if stream else 0,
+            "rewinds": batches.rewinds + sum(c.rewinds for c in counts),
+            "void_rows": batches.void_rows + sum(c.void_rows for c in counts),
+            "lag_blocks": sum(stream.lag().values()) if stream else 0,
+        }
+
+    def _make(
+        self, shape: Shape, told: Callable[[int], Mapping[int, Sequence[int]]]
+    ) -> tuple[PipelinedStream, list[int]]:
+        """A stream over what is owned now: a share for each lane of the trainers and each claim."""
+        shares: dict[tuple[int, Fence], list[int]] = {}
+        for p, fence in (self._partitions.fences if self._partitions else {}).items():
+            shares.setdefault((p % shape.places, fence), []).append(p)
+        train = self._spec.train
+        stream = PipelinedStream(
+            spec=self._spec,
+            layout=self._layout,
+            topic=self._topic,
+            log=self._log,
+            rows=self._rows,
+            decoder=self._decoder,
+            dense_applied=dict,
+            lanes=[Share(mine, fence, partial(told, place)) for (place, fence), mine in shares.items()],
+            clock=self._clock,
+            batch_rows=train.batch_rows,
+            staleness_rows=train.staleness_rows,
+        )
+        return stream, [place for place, _ in shares]
+
+
+def embedder_readings(status: Mapping[str, Any]) -> Mapping[str, Reading]:
+    """Readings of `Embedder.status()`."""
+    told = {**status, "partitions": len(status["partitions"])}
+    prefix = "freshet_embedder_"
+    return {metric.name: float(told[metric.name.removeprefix(prefix)]) for metric in EMBEDDER_METRICS}

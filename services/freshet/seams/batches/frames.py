@@ -1,0 +1,300 @@
+"""Batches and their gradients as frames (`freshet.wire.frames`): the service `Batches`, between trainer and
+embedder.
+
+| stream | request | answer |
+|---|---|---|
+| `Take` | TAKE: NUMBERS (feed, seat, rank, ranks, lanes, lane, wait in ms), APPLIED (the dense vector) | BATCH, empty if none came |
+| `Give` | GRADIENTS, id of the batch: NUMBERS as above, APPLIED, VALUES of each group unless it was not used | GIVEN, flag 1 |
+
+A BATCH holds RANGES, NUMBERS (fence), and the columns of the batch; of each store group VALUES, POSITIONS,
+FEATURE_STARTS, LISTS (u8, a feature: whether it is a list) and LIST_ENDS (lists × samples). What arrives is
+checked here, as native code trusts it: positions lie within the rows, ends rise.
+"""  # noqa: E501  the table
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from freshet.model.inputs import GroupInputs, Labels, ModelInputs
+from freshet.seams.batches import TrainBatch
+from freshet.types import F32, I32, U32, Fence, OffsetRange
+from freshet.wire.frames import BadFrame, Frame, Kind, Part, encode_frame
+from freshet.wire.values import RowCodec, pack_values, unpack_values, value_type
+
+__all__ = [
+    "Asked",
+    "Names",
+    "batch_frame",
+    "batch_of",
+    "empty_frame",
+    "given_frame",
+    "gradients_frame",
+    "gradients_of",
+    "settle_frame",
+    "take_frame",
+]
+
+Sections = dict[tuple[Any, int], NDArray[Any]]
+
+USED, SETTLE = 1, 2
+"""Flags of GRADIENTS: the batch was trained on; and: no gradients, the answer comes when all before are
+acknowledged."""
+DONE = 1
+"""Flag of GIVEN: it was taken; or all is acknowledged."""
+EMPTY, REPLAYED = 1, 2
+"""Flags of BATCH."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """Who asks, for which lane: stands in every request."""
+
+    feed: int  # names one connection of a lane; another one means that the last is gone with what it held
+    seat: Fence  # of the rank's claim; a rank that was replaced is refused
+    rank: int
+    ranks: int
+    lanes: int  # of each rank
+    lane: int  # of this rank
+    wait_ms: int = 0
+
+    @property
+    def place(self) -> int:
+        """Of this lane among all of all ranks: it owns the partitions p with p % (ranks * lanes) == place."""
+        return self.rank * self.lanes + self.lane
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """What a batch's columns are called and how many there are, by the spec; both sides have the same."""
+
+    segments: tuple[str, ...]
+    labels: tuple[str, ...]
+    widths: tuple[int, ...]  # floats of a row, by store group
+
+
+def take_frame(frame_id: int, asked: Asked, applied: Mapping[int, int]) -> bytes:
+    """Ask for a batch."""
+    return encode_frame(Frame(Kind.TAKE, frame_id, sections=_asked(asked, applied)))
+
+
+def gradients_frame(
+    frame_id: int,
+    asked: Asked,
+    applied: Mapping[int, int],
+    batch_id: int,
+    gradients: Sequence[F32] | None,
+    codec: RowCodec,
+) -> bytes:
+    """Give a batch back, with its gradients (U, S) a group, or unused."""
+    sections = _asked(asked, applied)
+    sections[Part.RANGES, 0] = np.array([[batch_id, 0, 0]], np.int64)
+    for g, values in enumerate(gradients or ()):
+        _add_values(sections, g, values, codec)
+    flags = 0 if gradients is None else USED
+    return encode_frame(Frame(Kind.GRADIENTS, frame_id, codec, flags, sections))
+
+
+def settle_frame(frame_id: int, asked: Asked, applied: Mapping[int, int]) -> bytes:
+    """Ask to be told when all that was given back is acknowledged."""
+    return encode_frame(Frame(Kind.GRADIENTS, frame_id, flags=SETTLE, sections=_asked(asked, applied)))
+
+
+def asked_of(frame: Frame, kind: Kind) -> tuple[Asked, dict[int, int]]:
+    """Who asks, and its dense vector {partition: next offset}. Raises BadFrame."""
+    if frame.kind != kind:
+        raise BadFrame(f"expected a frame {kind.name}, found kind {frame.kind}", "shape")
+    feed, seat, rank, ranks, lanes, lane, wait_ms = frame.array(Part.NUMBERS, np.int64, (7,)).tolist()
+    if not (0 <= rank < ranks <= 1 << 16 and 0 <= lane < lanes <= 1 << 10 and 0 <= wait_ms <= 60_000):
+        raise BadFrame(
+            f"a lane: expected rank below ranks, lane below lanes and a wait of a minute at most, found rank "
+            f"{rank} of {ranks}, lane {lane} of {lanes}, {wait_ms} ms",
+            "shape",
+        )
+    applied = frame.array(Part.APPLIED, np.int64, (None, 2)).tolist()
+    return Asked(feed, Fence(seat), rank, ranks, lanes, lane, wait_ms), dict(applied)
+
+
+def gradients_of(frame: Frame, shapes: Sequence[tuple[int, int]]) -> list[F32]:
+    """Gradients (U, S) of each group. Raises BadFrame if they are not of these shapes."""
+    made = []
+    for g, shape in enumerate(shapes):
+        out = np.empty(shape, np.float32)
+        _values_into(frame, g, out)
+        made.append(out)
+    return made
+
+
+def batch_id_of(frame: Frame) -> int:
+    """Which batch is given back. Raises BadFrame."""
+    return int(frame.array(Part.RANGES, np.int64, (1, 3))[0, 0])
+
+
+def given_frame(frame_id: int, *, done: bool = True) -> bytes:
+    """The answer to GRADIENTS."""
+    return encode_frame(Frame(Kind.GIVEN, frame_id, flags=DONE if done else 0))
+
+
+def empty_frame(frame_id: int) -> bytes:
+    """The answer to TAKE where no batch came."""
+    return encode_frame(Frame(Kind.BATCH, frame_id, flags=EMPTY))
+
+
+def batch_frame(frame_id: int, batch_id: int, batch: TrainBatch, names: Names, codec: RowCodec) -> bytes:
+    """A batch; its arrays are copied once."""
+    sections: Sections = {
+        (Part.RANGES, 0): np.array([(r.partition, r.start, r.stop) for r in batch.ranges], np.int64),
+        (Part.NUMBERS, 0): np.array([batch_id, batch.fence], np.int64),
+        (Part.SAMPLE_IDS, 0): batch.sample_ids,
+        (Part.REQUEST_IDS, 0): batch.request_ids,
+        (Part.EVENT_TIMES, 0): batch.event_times_ms,
+    }
+    for i, name in enumerate(names.segments):
+        sections[Part.SEGMENT, i] = batch.segments[name]
+    for i, label in enumerate(names.labels):
+        if label in batch.served:
+            sections[Part.SERVED, i] = batch.served[label]
+    if batch.explored is not None:
+        sections[Part.EXPLORED, 0] = batch.explored
+    if batch.items is not None:
+        sections[Part.ITEMS, 0] = batch.items
+    _add_inputs(sections, batch.inputs, codec)
+    return encode_frame(Frame(Kind.BATCH, frame_id, codec, REPLAYED if batch.replayed else 0, sections))
+
+
+def batch_of(frame: Frame, names: Names, room: Sequence[F32] | None = None) -> tuple[int, TrainBatch] | None:
+    """(Its id, the batch), or None for an empty answer.
+
+    Args:
+        frame: the answer; the batch's columns are views of it.
+        names: of the spec.
+        room: memory for rows, a group; used where it is large enough.
+
+    Raises BadFrame if it is none, or its columns do not fit each other.
+    """
+    if frame.kind != Kind.BATCH:
+        raise BadFrame(f"expected a frame BATCH, found kind {frame.kind}", "shape")
+    if frame.flags & EMPTY:
+        return None
+    batch_id, fence = frame.array(Part.NUMBERS, np.int64, (2,)).tolist()
+    ids = frame.array(Part.SAMPLE_IDS, np.int64)
+    b = (len(ids),)
+    explored = frame.array(Part.EXPLORED, np.bool_, b) if frame.has(Part.EXPLORED) else None
+    items = frame.array(Part.ITEMS, np.uint64, b) if frame.has(Part.ITEMS) else None
+    served = {
+        label: frame.array(Part.SERVED, np.float32, b, group=i)
+        for i, label in enumerate(names.labels)
+        if frame.has(Part.SERVED, i)
+    }
+    return batch_id, TrainBatch(
+        ranges=_ranges(frame),
+        fence=Fence(fence),
+        inputs=_inputs(frame, len(ids), names, room),
+        sample_ids=ids,
+        request_ids=frame.array(Part.REQUEST_IDS, np.uint64, b),
+        event_times_ms=frame.array(Part.EVENT_TIMES, np.int64, b),
+        segments={n: frame.array(Part.SEGMENT, np.uint64, b, group=i) for i, n in enumerate(names.segments)},
+        served=served,
+        replayed=bool(frame.flags & REPLAYED),
+        explored=explored,
+        items=items,
+    )
+
+
+def _asked(asked: Asked, applied: Mapping[int, int]) -> Sections:
+    numbers = (asked.feed, asked.seat, asked.rank, asked.ranks, asked.lanes, asked.lane, asked.wait_ms)
+    return {
+        (Part.NUMBERS, 0): np.array(numbers, np.int64),
+        (Part.APPLIED, 0): np.array(sorted(applied.items()), np.int64).reshape(-1, 2),
+    }
+
+
+def _ranges(frame: Frame) -> tuple[OffsetRange, ...]:
+    try:
+        return tuple(OffsetRange(*r) for r in frame.array(Part.RANGES, np.int64, (None, 3)).tolist())
+    except ValueError as error:
+        raise BadFrame(f"batch: {error}", "shape") from error
+
+
+def _add_inputs(sections: Sections, inputs: ModelInputs, codec: RowCodec) -> None:
+    labels = inputs.labels
+    if labels is None:
+        raise ValueError("a batch to train on has labels")
+    sections[Part.LABEL_INDEX, 0], sections[Part.LABEL_VALUE, 0] = labels.index, labels.value
+    sections[Part.WEIGHTS, 0] = labels.weight
+    if inputs.dense.shape[1]:
+        sections[Part.DENSE, 0] = inputs.dense
+    for g, group in enumerate(inputs.groups):
+        _add_values(sections, g, group.rows, codec)
+        sections[Part.POSITIONS, g], sections[Part.FEATURE_STARTS, g] = group.positions, group.feature_starts
+        lists = [ends for ends in group.list_ends if ends is not None]
+        sections[Part.LISTS, g] = np.array([ends is not None for ends in group.list_ends], np.uint8)
+        if lists and inputs.size:
+            sections[Part.LIST_ENDS, g] = np.stack(lists)
+
+
+def _inputs(frame: Frame, size: int, names: Names, room: Sequence[F32] | None) -> ModelInputs:
+    b = (size,)
+    index = frame.array(Part.LABEL_INDEX, np.uint8, b)
+    if int(index.max(initial=0)) >= len(names.labels):
+        raise BadFrame(f"batch: label {index.max()}, but the spec has {len(names.labels)}", "shape")
+    labels = Labels(
+        index, frame.array(Part.LABEL_VALUE, np.float32, b), frame.array(Part.WEIGHTS, np.float32, b)
+    )
+    dense: F32 = np.empty((size, 0), np.float32)
+    if frame.has(Part.DENSE):
+        dense = frame.array(Part.DENSE, np.float32, (size, None))
+    groups = []
+    for g, width in enumerate(names.widths):
+        given = frame.array(Part.VALUES, value_type(frame.codec), (None, width), group=g)
+        fits = room is not None and len(room[g]) >= len(given)
+        rows = room[g][: len(given)] if room is not None and fits else np.empty(given.shape, np.float32)
+        _values_into(frame, g, rows)
+        groups.append(_group(frame, g, rows, size))
+    return ModelInputs(size, groups, dense, labels)
+
+
+def _group(frame: Frame, g: int, rows: F32, size: int) -> GroupInputs:
+    positions: I32 = frame.array(Part.POSITIONS, np.int32, group=g)
+    starts: U32 = frame.array(Part.FEATURE_STARTS, np.uint32, group=g)
+    is_list = frame.array(Part.LISTS, np.uint8, (max(len(starts) - 1, 0),), group=g)
+    if len(positions) and not -1 <= int(positions.min()) <= int(positions.max()) < len(rows):
+        raise BadFrame(f"batch: positions of group {g} reach beyond its {len(rows)} rows", "shape")
+    counts = np.diff(starts.astype(np.int64))
+    if not len(starts) or starts[0] or starts[-1] != len(positions) or (counts < 0).any():
+        raise BadFrame(
+            f"batch: features of group {g} must start at 0 and end at {len(positions)}, rising", "shape"
+        )
+    lists = int(np.count_nonzero(is_list))
+    ends = np.zeros((lists, size), np.uint32)
+    if lists and size:
+        ends = frame.array(Part.LIST_ENDS, np.uint32, (lists, size), group=g)
+    plain = counts[is_list == 0]
+    last = ends[:, -1] if size else np.zeros(lists, np.uint32)
+    if (
+        (plain != size).any()
+        or (last != counts[is_list != 0]).any()
+        or (np.diff(ends.astype(np.int64)) < 0).any()
+    ):
+        raise BadFrame(f"batch: occurrences of group {g} do not fit its {size} samples", "shape")
+    rest = iter(ends)
+    return GroupInputs(rows, positions, starts, [next(rest) if one else None for one in is_list.tolist()])
+
+
+def _add_values(sections: Sections, group: int, values: F32, codec: RowCodec) -> None:
+    packed, scales = pack_values(values, codec)
+    sections[Part.VALUES, group] = packed
+    if scales is not None:
+        sections[Part.SCALES, group] = scales
+
+
+def _values_into(frame: Frame, group: int, out: F32) -> None:
+    packed = frame.array(Part.VALUES, value_type(frame.codec), out.shape, group=group)
+    scales = None
+    if frame.codec is RowCodec.INT8:
+        scales = frame.array(Part.SCALES, np.float32, (len(out),), group=group)
+    unpack_values(packed, frame.codec, scales, out)

@@ -1,0 +1,425 @@
+"""The batch stream over gRPC: a trainer rank's side of the embedders that own its partitions.
+
+Each lane keeps a feed to every embedder that owns partitions of its own, asks each for batches ahead of time,
+and takes in turn what has come. See `freshet.seams.batches` for what is promised.
+"""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import structlog
+
+from freshet.clock import Clock
+from freshet.errors import ConfigError, Corrupt, DataLost, Fenced, FreshetError, Mismatch
+from freshet.model.inputs import ModelInputs
+from freshet.seams.batches import TrainBatch
+from freshet.seams.batches.frames import (
+    Asked,
+    Names,
+    batch_of,
+    gradients_frame,
+    settle_frame,
+    take_frame,
+)
+from freshet.seams.eventlog import EventLog
+from freshet.seams.rowservice.link import Link
+from freshet.seams.transport import MIB, Transport
+from freshet.types import F32, Fence, TopicPartition
+from freshet.wire.frames import Frame
+from freshet.wire.values import RowCodec
+
+__all__ = ["BATCHES", "RemoteStream", "Seat", "StreamCounts"]
+
+log = structlog.get_logger("freshet.trainer")
+
+BATCHES = "Batches"
+"""The service's name."""
+
+WAIT_MS = 500
+"""How long an embedder holds a request that it has no batch for: it is asked in vain twice a second."""
+
+AGAIN_S = 0.2
+"""Between two attempts to reach an embedder."""
+
+IN_FLIGHT_BYTES = 64 * MIB
+"""Of gradients that an embedder has not taken yet, a lane."""
+
+_ENDS = (ConfigError, Corrupt, DataLost, Mismatch)
+"""What no further attempt can mend. A feed that is fenced ends alone: another embedder has its partitions."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """This rank among all."""
+
+    rank: int
+    ranks: int
+    lanes: int  # of each rank
+    fence: Fence  # of the claim on the seat; embedders serve the newest
+
+
+@dataclass(slots=True)
+class StreamCounts:
+    """What came and went since the stream was made."""
+
+    batches: int = 0
+    samples: int = 0
+    received_bytes: int = 0
+    sent_bytes: int = 0
+    fenced: int = 0  # batches of an embedder that was replaced
+    broken: int = 0  # feeds that ended with an error
+
+
+@dataclass(slots=True, eq=False)
+class _Out:
+    """A batch between `take` and `give_back`."""
+
+    feed: _Feed
+    id: int
+    batch: TrainBatch
+
+
+class RemoteStream:
+    """See `freshet.seams.batches.BatchStream`. One rank; any thread may take and give back."""
+
+    def __init__(
+        self,
+        *,
+        seat: Seat,
+        names: Names,
+        partitions: int,
+        owners: Callable[[], Mapping[int, str]],
+        transport: Transport,
+        metadata: Sequence[tuple[str, str]],
+        dense_applied: Callable[[], Mapping[int, Sequence[int]]],
+        remember: Callable[[ModelInputs], None],
+        newest: Callable[[int], Sequence[ModelInputs]],
+        log: EventLog,
+        topic: str,
+        clock: Clock,
+        ahead: int,
+        codec: RowCodec = RowCodec.FP32,
+    ) -> None:
+        """Connects when batches are taken.
+
+        Args:
+            seat: which lanes are this rank's.
+            names: what the columns are called, by the spec.
+            partitions: of the model.
+            owners: {partition: host:port of its embedder} now; cheap, asked at each take.
+            transport: certificates, token and limits.
+            metadata: the model and its spec's hash, shown with each call.
+            dense_applied: the dense vector; told with each request (PROTOCOL 7).
+            remember, newest: the samples kept for the gate.
+            log, topic: for the lag.
+            clock: for deadlines.
+            ahead: batches asked for before the last was taken; 0: none (mode `sync`).
+            codec: how gradients are sent.
+        """
+        self._seat, self._names, self._partitions, self._owners = seat, names, partitions, owners
+        self._transport, self._metadata = transport, metadata
+        self._dense_applied, self._remember, self._newest = dense_applied, remember, newest
+        self._log, self._topic, self._clock = log, topic, clock
+        self._ahead, self._codec = ahead, codec
+        self._changed = threading.Condition()  # guards all below
+        self._feeds: dict[tuple[int, str], _Feed] = {}
+        self._turns = [0] * seat.lanes
+        self._out: dict[int, _Out] = {}
+        self._fences: dict[int, int] = {}  # partition -> highest seen
+        self._covered: dict[int, int] = {}
+        self._again_at: dict[tuple[int, str], float] = {}
+        self._closed = False
+        self.counts = StreamCounts()
+
+    # --- BatchStream
+
+    def take(self, lane: int, wait_s: float) -> TrainBatch | None:
+        """The lane's next batch, of the embedders in turn; see the protocol."""
+        deadline = self._clock.monotonic() + wait_s
+        while True:
+            feeds = self._feeds_of(lane)
+            for feed in feeds:
+                feed.ask(max(1, self._ahead))
+            self._wait(feeds, deadline)
+            with self._changed:
+                if self._closed:
+                    return None
+                turn = self._turns[lane] = self._turns[lane] + 1
+            for i, _ in enumerate(feeds):
+                taken = feeds[(turn + i) % len(feeds)].pop()
+                if taken is not None and self._is_current(lane, taken):
+                    return taken.batch
+            self._forget_broken()
+            if self._clock.monotonic() >= deadline:
+                return None
+
+    def give_back(self, lane: int, batch: TrainBatch, gradients: Sequence[F32] | None) -> None:
+        """Send a batch's gradients home; see the protocol. A refusal is the embedder's to deal with."""
+        with self._changed:
+            out = self._out.pop(id(batch), None)
+        if out is None:
+            raise ValueError(f"a batch of {batch.ranges} is given back that is not out")
+        if gradients is not None and not batch.replayed:
+            self._remember(batch.inputs)
+        out.feed.give(out.id, gradients)
+        out.feed.recycle([group.rows for group in batch.inputs.groups])
+
+    def settled(self, wait_s: float) -> bool:
+        """Ask the embedders to wait until all is acknowledged; see the protocol."""
+        deadline = self._clock.monotonic() + wait_s
+        with self._changed:
+            feeds = list(self._feeds.values())
+        return all(feed.settled(deadline) for feed in feeds)
+
+    def recent(self, rows: int) -> Sequence[ModelInputs]:
+        """The newest samples given back; see the protocol."""
+        return self._newest(rows)
+
+    def lag(self) -> Mapping[int, int]:
+        """{partition: blocks of this rank's partitions that no batch has covered that was taken}."""
+        dense = self._dense_applied()
+        places = self._seat.ranks * self._seat.lanes
+        first = self._seat.rank * self._seat.lanes
+        lag = {}
+        for p in range(self._partitions):
+            if first <= p % places < first + self._seat.lanes:
+                bounds = self._log.bounds(TopicPartition(self._topic, p))
+                lag[p] = bounds.end - max(self._covered.get(p, 0), *dense.get(p, ()), bounds.start)
+        return lag
+
+    def seconds(self) -> dict[str, float]:
+        """Stages are the embedders' own: none here."""
+        return {}
+
+    def close(self) -> None:
+        """End the connections; embedders issue again what was out. Idempotent."""
+        with self._changed:
+            self._closed = True
+            feeds, self._feeds = list(self._feeds.values()), {}
+            self._changed.notify_all()
+        for feed in feeds:
+            feed.close()
+
+    # --- parts
+
+    def vector(self) -> dict[int, int]:
+        """The dense vector as it is told."""
+        return {p: offsets[0] for p, offsets in self._dense_applied().items()}
+
+    def notify(self) -> None:
+        """Something has come, or a feed has ended."""
+        with self._changed:
+            self._changed.notify_all()
+
+    def put_out(self, out: _Out, size: int) -> None:
+        """A batch is handed over."""
+        with self._changed:
+            self._out[id(out.batch)] = out
+            self.counts.batches += 1
+            self.counts.samples += len(out.batch)
+            self.counts.received_bytes += size
+
+    def _wait(self, feeds: Sequence[_Feed], deadline: float) -> None:
+        """Wait until a feed has news, or the deadline."""
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._closed or any(feed.has_news for feed in feeds),
+                max(0.0, deadline - self._clock.monotonic()),
+            )
+
+    def _is_current(self, lane: int, taken: _Out) -> bool:
+        """Whether no other embedder has claimed a partition of the batch since (a zombie is refused)."""
+        ranges, fence = taken.batch.ranges, int(taken.batch.fence)
+        with self._changed:
+            if all(fence >= self._fences.get(r.partition, fence) for r in ranges):
+                self._fences.update({r.partition: fence for r in ranges})
+                self._covered.update({r.partition: r.stop for r in ranges})
+                return True
+            del self._out[id(taken.batch)]
+            self.counts.fenced += 1
+        log.warning("a batch of an embedder that was replaced is refused", lane=lane, fence=fence)
+        taken.feed.fail(Fenced(f"fence {fence} of {taken.feed.address} is no longer the highest"))
+        return False
+
+    def _feeds_of(self, lane: int) -> list[_Feed]:
+        """A feed to each embedder that owns partitions of the lane; those to others are closed."""
+        places = self._seat.ranks * self._seat.lanes
+        place = self._seat.rank * self._seat.lanes + lane
+        addresses = {a for p, a in self._owners().items() if p % places == place}
+        now = self._clock.monotonic()
+        with self._changed:
+            gone = [key for key in self._feeds if key[0] == lane and key[1] not in addresses]
+            dropped = [self._feeds.pop(key) for key in gone]
+            for address in addresses:
+                key = (lane, address)
+                if key not in self._feeds and now >= self._again_at.get(key, 0.0) and not self._closed:
+                    self._feeds[key] = _Feed(self, lane, address)
+            feeds = [feed for key, feed in sorted(self._feeds.items()) if key[0] == lane]
+        for feed in dropped:
+            feed.close()
+        return feeds
+
+    def _forget_broken(self) -> None:
+        """Close feeds that have ended, to be made anew; raises what no further attempt can mend."""
+        with self._changed:
+            broken = {key: feed for key, feed in self._feeds.items() if feed.error is not None}
+            for key in broken:
+                del self._feeds[key]
+                self._again_at[key] = self._clock.monotonic() + AGAIN_S
+            self.counts.broken += len(broken)
+        for feed in broken.values():
+            feed.close()
+        for feed in broken.values():
+            log.warning("batches of an embedder stay away", embedder=feed.address, reason=str(feed.error))
+            if isinstance(feed.error, _ENDS):
+                raise feed.error
+
+    def feed_link(self, address: str) -> Link:
+        """A connection of one lane's own."""
+        return Link(address, self._transport, BATCHES, self._metadata, in_flight_bytes=IN_FLIGHT_BYTES)
+
+    def asked(self, feed: int, lane: int) -> Asked:
+        """Who asks."""
+        seat = self._seat
+        return Asked(feed, seat.fence, seat.rank, seat.ranks, seat.lanes, lane, WAIT_MS)
+
+    @property
+    def names(self) -> Names:
+        """What columns are called."""
+        return self._names
+
+    @property
+    def codec(self) -> RowCodec:
+        """How gradients are sent."""
+        return self._codec
+
+
+_feed_ids = itertools.count(secrets.randbits(48) << 8)
+"""Feeds of this process; those of another begin elsewhere."""
+
+
+class _Feed:
+    """One lane's connection to one embedder."""
+
+    def __init__(self, stream: RemoteStream, lane: int, address: str) -> None:
+        self.address = address
+        self.error: FreshetError | None = None
+        self._stream = stream
+        self._asked = stream.asked(next(_feed_ids), lane)
+        self._link = stream.feed_link(address)
+        self._lock = threading.Lock()
+        self._requests = 0  # that are not answered
+        self._came: deque[Frame] = deque()
+        self._room: list[list[F32]] = []
+        self._given: Future[Frame] | None = None
+
+    @property
+    def has_news(self) -> bool:
+        """Whether a batch has come, or the feed has ended."""
+        return bool(self._came) or self.error is not None
+
+    def ask(self, ahead: int) -> None:
+        """Have so many requests and answers under way."""
+        while self.error is None:
+            with self._lock:
+                if self._requests + len(self._came) >= ahead:
+                    return
+                self._requests += 1
+            vector = self._stream.vector()
+            answer = self._link.ask("Take", partial(take_frame, asked=self._asked, applied=vector))
+            answer.add_done_callback(self._answered)
+
+    def pop(self) -> _Out | None:
+        """The oldest batch that has come, decoded."""
+        with self._lock:
+            if not self._came:
+                return None
+            frame = self._came.popleft()
+            room = self._room.pop() if self._room else None
+        try:
+            made = batch_of(frame, self._stream.names, room)
+        except FreshetError as error:
+            self.fail(error)
+            return None
+        if made is None:
+            return None
+        out = _Out(self, *made)
+        size = sum(array.nbytes for array in frame.sections.values())
+        self._stream.put_out(out, size)
+        return out
+
+    def give(self, batch_id: int, gradients: Sequence[F32] | None) -> None:
+        """Send gradients home. If they get lost the feed ends: its embedder issues the batch again."""
+        vector, codec = self._stream.vector(), self._stream.codec
+        sent: list[int] = []
+
+        def make(number: int) -> bytes:
+            data = gradients_frame(number, self._asked, vector, batch_id, gradients, codec)
+            sent.append(len(data))
+            return data
+
+        self._given = self._link.ask("Give", make)
+        self._given.add_done_callback(self._taken)
+        self._stream.counts.sent_bytes += sum(sent)
+
+    def recycle(self, rows: list[F32]) -> None:
+        """Use this memory again for a batch to come."""
+        with self._lock:
+            if len(self._room) < 4:
+                self._room.append([_whole(one) for one in rows])
+
+    def settled(self, deadline: float) -> bool:
+        """Whether all that was given back is acknowledged by the deadline."""
+        if self._given is None:
+            return True
+        clock = self._stream._clock
+        while self.error is None and (left := deadline - clock.monotonic()) > 0:
+            vector = self._stream.vector()
+            answer = self._link.ask("Give", partial(settle_frame, asked=self._asked, applied=vector))
+            try:
+                if answer.result(left).flags:
+                    return True
+            except TimeoutError:
+                return False
+            except FreshetError as error:
+                self.fail(error)
+        return False
+
+    def fail(self, error: FreshetError) -> None:
+        """The feed is of no use any more."""
+        self.error = self.error or error
+        self._stream.notify()
+
+    def close(self) -> None:
+        """End the connection. The embedder notices, and issues again what is out."""
+        self._link.close()
+
+    def _answered(self, answer: Future[Frame]) -> None:
+        error = answer.exception()
+        with self._lock:
+            self._requests -= 1
+            if error is None:
+                self._came.append(answer.result())
+        if error is not None:
+            self.fail(error if isinstance(error, FreshetError) else FreshetError(repr(error)))
+        self._stream.notify()
+
+    def _taken(self, answer: Future[Frame]) -> None:
+        error = answer.exception()
+        if error is not None:
+            self.fail(error if isinstance(error, FreshetError) else FreshetError(repr(error)))
+
+
+def _whole(rows: F32) -> F32:
+    """The memory behind rows that are a part of it."""
+    base = rows.base
+    return base if isinstance(base, np.ndarray) and base.ndim == 2 and base.dtype == rows.dtype else rows

@@ -1,0 +1,158 @@
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from freshet.errors import FreshetError
+from freshet.model.inputs import GroupInputs, Labels, ModelInputs
+from freshet.seams.batches import TrainBatch
+from freshet.seams.batches.frames import (
+    Asked,
+    Names,
+    asked_of,
+    batch_frame,
+    batch_of,
+    empty_frame,
+    gradients_frame,
+    gradients_of,
+    take_frame,
+)
+from freshet.types import Fence, OffsetRange
+from freshet.wire.frames import BadFrame, Frame, Kind, Part, decode_frame, encode_frame
+from freshet.wire.values import RowCodec
+
+NAMES = Names(("country",), ("click", "buy"), (3, 1))
+ASKED = Asked(7, Fence(9), 1, 2, 3, 2, 50)
+MAX = 1 << 20
+
+
+def a_batch(b: int = 4, seed: int = 0) -> TrainBatch:
+    rng = np.random.default_rng(seed)
+    ends = np.sort(rng.integers(0, 7, b)).astype(np.uint32)
+    items = int(ends[-1]) if b else 0
+    first = GroupInputs(
+        rng.normal(size=(5, 3)).astype(np.float32),
+        rng.integers(-1, 5, b + items).astype(np.int32),
+        np.array([0, b, b + items], np.uint32),
+        [None, ends],
+    )
+    second = GroupInputs(
+        rng.normal(size=(2, 1)).astype(np.float32),
+        rng.integers(0, 2, b).astype(np.int32),
+        np.array([0, b], np.uint32),
+        [None],
+    )
+    labels = Labels(rng.integers(0, 2, b).astype(np.uint8), np.ones(b, np.float32), np.ones(b, np.float32))
+    return TrainBatch(
+        ranges=(OffsetRange(0, 3, 5), OffsetRange(4, 0, 1)),
+        fence=Fence(12),
+        inputs=ModelInputs(b, [first, second], rng.normal(size=(b, 2)).astype(np.float32), labels),
+        sample_ids=rng.integers(-9, 9, b),
+        request_ids=rng.integers(0, 9, b).astype(np.uint64),
+        event_times_ms=np.arange(b) + 1_700_000_000_000,
+        segments={"country": rng.integers(0, 9, b).astype(np.uint64)},
+        served={"buy": rng.random(b).astype(np.float32)},
+        replayed=True,
+        explored=rng.random(b) < 0.5,
+        items=rng.integers(0, 9, b).astype(np.uint64),
+    )
+
+
+@pytest.mark.parametrize("b", [1, 4, 100])
+def test_a_batch_comes_back_as_it_was_sent(b):
+    sent = a_batch(b)
+    data = batch_frame(3, 99, sent, NAMES, RowCodec.FP32)
+    made = batch_of(decode_frame(data, max_bytes=MAX), NAMES)
+    assert made is not None
+    number, batch = made
+    assert (number, batch.ranges, batch.fence, batch.replayed) == (99, sent.ranges, 12, True)
+    for name in ("sample_ids", "request_ids", "event_times_ms", "explored", "items"):
+        np.testing.assert_array_equal(getattr(batch, name), getattr(sent, name))
+    np.testing.assert_array_equal(batch.segments["country"], sent.segments["country"])
+    assert batch.served.keys() == {"buy"}
+    np.testing.assert_array_equal(batch.inputs.dense, sent.inputs.dense)
+    for got, group in zip(batch.inputs.groups, sent.inputs.groups, strict=True):
+        np.testing.assert_array_equal(got.rows, group.rows)
+        np.testing.assert_array_equal(got.positions, group.positions)
+        np.testing.assert_array_equal(got.feature_starts, group.feature_starts)
+        for one, other in zip(got.list_ends, group.list_ends, strict=True):
+            np.testing.assert_array_equal([] if one is None else one, [] if other is None else other)
+
+
+def test_an_empty_answer_is_no_batch():
+    assert batch_of(decode_frame(empty_frame(1), max_bytes=MAX), NAMES) is None
+
+
+def test_who_asks_and_the_dense_vector_arrive():
+    asked, applied = asked_of(decode_frame(take_frame(5, ASKED, {0: 7, 3: 9}), max_bytes=MAX), Kind.TAKE)
+    assert (asked, applied) == (ASKED, {0: 7, 3: 9})
+    assert asked.place == 5
+
+
+def test_gradients_of_another_shape_than_the_batch_are_refused():
+    sent = [np.ones((5, 3), np.float32)]
+    frame = decode_frame(gradients_frame(5, ASKED, {}, 1, sent, RowCodec.FP32), max_bytes=MAX)
+    np.testing.assert_array_equal(gradients_of(frame, [(5, 3)])[0], sent[0])
+    with pytest.raises(BadFrame):
+        gradients_of(frame, [(6, 3)])
+
+
+WRONG: dict[str, tuple[Part, int, NDArray[Any]]] = {
+    "positions beyond the rows": (Part.POSITIONS, 1, np.array([0, 2, 0, 0], np.int32)),
+    "positions below none": (Part.POSITIONS, 1, np.array([0, -2, 0, 0], np.int32)),
+    "a feature with too few occurrences": (Part.FEATURE_STARTS, 1, np.array([0, 3], np.uint32)),
+    "features that do not start at 0": (Part.FEATURE_STARTS, 1, np.array([1, 4], np.uint32)),
+    "a label that the spec has not": (Part.LABEL_INDEX, 0, np.array([0, 2, 0, 0], np.uint8)),
+    "lists that fall": (Part.LIST_ENDS, 0, np.array([[3, 2, 6, 6]], np.uint32)),
+    "lists that end elsewhere": (Part.LIST_ENDS, 0, np.array([[0, 0, 0, 99]], np.uint32)),
+    "a range that is none": (Part.RANGES, 0, np.array([[0, 5, 5]], np.int64)),
+    "times of fewer samples": (Part.EVENT_TIMES, 0, np.zeros(3, np.int64)),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_columns_that_do_not_fit_are_refused(what):
+    good = decode_frame(batch_frame(3, 99, a_batch(), NAMES, RowCodec.FP32), max_bytes=MAX)
+    part, group, array = WRONG[what]
+    bad = Frame(good.kind, good.id, good.codec, good.flags, {**good.sections, (part, group): array})
+    with pytest.raises(BadFrame):
+        batch_of(decode_frame(encode_frame(bad), max_bytes=MAX), NAMES)
+
+
+@given(
+    st.integers(0, 30),
+    st.sampled_from(list(Part)),
+    st.integers(0, 2),
+    st.sampled_from(["u1", "<u4", "<i4", "<i8", "<u8", "<f4", "?"]),
+    st.lists(st.integers(0, 6), min_size=1, max_size=2),
+    st.integers(0, 2**32 - 1),
+)
+def test_whatever_arrives_is_a_batch_that_fits_or_is_refused(kind, part, group, dtype, shape, seed):
+    good = decode_frame(batch_frame(3, 99, a_batch(), NAMES, RowCodec.FP32), max_bytes=MAX)
+    size = int(np.prod(shape)) * np.dtype(dtype).itemsize
+    raw = np.random.default_rng(seed).integers(0, 2 if dtype == "?" else 256, size).astype(np.uint8)
+    array = raw.view(dtype).reshape(shape)
+    bad = Frame(good.kind, kind, good.codec, 0, {**good.sections, (part, group): array})
+    try:
+        made = batch_of(bad, NAMES)
+    except FreshetError:
+        return
+    assert made is not None
+    for one in made[1].inputs.groups:
+        assert -1 <= one.positions.min(initial=-1) <= one.positions.max(initial=-1) < max(len(one.rows), 1)
+        assert one.feature_starts[-1] == len(one.positions)
+
+
+@given(st.sampled_from(list(Part)), st.lists(st.integers(-(2**63), 2**63 - 1), max_size=9))
+def test_whoever_asks_is_a_lane_that_can_be_or_is_refused(part, numbers):
+    good = decode_frame(take_frame(5, ASKED, {0: 7}), max_bytes=MAX)
+    bad = Frame(good.kind, 1, good.codec, 0, {**good.sections, (part, 0): np.array(numbers, np.int64)})
+    try:
+        asked, _ = asked_of(bad, Kind.TAKE)
+    except FreshetError:
+        return
+    assert 0 <= asked.rank < asked.ranks
+    assert 0 <= asked.lane < asked.lanes

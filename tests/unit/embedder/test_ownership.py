@@ -1,0 +1,134 @@
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from freshet.clock import SYSTEM_CLOCK
+from freshet.embedder.ownership import address_of, embedders_of, mine
+from freshet.embedder.service import EMBEDDER_METRICS, Embedder, embedder_readings
+from freshet.errors import Fenced
+from freshet.runtime.grpc_server import GrpcServer
+from freshet.seams.eventlog.claims import Claims
+from freshet.seams.eventlog.sqlite import SqliteEventLog
+from freshet.seams.transport import Transport
+from freshet.testing.contracts.batches import gradients_of
+from freshet.testing.contracts.rowservice import PARTITIONS
+from freshet.wire.values import RowCodec
+from tests.unit.embedder.scene import IdDecoder, RemoteScene
+
+DEADLINE_S = 20.0
+LEASE_S = 0.6
+
+
+def test_partitions_are_dealt_evenly_and_each_to_one():
+    seats = ["embedder:a", "embedder:b", "embedder:c"]
+    shares = [mine(seats, seat, 8) for seat in seats]
+    assert set().union(*shares) == set(range(8))
+    assert sorted(map(len, shares)) == [2, 3, 3]
+    assert mine(seats, "embedder:gone", 8) == set()
+
+
+def test_an_owner_says_where_it_is_reached():
+    assert address_of("a@10.0.0.1:7021/abc") == "10.0.0.1:7021"
+    assert address_of("trainer-17") == ""
+
+
+class Process:
+    """An embedder with claims of its own, in a thread."""
+
+    def __init__(self, scene: RemoteScene, name: str, *, heartbeat_s: float = 0.1) -> None:
+        self.claims = Claims(scene.log, "control", lease_s=LEASE_S, heartbeat_s=heartbeat_s)
+        self.server = GrpcServer("127.0.0.1:0", Transport())
+        self.embedder = Embedder(
+            spec=scene.spec,
+            topic="samples",
+            log=scene.log,
+            rows=scene.rows,
+            decoder=IdDecoder,  # type: ignore[arg-type]
+            claims=self.claims,
+            server=self.server,
+            name=name,
+            host="127.0.0.1",
+            clock=SYSTEM_CLOCK,
+            codec=RowCodec.FP32,
+        )
+        self.stop = threading.Event()
+        self.error: Exception | None = None
+        self.thread = threading.Thread(target=self._run)
+        self.thread.start()
+
+    def _run(self) -> None:
+        try:
+            self.embedder.run(self.stop)
+        except Exception as error:
+            self.error = error
+
+    def end(self) -> None:
+        self.stop.set()
+        self.thread.join()
+        self.claims.close()
+
+    @property
+    def owned(self) -> list[int]:
+        return list(self.embedder.status()["partitions"])
+
+
+@pytest.fixture
+def scene(tmp_path: Path):
+    log = SqliteEventLog(tmp_path)
+    log.create_topic("control", partitions=1)
+    scene = RemoteScene(log)
+    yield scene
+    scene.close()
+    log.close()
+
+
+def wait_until(condition) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_embedders_share_partitions_and_take_over_from_each_other_while_a_rank_trains(scene):
+    for i in range(60):
+        scene.append(i % 2, [i])
+    watching = Claims(scene.log, "control", lease_s=LEASE_S, heartbeat_s=0.1)
+    stream = scene.rank(lambda: embedders_of(watching.living()))
+
+    def train(until: int) -> None:
+        deadline = time.monotonic() + DEADLINE_S
+        while sum(o[0] for o in scene.rows.applied().values()) < until:
+            assert time.monotonic() < deadline, f"rows stand at {scene.rows.applied()}"
+            if (batch := stream.take(0, 0.02)) is not None:
+                stream.give_back(0, batch, gradients_of(batch))
+
+    first = Process(scene, "a")
+    wait_until(lambda: first.owned == list(range(PARTITIONS)))
+    train(20)
+    second = Process(scene, "b")
+    wait_until(lambda: (first.owned, second.owned) == ([0], [1]))
+    train(40)
+    first.end()
+    wait_until(lambda: second.owned == [0, 1])
+    train(60)
+
+    readings = embedder_readings(second.embedder.status())
+    assert readings.keys() == {metric.name for metric in EMBEDDER_METRICS}
+    assert readings["freshet_embedder_samples"] != 0
+    second.end()
+    watching.close()
+    assert first.error is None
+    assert second.error is None
+
+
+def test_an_embedder_whose_seat_was_taken_while_it_was_silent_stops(scene):
+    silent = Process(scene, "a", heartbeat_s=1000.0)
+    wait_until(lambda: silent.owned == [0, 1])
+    heir = Process(scene, "a")
+    silent.thread.join(DEADLINE_S)
+    assert isinstance(silent.error, Fenced)
+    wait_until(lambda: heir.owned == [0, 1])
+    heir.end()
+    silent.end()
