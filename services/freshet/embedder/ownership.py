@@ -63,7 +63,7 @@ class Partitions:
     @property
     def fences(self) -> Mapping[int, Fence]:
         """{partition held: the fence of its claim}."""
-        return {p: held.fence for p, held in sorted(self._held.items()) if not held.lost.is_set()}
+        return {p: held.fence for p, held in sorted(self._held.items()) if _name(p) in held.things}
 
     def look(self, letting_go: Callable[[], None]) -> bool:
         """Claim and let go as the living seats ask for; True if what is held has changed.
@@ -78,18 +78,16 @@ class Partitions:
         living = self._claims.living()
         seats = sorted((c.fence, what) for what, c in living.items() if what.startswith(SEAT))
         wanted = mine([what for _, what in seats], self.seat, self._partitions)
-        lost = [p for p, held in self._held.items() if held.lost.is_set()]
-        spare = [p for p in self._held if p not in wanted and p not in lost]
-        going = {p: self._held.pop(p) for p in [*lost, *spare]}  # first: nothing may begin with them again
+        kept = wanted & self.fences.keys()
+        going = {p: self._held.pop(p) for p in self._held.keys() - kept}  # nothing may begin with them again
         if going:
             letting_go()
-        for held in going.values():
-            held.release()
-        free = [p for p in sorted(wanted - self._held.keys()) if f"{PARTITION}{p}" not in living]
-        claimed = [p for p in free if self._claim(p)]
-        if lost or spare or claimed:
+        for p, held in going.items():
+            held.release([_name(p)])
+        claimed = self._claim([p for p in sorted(wanted - kept) if _name(p) not in living])
+        if going or claimed:
             log.info("partitions", held=sorted(self._held), seats=len(seats))
-        return bool(lost or spare or claimed)
+        return bool(going or claimed)
 
     def release(self) -> None:
         """Let go of everything."""
@@ -97,11 +95,19 @@ class Partitions:
             held.release()
         self._held.clear()
 
-    def _claim(self, partition: int) -> bool:
-        what = f"{PARTITION}{partition}"
-        try:
-            self._held[partition] = self._claims.acquire(what, self._owner, self._clock.monotonic() + CLAIM_S)
-        except Unavailable as error:
-            log.info("a partition went to another embedder", partition=partition, reason=str(error))
+    def _claim(self, free: Sequence[int]) -> bool:
+        """Claim partitions together, so that they have one fence and share batches; True if it went well."""
+        if not free:
             return False
+        deadline = self._clock.monotonic() + CLAIM_S
+        try:
+            held = self._claims.acquire_all([_name(p) for p in free], self._owner, deadline)
+        except Unavailable as error:
+            log.info("partitions went to another embedder", partitions=free, reason=str(error))
+            return False
+        self._held.update(dict.fromkeys(free, held))
         return True
+
+
+def _name(partition: int) -> str:
+    return f"{PARTITION}{partition}"
