@@ -3,7 +3,8 @@
 Forward, backward and Adam of an MLP 432-512-256-1 in torch (429 inputs padded to 16), on input that lies in
 memory. Four variants: `nn.Linear` or a linear by oneDNN (torch's own fp32 may take a slower path), by one
 lane of as many threads as there are cores or by lanes of one thread that sum gradients and step once. The
-roofline is the fastest. Each runs in a process of its own, and our figures are taken without torch.
+roofline is the fastest. Each runs in a process of its own, or, to save torch's loading, all one after the
+other; our figures are taken without torch.
 """
 
 from __future__ import annotations
@@ -163,9 +164,12 @@ def measure(variant: str, precision: str, rows: int, seconds: float) -> float:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--variant", choices=list(VARIANTS), required=True)
+    parser.add_argument(
+        "--variant", choices=list(VARIANTS), nargs="+", required=True, help="measured in this order"
+    )
     parser.add_argument("--precision", choices=("bf16", "fp32"), required=True)
     parser.add_argument("--rows", type=int, default=2048, help="of a lane")
     parser.add_argument("--seconds", type=float, default=3.0)
     options = vars(parser.parse_args())
-    print(json.dumps({"samples_per_s": measure(**options)}))
+    chosen = options.pop("variant")
+    print(json.dumps({name: measure(name, **options) for name in chosen}))
