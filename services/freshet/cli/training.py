@@ -28,6 +28,8 @@ from freshet.spec.layout import layout_of
 from freshet.spec.model import Spec
 from freshet.spec.outcomes import check_outcomes
 from freshet.trainer.core import DenseLedger
+from freshet.trainer.course import OneRank
+from freshet.trainer.leveling import Progress
 from freshet.trainer.pins import Pins
 from freshet.trainer.quality import Quality
 from freshet.trainer.service import Trainer
@@ -145,19 +147,22 @@ class Training:
             pinned=pins.pin,
         )
         self.quality = quality
+        progress = Progress(
+            steps=start.step if start else 0, event_time_ms=start.event_time_ms if start else 0
+        )
         self.trainer = Trainer(
             spec=spec,
             model=model,
-            stream=self.stream,
+            course=OneRank(
+                self.stream, model, self.ledger, lanes, spec.train.batch_wait_ms / 1000, progress.steps
+            ),
             ledger=self.ledger,
             quality=quality,
             versioner=versioner,
             writer=writer,
             measures_topic=topics.measures,
             clock=clock,
-            lanes=lanes,
-            step=start.step if start else 0,
-            event_time_ms=start.event_time_ms if start else 0,
+            progress=progress,
         )
         if start is None:
             versioner.first(self.trainer.snapshot())

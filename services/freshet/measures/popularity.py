@@ -10,7 +10,8 @@ own; with an eighth, 88 %.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from numpy.typing import NDArray
 
 from freshet.types import F32, F64, I64, U8, U64
 
-__all__ = ["Popularity"]
+__all__ = ["Popularity", "Tally"]
 
 SLOTS = 1 << 16
 """For each label: 1 MiB of sums and at most 6 MiB of snapshots of them (`SNAPSHOTS`)."""
@@ -34,6 +35,26 @@ PRIOR = 20.0
 count outweighs it after one true sample."""
 
 NEVER = -(1 << 62)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Tally:
+    """Samples counted apart from a table; N of them have an item, L labels."""
+
+    at: I64  # (N,) slot of each
+    sums: F64  # (N, 2) w, w y
+    overall: F64  # (L, 2) Σ w, Σ w y of all samples
+    clock_ms: int  # the newest moment before which one of them cannot have been known
+
+    @classmethod
+    def join(cls, tallies: Sequence[Tally]) -> Tally:
+        """All of them as one; there is at least one."""
+        at = np.concatenate([tally.at for tally in tallies])
+        slots, place = np.unique(at, return_inverse=True)
+        sums = np.concatenate([tally.sums for tally in tallies])
+        columns = [np.bincount(place, sums[:, i], len(slots)) for i in range(2)]
+        overall: F64 = np.sum([tally.overall for tally in tallies], axis=0)
+        return cls(slots, np.column_stack(columns), overall, max(tally.clock_ms for tally in tallies))
 
 
 class Popularity:
@@ -80,18 +101,29 @@ class Popularity:
             known_ms: (B,) event times, the earliest at which each sample can have been decided: later than
                 it was served.
         """
-        if not len(items):
-            return
+        if len(items):
+            self.take(self.tally(items, label, value, weight, known_ms))
+
+    def tally(self, items: U64, label: U8, value: F32, weight: F32, known_ms: I64) -> Tally:
+        """What `add` adds, apart: for who counts for others. Of at least one sample."""
         w, wy = weight.astype(np.float64), weight.astype(np.float64) * value
         good = np.isfinite(wy)
         w, wy = np.where(good, w, 0.0), np.where(good, wy, 0.0)
         labels = len(self._overall)
-        self._overall += np.column_stack([np.bincount(label, w, labels), np.bincount(label, wy, labels)])
         own = items != 0
-        at = self._at(items[own], label[own])
-        np.add.at(self._weight, at, w[own])
-        np.add.at(self._labelled, at, wy[own])
-        self._clock_ms = max(self._clock_ms, int(known_ms.max()))
+        return Tally(
+            self._at(items[own], label[own]),
+            np.column_stack([w[own], wy[own]]),
+            np.column_stack([np.bincount(label, w, labels), np.bincount(label, wy, labels)]),
+            int(known_ms.max()),
+        )
+
+    def take(self, tally: Tally) -> None:
+        """Add what was counted apart, for as many labels and slots."""
+        self._overall += tally.overall
+        np.add.at(self._weight, tally.at, tally.sums[:, 0])
+        np.add.at(self._labelled, tally.at, tally.sums[:, 1])
+        self._clock_ms = max(self._clock_ms, tally.clock_ms)
         if not len(self._taken_ms) or self._clock_ms >= self._taken_ms[-1] + self.interval_ms:
             self._take()
 

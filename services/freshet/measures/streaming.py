@@ -145,14 +145,26 @@ class Measures:
         return overall
 
     def merge(self, other: Measures) -> None:
-        """Add another's sums, of the same labels and segments; its open windows become open here."""
+        """Add another's sums, of the same labels and segments; its open windows become open here, but for
+        those that have been given out."""
         if (self.labels, self.segments, self.window_ms) != (other.labels, other.segments, other.window_ms):
             raise ValueError("measures of other labels, segments or windows cannot be merged")
         self._merge()
         other._merge()
-        self._table = Table.merge([self._table, other._table])
+        late = other._table.keys["window"] < self._closed_ms
+        added = [other._table.where(~late), other._table.where(late).moved_to(TOTAL)]
+        self._table = Table.merge([self._table, *added])
         self._lately = Table.merge([self._lately, other._lately])
         self._newest_ms = max(self._newest_ms, other._newest_ms)
+        self._known = [np.union1d(a, b) for a, b in zip(self._known, other._known, strict=True)]
+
+    def beside(self) -> Self:
+        """Empty ones that tell apart what these do, and close no windows: of samples that are counted
+        elsewhere and merged into these later."""
+        beside = self.view()
+        beside._table, beside._lately = Table.empty(), Table.empty()
+        beside._waiting, beside._waiting_count, beside._fresh = [], 0, []
+        return beside
 
     def state(self) -> dict[str, NDArray[Any]]:
         """All of it as arrays; independent of later changes."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from freshet.types import OffsetRange
@@ -52,6 +52,12 @@ class DenseLedger:
         if all(r.stop <= self.applied.get(r.partition, 0) for r in ranges):
             return Counts.ALREADY
         return Counts.BACK
+
+    def raise_to(self, vector: Iterable[Sequence[int]]) -> None:
+        """Take over each (partition, offset) that is larger: of ranks that step on their own, in mode
+        `async`."""
+        for partition, offset in vector:
+            self.applied[partition] = max(offset, self.applied.get(partition, 0))
 
     def told(self) -> Mapping[int, Sequence[int]]:
         """The vector in the shape in which stores tell what they have applied."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -18,7 +18,9 @@ from freshet.clock import Stages, summed
 from freshet.errors import Refused
 from freshet.model import DenseModel, Lane, SplitStep, StepResult
 from freshet.seams.batches import BatchStream, TrainBatch
-from freshet.trainer.core import Counts, DenseLedger
+from freshet.trainer.core import Counts
+from freshet.trainer.ranks import RankLost
+from freshet.trainer.rounds import Agreed, Rounds
 
 __all__ = ["Lanes", "Observer"]
 
@@ -35,6 +37,11 @@ class Observer(Protocol):
 
     def stepped(self, step: int, rows: int) -> None:
         """The dense weights and the vector moved; both are at rest until this returns."""
+
+
+IMPATIENT_S = 0.001
+"""The same for a rank that had nothing in the last round while other ranks had something: a rank whose
+partitions are empty must not hold up the others at every step."""
 
 
 STAGES = ("wait", "forward_backward", "step", "tell")
@@ -59,12 +66,16 @@ class _Seat:
 
 @dataclass
 class Lanes:
-    """Runs the rounds of one rank until told to stop; the first error of a lane stops all and is raised by
-    `run`."""
+    """Runs the rounds of one rank until told to stop, or until its ranks agree to end; the first error of a
+    lane stops all and is raised by `run`.
+
+    After RankLost the model, the vector and `step` are those of the last step that was completed, and no
+    batch is out: what was not part of it has been given back unused.
+    """
 
     stream: BatchStream
     model: DenseModel
-    ledger: DenseLedger
+    rounds: Rounds
     observer: Observer
     lanes: int
     wait_s: float  # a rank without data waits at most this long (PROTOCOL 14)
@@ -72,20 +83,23 @@ class Lanes:
     step: int = 0
     _seats: list[_Seat] = field(default_factory=list)
     _error: BaseException | None = None
-    _quit: bool = False
+    _agreed: Agreed = field(default_factory=lambda: Agreed((), steps=False))
     _work: threading.Event = field(default_factory=threading.Event)
     _stepping: Stages = field(default_factory=lambda: Stages(STAGES))
     _ready: _native.Gate = field(default_factory=lambda: _native.Gate(1))
     _done: _native.Gate = field(default_factory=lambda: _native.Gate(1))
     _split: SplitStep | None = None  # the model, if lanes can share its step
     _sharing: SplitStep | None = None  # the model, while they do
+    _summed: Sequence[Lane] = ()  # lanes that hold the sums of the step
     _counted: list[tuple[TrainBatch, StepResult]] = field(default_factory=list)  # of the round that is over
     _over: bool = False
+    _patience_s: float = 0.0  # how long a lane without data waits in this round
 
     def run(self, prepare: Callable[[], None] = lambda: None) -> None:
         """Train until `stop` is set. `prepare` runs in each lane's thread first (torch's thread count,
         say)."""
         self._seats = [_Seat(self.model.lane()) for _ in range(self.lanes)]
+        self._patience_s = self.wait_s
         self._split = self.model if isinstance(self.model, SplitStep) else None  # 5 us: not at every step
         self._ready, self._done = _native.Gate(self.lanes), _native.Gate(self.lanes)
         threads = [
@@ -113,7 +127,7 @@ class Lanes:
                 seat.batch = self._take(index)
                 seat.stages.begin()
                 self._meet(seat, self._ready, self._between)
-                if self._quit:
+                if self._agreed.over:
                     break
                 if seat.batch is not None and seat.verdict is not Counts.BACK:
                     weight = 1.0 if seat.verdict is Counts.WHOLE else 0.0
@@ -121,7 +135,7 @@ class Lanes:
                     seat.stages.mark("forward_backward")
                 self._meet(seat, self._done, self._begin_step)
                 if self._sharing is not None:
-                    self._sharing.step_part(self._lanes_of(), index, self.lanes)
+                    self._sharing.step_part(self._summed, index, self.lanes)
                     seat.stages.mark("step")
                 self._give_back(index, seat)
         except _OtherFailed:
@@ -131,7 +145,7 @@ class Lanes:
             self._ready.abort()
             self._done.abort()
         finally:
-            if seat.batch is not None and seat.result is None and self._error is None:
+            if seat.batch is not None and (self._error is None or isinstance(self._error, RankLost)):
                 self.stream.give_back(index, seat.batch, None)
 
     @staticmethod
@@ -148,15 +162,16 @@ class Lanes:
             seat.stages.begin()
 
     def _take(self, index: int) -> TrainBatch | None:
-        """The lane's batch; gives up after `wait_s`, or as soon as another lane has one and this has not."""
-        waited = 0.0
+        """The lane's batch; gives up when its patience ends, or as soon as another lane has one and this has
+        not."""
+        waited, poll_s = 0.0, min(POLL_S, self._patience_s)
         while not self.stop.is_set():
-            batch = self.stream.take(index, POLL_S)
+            batch = self.stream.take(index, poll_s)
             if batch is not None:
                 self._work.set()
                 return batch
             waited += POLL_S
-            if waited >= self.wait_s or self._work.is_set():
+            if waited >= self._patience_s or self._work.is_set():
                 return None
         return None
 
@@ -165,9 +180,10 @@ class Lanes:
         self._tell()
         self._work.clear()
         batches = [seat.batch for seat in self._seats]
-        self._quit = self.stop.is_set() and not any(batches)
-        offered = [None if b is None else b.ranges for b in batches]
-        for seat, verdict in zip(self._seats, self.ledger.decide(offered), strict=True):
+        self._agreed = self.rounds.agree(self.step, batches, stopping=self.stop.is_set())
+        held_up = self._agreed.others and not any(seat.batch is not None for seat in self._seats)
+        self._patience_s = min(IMPATIENT_S, self.wait_s) if held_up else self.wait_s
+        for seat, verdict in zip(self._seats, self._agreed.verdicts, strict=True):
             seat.verdict, seat.result = verdict, None
 
     def _begin_step(self) -> None:
@@ -178,15 +194,16 @@ class Lanes:
             for seat in self._seats
             if seat.batch is not None and seat.verdict is Counts.WHOLE and seat.result is not None
         ]
-        self._over = True
         self._sharing = None
-        if any(len(batch) for batch, _ in self._counted):
+        if self._agreed.steps:
+            self._summed = self.rounds.reduce([seat.lane for seat in self._seats])
             self.step += 1
             if self._split is not None:
-                self._split.begin_step(self._lanes_of())
+                self._split.begin_step(self._summed)
                 self._sharing = self._split
             else:
-                self.model.step(self._lanes_of())
+                self.model.step(self._summed)
+        self._over = True
         self._stepping.mark("step")
 
     def _tell(self) -> None:
@@ -198,9 +215,6 @@ class Lanes:
         self.observer.stepped(self.step, sum(len(batch) for batch, _ in self._counted))
         self._counted, self._over = [], False
         self._stepping.mark("tell")
-
-    def _lanes_of(self) -> list[Lane]:
-        return [seat.lane for seat in self._seats]
 
     def _give_back(self, index: int, seat: _Seat) -> None:
         batch, result = seat.batch, seat.result

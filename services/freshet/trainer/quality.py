@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from freshet.measures import SOURCES, Figures, LabelKind, Measures, Popularity
+from freshet.measures.popularity import Tally
 from freshet.model.inputs import Labels
 from freshet.seams.batches import TrainBatch
 from freshet.spec.model import Spec
@@ -48,6 +49,9 @@ class Quality:
     """Measures of every sample, by where its prediction comes from: `freshet.measures.SOURCES`.
 
     `add` and `state` are the lanes', in step with the dense weights; the rest may be called from any thread.
+
+    Of a rank among others (`share`) samples are counted apart: each rank tells what it has counted since it
+    last did (`increment`), and takes in what all have told (`merge`), so that each has the figures of all.
     """
 
     def __init__(self, spec: Spec) -> None:
@@ -68,6 +72,8 @@ class Quality:
         explore = spec.serve.explore
         self._explores = explore.policy != "none" and explore.share > 0
         self._names = [label.name for label in spec.labels]
+        self._own: dict[str, Measures] | None = None  # of a rank among others: not yet told
+        self._tallies: list[Tally] = []  # likewise
         self._lock = threading.Lock()  # guards all of it but what waits; taken first
         self._adding = threading.Lock()  # guards what waits
         self._waiting: list[tuple[TrainBatch, F32]] = []
@@ -91,6 +97,46 @@ class Quality:
         """Count what has been added; any thread may do that."""
         with self._lock:
             self._count()
+
+    def share(self, shared: bool) -> None:
+        """Whether this is one of several ranks from now on; what was counted apart is kept."""
+        with self._lock:
+            self._count()
+            if shared:
+                self._own = self._own or self._beside_all()
+            elif self._own is not None:
+                own, self._own = self._own, None
+                for name, measures in own.items():
+                    self._of[name].merge(measures)
+                self._take_tallies(self._tallies)
+                self._tallies = []
+
+    def increment(self) -> dict[str, NDArray[Any]]:
+        """What was counted apart since the last call, as arrays; empty if nothing was."""
+        with self._lock:
+            self._count()
+            if self._own is None or not (self._tallies or any(m.windows() for m in self._own.values())):
+                return {}
+            arrays = {
+                f"{name}/{key}": array for name, m in self._own.items() for key, array in m.state().items()
+            }
+            if self._tallies:
+                arrays |= _arrays(Tally.join(self._tallies))
+            self._own, self._tallies = self._beside_all(), []
+            return arrays
+
+    def merge(self, increments: Sequence[Mapping[str, NDArray[Any]]]) -> None:
+        """Take in what the ranks have told, in rank order: all of them come to the same sums."""
+        with self._lock:
+            for arrays in increments:
+                for name, measures in self._of.items():
+                    mine = {k[len(name) + 1 :]: v for k, v in arrays.items() if k.startswith(f"{name}/")}
+                    if mine:
+                        added = measures.beside()
+                        added.load_state(mine)
+                        measures.merge(added)
+                if f"{RATES}/at" in arrays:
+                    self._take_tallies([_tally(arrays)])
 
     def finished_windows(self) -> list[dict[str, Any]]:
         """Windows that have closed since the last call, as records of `<model>.measures`."""
@@ -150,7 +196,19 @@ class Quality:
         self._add(POPULARITY, [part], [(rate, which)])
         at_once = self._early[labels.index] & (labels.value > 0)
         known_ms = times_ms + np.where(at_once, ACTION_MS, self._waits_ms[labels.index])
-        self._popularity.add(items, labels.index, labels.value, labels.weight, known_ms)
+        if len(items):
+            tally = self._popularity.tally(items, labels.index, labels.value, labels.weight, known_ms)
+            if self._own is None:
+                self._popularity.take(tally)
+            else:
+                self._tallies.append(tally)
+
+    def _beside_all(self) -> dict[str, Measures]:
+        return {name: measures.beside() for name, measures in self._of.items()}
+
+    def _take_tallies(self, tallies: Sequence[Tally]) -> None:
+        for tally in tallies:
+            self._popularity.take(tally)
 
     def _count(self) -> None:
         """Count the batches that wait. Under the lock."""
@@ -179,7 +237,7 @@ class Quality:
         def joined(pick: Callable[[_Seen], NDArray[Any]]) -> NDArray[Any]:
             return np.concatenate([_of(pick(part), which) for part, _, which in kept])
 
-        self._of[name].add(
+        (self._own or self._of)[name].add(
             np.concatenate([_of(prediction, which) for _, prediction, which in kept]),
             joined(lambda part: part.labels.index),
             joined(lambda part: part.labels.value),
@@ -212,6 +270,20 @@ class _Seen:
         return cls(
             predictions, labels, batch.event_times_ms, batch.segments, served, known, random, batch.items
         )
+
+
+def _arrays(tally: Tally) -> dict[str, NDArray[Any]]:
+    return {
+        f"{RATES}/at": tally.at,
+        f"{RATES}/sums": tally.sums,
+        f"{RATES}/overall": tally.overall,
+        f"{RATES}/clock": np.array([tally.clock_ms]),
+    }
+
+
+def _tally(arrays: Mapping[str, NDArray[Any]]) -> Tally:
+    at, sums, overall, clock = (arrays[f"{RATES}/{name}"] for name in ("at", "sums", "overall", "clock"))
+    return Tally(at, sums, overall, int(clock[0]))
 
 
 def _segment(name: str) -> Callable[[_Seen], NDArray[Any]]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import queue
 import threading
-from dataclasses import dataclass
 
 import numpy as np
 import orjson
@@ -13,13 +12,17 @@ import structlog
 from freshet.clock import Clock
 from freshet.errors import Unavailable
 from freshet.model import DenseModel, StepResult
-from freshet.seams.batches import BatchStream, TrainBatch
+from freshet.seams.batches import TrainBatch
 from freshet.seams.eventlog import Writer
 from freshet.seams.versions import Manifest
 from freshet.spec.model import Spec
 from freshet.trainer.core import DenseLedger
-from freshet.trainer.lanes import Lanes
+from freshet.trainer.course import Course
+from freshet.trainer.leveling import Progress
 from freshet.trainer.quality import TOGETHER_ROWS, Quality
+from freshet.trainer.ranks import RankGroup
+from freshet.trainer.rounds import EXCHANGE_S
+from freshet.trainer.sharing import SharedMeasures
 from freshet.trainer.versioning import Snapshot, Versioner
 from freshet.types import Append, BytesColumn
 
@@ -31,16 +34,6 @@ WINDOWS_EVERY_S = 1.0
 """How often complete windows of measures are written: a console looks about as often."""
 
 
-@dataclass(slots=True)
-class Progress:
-    """What the trainer has done since it started."""
-
-    samples: int = 0  # trained on, replayed ones too
-    steps: int = 0
-    event_time_ms: int = 0  # newest event learned from
-    version: int = 0  # newest written
-
-
 class Trainer:
     """One rank. `run` trains on the caller's thread (and the lanes' own) until told to stop."""
 
@@ -49,32 +42,32 @@ class Trainer:
         *,
         spec: Spec,
         model: DenseModel,
-        stream: BatchStream,
+        course: Course,
         ledger: DenseLedger,
         quality: Quality,
         versioner: Versioner,
         writer: Writer,
         measures_topic: str,
         clock: Clock,
-        lanes: int,
-        step: int = 0,
-        event_time_ms: int = 0,
+        progress: Progress,
+        shared: SharedMeasures | None = None,
     ) -> None:
-        """`ledger`, `quality` and the model's state are those of the version started from, `step` its
-        step."""
+        """`ledger`, `quality`, `progress` and the model's state are those of the version started from.
+
+        `shared`: what carries the measures, of a rank among others.
+        """
         self._spec, self._model, self._ledger, self._quality = spec, model, ledger, quality
         self._versioner, self._writer, self._topic, self._clock = versioner, writer, measures_topic, clock
         self._due = clock.monotonic() + spec.train.version_interval_ms / 1000
         self._to_measure = threading.Event()
         self._snapshots: queue.Queue[Snapshot | None] = queue.Queue(maxsize=1)
-        self._last_step = step
+        self._shared, self._leads = shared, True
+        self._last_step = progress.steps
         self._failed: Exception | None = None
-        self.progress = Progress(steps=step, event_time_ms=event_time_ms)
+        self.progress = progress
         self.stop = threading.Event()
         self._over = threading.Event()
-        self._lanes = Lanes(
-            stream, model, ledger, self, lanes, spec.train.batch_wait_ms / 1000, self.stop, step
-        )
+        self._course = course
 
     def run(self) -> None:
         """Train until `stop` is set; then write a last version. Raises what a lane or the version writer
@@ -85,9 +78,9 @@ class Trainer:
         measurer.start()
         last: Snapshot | None = None  # a lane that failed leaves a vector ahead of the weights: no version
         try:
-            self._lanes.run()
+            self._course.run(self, self.stop)
             self._tell_windows()
-            last = self.snapshot() if self.progress.steps > self._last_step else None
+            last = self.snapshot() if self._leads and self.progress.steps > self._last_step else None
         finally:
             self._over.set()
             self._to_measure.set()
@@ -113,7 +106,7 @@ class Trainer:
 
     def stage_seconds(self) -> dict[str, float]:
         """How long the lanes have been in each stage of their work, summed over them."""
-        return self._lanes.seconds()
+        return self._course.seconds()
 
     # --- Observer of the lanes
 
@@ -133,7 +126,7 @@ class Trainer:
         now = self._clock.monotonic()
         if self._failed is not None:
             self.stop.set()
-        if step == self._last_step or now < self._due:
+        if not self._leads or step == self._last_step or now < self._due:
             return
         try:
             self._snapshots.put_nowait(self.snapshot())
@@ -142,15 +135,22 @@ class Trainer:
         self._last_step = step
         self._due = now + self._spec.train.version_interval_ms / 1000
 
+    def leveled(self, group: RankGroup) -> None:
+        """A new world: who leads writes versions and measures, under the world's fence."""
+        self._leads, self._versioner.fence = group.rank == 0, group.fence
+
     def _measure(self) -> None:
         """Count what the lanes leave, and write windows that are complete: beside the lanes, which would wait
         for each other meanwhile."""
         due = self._clock.monotonic()
         try:
             while not self._over.is_set():
-                self._to_measure.wait(WINDOWS_EVERY_S)
+                self._to_measure.wait(WINDOWS_EVERY_S if self._shared is None else EXCHANGE_S)
                 self._to_measure.clear()
                 self._quality.count()
+                if self._shared is not None:
+                    self._shared.take_in()
+                    self._shared.prepare()
                 if (now := self._clock.monotonic()) >= due:
                     due = now + WINDOWS_EVERY_S
                     self._tell_windows()
@@ -159,8 +159,10 @@ class Trainer:
             self._failed = error
 
     def _tell_windows(self) -> None:
-        windows = self._quality.finished_windows()
-        if windows:
+        windows = (
+            self._quality.finished_windows()
+        )  # of a rank that does not lead: its figures are the leader's
+        if windows and self._leads:
             values = [orjson.dumps(w, option=orjson.OPT_SERIALIZE_NUMPY) for w in windows]
             try:
                 self._writer.append([Append(self._topic, 0, BytesColumn.of(values))])

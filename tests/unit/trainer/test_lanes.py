@@ -12,6 +12,7 @@ from freshet.model.inputs import ModelInputs
 from freshet.seams.batches import BatchStream, TrainBatch
 from freshet.trainer.core import DenseLedger
 from freshet.trainer.lanes import Lanes
+from freshet.trainer.rounds import AloneRounds
 from freshet.types import Fence, OffsetRange
 
 EMPTY = ModelInputs(1, (), np.empty((1, 0), np.float32), None)
@@ -100,7 +101,8 @@ def run(batches, applied, *, fail_at=None, refuse=()):
     stop, notes, model = threading.Event(), Notes(), CountingModel(fail_at=fail_at)
     stream = Stream([deque(b) for b in batches], stop, refuse=set(refuse))
     ledger = DenseLedger(dict(applied))
-    Lanes(cast(BatchStream, stream), cast(DenseModel, model), ledger, notes, len(batches), 0.02, stop).run()
+    rounds = AloneRounds(ledger)
+    Lanes(cast(BatchStream, stream), cast(DenseModel, model), rounds, notes, len(batches), 0.02, stop).run()
     return stream, model, ledger, notes
 
 

@@ -81,6 +81,10 @@ class Held:
         is only forgotten."""
         self._claims._release(self, self.things if things is None else frozenset(things))
 
+    def forget(self) -> None:
+        """Send no heartbeats for it: for a claim that others judge by other rules than leases."""
+        self._claims._forget(self)
+
     def _lose(self, things: frozenset[str]) -> None:
         self.things -= things
         self.lost.set()
@@ -152,6 +156,32 @@ class Claims:
                     self._beat_due = self._clock.monotonic()
                     return held
 
+    def replace(self, what: str, owner: str, former: Fence | None, deadline: float) -> Held | None:
+        """Claim `what` in place of the claim with the fence `former` (None: there was none), whether or not
+        that one's lease has run out: for who may decide that by other rules. None if another claim came
+        first. A former claim of this process that is renewed so is not lost, only forgotten.
+
+        Raises:
+            Unavailable: what was written could not be read back until the deadline.
+        """
+        with self._changed:
+            renewed = self._held.pop(former, None) if former is not None else None
+        try:
+            fence = Fence(self._append(claim_record(what, owner, former)))
+            with self._changed:
+                while self._next <= fence:
+                    self._wait(deadline, f"the claim of {what} could not be read back")
+                if not self._is_mine(fence, [what]):
+                    return None
+                renewed = None
+                self._held[fence] = held = Held(self, owner, fence, [what])
+                self._beat_due = self._clock.monotonic()
+                return held
+        finally:
+            if renewed is not None:  # the thread tells whether it still stands
+                with self._changed:
+                    self._held[renewed.fence] = renewed
+
     def free(self, things: Iterable[str]) -> list[str]:
         """Those that may be claimed now."""
         with self._changed:
@@ -189,6 +219,12 @@ class Claims:
         """The claims that stand now, as far as this process has read: not released, and with heartbeats."""
         with self._changed:
             return self._book.living()
+
+    def survey(self) -> tuple[Mapping[str, Claim], Mapping[str, Claim]]:
+        """The newest claim of everything, and those whose owners live, of one moment."""
+        with self._changed:
+            claims = self._book.claims()
+            return claims, {what: claim for what, claim in claims.items() if self._book.alive(what)}
 
     def check(self) -> None:
         """Raise what has stopped the thread, if anything has: DataLost or Corrupt."""
@@ -244,6 +280,10 @@ class Claims:
             self._append(release_record(given[0], held.fence))
         elif given:
             self._append(releases_record(given, held.fence))
+
+    def _forget(self, held: Held) -> None:
+        with self._changed:
+            self._held.pop(held.fence, None)
 
     def _append(self, record: bytes) -> int:
         return self._writer.append([Append(self._partition.topic, 0, BytesColumn.of([record]))])[0]

@@ -1,0 +1,206 @@
+"""A rank's place among the others: its seat, the worlds that it is in, and the groups that it steps with."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import structlog
+
+from freshet.clock import SYSTEM_CLOCK, Clock
+from freshet.errors import Unavailable
+from freshet.seams.eventlog.claims import LEASE_S, Claims, Held
+from freshet.trainer.ranks import Alone, RankGroup, RankLost
+from freshet.trainer.world import (
+    WORLD,
+    Standing,
+    World,
+    may_write,
+    read_world,
+    seat_name,
+    seat_of,
+    world_text,
+)
+
+__all__ = ["Membership", "Terms"]
+
+log = structlog.get_logger("freshet.trainer")
+
+LOOK_S = 0.01
+"""Between two looks at what the log says while a world is formed."""
+
+QUIET_S = 10.0
+"""For how long those who wait are not let in after ranks did not meet, times how often that was so."""
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """On what a rank meets others."""
+
+    address: str  # of this host, as other ranks reach it
+    lanes: int  # that this rank would have
+    partitions: int  # of the model
+    form_s: float = LEASE_S  # how long ranks wait for each other when they meet
+    answer_s: float = LEASE_S  # and at each step: who is silent for longer is lost
+
+    def lanes_of(self, ranks: int) -> int:
+        """Lanes of each of so many ranks: no more than there are partitions for."""
+        return max(1, min(self.lanes, self.partitions // ranks))
+
+
+class Membership:
+    """Used by one thread, but for `somebody_waits` and `world`."""
+
+    def __init__(
+        self, claims: Claims, terms: Terms, stop: Callable[[], bool], clock: Clock = SYSTEM_CLOCK
+    ) -> None:
+        """`stop`: whether the process was told to stop, asked while the rank waits for others."""
+        self._claims, self._terms, self._stop, self._clock = claims, terms, stop, clock
+        self._owner = f"{socket.gethostname()}:{os.getpid()}/{uuid.uuid4().hex[:12]}"
+        self._pause = threading.Event()
+        self._held: Held | None = None
+        self._seat = -1
+        self._hosted: object | None = None  # the store of the present world, if this rank hosts it
+        self.world: World | None = None  # that this rank is or was in
+        self._met: set[int] = set()  # seats of the last world whose ranks met
+        self._failures = 0  # worlds whose ranks did not meet, since then
+        self._quiet_until = 0.0
+
+    @property
+    def seat(self) -> int:
+        """The number of its seat; -1 if it has none yet."""
+        return self._seat
+
+    def join(self) -> RankGroup | None:
+        """Leave the present world, if there is one, and meet the ranks of the next; None if the rank was told
+        to stop meanwhile.
+
+        Raises:
+            Unavailable, DataLost, Corrupt: as `Claims` do.
+        """
+        while not self._stop():
+            self._sit()
+            world = self._next_world()
+            if world is None:
+                continue
+            try:
+                group = self._meet(world)
+            except RankLost as lost:
+                log.warning("the ranks of a world did not meet", world=int(world.fence), reason=str(lost))
+                self._failures += 1
+                self.world = world
+                continue
+            # Whoever could not be reached may try again, but not at once: each time all others stop for it.
+            self._quiet_until = self._clock.monotonic() + QUIET_S * self._failures
+            self._failures = 0
+            self.world, self._met = world, set(world.members)
+            log.info("a world is formed", world=int(world.fence), rank=group.rank, ranks=group.size)
+            return group
+        return None
+
+    def somebody_waits(self) -> bool:
+        """Whether a living rank is in no world, or the newest is not this rank's any more. Any thread."""
+        standing = self.standing()
+        if (standing.world.fence if standing.world else None) != (self.world.fence if self.world else None):
+            return True
+        return bool(standing.waiting()) and self._clock.monotonic() >= self._quiet_until
+
+    def standing(self) -> Standing:
+        """What the log says now. Any thread."""
+        self._claims.check()
+        claims, living = self._claims.survey()
+        record = claims.get(WORLD)
+        seats = {seat: claims[what].fence for what in living if (seat := seat_of(what)) is not None}
+        return Standing(read_world(record.owner, record.fence) if record is not None else None, seats)
+
+    def leave(self) -> None:
+        """Give the seat up."""
+        self._hosted = None
+        if self._held is not None:
+            self._held.release()
+            self._held = None
+
+    def _sit(self) -> None:
+        """Claim the seat anew, or the lowest that is free; nothing where the seat waits already."""
+        held, deadline = self._held, self._clock.monotonic() + self._terms.form_s
+        if held is not None and not held.lost.is_set():
+            newest = self.standing().world
+            if newest is not None and (self.world is None or newest.fence != self.world.fence):
+                return  # others have gone on without this rank, or with it
+            self._held = self._claims.replace(held.what, self._owner, held.fence, deadline)
+        else:
+            self._held = None
+        while self._held is None:
+            claims, living = self._claims.survey()
+            self._seat = next(i for i in range(len(living) + 1) if seat_name(i) not in living)
+            name = seat_name(self._seat)
+            former = claims[name].fence if name in claims else None
+            self._held = self._claims.replace(name, self._owner, former, deadline)
+
+    def _next_world(self) -> World | None:
+        """Wait for a world with this rank in it, and write it if that is this rank's part; None if the seat
+        is lost or the rank was told to stop."""
+        assert self._held is not None
+        since = self._clock.monotonic()
+        former = self.world.fence if self.world else None
+        while not self._stop() and not self._held.lost.is_set():
+            standing = self.standing()
+            world = standing.world
+            if world is not None and world.rank(self._seat, self._held.fence) is not None:
+                return world
+            if may_write(standing, self._seat, former, self._clock.monotonic() - since):
+                self._write(standing)
+            else:
+                self._pause.wait(LOOK_S)
+        return None
+
+    def _write(self, standing: Standing) -> None:
+        members = {seat: f for seat, f in standing.waiting().items() if self._reachable(seat)}
+        place = ""
+        if len(members) > 1:
+            from freshet.trainer.torch_ranks import host_store  # noqa: PLC0415 - imports torch
+
+            self._hosted, place = host_store(self._terms.address, self._terms.form_s)
+        text = world_text(members, place, self._terms.lanes_of(len(members)))
+        former = standing.world.fence if standing.world else None
+        deadline = self._clock.monotonic() + self._terms.form_s
+        try:
+            claim = self._claims.replace(WORLD, text, former, deadline)
+        except Unavailable as error:
+            log.warning("a world could not be written", reason=str(error))
+            return
+        if claim is not None:
+            claim.forget()
+
+    def _reachable(self, seat: int) -> bool:
+        """Whether to try with this seat: after a failure only with whom this rank has met, then alone."""
+        if self._failures == 0 or seat == self._seat:
+            return True
+        return self._failures == 1 and seat in self._met
+
+    def _meet(self, world: World) -> RankGroup:
+        assert self._held is not None
+        rank = world.rank(self._seat, self._held.fence)
+        assert rank is not None
+        size = len(world.members)
+        if size == 1:
+            self._hosted = None
+            return Alone(world.fence)
+        from freshet.trainer.torch_ranks import TorchRanks, connect_store  # noqa: PLC0415 - imports torch
+
+        terms = self._terms
+        return TorchRanks(
+            connect_store(world.store, terms.form_s),
+            fence=world.fence,
+            rank=rank,
+            size=size,
+            lanes=world.lanes,
+            partitions=terms.partitions,
+            address=terms.address,
+            form_s=terms.form_s,
+            answer_s=terms.answer_s,
+        )

@@ -1,0 +1,201 @@
+"""Groups over gloo, their ranks in threads of this process: the same sums for all of them, to the bit."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from freshet.model.hedge import HedgeDense
+from freshet.trainer.offers import Offer, Offered
+from freshet.trainer.ranks import RankLost
+from freshet.trainer.torch_ranks import TorchRanks, connect_store, host_store
+from freshet.types import Fence, OffsetRange
+from tests.unit.model.specs import make_batch, make_spec
+
+PARTITIONS = 4
+FORM_S = 30.0
+ANSWER_S = 30.0
+SPEC = make_spec(ids=3, dims=(16,), dense=((True, False),), deep=(32, 16))
+
+
+def at_once(*calls: Callable[[], Any]) -> list[Any]:
+    """What each call returned, all of them run at the same time; the first error is raised."""
+    results: list[Any] = [None] * len(calls)
+    errors: list[BaseException] = []
+
+    def run(i: int) -> None:
+        try:
+            results[i] = calls[i]()
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=run, args=(i,)) for i in range(len(calls))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+    return results
+
+
+def groups(size: int, *, fence: int = 1, lanes: int = 1, answer_s: float = ANSWER_S) -> list[TorchRanks]:
+    _, place = host_store("127.0.0.1", FORM_S)
+    return at_once(
+        *(
+            lambda rank=rank: TorchRanks(
+                connect_store(place, FORM_S),
+                fence=Fence(fence),
+                rank=rank,
+                size=size,
+                lanes=lanes,
+                partitions=PARTITIONS,
+                address="127.0.0.1",
+                form_s=FORM_S,
+                answer_s=answer_s,
+            )
+            for rank in range(size)
+        )
+    )
+
+
+@pytest.fixture(params=[2, 3])
+def made(request: pytest.FixtureRequest) -> Iterator[list[TorchRanks]]:
+    found = groups(request.param, lanes=2)
+    yield found
+    for group in found:
+        group.close()
+
+
+def test_offers_come_to_all_in_rank_order(made: list[TorchRanks]) -> None:
+    offers = [
+        Offer(7, 9, (Offered((OffsetRange(rank, 5, 6 + rank),), 3), None), leaving=rank == 1)
+        for rank in range(len(made))
+    ]
+
+    told = at_once(*(lambda g=g: g.gather(offers[g.rank]) for g in made))
+
+    assert told == [offers] * len(made)
+
+
+def test_sums_of_any_kind_and_size_have_the_same_bits_on_all_ranks(made: list[TorchRanks]) -> None:
+    rng = np.random.default_rng(5)
+    sizes = [0, 1, 2, 1000, 30_001]
+    floats = [[rng.normal(size=n).astype(np.float32) for n in sizes] for _ in made]
+    doubles = [[rng.normal(size=n) for n in sizes] for _ in made]
+    before = [[a.copy() for a in [*f, *d]] for f, d in zip(floats, doubles, strict=True)]
+
+    at_once(*(lambda g=g: g.reduce([*floats[g.rank], *doubles[g.rank]]) for g in made))
+
+    after = [[*f, *d] for f, d in zip(floats, doubles, strict=True)]
+    for i in range(2 * len(sizes)):
+        assert all(of[i].tobytes() == after[0][i].tobytes() for of in after)
+        np.testing.assert_allclose(after[0][i], np.sum([of[i] for of in before], axis=0), rtol=0, atol=1e-6)
+
+
+def test_bytes_are_exchanged_and_broadcast_whatever_their_length(made: list[TorchRanks]) -> None:
+    data = [bytes(range(17 * rank)) for rank in range(len(made))]  # of rank 0: none
+
+    assert at_once(*(lambda g=g: g.exchange(data[g.rank]) for g in made)) == [data] * len(made)
+    assert at_once(*(lambda g=g: g.exchange(b"") for g in made)) == [[b""] * len(made)] * len(made)
+    for content in (b"weights", b""):
+        sent = at_once(*(lambda g=g, c=content: g.broadcast(c if g.rank == 1 else None, 1) for g in made))
+        assert sent == [content] * len(made)
+
+
+def test_when_a_rank_closes_the_others_are_told_and_form_a_group_anew() -> None:
+    first = groups(3)
+    first[2].close()
+
+    for group in first[:2]:
+        with pytest.raises(RankLost, match="gone"):
+            group.gather(Offer(0, 0, (None,)))
+        group.close()
+    second = groups(2, fence=2)
+    assert at_once(*(lambda g=g: len(g.gather(Offer(0, 0, (None,)))) for g in second)) == [2, 2]
+    for group in second:
+        group.close()
+
+
+def test_a_rank_that_does_not_answer_is_lost_after_the_time_out() -> None:
+    pair = groups(2, answer_s=0.2)
+
+    with pytest.raises(RankLost, match="does not answer"):
+        pair[0].reduce([np.ones(8, np.float32)])
+
+    for group in pair:
+        group.close()
+
+
+def test_a_store_that_is_not_there_is_a_rank_that_is_lost() -> None:
+    with pytest.raises(RankLost, match=r"127\.0\.0\.1:1 "):
+        connect_store("127.0.0.1:1", 0.2)
+
+
+# The default model
+
+
+def batches_of(rank: int, steps: int) -> list[Any]:
+    rng = np.random.default_rng(100 + rank)
+    return [make_batch(SPEC, 64, rng) for _ in range(steps)]
+
+
+def state_bytes(model: HedgeDense) -> dict[str, bytes]:
+    return {name: array.tobytes() for name, array in model.state().items()}
+
+
+def trained(group: TorchRanks, lanes: int, steps: int) -> HedgeDense:
+    """A model of one rank after some steps with the others."""
+    model = HedgeDense(SPEC, training=True, precision="fp32")
+    own = [model.lane() for _ in range(lanes)]
+    data = [batches_of(group.rank * lanes + i, steps) for i in range(lanes)]
+    for step in range(steps):
+        for lane, of in zip(own, data, strict=True):
+            lane.forward_backward(of[step])
+        for other in own[1:]:
+            own[0].merge(other)
+        group.reduce(own[0].reduce_buffers())
+        model.step([own[0]])
+    return model
+
+
+def alone(lanes: int, steps: int) -> HedgeDense:
+    """The same batches in one process."""
+    model = HedgeDense(SPEC, training=True, precision="fp32")
+    own = [model.lane() for _ in range(lanes)]
+    data = [batches_of(i, steps) for i in range(lanes)]
+    for step in range(steps):
+        for lane, of in zip(own, data, strict=True):
+            lane.forward_backward(of[step])
+        model.step(own)
+    return model
+
+
+def test_after_many_steps_all_ranks_have_the_same_model_to_the_bit(made: list[TorchRanks]) -> None:
+    models: Sequence[HedgeDense] = at_once(*(lambda g=g: trained(g, 2, 20) for g in made))
+
+    first = state_bytes(models[0])
+    assert all(state_bytes(model) == first for model in models[1:])
+
+
+def test_two_ranks_of_a_lane_are_one_process_of_two_lanes_to_the_bit() -> None:
+    pair = groups(2)
+    first, _ = at_once(*(lambda g=g: trained(g, 1, 20) for g in pair))
+
+    assert state_bytes(first) == state_bytes(alone(2, 20))  # a + b is b + a, in floating point too
+    for group in pair:
+        group.close()
+
+
+def test_ranks_of_several_lanes_differ_from_one_process_by_the_order_of_their_sums(
+    made: list[TorchRanks],
+) -> None:
+    models = at_once(*(lambda g=g: trained(g, 2, 20) for g in made))
+
+    other = alone(2 * len(made), 20).state()
+    for name, array in models[0].state().items():
+        np.testing.assert_allclose(array, other[name], rtol=1e-4, atol=1e-6, err_msg=name)
