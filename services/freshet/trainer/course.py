@@ -12,6 +12,7 @@ import numpy as np
 import structlog
 
 from freshet.clock import SYSTEM_CLOCK, Clock
+from freshet.errors import Fenced
 from freshet.model import DenseModel
 from freshet.seams.batches import BatchStream
 from freshet.trainer.core import DenseLedger
@@ -114,7 +115,9 @@ class ManyRanks:
                 self.worlds += 1
                 try:
                     self._run_world(group, observer, stop)
-                except RankLost as error:
+                except (RankLost, Fenced) as error:
+                    if isinstance(error, Fenced) and not self.membership.left_behind():
+                        raise
                     self.lost += 1
                     log.warning("a rank was lost", world=int(group.fence), reason=str(error))
                 finally:

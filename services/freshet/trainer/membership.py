@@ -104,10 +104,14 @@ class Membership:
 
     def somebody_waits(self) -> bool:
         """Whether a living rank is in no world, or the newest is not this rank's any more. Any thread."""
-        standing = self.standing()
-        if (standing.world.fence if standing.world else None) != (self.world.fence if self.world else None):
+        if self.left_behind():
             return True
-        return bool(standing.waiting()) and self._clock.monotonic() >= self._quiet_until
+        return bool(self.standing().waiting()) and self._clock.monotonic() >= self._quiet_until
+
+    def left_behind(self) -> bool:
+        """Whether others have made a newer world than this rank's: what it sends is refused. Any thread."""
+        newest = self.standing().world
+        return newest is not None and (self.world is None or newest.fence != self.world.fence)
 
     def standing(self) -> Standing:
         """What the log says now. Any thread."""
@@ -128,9 +132,8 @@ class Membership:
         """Claim the seat anew, or the lowest that is free; nothing where the seat waits already."""
         held, deadline = self._held, self._clock.monotonic() + self._terms.form_s
         if held is not None and not held.lost.is_set():
-            newest = self.standing().world
-            if newest is not None and (self.world is None or newest.fence != self.world.fence):
-                return  # others have gone on without this rank, or with it
+            if self.world is None or self.world.rank(self._seat, held.fence) is None:
+                return  # no world that it was in had this claim
             self._held = self._claims.replace(held.what, self._owner, held.fence, deadline)
         else:
             self._held = None
@@ -165,7 +168,7 @@ class Membership:
             from freshet.trainer.torch_ranks import host_store  # noqa: PLC0415 - imports torch
 
             self._hosted, place = host_store(self._terms.address, self._terms.form_s)
-        text = world_text(members, place, self._terms.lanes_of(len(members)))
+        text = world_text(members, standing.left_out(), place, self._terms.lanes_of(len(members)))
         former = standing.world.fence if standing.world else None
         deadline = self._clock.monotonic() + self._terms.form_s
         try:

@@ -16,7 +16,7 @@ them: those are the lost ones, whose claims run out later.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import orjson
 
@@ -62,32 +62,33 @@ class World:
     store: str  # where they meet: host:port
     lanes: int  # of each rank
     fence: Fence  # of the record
+    lost: Mapping[int, Fence] = field(default_factory=dict)  # left out though their seats lived
 
     def rank(self, seat: int, fence: Fence) -> int | None:
         """The rank of who has this seat by this claim; None if it is not a member."""
         return sorted(self.members).index(seat) if self.members.get(seat) == fence else None
 
 
-def world_text(members: Mapping[int, Fence], store: str, lanes: int) -> str:
+def world_text(members: Mapping[int, Fence], lost: Mapping[int, Fence], store: str, lanes: int) -> str:
     """A world as the owner's name of its claim, which `read_world` reads."""
-    listed = [[seat, int(fence)] for seat, fence in sorted(members.items())]
-    return orjson.dumps({"members": listed, "store": store, "lanes": lanes}).decode()
+    listed, left_out = ([[seat, int(of)] for seat, of in sorted(seats.items())] for seats in (members, lost))
+    return orjson.dumps({"members": listed, "lost": left_out, "store": store, "lanes": lanes}).decode()
 
 
 def read_world(text: str, fence: Fence) -> World:
     """The world that a claim's owner names. Raises Corrupt if it names none."""
     try:
         told = orjson.loads(text)
-        members, store, lanes = told["members"], told["store"], told["lanes"]
-        seats = {seat: Fence(of) for seat, of in members}
-        numbers = [lanes, *seats, *seats.values()]
+        store, lanes = told["store"], told["lanes"]
+        members, lost = ({seat: Fence(of) for seat, of in told[name]} for name in ("members", "lost"))
+        numbers = [lanes, *members, *members.values(), *lost, *lost.values()]
         if not all(type(number) is int for number in numbers) or lanes < 1 or not isinstance(store, str):
             raise TypeError("members, store or lanes of another kind")
     except (orjson.JSONDecodeError, KeyError, TypeError, ValueError) as error:
         raise Corrupt(
             f"the claim of {WORLD} with fence {fence}: expected ranks, found {text[:80]!r}"
         ) from error
-    return World(seats, store, lanes, fence)
+    return World(members, store, lanes, fence, lost)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,14 +99,21 @@ class Standing:
     seats: Mapping[int, Fence]  # that live: seat -> fence of its claim
 
     def waiting(self) -> dict[int, Fence]:
-        """Seats that are in no world, in order."""
-        members = self.world.members if self.world else {}
-        return {seat: f for seat, f in sorted(self.seats.items()) if members.get(seat) != f}
+        """Seats that are in no world, in order; not those that were left out of it: who was comes back by a
+        new claim, who is dead does not."""
+        members, lost = (self.world.members, self.world.lost) if self.world else ({}, {})
+        seats = sorted(self.seats.items())
+        return {seat: f for seat, f in seats if f not in (members.get(seat), lost.get(seat))}
 
     def staying(self) -> dict[int, Fence]:
         """Members of the newest world that live and have not left it."""
         members = self.world.members if self.world else {}
         return {seat: f for seat, f in sorted(self.seats.items()) if members.get(seat) == f}
+
+    def left_out(self) -> dict[int, Fence]:
+        """Living seats that a world written now would go on without."""
+        lost = self.world.lost if self.world else {}
+        return self.staying() | {seat: f for seat, f in self.seats.items() if lost.get(seat) == f}
 
 
 def may_write(standing: Standing, seat: int, former: Fence | None, waited_s: float) -> bool:

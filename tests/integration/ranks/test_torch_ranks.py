@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from freshet.model.hedge import HedgeDense
 from freshet.trainer.offers import Offer, Offered
@@ -87,14 +88,14 @@ def test_sums_of_any_kind_and_size_have_the_same_bits_on_all_ranks(made: list[To
     sizes = [0, 1, 2, 1000, 30_001]
     floats = [[rng.normal(size=n).astype(np.float32) for n in sizes] for _ in made]
     doubles = [[rng.normal(size=n) for n in sizes] for _ in made]
-    before = [[a.copy() for a in [*f, *d]] for f, d in zip(floats, doubles, strict=True)]
+    both: list[list[NDArray[Any]]] = [[*f, *d] for f, d in zip(floats, doubles, strict=True)]
+    before = [[a.copy() for a in of] for of in both]
 
-    at_once(*(lambda g=g: g.reduce([*floats[g.rank], *doubles[g.rank]]) for g in made))
+    at_once(*(lambda g=g: g.reduce(both[g.rank]) for g in made))
 
-    after = [[*f, *d] for f, d in zip(floats, doubles, strict=True)]
     for i in range(2 * len(sizes)):
-        assert all(of[i].tobytes() == after[0][i].tobytes() for of in after)
-        np.testing.assert_allclose(after[0][i], np.sum([of[i] for of in before], axis=0), rtol=0, atol=1e-6)
+        assert all(of[i].tobytes() == both[0][i].tobytes() for of in both)
+        np.testing.assert_allclose(both[0][i], np.sum([of[i] for of in before], axis=0), rtol=0, atol=1e-6)
 
 
 def test_bytes_are_exchanged_and_broadcast_whatever_their_length(made: list[TorchRanks]) -> None:

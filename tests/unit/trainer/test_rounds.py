@@ -98,6 +98,10 @@ class Rank:
     exchanges: list[bool]
 
 
+def noting(exchanges: list[bool]) -> Callable[[object, bool], None]:
+    return lambda group, last: exchanges.append(last)
+
+
 def ranks(size: int, vectors: Sequence[dict[int, int]] = (), **flags: Callable[[], bool]) -> list[Rank]:
     together = Together(size)
     made = []
@@ -106,7 +110,7 @@ def ranks(size: int, vectors: Sequence[dict[int, int]] = (), **flags: Callable[[
         rounds = RankRounds(
             Member(together, i, size),
             DenseLedger(dict(vectors[i] if vectors else OFFSETS)),
-            lambda group, last, seen=exchanges: seen.append(last),
+            noting(exchanges),
             flags.get("change", lambda: False),
             SettableClock(),
         )

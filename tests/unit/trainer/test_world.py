@@ -50,6 +50,16 @@ def test_who_saw_its_world_break_goes_on_without_the_lost_after_a_grace() -> Non
     assert writers(broken, 9, LONG) == []  # of an earlier world: they have not seen this one break
 
 
+def test_a_lost_rank_whose_claim_still_lives_does_not_wait_until_it_claims_its_seat_anew() -> None:
+    broken = Standing(world(10, s0=1, s1=2, s2=3), seats(s0=1, s1=12, s2=13))
+
+    after = World(seats(s1=12, s2=13), "", 1, Fence(14), lost=broken.left_out())
+
+    assert Standing(after, broken.seats).waiting() == {}
+    assert Standing(after, broken.seats).left_out() == seats(s0=1, s1=12, s2=13)
+    assert Standing(after, seats(s0=20, s1=12, s2=13)).waiting() == seats(s0=20)
+
+
 def test_when_all_members_are_gone_those_who_wait_begin_without_them() -> None:
     assert writers(Standing(world(10, s0=1), seats(s1=20)), None, 0.0) == [1]
 
@@ -57,18 +67,21 @@ def test_when_all_members_are_gone_those_who_wait_begin_without_them() -> None:
 def test_ranks_are_in_the_order_of_seats_and_a_seat_that_was_claimed_anew_has_none() -> None:
     three = world(10, s5=3, s1=9, s2=1)
 
-    assert [three.rank(seat, fence) for seat, fence in ((1, 9), (2, 1), (5, 3))] == [0, 1, 2]
+    assert [three.rank(seat, Fence(fence)) for seat, fence in ((1, 9), (2, 1), (5, 3))] == [0, 1, 2]
     assert three.rank(1, Fence(11)) is None
     assert three.rank(0, Fence(9)) is None
 
 
-@given(st.dictionaries(st.integers(0, 99), st.integers(0, 2**53), max_size=9), st.integers(1, 64))
-def test_a_world_reads_as_it_was_written(members: dict[int, int], lanes: int) -> None:
-    told = {seat: Fence(fence) for seat, fence in members.items()}
+SEATS = st.dictionaries(st.integers(0, 99), st.integers(0, 2**53).map(Fence), max_size=9)
 
-    found = read_world(world_text(told, "[::1]:80", lanes), Fence(7))
 
-    assert found == World(told, "[::1]:80", lanes, Fence(7))
+@given(SEATS, SEATS, st.integers(1, 64))
+def test_a_world_reads_as_it_was_written(
+    members: dict[int, Fence], lost: dict[int, Fence], lanes: int
+) -> None:
+    found = read_world(world_text(members, lost, "[::1]:80", lanes), Fence(7))
+
+    assert found == World(members, "[::1]:80", lanes, Fence(7), lost)
 
 
 @given(st.text() | st.recursive(st.none() | st.integers() | st.text(), st.lists).map(repr))
@@ -80,11 +93,12 @@ def test_what_names_no_world_is_refused(text: str) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        '{"members": [[0, "1"]], "store": "a:1", "lanes": 1}',
-        '{"members": [[0, 1]], "store": "a:1", "lanes": 0}',
-        '{"members": [[0, 1]], "store": 1, "lanes": 1}',
-        '{"members": [[0]], "store": "a:1", "lanes": 1}',
-        '{"members": [[true, 1]], "store": "a:1", "lanes": 1}',
+        '{"members": [[0, "1"]], "store": "a:1", "lanes": 1, "lost": []}',
+        '{"members": [[0, 1]], "store": "a:1", "lanes": 0, "lost": []}',
+        '{"members": [[0, 1]], "store": 1, "lanes": 1, "lost": []}',
+        '{"members": [[0]], "store": "a:1", "lanes": 1, "lost": []}',
+        '{"members": [[0, 1]], "store": "a:1", "lanes": 1, "lost": [[1, 2, 3]]}',
+        '{"members": [[true, 1]], "store": "a:1", "lanes": 1, "lost": []}',
     ],
 )
 def test_a_world_with_a_wrong_member_store_or_lanes_is_refused(text: str) -> None:

@@ -1,0 +1,156 @@
+"""One trainer rank as a process, for tests that kill it: `python -m tests.integration.ranks.process FOLDER`.
+
+Says what happens as a JSON object a line: worlds that it is in, its first step in each, when all that the log
+holds is in its dense state, and at the end that state.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import os
+import signal
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import orjson
+
+from freshet.model import StepResult, build_model
+from freshet.seams.batches import TrainBatch
+from freshet.seams.eventlog import EventLog, Writer
+from freshet.seams.eventlog.claims import Claims
+from freshet.seams.eventlog.sqlite import open_url
+from freshet.spec import load_spec
+from freshet.testing.ledger import LedgerModel
+from freshet.trainer.core import DenseLedger
+from freshet.trainer.course import ManyRanks
+from freshet.trainer.leveling import DenseState, Progress
+from freshet.trainer.membership import Membership, Terms
+from freshet.trainer.quality import Quality
+from freshet.trainer.ranks import RankGroup
+from freshet.trainer.sharing import SharedMeasures
+from freshet.types import Append
+from tests.integration.ranks.shared_rows import PARTITIONS, SharedRows, SharedStream
+
+SPEC = Path(__file__).parents[2] / "system" / "ledger" / "freshet.toml"
+
+
+def say(**what: Any) -> None:
+    print(orjson.dumps({**what, "at": time.time()}).decode(), flush=True)
+
+
+class Pausable:
+    """An event log whose process stops itself (SIGSTOP) when it was told to by SIGUSR1, and then holds no
+    lock of the log: in a file, unlike in a broker, it would keep everybody else from writing."""
+
+    def __init__(self, log: EventLog) -> None:
+        self._log, self._writing, self.told = log, threading.Lock(), threading.Event()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._log, name)
+
+    def writer(self, name: str | None = None) -> Any:
+        return PausableWriter(self._log.writer(name), self._writing)
+
+    def pause_if_told(self) -> None:
+        if self.told.is_set():
+            self.told.clear()
+            with self._writing:
+                os.kill(os.getpid(), signal.SIGSTOP)
+
+
+class PausableWriter:
+    def __init__(self, writer: Writer, writing: threading.Lock) -> None:
+        self._writer, self._writing = writer, writing
+
+    def append(self, appends: Sequence[Append]) -> Sequence[int]:
+        with self._writing:
+            return self._writer.append(appends)
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class Told:
+    """`RankObserver` that says what it is told."""
+
+    def __init__(self, state: DenseState, rows: SharedRows) -> None:
+        self._state, self._rows = state, rows
+        self._fresh = self._done = False
+
+    def leveled(self, group: RankGroup) -> None:
+        say(world=group.fence, rank=group.rank, ranks=group.size, step=self._state.progress.steps)
+        self._fresh = True
+
+    def trained(self, batch: TrainBatch, result: StepResult) -> None:
+        self._state.progress.samples += len(batch)
+        if not batch.replayed:
+            self._state.quality.add(batch, result.predictions)
+
+    def stepped(self, step: int, rows: int) -> None:
+        if self._fresh and step > self._state.progress.steps:
+            self._fresh = False
+            say(stepped=step)
+        self._state.progress.steps = step
+        stop = self._rows.stop()
+        if not self._done and all(offset == stop for offset in self._state.ledger.applied.values()):
+            self._done = True
+            say(done=stop)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--lanes", type=int, default=1)
+    parser.add_argument("--mode", default="hybrid")
+    parser.add_argument("--answer-s", type=float, default=10.0)
+    given = parser.parse_args()
+    stop = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: stop.set())
+    spec = load_spec(SPEC)
+    log = Pausable(open_url(f"sqlite:{given.folder / 'log'}"))
+    signal.signal(signal.SIGUSR1, lambda *_: log.told.set())
+    log.create_topic("control", partitions=1)
+    rows = SharedRows(given.folder / "rows.db")
+    model = build_model(spec, training=True)
+    assert isinstance(model, LedgerModel)
+    quality = Quality(spec)
+    state = DenseState(
+        model,
+        DenseLedger(dict.fromkeys(range(PARTITIONS), 0)),
+        quality,
+        SharedMeasures(quality),
+        Progress(),
+        "ledger",
+    )
+    claims = Claims(cast(EventLog, log), "control")
+    terms = Terms("127.0.0.1", given.lanes, PARTITIONS, form_s=10.0, answer_s=given.answer_s)
+
+    def stream_of(group: RankGroup, lanes: int) -> SharedStream:
+        every = group.size * lanes
+        mine = [list(range(PARTITIONS))[group.rank * lanes + i :: every] for i in range(lanes)]
+        return SharedStream(rows, state.ledger.told, group.fence, mine, log.pause_if_told)
+
+    course = ManyRanks(Membership(claims, terms, stop.is_set), state, stream_of, wait_s=0.02, mode=given.mode)
+    course.run(Told(state, rows), stop)
+    state.shared.take_in()
+    summary = quality.summary()
+    arrays = sorted((name, array.tobytes()) for name, array in model.state().items())
+    say(
+        end=state.progress.steps,
+        applied=list(state.ledger.applied.items()),
+        dense=model.totals.tolist(),
+        bits=hashlib.sha256(repr(arrays).encode()).hexdigest(),
+        measured=summary["training"]["click"]["n"] if "click" in summary["training"] else 0,
+        lost=course.lost,
+    )
+    claims.close()
+    log.close()
+    rows.close()
+
+
+if __name__ == "__main__":
+    main()
