@@ -34,6 +34,7 @@ NAMES = {
     "measures": "what measuring costs the trainer a batch",
     "model_step": "the default model's step, fp32 and bf16",
     "end_to_end": "log bytes to the updated model, everything on, beside the dense roofline",
+    "remote_batches": "batches to a trainer over gRPC: bytes of a sample and time of a batch, by codec",
     "rank": "rank requests, stage by stage and over HTTP",
     "freshness": "from a click to the score that has learned from it, beside 5,000 events a second",
 }

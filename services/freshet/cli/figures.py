@@ -89,8 +89,11 @@ def joiner_readings(status: Any) -> Mapping[str, Reading]:
 
 
 def trainer_readings(status: Mapping[str, Any]) -> Mapping[str, Reading]:
-    """Readings of `Training.status()`."""
-    shard = status["shard"]
+    """Readings of `Training.status()`, or of `RemoteTraining.status()`, which holds no rows."""
+    return _of_training(status) | (_of_shard(status) if "shard" in status else {})
+
+
+def _of_training(status: Mapping[str, Any]) -> dict[str, Reading]:
     return {
         "freshet_trainer_samples": status["samples"],
         "freshet_trainer_steps": status["steps"],
@@ -105,6 +108,12 @@ def trainer_readings(status: Mapping[str, Any]) -> Mapping[str, Reading]:
             for measure, value in values.items()
             if value is not None
         },
+    }
+
+
+def _of_shard(status: Mapping[str, Any]) -> dict[str, Reading]:
+    shard = status["shard"]
+    return {
         "freshet_shard_rows": {(str(table),): float(n) for table, n in status["rows"].items()},
         "freshet_shard_evicted_rows": {(str(table),): float(n) for table, n in status["evicted"].items()},
         "freshet_shard_row_bytes": {(str(table),): float(n) for table, n in status["row_bytes"].items()},

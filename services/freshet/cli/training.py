@@ -4,54 +4,36 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import structlog
 
+from freshet.cli.dense import Stores, restored, trainer_of
 from freshet.clock import SYSTEM_CLOCK, Clock
 from freshet.embedder.core import lanes_for
 from freshet.embedder.decoding import BlockDecoder
 from freshet.embedder.stream import LocalStream
 from freshet.errors import Fenced
 from freshet.features import SampleDecoder
-from freshet.model import build_model
 from freshet.paramserver.shard import Shard
 from freshet.runtime.lifecycle import Cleanup
-from freshet.seams.eventlog import EventLog, Writer
+from freshet.seams.eventlog import Writer
 from freshet.seams.eventlog.claims import Claims, Held
 from freshet.seams.eventlog.topics import ensure_topics
-from freshet.seams.rowstore import RowStore
-from freshet.seams.versions import Manifest, VersionStore
 from freshet.spec.layout import layout_of
 from freshet.spec.model import Spec
-from freshet.spec.outcomes import check_outcomes
-from freshet.trainer.core import DenseLedger
-from freshet.trainer.course import OneRank
-from freshet.trainer.leveling import Progress
 from freshet.trainer.pins import Pins
-from freshet.trainer.quality import Quality
-from freshet.trainer.service import Trainer
-from freshet.trainer.versioning import Versioner, restart_point
-from freshet.types import Append, BytesColumn, TopicPartition
+from freshet.types import Append, BytesColumn
 from freshet.wire.schemas import SchemaRegistry
 
-__all__ = ["Stores", "Training"]
+__all__ = ["Stores", "Training", "refuser"]
 
 log = structlog.get_logger("freshet.training")
 
 CLAIM_WAIT_S = 30.0
 """How long a start waits for a former owner's lease to run out: ten leases."""
-
-
-@dataclass(frozen=True, slots=True)
-class Stores:
-    """Where a model lives."""
-
-    log: EventLog
-    rows: RowStore
-    versions: VersionStore
 
 
 class Training:
@@ -98,14 +80,8 @@ class Training:
             held=lambda: not shard_claim.lost.is_set(),
         )
         self.shard.load()
-        log_id = str(stores.log.topics()[topics.samples].log_id)
-        model = build_model(spec, training=True)
-        quality = Quality(spec)
-        start = restart_point(stores.versions, spec_hash, log_id)
-        if start is not None:
-            check_outcomes(spec, start.transforms, f"version {start.number}")
-        applied = self._restore(start, model, quality, topics.samples)
-        self.ledger = DenseLedger(applied)
+        dense = restored(spec, stores.log, stores.versions, topics, spec_hash)
+        self.ledger, self.quality = dense.ledger, dense.quality
         self.lanes = lanes = (
             lanes
             or spec.train.lanes
@@ -122,7 +98,7 @@ class Training:
             topic=topics.samples,
             log=stores.log,
             rows=self.shard,
-            decoder=lambda: BlockDecoder(decoder, len(spec.labels), _refuser(writer, topics.refused)),
+            decoder=lambda: BlockDecoder(decoder, len(spec.labels), refuser(writer, topics.refused)),
             dense_applied=self.ledger.told,
             fence=partitions_claim.fence,
             lanes=lanes,
@@ -133,39 +109,19 @@ class Training:
         self._cleanup.add("stream", self.stream.close)
         pins = Pins(stores.log, topics.versions)
         self._cleanup.add("pins", pins.close)
-        versioner = Versioner(
-            spec=spec,
+        self.trainer = trainer_of(
+            spec,
+            dense,
+            self.stream,
+            versions=stores.versions,
+            writer=writer,
+            topics=topics,
             spec_hash=spec_hash,
-            log_id=log_id,
-            store=stores.versions,
-            writer=writer,
-            topic=topics.versions,
-            fence=seat.fence,
+            pins=pins,
+            seat=seat.fence,
             clock=clock,
-            scorer=lambda: build_model(spec, training=False),
-            recent=self.stream.recent,
-            pinned=pins.pin,
+            lanes=lanes,
         )
-        self.quality = quality
-        progress = Progress(
-            steps=start.step if start else 0, event_time_ms=start.event_time_ms if start else 0
-        )
-        self.trainer = Trainer(
-            spec=spec,
-            model=model,
-            course=OneRank(
-                self.stream, model, self.ledger, lanes, spec.train.batch_wait_ms / 1000, progress.steps
-            ),
-            ledger=self.ledger,
-            quality=quality,
-            versioner=versioner,
-            writer=writer,
-            measures_topic=topics.measures,
-            clock=clock,
-            progress=progress,
-        )
-        if start is None:
-            versioner.first(self.trainer.snapshot())
         self.shard.on_failed = self.trainer.stop.set
         for held in self._held:
             held.on_lost(self.trainer.stop.set)
@@ -243,21 +199,10 @@ class Training:
                 self.trainer.stop.set()
             before = samples
 
-    def _restore(self, start: Manifest | None, model: Any, quality: Quality, samples: str) -> dict[int, int]:
-        if start is None:
-            partitions = range(self.spec.partitions)
-            return {p: self._stores.log.bounds(TopicPartition(samples, p)).start for p in partitions}
-        version = self._stores.versions.get(start.number)
-        model.load_state(version.tensors)
-        prefix = "measures/"
-        quality.load_state(
-            {name[len(prefix) :]: t for name, t in version.tensors.items() if name.startswith(prefix)}
-        )
-        log.info("starting from a version", version=start.number, step=start.step)
-        return {int(p): offset for p, offset in start.applied.items()}
 
+def refuser(writer: Writer, topic: str) -> Callable[[list[bytes]], None]:
+    """Where samples that cannot be decoded go."""
 
-def _refuser(writer: Writer, topic: str) -> Any:
     def refuse(letters: list[bytes]) -> None:
         writer.append([Append(topic, 0, BytesColumn.of(letters))])
 

@@ -1,0 +1,121 @@
+"""The dense part of a training process: restored from the last version, and put together with its stream.
+
+What a trainer is, wherever its batches come from.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import structlog
+
+from freshet.clock import Clock
+from freshet.model import DenseModel, build_model
+from freshet.seams.batches import BatchStream
+from freshet.seams.eventlog import EventLog, Writer
+from freshet.seams.rowstore import RowStore
+from freshet.seams.versions import Manifest, VersionStore
+from freshet.spec.model import Spec
+from freshet.spec.outcomes import check_outcomes
+from freshet.spec.topics import Topics
+from freshet.trainer.core import DenseLedger
+from freshet.trainer.pins import Pins
+from freshet.trainer.quality import Quality
+from freshet.trainer.service import Trainer
+from freshet.trainer.versioning import Versioner, restart_point
+from freshet.types import Fence, TopicPartition
+
+__all__ = ["Dense", "Stores", "restored", "trainer_of"]
+
+_log = structlog.get_logger("freshet.training")
+
+
+@dataclass(frozen=True, slots=True)
+class Stores:
+    """Where a model lives."""
+
+    log: EventLog
+    rows: RowStore
+    versions: VersionStore
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Dense:
+    """Weights, measures and vector, as of the version started from."""
+
+    model: DenseModel
+    quality: Quality
+    ledger: DenseLedger
+    start: Manifest | None  # None: a new model
+    log_id: str  # of the topic of samples
+
+
+def restored(spec: Spec, log: EventLog, versions: VersionStore, topics: Topics, spec_hash: str) -> Dense:
+    """The newest version that training may start from, or initial weights.
+
+    Raises Mismatch, Corrupt: the versions do not fit this spec or log, or the code of its transforms.
+    """
+    log_id = str(log.topics()[topics.samples].log_id)
+    model, quality = build_model(spec, training=True), Quality(spec)
+    start = restart_point(versions, spec_hash, log_id)
+    if start is None:
+        starts = {p: log.bounds(TopicPartition(topics.samples, p)).start for p in range(spec.partitions)}
+        return Dense(model, quality, DenseLedger(starts), None, log_id)
+    check_outcomes(spec, start.transforms, f"version {start.number}")
+    version = versions.get(start.number)
+    model.load_state(version.tensors)
+    prefix = "measures/"
+    quality.load_state(
+        {name[len(prefix) :]: t for name, t in version.tensors.items() if name.startswith(prefix)}
+    )
+    _log.info("starting from a version", version=start.number, step=start.step)
+    ledger = DenseLedger({int(p): offset for p, offset in start.applied.items()})
+    return Dense(model, quality, ledger, start, log_id)
+
+
+def trainer_of(
+    spec: Spec,
+    dense: Dense,
+    stream: BatchStream,
+    *,
+    versions: VersionStore,
+    writer: Writer,
+    topics: Topics,
+    spec_hash: str,
+    pins: Pins,
+    seat: Fence,
+    clock: Clock,
+    lanes: int,
+) -> Trainer:
+    """The trainer on a stream; writes version 0 of a new model."""
+    start = dense.start
+    versioner = Versioner(
+        spec=spec,
+        spec_hash=spec_hash,
+        log_id=dense.log_id,
+        store=versions,
+        writer=writer,
+        topic=topics.versions,
+        fence=seat,
+        clock=clock,
+        scorer=lambda: build_model(spec, training=False),
+        recent=stream.recent,
+        pinned=pins.pin,
+    )
+    trainer = Trainer(
+        spec=spec,
+        model=dense.model,
+        stream=stream,
+        ledger=dense.ledger,
+        quality=dense.quality,
+        versioner=versioner,
+        writer=writer,
+        measures_topic=topics.measures,
+        clock=clock,
+        lanes=lanes,
+        step=start.step if start else 0,
+        event_time_ms=start.event_time_ms if start else 0,
+    )
+    if start is None:
+        versioner.first(trainer.snapshot())
+    return trainer
