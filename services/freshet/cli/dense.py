@@ -5,13 +5,14 @@ What a trainer is, wherever its batches come from.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import structlog
 
 from freshet.clock import Clock
 from freshet.model import DenseModel, build_model
-from freshet.seams.batches import BatchStream
+from freshet.model.inputs import ModelInputs
 from freshet.seams.eventlog import EventLog, Writer
 from freshet.seams.rowstore import RowStore
 from freshet.seams.versions import Manifest, VersionStore
@@ -19,9 +20,12 @@ from freshet.spec.model import Spec
 from freshet.spec.outcomes import check_outcomes
 from freshet.spec.topics import Topics
 from freshet.trainer.core import DenseLedger
+from freshet.trainer.course import Course
+from freshet.trainer.leveling import Progress
 from freshet.trainer.pins import Pins
 from freshet.trainer.quality import Quality
 from freshet.trainer.service import Trainer
+from freshet.trainer.sharing import SharedMeasures
 from freshet.trainer.versioning import Versioner, restart_point
 from freshet.types import Fence, TopicPartition
 
@@ -48,6 +52,7 @@ class Dense:
     ledger: DenseLedger
     start: Manifest | None  # None: a new model
     log_id: str  # of the topic of samples
+    progress: Progress
 
 
 def restored(spec: Spec, log: EventLog, versions: VersionStore, topics: Topics, spec_hash: str) -> Dense:
@@ -60,7 +65,7 @@ def restored(spec: Spec, log: EventLog, versions: VersionStore, topics: Topics, 
     start = restart_point(versions, spec_hash, log_id)
     if start is None:
         starts = {p: log.bounds(TopicPartition(topics.samples, p)).start for p in range(spec.partitions)}
-        return Dense(model, quality, DenseLedger(starts), None, log_id)
+        return Dense(model, quality, DenseLedger(starts), None, log_id, Progress())
     check_outcomes(spec, start.transforms, f"version {start.number}")
     version = versions.get(start.number)
     model.load_state(version.tensors)
@@ -70,25 +75,26 @@ def restored(spec: Spec, log: EventLog, versions: VersionStore, topics: Topics, 
     )
     _log.info("starting from a version", version=start.number, step=start.step)
     ledger = DenseLedger({int(p): offset for p, offset in start.applied.items()})
-    return Dense(model, quality, ledger, start, log_id)
+    progress = Progress(steps=start.step, event_time_ms=start.event_time_ms)
+    return Dense(model, quality, ledger, start, log_id, progress)
 
 
 def trainer_of(
     spec: Spec,
     dense: Dense,
-    stream: BatchStream,
+    course: Course,
     *,
+    recent: Callable[[int], Sequence[ModelInputs]],
     versions: VersionStore,
     writer: Writer,
     topics: Topics,
     spec_hash: str,
     pins: Pins,
-    seat: Fence,
+    fence: Fence,
     clock: Clock,
-    lanes: int,
+    shared: SharedMeasures | None = None,
 ) -> Trainer:
-    """The trainer on a stream; writes version 0 of a new model."""
-    start = dense.start
+    """The trainer on a course; `recent` are samples for the gate. `shared`: of a rank among others."""
     versioner = Versioner(
         spec=spec,
         spec_hash=spec_hash,
@@ -96,26 +102,22 @@ def trainer_of(
         store=versions,
         writer=writer,
         topic=topics.versions,
-        fence=seat,
+        fence=fence,
         clock=clock,
         scorer=lambda: build_model(spec, training=False),
-        recent=stream.recent,
+        recent=recent,
         pinned=pins.pin,
     )
-    trainer = Trainer(
+    return Trainer(
         spec=spec,
         model=dense.model,
-        stream=stream,
+        course=course,
         ledger=dense.ledger,
         quality=dense.quality,
         versioner=versioner,
         writer=writer,
         measures_topic=topics.measures,
         clock=clock,
-        lanes=lanes,
-        step=start.step if start else 0,
-        event_time_ms=start.event_time_ms if start else 0,
+        progress=dense.progress,
+        shared=shared,
     )
-    if start is None:
-        versioner.first(trainer.snapshot())
-    return trainer

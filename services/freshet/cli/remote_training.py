@@ -12,24 +12,23 @@ from freshet.embedder.core import lanes_for
 from freshet.embedder.ownership import embedders_of
 from freshet.embedder.recent import Recent
 from freshet.embedder.service import names_of
-from freshet.errors import Fenced
 from freshet.runtime.lifecycle import Cleanup
 from freshet.seams.batches.remote import RemoteStream, Seat
-from freshet.seams.eventlog.claims import LEASE_S, Claims
+from freshet.seams.eventlog.claims import Claims
 from freshet.seams.eventlog.topics import ensure_topics
 from freshet.seams.transport import Transport
 from freshet.spec.layout import layout_of
 from freshet.spec.model import Spec
+from freshet.trainer.course import ManyRanks
+from freshet.trainer.leveling import DenseState
+from freshet.trainer.membership import Membership, Terms
 from freshet.trainer.pins import Pins
+from freshet.trainer.ranks import RankGroup
+from freshet.trainer.sharing import SharedMeasures
+from freshet.types import Fence
 from freshet.wire.values import RowCodec
 
 __all__ = ["RemoteTraining"]
-
-CLAIM_WAIT_S = 10 * LEASE_S
-"""How long a start waits for a former owner of the seat."""
-
-SETTLE_S = 5.0
-"""How long a stop waits for the shards to acknowledge what the last batches taught."""
 
 
 class RemoteTraining:
@@ -43,24 +42,23 @@ class RemoteTraining:
         *,
         spec_hash: str,
         codec: RowCodec,
+        address: str = "127.0.0.1",
         clock: Clock = SYSTEM_CLOCK,
         lanes: int | None = None,
     ) -> None:
-        """Claim the seat and load the last version; embedders are found in `control`.
+        """Load the last version. Embedders and other ranks are found in `control`; `address` is this host's,
+        as other ranks reach it.
 
-        Raises:
-            Unavailable: another process holds the seat for longer than `CLAIM_WAIT_S`.
-            Mismatch, Corrupt: the stores do not fit this spec, or each other.
+        Raises Mismatch, Corrupt: the stores do not fit this spec, or each other.
         """
         self._cleanup = Cleanup()
+        self._spec, self._clock = spec, clock
         train = spec.train
         topics = ensure_topics(stores.log, spec)
         self._claims = claims = Claims(stores.log, topics.control, clock)
         self._cleanup.add("claims", claims.close)
-        owner = f"trainer-{os.getpid()}"
-        self._seat = claims.acquire("trainer:0", owner, clock.monotonic() + CLAIM_WAIT_S)
         dense = restored(spec, stores.log, stores.versions, topics, spec_hash)
-        self.ledger, self.quality = dense.ledger, dense.quality
+        self.ledger, self.quality, self._batches = dense.ledger, dense.quality, 0
         self.lanes = lanes = (
             lanes
             or train.lanes
@@ -68,50 +66,42 @@ class RemoteTraining:
         )
         writer = stores.log.writer()
         self._cleanup.add("writer", writer.close)
-        recent = Recent(spec.serve.gate.samples, clock)
-        self.stream = RemoteStream(
-            seat=Seat(0, 1, lanes, self._seat.fence),
-            names=names_of(spec, layout_of(spec)),
-            partitions=spec.partitions,
-            owners=lambda: embedders_of(claims.living()),
-            transport=transport,
-            metadata=[("freshet-model", spec.name), ("freshet-spec", spec_hash)],
-            dense_applied=self.ledger.told,
-            remember=recent.add,
-            newest=recent.newest,
-            log=stores.log,
-            topic=topics.samples,
-            clock=clock,
-            ahead=0 if train.mode == "sync" else 1 + train.staleness_rows // train.batch_rows,
-            codec=codec,
-        )
-        self._cleanup.add("stream", self.stream.close)
+        self._recent = Recent(spec.serve.gate.samples, clock)
+        self._log, self._topic, self._transport, self._codec = stores.log, topics.samples, transport, codec
+        self._metadata = [("freshet-model", spec.name), ("freshet-spec", spec_hash)]
+        self.stream: RemoteStream | None = None  # of the present world
         pins = Pins(stores.log, topics.versions)
         self._cleanup.add("pins", pins.close)
+        shared = SharedMeasures(dense.quality)
+        self.course = ManyRanks(
+            Membership(claims, Terms(address, lanes, spec.partitions), self._stopping, clock),
+            DenseState(dense.model, dense.ledger, dense.quality, shared, dense.progress, spec_hash),
+            self._stream_of,
+            train.batch_wait_ms / 1000,
+            train.mode,
+            clock,
+        )
         self.trainer = trainer_of(
             spec,
             dense,
-            self.stream,
+            self.course,
+            recent=self._recent.newest,
             versions=stores.versions,
             writer=writer,
             topics=topics,
             spec_hash=spec_hash,
             pins=pins,
-            seat=self._seat.fence,
+            fence=Fence(-1),  # of no world yet
             clock=clock,
-            lanes=lanes,
+            shared=shared,
         )
-        self._seat.on_lost(self.trainer.stop.set)
 
     def run(self) -> None:
-        """Train until `stop`, then write a last version. Raises Fenced if the seat was lost."""
+        """Train until `stop`, with whatever ranks there are; the one that leads writes a last version."""
         try:
             self.trainer.run()
-            self.stream.settled(SETTLE_S)
         finally:
             self._cleanup.run()
-        if self._seat.lost.is_set():
-            raise Fenced("trainer:0 was claimed by another process; this one has stopped")
 
     def stop(self) -> None:
         """Have `run` return after the batches in hand."""
@@ -119,22 +109,23 @@ class RemoteTraining:
 
     def ready(self) -> str | None:
         """None, or why this process is not training."""
-        if self._seat.lost.is_set():
-            return "the claim of trainer:0 was lost"
+        if self.course.worlds == 0:
+            return "it is in no world of ranks yet"
         return None if embedders_of(self._claims.living()) else "no embedder owns a partition"
 
     def status(self) -> Mapping[str, Any]:
         """Figures for `freshet status` and metrics."""
-        progress, quality = self.trainer.progress, self.quality.now()
+        progress, quality, stream = self.trainer.progress, self.quality.now(), self.stream
         return {
             "samples": progress.samples,
             "steps": progress.steps,
             "event_time_ms": progress.event_time_ms,
             "version": progress.version,
             "applied": dict(self.ledger.applied),
-            "batches": self.stream.counts.batches,
+            "batches": self._batches + (stream.counts.batches if stream is not None else 0),
             "stage_seconds": self.trainer.stage_seconds(),
-            "lag_blocks": sum(self.stream.lag().values()),
+            "lag_blocks": sum(stream.lag().values()) if stream is not None else 0,
+            "ranks": self.course.standing(),
             "measures": quality.summary,
             "lately": quality.lately,
             "open": quality.open,
@@ -143,3 +134,28 @@ class RemoteTraining:
     def progress(self) -> Mapping[str, Any]:
         """How far samples are applied to the dense weights."""
         return {"applied": dict(self.ledger.applied)}
+
+    def _stopping(self) -> bool:
+        return self.trainer.stop.is_set()
+
+    def _stream_of(self, group: RankGroup, lanes: int) -> RemoteStream:
+        train = self._spec.train
+        if self.stream is not None:
+            self._batches += self.stream.counts.batches
+        self.stream = RemoteStream(
+            seat=Seat(group.rank, group.size, lanes, group.fence),
+            names=names_of(self._spec, layout_of(self._spec)),
+            partitions=self._spec.partitions,
+            owners=lambda: embedders_of(self._claims.living()),
+            transport=self._transport,
+            metadata=self._metadata,
+            dense_applied=self.ledger.told,
+            remember=self._recent.add,
+            newest=self._recent.newest,
+            log=self._log,
+            topic=self._topic,
+            clock=self._clock,
+            ahead=0 if train.mode == "sync" else 1 + train.staleness_rows // train.batch_rows,
+            codec=self._codec,
+        )
+        return self.stream

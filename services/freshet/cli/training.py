@@ -24,6 +24,7 @@ from freshet.seams.eventlog.claims import Claims, Held
 from freshet.seams.eventlog.topics import ensure_topics
 from freshet.spec.layout import layout_of
 from freshet.spec.model import Spec
+from freshet.trainer.course import OneRank
 from freshet.trainer.pins import Pins
 from freshet.types import Append, BytesColumn
 from freshet.wire.schemas import SchemaRegistry
@@ -109,19 +110,28 @@ class Training:
         self._cleanup.add("stream", self.stream.close)
         pins = Pins(stores.log, topics.versions)
         self._cleanup.add("pins", pins.close)
+        course = OneRank(
+            self.stream,
+            dense.model,
+            dense.ledger,
+            lanes,
+            spec.train.batch_wait_ms / 1000,
+            dense.progress.steps,
+        )
         self.trainer = trainer_of(
             spec,
             dense,
-            self.stream,
+            course,
+            recent=self.stream.recent,
             versions=stores.versions,
             writer=writer,
             topics=topics,
             spec_hash=spec_hash,
             pins=pins,
-            seat=seat.fence,
+            fence=seat.fence,
             clock=clock,
-            lanes=lanes,
         )
+        self.trainer.begin()
         self.shard.on_failed = self.trainer.stop.set
         for held in self._held:
             held.on_lost(self.trainer.stop.set)

@@ -28,6 +28,10 @@ log = structlog.get_logger("freshet.trainer")
 
 Mode = Literal["hybrid", "sync", "async"]
 
+SETTLE_S = 1.0
+"""How long the end of a world waits for the shards to acknowledge what the last batches taught; what they
+have not is trained on again."""
+
 WAITING_EVERY_S = 0.1
 """How often a rank looks whether another waits to join."""
 
@@ -125,6 +129,16 @@ class ManyRanks:
         finally:
             self.membership.leave()
 
+    def standing(self) -> dict[str, int]:
+        """This rank among the others, for people."""
+        world = self.membership.world
+        return {
+            "seat": self.membership.seat,
+            "ranks": len(world.members) if world is not None else 0,
+            "worlds": self.worlds,
+            "lost": self.lost,
+        }
+
     def seconds(self) -> dict[str, float]:
         """How long the lanes have been in each stage."""
         now = self._running.seconds() if self._running is not None else {}
@@ -148,6 +162,7 @@ class ManyRanks:
                 self.state.progress.steps,
             )
             running.run(self.prepare)
+            stream.settled(SETTLE_S)
         finally:
             self._past, self._running = self.seconds(), None
             stream.close()

@@ -91,6 +91,10 @@ class Trainer:
         if self._failed is not None:
             raise self._failed
 
+    def begin(self) -> None:
+        """Write version 0 of a new model, unless that is done."""
+        self._versioner.begin(self.snapshot())
+
     def snapshot(self) -> Snapshot:
         """Dense state and vector as they are; between two steps only."""
         tensors = {name: np.array(tensor) for name, tensor in self._model.state().items()}
@@ -138,6 +142,8 @@ class Trainer:
     def leveled(self, group: RankGroup) -> None:
         """A new world: who leads writes versions and measures, under the world's fence."""
         self._leads, self._versioner.fence = group.rank == 0, group.fence
+        if self._leads:
+            self.begin()
 
     def _measure(self) -> None:
         """Count what the lanes leave, and write windows that are complete: beside the lanes, which would wait

@@ -103,9 +103,14 @@ class Versioner:
         manifest = self._put(0, snapshot)
         return self._promote(manifest, Verdict(True, "the initial weights"))
 
+    def begin(self, snapshot: Snapshot) -> None:
+        """Version 0, unless there is a version already: of a rank that leads for the first time."""
+        if not self.store.numbers():
+            self.first(snapshot)
+
     def next(self, snapshot: Snapshot) -> Manifest:
         """Store the snapshot as the next version, judge it, and promote it or hold it with the reason."""
-        manifest = self._put(max(self.store.numbers(), default=-1) + 1, snapshot)
+        manifest = self._put_next(snapshot)
         self._point("candidate", manifest.number, "trainer")
         verdict = self._judge(manifest, snapshot)
         pin = self.pinned()  # judging takes a while, in which somebody may have rolled back
@@ -115,6 +120,16 @@ class Versioner:
         manifest = self._promote(manifest, verdict) if verdict.promote else self._hold(manifest, verdict)
         self._forget_old()
         return manifest
+
+    def _put_next(self, snapshot: Snapshot) -> Manifest:
+        while True:
+            number = max(self.store.numbers(), default=-1) + 1
+            try:
+                return self._put(number, snapshot)
+            except ValueError:
+                if number not in self.store.numbers():
+                    raise
+                log.warning("another trainer wrote this version; the next number is taken", version=number)
 
     def _put(self, number: int, snapshot: Snapshot) -> Manifest:
         manifest = Manifest(

@@ -130,3 +130,35 @@ def test_a_person_promotes_while_a_version_is_judged_and_the_gate_goes_on(bench:
 
     assert bench.next() == "promoted"
     assert bench.stable == 3
+
+
+class Late(FolderVersionStore):
+    """Lists the newest version only from the second look on, as if another trainer had just written it."""
+
+    looks = 0
+
+    def numbers(self) -> Sequence[int]:
+        self.looks += 1
+        found = super().numbers()
+        return found[:-1] if self.looks == 1 else found
+
+
+def test_a_version_that_another_trainer_wrote_meanwhile_keeps_its_number(
+    bench: Bench, tmp_path: Path
+) -> None:
+    bench.versioner.store = Late(tmp_path / "versions")
+    newest = bench.store.numbers()[-1]
+
+    written = bench.versioner.next(bench.snapshot())
+
+    assert written.number == newest + 1
+
+
+def test_who_leads_first_writes_version_0_and_who_leads_later_does_not(tmp_path: Path, bench: Bench) -> None:
+    bench.versioner.store = store = FolderVersionStore(tmp_path / "others")
+
+    bench.versioner.begin(bench.snapshot())
+    bench.versioner.begin(bench.snapshot())
+
+    assert store.numbers() == [0]
+    assert store.aliases()["stable"] == 0
