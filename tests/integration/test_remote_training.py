@@ -2,6 +2,9 @@
 
 import threading
 import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -17,6 +20,7 @@ from freshet.runtime.grpc_server import GrpcServer
 from freshet.seams.eventlog.claims import Claims
 from freshet.seams.transport import Transport
 from freshet.spec.layout import layout_of
+from freshet.spec.model import Spec
 from freshet.wire.values import RowCodec
 from tests.perf.workload import Workload, append, plain_spec
 
@@ -24,12 +28,40 @@ DEADLINE_S = 60.0
 ROWS = 4_096
 
 
-@pytest.mark.parametrize("mode", ["hybrid", "sync"])
-def test_a_rank_without_rows_learns_what_a_single_process_learns(tmp_path: Path, mode: str):
-    spec = plain_spec("", f'mode = "{mode}"')
-    pipeline = Pipeline(spec, tmp_path / "run", 2)
+@dataclass
+class Scene:
+    """A shard with rows, an embedder that serves its samples once started, and the stores of both."""
+
+    pipeline: Pipeline
+    rows: Training  # for its shard
+    embedder: Embedder
+    serving: threading.Thread
+
+    def rank(self, lanes: int) -> RemoteTraining:
+        """A trainer rank."""
+        return RemoteTraining(
+            self.pipeline.spec,
+            self.pipeline.stores,
+            Transport(),
+            spec_hash=self.pipeline.spec_hash,
+            codec=RowCodec.FP32,
+            lanes=lanes,
+        )
+
+    def trained(self, ranks: Sequence[RemoteTraining]) -> None:
+        """Wait until the rows have learned from all samples."""
+        deadline = time.monotonic() + DEADLINE_S
+        while sum(offset[0] for offset in self.rows.shard.applied().values()) < ROWS // 256:
+            found = [rank.status() for rank in ranks]
+            assert time.monotonic() < deadline, f"{found}\n{self.embedder.status()}"
+            time.sleep(0.02)
+
+
+@contextmanager
+def scene(folder: Path, spec: Spec) -> Iterator[Scene]:
+    pipeline = Pipeline(spec, folder / "run", 2)
     assert append(pipeline, Workload(rows=ROWS, cardinality=500).arrays(), 1) == ROWS
-    rows = Training(spec, pipeline.stores, spec_hash=pipeline.spec_hash, lanes=1)  # for its shard
+    rows = Training(spec, pipeline.stores, spec_hash=pipeline.spec_hash, lanes=1)
     for held in rows._held[1:]:
         held.release()
     decoder = SampleDecoder(spec, layout_of(spec), pipeline.registry.get)
@@ -49,28 +81,59 @@ def test_a_rank_without_rows_learns_what_a_single_process_learns(tmp_path: Path,
     )
     stop = threading.Event()
     serving = threading.Thread(target=embedder.run, args=(stop,))
-    serving.start()
-    rank = RemoteTraining(
-        spec, pipeline.stores, Transport(), spec_hash=pipeline.spec_hash, codec=RowCodec.FP32, lanes=2
-    )
-    training = threading.Thread(target=rank.run)
-    training.start()
     try:
-        deadline = time.monotonic() + DEADLINE_S
-        while sum(offset[0] for offset in rows.shard.applied().values()) < ROWS // 256:
-            assert time.monotonic() < deadline, f"{rank.status()}\n{embedder.status()}"
-            time.sleep(0.02)
+        yield Scene(pipeline, rows, embedder, serving)
     finally:
-        rank.stop()
-        training.join()
         stop.set()
+        if serving.ident is None:
+            serving.start()  # which ends at once, and frees what the embedder holds
         serving.join()
         claims.close()
+        rows._cleanup.run()
+        pipeline.close()
 
-    assert rank.trainer.progress.samples == ROWS
-    assert rank.ledger.applied == {p: offset[0] for p, offset in rows.shard.applied().items()}
-    auc = rank.quality.summary()["training"]["click"]["auc"]
-    assert auc > 0.55, "half of the samples teach the other half"
-    assert embedder.status()["samples"] == ROWS
-    rows._cleanup.run()
-    pipeline.close()
+
+@pytest.mark.parametrize("mode", ["hybrid", "sync"])
+def test_a_rank_without_rows_learns_what_a_single_process_learns(tmp_path: Path, mode: str):
+    with scene(tmp_path, plain_spec("", f'mode = "{mode}"')) as made:
+        made.serving.start()
+        rank = made.rank(2)
+        training = threading.Thread(target=rank.run)
+        training.start()
+        try:
+            made.trained([rank])
+        finally:
+            rank.stop()
+            training.join()
+
+        assert rank.trainer.progress.samples == ROWS
+        assert rank.ledger.applied == {p: offset[0] for p, offset in made.rows.shard.applied().items()}
+        auc = rank.quality.summary()["training"]["click"]["auc"]
+        assert auc > 0.55, "half of the samples teach the other half"
+        assert made.embedder.status()["samples"] == ROWS
+
+
+def test_two_ranks_learn_together_what_an_embedder_serves_them(tmp_path: Path):
+    with scene(tmp_path, plain_spec("")) as made:
+        ranks = [made.rank(1) for _ in range(2)]
+        threads = [threading.Thread(target=rank.run) for rank in ranks]
+        for thread in threads:
+            thread.start()
+        deadline = time.monotonic() + DEADLINE_S
+        try:
+            while any(rank.status()["ranks"]["ranks"] < 2 for rank in ranks):
+                assert time.monotonic() < deadline, [rank.status() for rank in ranks]
+                time.sleep(0.02)
+            made.serving.start()
+            made.trained(ranks)
+        finally:
+            for rank in ranks:
+                rank.stop()
+            for thread in threads:
+                thread.join()
+
+        assert sum(rank.trainer.progress.samples for rank in ranks) == ROWS
+        assert all(rank.trainer.progress.samples for rank in ranks)
+        for rank in ranks:
+            assert rank.ledger.applied == {p: offset[0] for p, offset in made.rows.shard.applied().items()}
+            assert rank.quality.summary()["training"]["click"]["n"] == ROWS

@@ -52,6 +52,14 @@ TRAINER_METRICS = (
         "Measures since the model began.",
         ("of", "label", "measure"),
     ),
+    Metric("freshet_trainer_ranks", "gauge", "ranks", "Ranks that step together, this one among them."),
+    Metric(
+        "freshet_trainer_worlds",
+        "counter",
+        "worlds",
+        "Groups of ranks that this one was in: one more whenever a rank joins, leaves or is lost.",
+    ),
+    Metric("freshet_trainer_lost", "counter", "worlds", "Of these, those that ended as a rank was lost."),
     Metric("freshet_shard_rows", "gauge", "rows", "Rows resident, by table.", ("table",)),
     Metric("freshet_shard_evicted_rows", "counter", "rows", "Rows evicted, by table.", ("table",)),
     Metric(
@@ -68,6 +76,10 @@ TRAINER_METRICS = (
     Metric("freshet_shard_flushed_rows", "counter", "rows", "Changed rows written to the row store."),
     Metric("freshet_shard_flushes", "counter", "flushes", "Rounds of flushing all buckets."),
 )
+
+
+ALONE = {"ranks": 1, "worlds": 1, "lost": 0}
+"""Of a trainer with its rows in its own process, which has no other ranks."""
 
 
 def joiner_readings(status: Any) -> Mapping[str, Reading]:
@@ -101,6 +113,9 @@ def _of_training(status: Mapping[str, Any]) -> dict[str, Reading]:
         "freshet_trainer_stage_seconds": {(s,): seconds for s, seconds in status["stage_seconds"].items()},
         "freshet_trainer_event_time_ms": status["event_time_ms"],
         "freshet_trainer_version": status["version"],
+        "freshet_trainer_ranks": status.get("ranks", ALONE)["ranks"],
+        "freshet_trainer_worlds": status.get("ranks", ALONE)["worlds"],
+        "freshet_trainer_lost": status.get("ranks", ALONE)["lost"],
         "freshet_trainer_quality": {
             (of, label, measure): float(value)
             for of, labels in status["measures"].items()
