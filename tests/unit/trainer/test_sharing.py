@@ -101,7 +101,7 @@ def feed(rank: Rank, which: int, numbers: Sequence[int]) -> None:
 
 def counted(rank: Rank) -> float:
     figures = rank.quality.summary()["training"]
-    return sum(figures[label]["n"] for label in ("y0", "y1"))
+    return float(sum(figures[label]["n"] for label in ("y0", "y1")))
 
 
 def test_after_an_exchange_every_rank_has_the_figures_of_all_to_the_bit() -> None:
