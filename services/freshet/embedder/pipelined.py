@@ -124,11 +124,13 @@ class PipelinedStream:
         """Have a batch's gradients pushed, or return it unused; see the protocol."""
         self._lanes[lane].give_back(batch, gradients)
 
-    def take_of(self, lanes: Sequence[int], wait_s: float) -> tuple[int, TrainBatch] | None:
+    def take_of(
+        self, lanes: Sequence[int], wait_s: float, wanted: Callable[[], bool] = lambda: True
+    ) -> tuple[int, TrainBatch] | None:
         """(The lane, its next batch) of the first of these lanes that has one; None if none has within
-        `wait_s`."""
+        `wait_s`, or once it is not `wanted` any more."""
         deadline = self._clock.monotonic() + wait_s
-        while True:
+        while wanted():
             for lane in lanes:
                 if (batch := self.take(lane, 0.0)) is not None:
                     return lane, batch
@@ -137,6 +139,7 @@ class PipelinedStream:
                 return None
             with self._arrived:  # what came between the look and this is seen after the pause
                 self._arrived.wait(min(left, PAUSE_S))
+        return None
 
     def settled_lane(self, lane: int, wait_s: float) -> bool:
         """As `settled`, of one lane."""

@@ -82,7 +82,7 @@ def test_a_rank_that_vanishes_returns_its_credits_and_its_batches_are_issued_aga
     first.close()
 
     second = scene.rank(lambda: owners, seat=Fence(11))
-    assert drain(scene, second, {0: 6, 1: 0})[:2] == [0, 1]
+    assert set(drain(scene, second, {0: 6, 1: 0})) == set(range(6))
     settle(second)
     wait_until(lambda: embedder.batches.stream().desk.batches() == 0)
 
