@@ -26,6 +26,7 @@ NAMES = {
     "limits": "what the machine itself can do: multiply, copy, fetch from memory, write durably, wake",
     "log": "appends to the SQLite log, and reads in blocks",
     "rowstore": "flushes to the SQLite row store, scans, reads by key",
+    "redis": "flushes to a Redis Cluster and scans, beside redis-benchmark; needs redis-server",
     "codecs": "codecs of rows, and publish and flush through the shard",
     "table": "lookups and steps of rows, plans of batches",
     "decode": "records a second from Avro to keys and columns",

@@ -230,6 +230,8 @@ class Nodes:
         said = f"{self._url}: {doing} failed: {_said(error)}"
         if isinstance(error, ConfigError):
             return error
+        if isinstance(error, _NOT_ALLOWED):
+            return Unavailable(f"{said}\n  the user may not do that; docs/redis.md lists the rights it needs")
         if isinstance(error, OutOfMemoryError):
             return Unavailable(f"{said}\n  Redis is full: raise maxmemory, or add masters; nothing was torn")
         if isinstance(error, ResponseError) and str(error).startswith("WRONGTYPE"):

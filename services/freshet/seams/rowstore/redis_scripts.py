@@ -110,11 +110,11 @@ return tonumber(v)
 """KEYS meta, rows, aside; ARGV META_FIELDS, removed fields."""
 
 OPEN = f"""
-redis.call('DEL', KEYS[1])
+if redis.call('EXISTS', KEYS[1]) == 1 then redis.call('DEL', KEYS[1]) end
 redis.call('HSET', KEYS[1], '', '')
 return redis.call('EXPIRE', KEYS[1], {STAGE_EXPIRES_S})
 """
-"""KEYS stage."""
+"""KEYS stage. No DEL of nothing: a full server lets a script that has written go on to write."""
 
 SWAP = (
     _VERDICT
