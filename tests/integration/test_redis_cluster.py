@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from uuid import uuid4
 
@@ -197,12 +198,15 @@ def test_a_reader_never_sees_a_large_bucket_torn(
         runs = [run for piece in other.scan(ALL[:1]) for run in piece]
         return {(sum(len(run.keys) for run in runs), int(f)) for run in runs for f in np.unique(run.records)}
 
+    def look(seen: list[set[tuple[int, int]]]) -> None:
+        seen.append(fills())
+
     other = opened(url)
     for fill in range(1, 8):
         meta = next_meta(meta, rows=rows)
         flush = large_flush(meta, rows, fill, whole=whole)
         seen: list[set[tuple[int, int]]] = []
-        every([lambda flush=flush: store.flush(flush), lambda seen=seen: seen.append(fills())])
+        every([partial(store.flush, flush), partial(look, seen)])
         allowed = [{(rows, fill)}, {(rows, fill - 1)} if fill > 1 else set()]
         assert seen[0] in allowed
         assert fills() == {(rows, fill)}

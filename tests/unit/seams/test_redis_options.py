@@ -3,6 +3,7 @@ from pathlib import Path
 import pytest
 
 from freshet.errors import ConfigError
+from freshet.options import duration_text, key_of, options_of
 from freshet.seams.rowstore.redis_options import RedisOptions, parse_url
 
 
@@ -54,3 +55,14 @@ def test_an_empty_password_file_is_refused(tmp_path: Path):
     (tmp_path / "empty").write_text("\n")
     with pytest.raises(ConfigError, match="it is empty"):
         parse_url(f"redis://a:1/m?password_file={tmp_path}/empty")
+
+
+def test_the_page_has_every_option_with_its_default():
+    page = (Path(__file__).parents[3] / "docs" / "redis.md").read_text()
+    for field in options_of(RedisOptions):
+        line = next(
+            line for line in page.splitlines() if line.startswith("|") and f"`{key_of(field)}`" in line
+        )
+        if isinstance(field.default, int):
+            shown = duration_text(field.default) if field.name.endswith("_ms") else str(field.default)
+            assert f"| `{shown}` |" in line
