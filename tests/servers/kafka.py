@@ -9,8 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from uuid import uuid4
 
-from freshet.runtime.ports import free_ports
-from tests.servers.processes import Process, run_to_end
+from tests.servers.processes import Process, lasting_ports, run_to_end
 
 __all__ = ["Kafka"]
 
@@ -23,8 +22,16 @@ _QUICK = ["-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"]
 """For a JVM that ends soon."""
 
 
+USER, PASSWORD = "freshet", "a-word-of-the-tests"
+"""Who may use the port with TLS."""
+
+
 class Kafka:
-    """One broker in one folder. Killed or stopped, it starts again on its data and its port."""
+    """One broker in one folder. Killed or stopped, it starts again on its data and its ports.
+
+    `port` takes anybody; `secure_port` takes USER by SASL PLAIN over TLS, with a certificate that is its own
+    authority: `certificate`.
+    """
 
     def __init__(self, folder: Path, properties: Mapping[str, str] | None = None) -> None:
         """Prepare the folder, which must be empty or not there; nothing runs yet.
@@ -33,11 +40,14 @@ class Kafka:
             folder: data, settings and the log `broker.log`.
             properties: settings of the broker, besides and above ours.
         """
-        self._folder = folder
-        self.port, controller_port = free_ports(2)
+        self.port, self.secure_port, controller_port = lasting_ports(3)
         folder.mkdir(parents=True, exist_ok=True)
+        self.certificate = folder / "certificate.pem"
+        _make_certificate(self.certificate, folder / "broker.pem")
         self._settings = folder / "server.properties"
-        settings = _settings(folder / "data", self.port, controller_port) | dict(properties or {})
+        settings = _settings(folder / "data", self.port, controller_port)
+        settings["listeners"] += f",SECURE://127.0.0.1:{self.secure_port}"
+        settings |= _secure(folder / "broker.pem") | dict(properties or {})
         self._settings.write_text("".join(f"{key}={value}\n" for key, value in settings.items()))
         tool = [*_java(), *_QUICK, "kafka.tools.StorageTool"]
         cluster_id = urlsafe_b64encode(uuid4().bytes).decode().rstrip("=")
@@ -57,6 +67,11 @@ class Kafka:
     def pid(self) -> int:
         """Of the broker that was started last."""
         return self._process.pid
+
+    @property
+    def alive(self) -> bool:
+        """Does it run, or is it paused?"""
+        return self._process.alive
 
     def start(self) -> None:
         """Start it and wait until it takes part in the cluster.
@@ -124,3 +139,23 @@ def _settings(data: Path, port: int, controller_port: int) -> dict[str, str]:
         "broker.heartbeat.interval.ms": "500",
         "broker.session.timeout.ms": "3000",  # who was killed comes back no sooner than this (default 9 s)
     }
+
+
+def _secure(keystore: Path) -> dict[str, str]:
+    login = "org.apache.kafka.common.security.plain.PlainLoginModule required"
+    return {
+        "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT,SECURE:SASL_SSL",
+        "listener.name.secure.sasl.enabled.mechanisms": "PLAIN",
+        "listener.name.secure.plain.sasl.jaas.config": f'{login} user_{USER}="{PASSWORD}";',
+        "listener.name.secure.ssl.keystore.type": "PEM",
+        "listener.name.secure.ssl.keystore.location": str(keystore),
+    }
+
+
+def _make_certificate(certificate: Path, keystore: Path) -> None:
+    """For 127.0.0.1, signed by itself; `keystore` holds its key as well."""
+    key = keystore.with_suffix(".key")
+    subject = ["-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1"]
+    made = ["-newkey", "rsa:2048", "-nodes", "-days", "2", "-keyout", str(key), "-out", str(certificate)]
+    run_to_end(["openssl", "req", "-x509", *subject, *made], within_s=_START_S)
+    keystore.write_text(key.read_text() + certificate.read_text())

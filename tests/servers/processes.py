@@ -3,21 +3,44 @@ pid."""
 
 from __future__ import annotations
 
+import random
 import shutil
 import signal
+import socket
 import subprocess
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
-__all__ = ["Process", "run_to_end"]
+__all__ = ["Process", "lasting_ports", "run_to_end"]
 
 _LOOK_S = 0.02
 _STOP_S = 30.0
 """For a server to end by itself; then it is killed, and the test told."""
 
 _TAIL_CHARS = 4000
+
+
+_LASTING = range(15_000, 32_000)
+"""Below the ports that the system gives to clients (from 32,768 on)."""
+
+
+def lasting_ports(count: int) -> list[int]:
+    """Ports of 127.0.0.1 that nobody has, also for a server that is killed and comes back.
+
+    Not of the clients' range: a client that tries again and again to reach a dead server at such a port is
+    connected to itself one day, and holds the port.
+    """
+    found: list[int] = []
+    while len(found) < count:
+        port = random.choice(_LASTING)
+        with socket.socket() as trial, suppress(OSError):
+            trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            trial.bind(("127.0.0.1", port))
+            found += [port] if port not in found else []
+    return found
 
 
 class Process:

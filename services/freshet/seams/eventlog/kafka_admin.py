@@ -57,6 +57,7 @@ class KafkaAdmin:
         given: dict[str, Any] = {**client, "error_cb": self.heard}
         with translated("the client could not be made"):
             self._client = AdminClient(given)
+        self.heard.serve = lambda: self._client.poll(0)
 
     def name(self, topic: str) -> str:
         """The name in Kafka."""

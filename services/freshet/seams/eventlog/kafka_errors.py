@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import structlog
@@ -35,17 +36,18 @@ class Heard:
     """What a client was last told of its connections, for messages: that is why an answer does not come."""
 
     def __init__(self) -> None:
-        self._error = ""
+        self.serve: Callable[[], object] = int  # makes the client say what it has to say, before a message
+        self._code, self._text, self._when_s = 0, "", 0.0
 
     def __call__(self, error: KafkaError) -> None:
         """librdkafka's `error_cb`."""
-        text = error.str()
-        if text != self._error:
-            _log.warning("kafka", error=text, code=error.name())
-        self._error = text
+        if error.code() != self._code:
+            _log.warning("kafka", error=error.str(), code=error.name())
+        self._code, self._text, self._when_s = error.code(), error.str(), time.monotonic()
 
     def __str__(self) -> str:
-        return f"; last heard: {self._error}" if self._error else ""
+        self.serve()
+        return f"; heard {time.monotonic() - self._when_s:.1f} s ago: {self._text}" if self._text else ""
 
 
 def family(error: KafkaError, what: str, heard: object = "") -> FreshetError:

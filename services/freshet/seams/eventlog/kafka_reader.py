@@ -216,9 +216,9 @@ class KafkaReader:
             asked, self._ends = self._ends, {}
             with suppress(Unavailable):  # asked again
                 ends = self._admin.offsets(asked)
-            if all(self._ahead.next[at] >= end for at, end in ends.items()):
-                self._ends_known, self._silent_since = self._ends_asked, None
-                return self._ends_known >= since
+                if all(self._ahead.next[at] >= end for at, end in ends.items()):
+                    self._ends_known, self._silent_since = self._ends_asked, None
+                    return self._ends_known >= since
         if self._silent_since is not None and now - self._silent_since > _ANSWER_S:
             self._silent_since = None
             raise Unavailable(f"the brokers gave no answer, or no records, for {_ANSWER_S:g} s{self._heard}")

@@ -166,6 +166,7 @@ class Transactions:
         self._wait_s = float(settings["message.timeout.ms"]) / 1000 + _SLACK_S
         with translated(f"writer {name} could not be opened", self._heard):
             self._producer = Producer(settings)
+            self._heard.serve = lambda: self._producer.poll(0)
             _retried(self._producer.init_transactions, _OPEN_S)
         self._open = False  # is there a transaction to be ended?
         self._over: FreshetError | None = None  # why there will be no more
