@@ -46,6 +46,7 @@ BY_HAND = {
     "demo_seeds": "the demo for several seeds, with all services",
     "swaps": "twenty version swaps under load from wrk: answers that were not 2xx, latencies",
     "dense_engines": "the dense part by our functions, ONNX Runtime and torch; needs onnx, onnxruntime",
+    "kafka": "the log on Kafka: appends, reads, transactions; needs ops/install-kafka",
     "streams": "downloads recorded streams and makes them events",
     "peers_run": "torch, TorchRec and others training the plain model; needs tests.perf.peers.setup",
     "table_beside_fbgemm": "our table and FBGEMM's kernels in turns; needs tests.perf.peers.setup torchrec",

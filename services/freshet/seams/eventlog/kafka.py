@@ -9,13 +9,14 @@ from __future__ import annotations
 import re
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 from weakref import WeakSet
 
 from freshet.errors import ConfigError, Mismatch, Unavailable
 from freshet.seams.eventlog import Bounds, TopicInfo
 from freshet.seams.eventlog.kafka_admin import KafkaAdmin
+from freshet.seams.eventlog.kafka_group import KafkaGroup, Partitions
 from freshet.seams.eventlog.kafka_reader import KafkaReader
 from freshet.seams.eventlog.kafka_settings import KafkaSettings, parse_url
 from freshet.seams.eventlog.kafka_writer import KafkaWriter, Plainly, Transactions
@@ -24,6 +25,9 @@ from freshet.types import TopicPartition
 __all__ = ["KafkaEventLog", "open_url"]
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,200}")
+
+_OF_GROUPS = re.compile(r"group\.|session\.|heartbeat\.|partition\.assignment")
+"""Settings that a consumer without a group does not take."""
 
 _AGREE_S = 10.0
 """For brokers to agree on a topic that was just made."""
@@ -101,7 +105,8 @@ class KafkaEventLog:
     def reader(self) -> KafkaReader:
         """A new reader without partitions."""
         self._check_open()
-        client = {**self._client, "group.id": self._admin.name("freshet")}  # asked for, never joined
+        client = {key: value for key, value in self._client.items() if not _OF_GROUPS.match(key)}
+        client |= {"group.id": self._admin.name("freshet")}  # the client wants one; it is never joined
         reader = KafkaReader(self._admin, self._locate, client)
         with self._lock:
             self._opened.add(reader)
@@ -117,6 +122,17 @@ class KafkaEventLog:
         with self._lock:
             self._opened.add(writer)
         return writer
+
+    def group(
+        self,
+        name: str,
+        topics: Sequence[str],
+        on_granted: Callable[[Partitions], None],
+        on_revoked: Callable[[Partitions], None],
+    ) -> KafkaGroup:
+        """Join a group that shares the topics' partitions; see `KafkaGroup`. For Kafka only."""
+        self._check_open()
+        return KafkaGroup(self._admin, self._client, name, topics, on_granted, on_revoked)
 
     def trim(self, partition: TopicPartition, before: int) -> None:
         """Forget records below `before`."""
