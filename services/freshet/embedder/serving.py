@@ -116,9 +116,16 @@ class BatchServer:
             turn = self._turns[asked.place] = self._turns.get(asked.place, 0) + 1
         if not lanes:
             raise Unavailable(f"no partition of lane {asked.place} of {self._shape} is owned here")
-        found = stream.take_of(
-            [*lanes[turn % len(lanes) :], *lanes[: turn % len(lanes)]], asked.wait_ms / 1000
-        )
+        first = turn % len(lanes)
+        order = [*lanes[first:], *lanes[:first]]
+        try:
+            found = stream.take_of(order, asked.wait_ms / 1000, lambda: self._feeds.get(asked.place) is feed)
+        except Fenced as error:  # who claims partitions sees it as well; until then none is handed out
+            self.renew()
+            raise Unavailable(f"a partition of lane {asked.place} has another embedder: {error}") from error
+        except FreshetError as error:
+            self.failed = error
+            raise
         if found is None:
             return empty_frame(frame.id)
         lane, batch = found

@@ -4,9 +4,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from freshet.errors import DataLost, Fenced
 from freshet.seams.eventlog.sqlite import SqliteEventLog
 from freshet.testing.contracts.batches import gradients_of, settle, spans, take, take_any
-from freshet.testing.contracts.rowservice import PARTITIONS, push_of
+from freshet.testing.contracts.rowservice import PARTITIONS, WIDTH, push_of
+from freshet.testing.faults import Faulty
 from freshet.testing.reference import ReferenceRowService
 from freshet.types import Fence
 from freshet.wire.values import RowCodec
@@ -188,3 +190,24 @@ def test_a_refused_batch_is_put_right_by_its_embedder(scene):
     scene.rows.push(push_of({0: (0, 1)}, {}))
     stream.give_back(0, batch, gradients_of(batch))
     assert set(drain(scene, stream, {0: 4, 1: 0})) <= {1, 2, 3}
+
+
+def test_what_no_retry_can_mend_ends_the_embedder_and_is_told_to_the_rank(scene):
+    scene.rows = ReferenceRowService([WIDTH], {0: 7, 1: 0})  # the log holds no offset 7
+    embedder = scene.embedder([0])
+    stream = scene.rank(lambda: {0: embedder.address})
+    with pytest.raises(DataLost):
+        take(stream)
+    assert isinstance(embedder.batches.failed, DataLost)
+
+
+def test_a_push_that_is_fenced_ends_the_stream_and_not_the_embedder(scene):
+    scene.append(0, [1])
+    scene.rows = Faulty(scene.rows)
+    scene.rows.script("push", nth=1, error=Fenced("a higher fence"))
+    embedder = scene.embedder([0])
+    stream = scene.rank(lambda: {0: embedder.address})
+    batch = take(stream)
+    stream.give_back(0, batch, gradients_of(batch))
+    assert drain(scene, stream, {0: 1, 1: 0})[-1:] == [1]
+    assert embedder.batches.failed is None
