@@ -174,7 +174,7 @@ def made_ready(rows: int, rounds: int) -> Figures:
         store.push(push.ranges, push.clock_ms, push.groups, push.gradients)
         published: list[Published] = []
         timed("collect_publish", lambda: published.append(store.collect_publish(rows)))  # noqa: B023
-        timed("records_of", lambda: records_of(published[0], "rows", spec.buckets, Fence(1)))  # noqa: B023
+        timed("records_of", lambda: records_of(published[0], "rows", np.ones(spec.buckets, np.int64)))  # noqa: B023
         offsets = np.zeros(ROWS_PARTITIONS, np.int64)
         timed("collect_flush", lambda: book.next_flush(store.collect_flush(), offsets))  # noqa: B023
     return {name: {"cpu_us_per_row": Figure.of(times).median} for name, times in spent.items()}

@@ -12,7 +12,7 @@ from freshet.cli.options import PATH, emit_end, examples, folder_option, json_op
 
 __all__ = ["ROLES", "command"]
 
-ROLES = ("gateway", "joiner", "trainer", "inference", "console")
+ROLES = ("gateway", "joiner", "trainer", "paramserver", "inference", "console")
 
 
 @click.command(epilog=examples("freshet run trainer freshet.toml --folder news-run"))

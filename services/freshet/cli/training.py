@@ -22,6 +22,7 @@ from freshet.runtime.lifecycle import Cleanup
 from freshet.seams.eventlog import Writer
 from freshet.seams.eventlog.claims import Claims, Held
 from freshet.seams.eventlog.topics import ensure_topics
+from freshet.seams.rowservice.slices import slices_of
 from freshet.spec.layout import layout_of
 from freshet.spec.model import Spec
 from freshet.trainer.course import OneRank
@@ -65,8 +66,12 @@ class Training:
         self._cleanup.add("claims", claims.close)
         deadline = clock.monotonic() + CLAIM_WAIT_S
         self._held: Sequence[Held] = [
-            claims.acquire(what, owner, deadline)
-            for what in (f"buckets:0-{spec.buckets}", f"partitions:0-{spec.partitions}", "trainer:0")
+            claims.acquire_all(things, owner, deadline)
+            for things in (
+                list(slices_of(spec.buckets)),
+                [f"partitions:0-{spec.partitions}"],
+                ["trainer:0"],
+            )
         ]
         shard_claim, partitions_claim, seat = self._held
         self.shard = Shard(

@@ -112,6 +112,48 @@ def run_trainer(spec: Spec, settings: Settings, stop: threading.Event) -> None:
         cleanup.run()
 
 
+def run_paramserver(spec: Spec, settings: Settings, stop: threading.Event) -> None:
+    """A shard of the rows."""
+    from freshet.paramserver.service import ParamServer, Place
+    from freshet.seams.transport import transport_of
+
+    transport = transport_of(
+        ca_file=settings.grpc.ca_file,
+        cert_file=settings.grpc.cert_file,
+        key_file=settings.grpc.key_file,
+        token_file=settings.grpc.token_file,
+        max_message_bytes=settings.grpc.max_message_bytes,
+    )
+    place = Place(
+        settings.paramserver.name,
+        settings.common.bind_address,
+        settings.paramserver.port,
+        settings.paramserver.advertised_host,
+    )
+    cleanup = Cleanup()
+    made: list[ParamServer] = []
+    registry = CollectorRegistry()
+    admin = Admin(
+        settings.common.bind_address,
+        settings.paramserver.admin_port,
+        registry=registry,
+        ready=lambda: made[0].ready() if made else "taking the seat",
+        status=lambda: made[0].status() if made else {},
+    )
+    cleanup.add("admin", admin.close)
+    log = open_eventlog(settings.common.log_url)
+    cleanup.add("log", log.close)
+    rows = open_rowstore(settings.common.rows_url)
+    cleanup.add("rows", rows.close)
+    try:
+        spec_hash = identity_hash(spec, load_schemas(spec))
+        made.append(ParamServer(spec, log, rows, place, transport, spec_hash=spec_hash))
+        made[0].register(registry)
+        made[0].run(stop, drain_s=settings.common.drain_ms / 1000)
+    finally:
+        cleanup.run()
+
+
 def run_inference(spec: Spec, settings: Settings, stop: threading.Event) -> None:
     """Rank requests."""
     from freshet.inference.service import Parts, run
@@ -164,6 +206,7 @@ RUNNERS: Mapping[str, Runner] = {
     "gateway": run_gateway,
     "joiner": run_joiner,
     "trainer": run_trainer,
+    "paramserver": run_paramserver,
     "inference": run_inference,
     "console": run_console,
 }

@@ -84,23 +84,32 @@ class FlushBook:
             whole=whole,
         )
 
-    def done(self, flush: Flush, outcomes: U8) -> I64:
-        """Take note of a flush's (K,) outcomes; returns the buckets that must be written whole.
+    def lost(self, buckets: Sequence[Bucket]) -> None:
+        """Own them no longer. The fences they were owned under are remembered."""
+        self._owned[buckets] = False
 
-        Raises Fenced if somebody else owns one of them: this shard stops.
+    @property
+    def fences(self) -> I64:
+        """(B,) the fence under which each bucket is, or was last, owned."""
+        return self._fences
+
+    def done(self, flush: Flush, outcomes: U8) -> tuple[I64, I64]:
+        """Take note of a flush's (K,) outcomes; returns the buckets that must be written whole, and those
+        that somebody else owns by now.
+
+        A bucket that was lost, or claimed anew, since the flush was copied is none of its affair.
         """
-        kept, fenced = outcomes == FlushOutcome.DONE, outcomes == FlushOutcome.FENCED
+        current = self._owned[flush.buckets] & (self._fences[flush.buckets] == flush.fences)
+        kept = current & (outcomes == FlushOutcome.DONE)
         buckets = flush.buckets[kept]
         self._seqs[buckets] = flush.seqs[kept]
         self._applied[buckets] = flush.applied[kept]
         self._rows_offsets[buckets] = flush.rows_offsets[kept]
         self._clocks_ms[buckets] = flush.clocks_ms[kept]
-        if fenced.any():
-            lost = flush.buckets[fenced]
-            self._owned[lost] = False
-            raise Fenced(f"bucket {lost[0]} has a new owner; this shard stops")
-        again: I64 = flush.buckets[outcomes == FlushOutcome.REPLACE]
-        return again
+        again: I64 = flush.buckets[current & (outcomes == FlushOutcome.REPLACE)]
+        fenced: I64 = flush.buckets[current & (outcomes == FlushOutcome.FENCED)]
+        self._owned[fenced] = False
+        return again, fenced
 
     @property
     def clock_ms(self) -> int:
@@ -108,13 +117,14 @@ class FlushBook:
         return int(self._clocks_ms[self._owned].max(initial=0))
 
     def smallest_applied(self) -> dict[int, int]:
-        """{partition: smallest stored offset}: what the log must still hold (rule 12)."""
+        """{partition: smallest stored offset}: what the log must still hold (rule 12). Empty without a
+        bucket."""
         owned = self._applied[self._owned]
-        return dict(enumerate(owned.min(axis=0).tolist() if len(owned) else [0] * owned.shape[1]))
+        return dict(enumerate(owned.min(axis=0).tolist())) if len(owned) else {}
 
-    def smallest_rows_offset(self, buckets: range) -> int:
+    def smallest_rows_offset(self, buckets: range) -> int | None:
         """Smallest `rows` offset named by the stored metas of these buckets: retention of `rows` stays below
-        it."""
+        it. None if none of them is owned."""
         within = slice(buckets.start, buckets.stop)
         offsets = self._rows_offsets[within][self._owned[within]]
-        return int(offsets.min()) if len(offsets) else 0
+        return int(offsets.min()) if len(offsets) else None

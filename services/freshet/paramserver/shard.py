@@ -1,4 +1,4 @@
-"""A shard in this process: lookups and pushes on the native store, and the life of its buckets around it.
+"""A shard: lookups and pushes on the native store, and the life of its buckets around it.
 
 What changed goes to serving (`publish`) and to the row store (`flush`), by threads of the shard's own. A
 flush copies rows and offsets together, publishes what it copied, and only then writes it (PROTOCOL 11 and
@@ -78,8 +78,8 @@ class PublishedTo:
 
 
 class Shard:
-    """All buckets of a model under one claim. `RowService` to the embedder; see there for lookups and
-    pushes."""
+    """Buckets of a model: all of them under one claim, or those that it took. `RowService` to the embedder;
+    see there for lookups and pushes."""
 
     def __init__(
         self,
@@ -90,19 +90,27 @@ class Shard:
         topics: Topics,
         log: EventLog,
         rows: RowStore,
-        fence: Fence,
+        fence: Fence | None = None,
         clock: Clock,
-        held: Callable[[], bool],
+        held: Callable[[], bool] = lambda: True,
+        name: str = "",
     ) -> None:
-        """`held` says whether the claim behind `fence` still stands; without it nothing is written any
-        more."""
+        """Own no bucket yet.
+
+        Args:
+            fence: of the claim of every bucket, for `load`; without it buckets come and go by `take`,
+                `give_up` and `drop`, each under its claim's fence.
+            held: whether the claim behind `fence` still stands; without it nothing is written any more.
+            name: tells the shards of a model apart.
+        """
         self._spec, self._layout, self._spec_hash, self._topics = spec, layout, spec_hash, topics
         self._log, self._rows, self._clock, self._held = log, rows, clock, held
-        self._fence = fence
-        self._store = Store.of(spec, layout)
+        self._fence, self._name = fence, name
+        self._store = Store.of(spec, layout, held=False)
         self._book = FlushBook(buckets=spec.buckets, partitions=spec.partitions)
         self._writer = log.writer()
         self._publishing = threading.Lock()
+        self._flushing = threading.RLock()  # flushes, and changes of what is owned; before `_publishing`
         self._rows_next = [0] * ROWS_PARTITIONS
         self._published = PublishedTo({}, {})
         self._stop = threading.Event()
@@ -116,28 +124,67 @@ class Shard:
     # --- life
 
     def load(self) -> int:
-        """Create or check the row store, claim every bucket and read its rows (PROTOCOL 5 and 10); returns
+        """Create or check the row store and take every bucket under the one fence; returns rows read. Raises
+        as `take`."""
+        if self._fence is None:
+            raise ValueError("a shard among others takes its buckets by `take`")
+        self.create()
+        return self.take([Bucket(b) for b in range(self._spec.buckets)], self._fence)
+
+    def create(self) -> None:
+        """Create the row store, or check that it is this model's (PROTOCOL 5). Raises Mismatch."""
+        buckets = [Bucket(b) for b in range(self._spec.buckets)]
+        meta = BucketMeta(Fence(0), 0, 0, self._starts(), 0, TimeMs(0))
+        self._rows.create(self._identity(), dict.fromkeys(buckets, meta))
+
+    def take(self, buckets: Sequence[Bucket], fence: Fence) -> int:
+        """Claim buckets in the row store, read their rows and serve them from now on (PROTOCOL 10); returns
         rows read.
 
         Raises:
-            Mismatch: the store is of another model, spec or log.
             DataLost: the log no longer holds what must be replayed (PROTOCOL 12).
             Fenced: another shard has a higher fence.
+            Unavailable: the row store is away, or still written to; nothing is served.
         """
-        buckets = [Bucket(b) for b in range(self._spec.buckets)]
-        samples = self._topics.samples
-        starts = {p: self._log.bounds(TopicPartition(samples, p)).start for p in range(self._spec.partitions)}
-        meta = BucketMeta(Fence(0), 0, 0, starts, 0, TimeMs(0))
-        self._rows.create(self._identity(), dict.fromkeys(buckets, meta))
-        metas = self._read_buckets(self._rows.claim(buckets, self._fence))
-        self._book.claimed(metas)
+        with self._flushing:
+            try:
+                metas = self._read_buckets(self._rows.claim(buckets, fence), fence)
+                self._check_replay_is_possible(metas)
+            except FreshetError:
+                self._forget(buckets)
+                raise
+            with self._publishing:
+                self._book.claimed(metas)
+                for p in range(ROWS_PARTITIONS):
+                    end = self._log.bounds(TopicPartition(self._topics.rows, p)).end
+                    self._rows_next[p] = max(self._rows_next[p], end)
+                for bucket, meta in metas.items():
+                    self._store.set_applied(bucket, meta.applied, meta.clock_ms)
+                # A flush publishes before it writes, so what is stored is published.
+                self._published = self._published_to(self._smallest_applied())
         rows = sum(meta.rows for meta in metas.values())
-        self._check_replay_is_possible(starts)
-        for p in range(ROWS_PARTITIONS):
-            self._rows_next[p] = self._log.bounds(TopicPartition(self._topics.rows, p)).end
-        self._published = self._published_to(self._smallest_applied())  # a flush publishes before it writes
-        log.info("buckets claimed", rows=rows, fence=int(self._fence))
+        log.info("buckets claimed", buckets=len(buckets), rows=rows, fence=int(fence))
         return rows
+
+    def give_up(self, buckets: Sequence[Bucket]) -> None:
+        """Flush, then serve these no longer: their claim can be released. Raises Unavailable, and serves on.
+
+        What is pushed between the two is lost with the memory, and replayed from what was flushed: who pushed
+        learns that owners changed (PROTOCOL 7).
+        """
+        with self._flushing:
+            self.flush()
+            self.drop(buckets)
+
+    def drop(self, buckets: Sequence[Bucket]) -> None:
+        """Serve these no longer, and write nothing of them: somebody else owns them."""
+        self._forget(buckets)
+        with self._flushing:
+            self._book.lost(buckets)
+
+    def _forget(self, buckets: Sequence[Bucket]) -> None:
+        for bucket in buckets:
+            self._store.drop_bucket(bucket)
 
     def start(self) -> None:
         """Publish and flush from now on, in threads."""
@@ -216,12 +263,13 @@ class Shard:
         After a failure the next call first sends what was not answered, unchanged: whether it was written
         nobody knows, and a store that has it takes its repetition for done (PROTOCOL 11).
         """
-        if self._unanswered is not None:
-            self.publish()
-            self._write(self._unanswered)
-        self._write(self._copied(self._store.collect_flush, whole=False))
-        self.counts.flushes += 1
-        self._hold_retention()
+        with self._flushing:
+            if self._unanswered is not None:
+                self.publish()
+                self._write(self._unanswered)
+            self._write(self._copied(self._store.collect_flush, whole=False))
+            self.counts.flushes += 1
+            self._hold_retention()
 
     def _copied(self, collect: Callable[[], Flushed], *, whole: bool) -> Flush:
         """Copy what is to be written, and publish it. It is kept until the row store has answered."""
@@ -233,10 +281,13 @@ class Shard:
             return self._unanswered
 
     def _write(self, flush: Flush) -> None:
-        """Send what was copied. Raises Unavailable if it is not known to be written, Fenced if somebody else
-        owns a bucket."""
-        again = self._book.done(flush, self._rows.flush(flush))
+        """Send what was copied. Raises Unavailable if it is not known to be written, Fenced if the one claim
+        of all buckets is lost; a shard among others drops the buckets that it has lost."""
+        again, fenced = self._book.done(flush, self._rows.flush(flush))
         self._unanswered = None
+        if len(fenced) and self._fence is not None:
+            raise Fenced(f"bucket {fenced[0]} has a new owner; this shard stops")
+        self.drop([Bucket(b) for b in fenced.tolist()])
         if not flush.whole:
             self.counts.flushed_rows += flush.runs.rows
         elif len(again):
@@ -270,7 +321,7 @@ class Shard:
     def _publish_some(self) -> int:
         """One bounded piece of publishing, acknowledged; returns rows. Under the lock."""
         batch = self._store.collect_publish(PUBLISH_ROWS)
-        appends = records_of(batch, self._topics.rows, self._spec.buckets, self._fence)
+        appends = records_of(batch, self._topics.rows, self._book.fences)
         if appends:
             try:
                 firsts = self._writer.append(appends)
@@ -333,7 +384,12 @@ class Shard:
             samples_log_id=str(self._log.topics()[self._topics.samples].log_id),
         )
 
-    def _read_buckets(self, claimed: Mapping[Bucket, BucketMeta]) -> dict[Bucket, BucketMeta]:
+    def _starts(self) -> dict[int, int]:
+        """{partition: where the log of samples starts}."""
+        partitions = range(self._spec.partitions)
+        return {p: self._log.bounds(TopicPartition(self._topics.samples, p)).start for p in partitions}
+
+    def _read_buckets(self, claimed: Mapping[Bucket, BucketMeta], fence: Fence) -> dict[Bucket, BucketMeta]:
         """Rows of claimed buckets, each read again until its meta was the same before and after (PROTOCOL
         10); returns the metas."""
         read: dict[Bucket, BucketMeta] = {}
@@ -341,11 +397,10 @@ class Shard:
         for _ in range(RETRIES):
             rows = self._read_rows(list(waiting))
             for bucket, after in self._rows.metas(list(waiting)).items():
-                if after.fence > self._fence:
+                if after.fence > fence:
                     raise Fenced(f"bucket {bucket} was claimed by a higher fence while it was read")
                 meta, found = waiting[bucket], int(rows[bucket])
                 if (after.fence, after.seq, after.rows) == (meta.fence, meta.seq, found):
-                    self._store.set_applied(bucket, meta.applied, meta.clock_ms)
                     read[bucket] = waiting.pop(bucket)
                 else:
                     self._store.drop_bucket(bucket)
@@ -366,13 +421,13 @@ class Shard:
             np.add.at(rows, runs.directory["bucket"], runs.directory["rows"])
         return rows
 
-    def _check_replay_is_possible(self, starts: Mapping[int, int]) -> None:
-        needed = self._book.smallest_applied()
-        for p, offset in needed.items():
-            if offset < starts[p]:
+    def _check_replay_is_possible(self, metas: Mapping[Bucket, BucketMeta]) -> None:
+        for p, start in self._starts().items():
+            offset = min((meta.applied.get(p, 0) for meta in metas.values()), default=start)
+            if offset < start:
                 raise DataLost(
                     f"{self._topics.samples}[{p}]: rows have learned up to {offset}, "
-                    f"but the log starts at {starts[p]}\n"
+                    f"but the log starts at {start}\n"
                     "  samples between the two are gone; restore the log, or start the model anew"
                 )
 
@@ -382,6 +437,7 @@ class Shard:
         share = self._spec.buckets // ROWS_PARTITIONS
         held = {TopicPartition(self._topics.samples, p): offset for p, offset in samples.items()}
         for p in range(ROWS_PARTITIONS):
-            buckets = range(p * share, (p + 1) * share)
-            held[TopicPartition(self._topics.rows, p)] = self._book.smallest_rows_offset(buckets)
-        self._log.hold(f"shard-{self._spec.name}", held)
+            smallest = self._book.smallest_rows_offset(range(p * share, (p + 1) * share))
+            if smallest is not None:
+                held[TopicPartition(self._topics.rows, p)] = smallest
+        self._log.hold("-".join(filter(None, ("shard", self._spec.name, self._name))), held)

@@ -108,6 +108,7 @@ def shared_options(transport: Transport) -> list[tuple[str, int]]:
         ("grpc.http2.max_frame_size", HTTP2_FRAME_BYTES),
         ("grpc.keepalive_time_ms", KEEPALIVE_MS),
         ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
+        ("grpc.http2.ping_timeout_ms", KEEPALIVE_TIMEOUT_MS),  # without it a frozen peer is waited for 60 s
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.max_pings_without_data", 0),
         ("grpc.http2.max_ping_strikes", 0),

@@ -11,11 +11,23 @@ from typing import Literal
 from freshet.options import Choice, Duration, Integer, Text, option
 from freshet.settings.run_folder import RunFolder
 
-__all__ = ["Common", "Console", "Gateway", "Inference", "Joiner", "Settings", "Simulator", "Trainer"]
+__all__ = [
+    "Common",
+    "Console",
+    "Gateway",
+    "Grpc",
+    "Inference",
+    "Joiner",
+    "Paramserver",
+    "Settings",
+    "Simulator",
+    "Trainer",
+]
 
 SECOND, MINUTE, HOUR = 1_000, 60_000, 3_600_000  # milliseconds
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 PORT = Integer(0, 65_535)
+PATH = Text("a path")
 URL = Text('an URL with the adapter as its scheme, such as "sqlite:run/log"', r"[a-z][a-z0-9+.-]*:.+")
 
 
@@ -141,6 +153,49 @@ class Trainer:
     """The trainer, with embedder and shard in its process."""
 
     admin_port: int = option("deployment", "health and metrics; 0 takes a free one", PORT, default=7011)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Paramserver:
+    """A shard of the rows as a process of its own; without one the trainer holds all rows itself."""
+
+    name: str = option(
+        "deployment",
+        "tells the shards of a model apart; a process that takes the place of another has its name",
+        Text("1 to 60 letters, digits, - and _", r"[A-Za-z0-9_-]{1,60}"),
+        default="shard-0",
+    )
+    port: int = option("deployment", "gRPC; 0 takes a free one", PORT, default=7020)
+    advertised_host: str = option(
+        "deployment",
+        "the host that embedders and trainers reach it by; without it, the bind address",
+        Text("an IP address or a host name", r"[A-Za-z0-9.:_-]{1,255}"),
+        default="",
+    )
+    admin_port: int = option("deployment", "health and metrics; 0 takes a free one", PORT, default=7021)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grpc:
+    """What services that speak gRPC with each other share."""
+
+    ca_file: str = option(
+        "deployment",
+        "PEM of who has signed both sides' certificates; without it connections are not encrypted",
+        PATH,
+        default="",
+    )
+    cert_file: str = option("deployment", "PEM of this service's certificate", PATH, default="")
+    key_file: str = option("deployment", "PEM of this service's private key", PATH, default="")
+    token_file: str = option(
+        "deployment",
+        "a file with the token that every call must show; without it none is asked for",
+        PATH,
+        default="",
+    )
+    max_message_bytes: int = option(
+        "deployment", "a larger message is refused", Integer(KIB, GIB), default=64 * MIB
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -275,6 +330,8 @@ class Settings:
     gateway: Gateway
     joiner: Joiner
     trainer: Trainer
+    paramserver: Paramserver
+    grpc: Grpc
     inference: Inference
     console: Console
     simulator: Simulator

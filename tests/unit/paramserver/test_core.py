@@ -1,7 +1,6 @@
 import numpy as np
 import pytest
 
-from freshet.errors import Fenced
 from freshet.paramserver.core import FlushBook
 from freshet.seams.rowstore import FlushOutcome
 from freshet.spec.topics import ROWS_PARTITIONS
@@ -54,20 +53,20 @@ def test_an_acknowledged_flush_moves_the_sequence_the_clock_and_the_smallest_off
     book = claimed_book()
     assert book.clock_ms == 7
 
-    again = book.done(next_flush(book), outcomes(FlushOutcome.DONE, FlushOutcome.DONE))
+    again, fenced = book.done(next_flush(book), outcomes(FlushOutcome.DONE, FlushOutcome.DONE))
 
-    assert again.tolist() == []
+    assert (again.tolist(), fenced.tolist()) == ([], [])
     assert next_flush(book).seqs.tolist() == [6, 6]
     assert book.smallest_applied() == {0: 5, 1: 1}
     assert book.smallest_rows_offset(range(8)) == 30 + A * ROWS_PARTITIONS // BUCKETS
-    assert book.smallest_rows_offset(range(4)) == 0  # none of them is owned
+    assert book.smallest_rows_offset(range(4)) is None, "none of them is owned"
     assert book.clock_ms == 11
 
 
 def test_a_store_that_holds_something_else_gets_the_bucket_whole():
     book = claimed_book()
 
-    again = book.done(next_flush(book), outcomes(FlushOutcome.DONE, FlushOutcome.REPLACE))
+    again, _ = book.done(next_flush(book), outcomes(FlushOutcome.DONE, FlushOutcome.REPLACE))
 
     assert again.tolist() == [B]
     assert next_flush(book, whole=True).seqs.tolist() == [6, 5]
@@ -77,8 +76,21 @@ def test_a_store_that_holds_something_else_gets_the_bucket_whole():
 def test_a_fenced_bucket_is_dropped_and_those_written_are_noted():
     book = claimed_book()
 
-    with pytest.raises(Fenced, match="bucket 7"):
-        book.done(next_flush(book), outcomes(FlushOutcome.DONE, FlushOutcome.FENCED))
+    again, fenced = book.done(next_flush(book), outcomes(FlushOutcome.DONE, FlushOutcome.FENCED))
 
+    assert (again.tolist(), fenced.tolist()) == ([], [B])
     assert book.smallest_applied() == {0: 5, 1: 1}
-    assert book.smallest_rows_offset(range(B, B + 1)) == 0
+    assert book.smallest_rows_offset(range(B, B + 1)) is None
+
+
+@pytest.mark.parametrize("outcome", FlushOutcome)
+def test_a_bucket_that_was_given_up_meanwhile_is_none_of_an_old_flushs_affair(outcome):
+    book = claimed_book()
+    flush = next_flush(book)
+    book.lost([B])
+    if outcome is FlushOutcome.FENCED:  # and was claimed again since
+        book.claimed({B: BucketMeta(Fence(20), 0, 0, {0: 1, 1: 1}, 20, TimeMs(7))})
+
+    again, fenced = book.done(flush, outcomes(FlushOutcome.DONE, outcome))
+
+    assert (again.tolist(), fenced.tolist()) == ([], [])

@@ -106,7 +106,15 @@ class RemoteRows:
                 raise _OwnersChanged(
                     "owners of buckets have changed; ask for `applied` and start again there"
                 )
-            return self.push_soon(push).result()
+            try:
+                return self.push_soon(push).result(self._attempt_s)
+            except Late:
+                why = f"no answer to a push within {self._attempt_s} s"
+                with self._lock:
+                    links = list(self._links.values())
+                for link in links:
+                    link.give_up("Push", why)
+                raise Unavailable(why) from None
 
         return self._until_deadline(attempt)
 

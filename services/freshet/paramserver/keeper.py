@@ -1,0 +1,165 @@
+"""A shard among others: which slices it claims, loads, serves and gives away (PROTOCOL 9 and 10).
+
+Every shard holds a seat. The living seat with the lowest fence leads and writes plans; a plan is advice,
+claims are the truth. A shard claims the slices that the plan gives it once they are free: never claimed,
+released, or of an owner that was silent for a lease. It gives a slice away by flushing it and releasing the
+claim.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import structlog
+
+from freshet.clock import Clock
+from freshet.errors import Fenced, FreshetError, Unavailable
+from freshet.paramserver.planning import next_plan
+from freshet.paramserver.shard import Shard
+from freshet.seams.eventlog.claimbook import Plan
+from freshet.seams.eventlog.claims import Claims, Held
+from freshet.seams.rowservice.slices import SEATS, owner_text, seat_of, slices_of
+from freshet.types import Bucket
+
+__all__ = ["Keeper", "KeeperCounts"]
+
+log = structlog.get_logger("freshet.paramserver")
+
+ROUND_S = 0.05
+"""Between two looks at the claims: short against the lease of 3 s, after which a dead shard is replaced."""
+
+CLAIM_S = 1.0
+"""How long a claim may take to be read back; another shard may have been faster."""
+
+MOVED_AT_ONCE = 4
+"""Slices given away at once; the next ones when these have an owner again: the rest is served meanwhile."""
+
+
+@dataclass(slots=True)
+class KeeperCounts:
+    """What has happened to slices since the shard started."""
+
+    taken: int = 0
+    given: int = 0
+    lost: int = 0
+
+
+class Keeper:
+    """Keeps a shard's slices. `run` does rounds until told to stop; `step` is one, for tests."""
+
+    def __init__(
+        self, shard: Shard, claims: Claims, *, name: str, address: str, life: str, buckets: int, clock: Clock
+    ) -> None:
+        self._shard, self._claims, self._clock = shard, claims, clock
+        self._slices = slices_of(buckets)
+        self._name, self._seat_name = name, SEATS + name
+        self._owner = owner_text(name, address, life)
+        self._seat: Held | None = None
+        self._mine: dict[str, Held] = {}  # slices that are loaded and served
+        self.counts = KeeperCounts()
+
+    def take_seat(self, deadline: float) -> None:
+        """Be counted on from now. Raises Unavailable while another process of this name lives."""
+        self._seat = self._claims.acquire(self._seat_name, self._owner, deadline)
+
+    def run(self, stop: threading.Event) -> None:
+        """Rounds until `stop`. Raises what ends the shard: Fenced if another process took its name."""
+        while not stop.wait(ROUND_S):
+            try:
+                self.step()
+            except Unavailable as error:
+                log.warning("slices are looked after in the next round", reason=str(error))
+
+    def step(self) -> None:
+        """One round. Raises Unavailable (the next round goes on), Fenced, DataLost, Mismatch, Corrupt."""
+        assert self._seat is not None, "take_seat comes first"
+        self._seat.check()
+        if self._shard.failed is not None:
+            raise self._shard.failed
+        self._drop_lost()
+        self._lead()
+        plan = self._claims.plan()
+        if plan is None or len(plan.seats) != len(self._slices):
+            return
+        planned = dict(zip(self._slices, plan.seats, strict=True))
+        self._take(
+            [what for what, seat in planned.items() if seat == self._seat_name and what not in self._mine]
+        )
+        alive = {claim.what for claim in self._claims.alive(SEATS)}
+        away = [what for what in self._mine if planned[what] != self._seat_name and planned[what] in alive]
+        if away and not self._claims.free(what for what, seat in planned.items() if seat in alive):
+            self._give(away[:MOVED_AT_ONCE])
+
+    def drain(self) -> None:
+        """Flush and release everything, so that others need not wait for a lease. Raises Unavailable."""
+        self._give(list(self._mine))
+        if self._seat is not None:
+            self._seat.release()
+
+    @property
+    def slices(self) -> Sequence[str]:
+        """Those served here."""
+        return list(self._mine)
+
+    @property
+    def ready(self) -> str | None:
+        """None, or why this shard does not serve what it should."""
+        plan = self._claims.plan()
+        wanted = plan.seats.count(self._seat_name) if plan is not None else 0
+        if plan is None or wanted > len(self._mine):
+            return f"{len(self._mine)} of {wanted} slices are loaded"
+        return None
+
+    def _drop_lost(self) -> None:
+        lost = [what for what, held in self._mine.items() if what not in held.things]
+        if lost:
+            log.warning("slices were taken over by another shard", slices=len(lost), first=lost[0])
+            for what in lost:
+                del self._mine[what]
+            self._shard.drop(self._buckets(lost))
+            self.counts.lost += len(lost)
+
+    def _lead(self) -> None:
+        alive = self._claims.alive(SEATS)
+        if not alive or alive[0].what != self._seat_name or self._seat is None:
+            return
+        plan = self._claims.plan()
+        if plan is not None and len(plan.seats) == len(self._slices):
+            current: list[str | None] = list(plan.seats)
+        else:
+            owners = self._claims.owners()
+            current = [seat_of(owners[what].owner) if what in owners else None for what in self._slices]
+        seats = next_plan(current, [claim.what for claim in alive])
+        if plan is None or plan.seats != seats:
+            self._claims.advise(Plan(self._seat_name, self._seat.fence, seats))
+            log.info("a plan was written", shards=len(alive))
+
+    def _take(self, wanted: Sequence[str]) -> None:
+        free = self._claims.free(wanted)
+        if not free:
+            return
+        held = self._claims.acquire_all(free, self._owner, self._clock.monotonic() + CLAIM_S)
+        try:
+            rows = self._shard.take(self._buckets(free), held.fence)
+        except FreshetError as error:
+            held.release()
+            if isinstance(error, Fenced):  # somebody else was faster with a later claim
+                raise Unavailable(str(error)) from error
+            raise
+        self._mine.update(dict.fromkeys(free, held))
+        self.counts.taken += len(free)
+        log.info("slices are served", slices=len(free), rows=rows, fence=int(held.fence))
+
+    def _give(self, slices: Sequence[str]) -> None:
+        if not slices:
+            return
+        self._shard.give_up(self._buckets(slices))
+        for what in slices:
+            self._mine.pop(what).release([what])
+        self.counts.given += len(slices)
+        log.info("slices were given away", slices=len(slices))
+
+    def _buckets(self, slices: Sequence[str]) -> list[Bucket]:
+        return [Bucket(b) for what in slices for b in self._slices[what]]

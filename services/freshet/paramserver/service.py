@@ -1,0 +1,181 @@
+"""A shard as a process: its listener, its seat and its slices, from the start to the drain."""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import structlog
+from prometheus_client import CollectorRegistry
+
+from freshet.clock import SYSTEM_CLOCK, Clock
+from freshet.errors import Unavailable
+from freshet.paramserver.keeper import Keeper
+from freshet.paramserver.server import identity_of, serve_rows
+from freshet.paramserver.shard import Shard
+from freshet.runtime.grpc_server import GRPC_METRICS, GrpcServer, grpc_readings
+from freshet.runtime.lifecycle import Cleanup
+from freshet.runtime.metrics import Metric, Reading, register
+from freshet.seams.eventlog import EventLog
+from freshet.seams.eventlog.claims import LEASE_S, Claims
+from freshet.seams.eventlog.topics import ensure_topics
+from freshet.seams.rowstore import RowStore
+from freshet.seams.transport import Transport
+from freshet.spec.layout import layout_of
+from freshet.spec.model import Spec
+from freshet.wire.row_frames import Described
+
+__all__ = ["PARAMSERVER_METRICS", "ParamServer", "Place"]
+
+log = structlog.get_logger("freshet.paramserver")
+
+SEAT_WAIT_S = 10 * LEASE_S
+"""How long a start waits for a former process of its name to be gone."""
+
+PARAMSERVER_METRICS = (
+    Metric("freshet_paramserver_slices", "gauge", "slices", "Slices of the model's buckets served here."),
+    Metric("freshet_paramserver_moved_slices", "counter", "slices", "What happened to slices.", ("how",)),
+    Metric("freshet_paramserver_pushes", "counter", "pushes", "Pushes answered, by outcome.", ("outcome",)),
+    Metric("freshet_paramserver_rows", "gauge", "rows", "Rows resident, by table.", ("table",)),
+    Metric("freshet_paramserver_bytes", "gauge", "bytes", "Memory of rows, indexes and sketches."),
+    Metric("freshet_paramserver_flushed_rows", "counter", "rows", "Rows written to the row store."),
+    Metric("freshet_paramserver_published_rows", "counter", "rows", "Rows published for serving."),
+    *GRPC_METRICS,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a shard stands."""
+
+    name: str  # tells the shards of a model apart; kept over restarts
+    host: str  # listens here
+    port: int  # 0: a free one
+    advertised: str = ""  # host that clients reach it by; empty: `host`
+
+
+class ParamServer:
+    """One shard among others. `run` serves until told to stop, then drains."""
+
+    def __init__(
+        self,
+        spec: Spec,
+        log: EventLog,
+        rows: RowStore,
+        place: Place,
+        transport: Transport,
+        *,
+        spec_hash: str,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        """Listen, take the seat and check the stores; no slice is claimed yet.
+
+        Raises:
+            ConfigError: the address cannot be bound.
+            Unavailable: another process of this name lives.
+            Mismatch: the stores are of another model, spec or log.
+        """
+        self._spec, self._place = spec, place
+        self._cleanup = Cleanup()
+        topics = ensure_topics(log, spec)
+        layout = layout_of(spec)
+        self.shard = Shard(
+            spec=spec,
+            layout=layout,
+            spec_hash=spec_hash,
+            topics=topics,
+            log=log,
+            rows=rows,
+            clock=clock,
+            name=place.name,
+        )
+        self.server = GrpcServer(
+            f"{place.host}:{place.port}", transport, identity=identity_of(spec.name, spec_hash)
+        )
+        widths = tuple(group.width for group in layout.groups)
+        described = Described(place.name, spec.name, spec_hash, spec.buckets, spec.partitions, widths)
+        serve_rows(self.server, self.shard, described)
+        self.server.start()
+        self._cleanup.add("listener", lambda: self.server.stop(0.0))
+        claims = Claims(log, topics.control, clock)
+        self._cleanup.add("claims", claims.close)
+        self.address = f"{place.advertised or place.host}:{self.server.port}"
+        self.keeper = Keeper(
+            self.shard,
+            claims,
+            name=place.name,
+            address=self.address,
+            life=uuid.uuid4().hex,
+            buckets=spec.buckets,
+            clock=clock,
+        )
+        try:
+            self.shard.create()
+            self.keeper.take_seat(clock.monotonic() + SEAT_WAIT_S)
+        except BaseException:
+            self._cleanup.run()
+            raise
+
+    def run(self, stop: threading.Event, *, drain_s: float) -> None:
+        """Serve until `stop`, then flush, release and close. Raises what ended the shard, if anything did."""
+        self.shard.start()
+        self.shard.on_failed = stop.set
+        try:
+            self.keeper.run(stop)
+            if self.shard.failed is not None:
+                raise self.shard.failed
+            self._drain(drain_s)
+        finally:
+            self.shard.stop()
+            self._cleanup.run()
+
+    def ready(self) -> str | None:
+        """None, or why it does not serve what it should."""
+        return str(self.shard.failed) if self.shard.failed is not None else self.keeper.ready
+
+    def status(self) -> Mapping[str, Any]:
+        """Figures for `freshet status`."""
+        memory = self.shard.store.memory()
+        names = {table.id: table.name for table in self._spec.tables}
+        return {
+            "name": self._place.name,
+            "address": self.address,
+            "slices": len(self.keeper.slices),
+            "moved": asdict(self.keeper.counts),
+            "rows": {names[table]: rows for table, rows in memory.rows.items()},
+            "bytes": memory.bytes,
+            "shard": asdict(self.shard.counts),
+            "refused": dict(self.server.counts.refused),
+        }
+
+    def register(self, registry: CollectorRegistry) -> None:
+        """Serve PARAMSERVER_METRICS from a registry."""
+        register(registry, PARAMSERVER_METRICS, self._readings)
+
+    def _readings(self) -> Mapping[str, Reading]:
+        status, counts = self.status(), self.shard.counts
+        applied = counts.pushes - counts.skipped
+        return {
+            "freshet_paramserver_slices": status["slices"],
+            "freshet_paramserver_moved_slices": {(how,): n for how, n in status["moved"].items()},
+            "freshet_paramserver_pushes": {
+                ("applied",): applied,
+                ("skipped",): counts.skipped,
+                ("refused",): counts.refused,
+            },
+            "freshet_paramserver_rows": {(table,): n for table, n in status["rows"].items()},
+            "freshet_paramserver_bytes": status["bytes"],
+            "freshet_paramserver_flushed_rows": counts.flushed_rows,
+            "freshet_paramserver_published_rows": counts.published_rows,
+            **grpc_readings(self.server.counts),
+        }
+
+    def _drain(self, drain_s: float) -> None:
+        self.server.stop(drain_s)
+        try:
+            self.keeper.drain()
+        except Unavailable as error:  # then the leases run out, and samples are replayed
+            log.warning("not everything was flushed and released", reason=str(error))

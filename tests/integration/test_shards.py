@@ -1,0 +1,247 @@
+"""Shards as real processes: one dies, is paused and comes back, leaves, or joins; every row's sum stays
+exact.
+
+A small embedder pushes ones at rows that start at zero (learning rate 1), so that a row is minus the number
+of pushes that held it: one lost or doubled shows.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from freshet.clock import SYSTEM_CLOCK
+from freshet.errors import Refused, Unavailable
+from freshet.paramserver.shard import Shard
+from freshet.seams.eventlog.claims import Claims
+from freshet.seams.eventlog.sqlite import SqliteEventLog
+from freshet.seams.eventlog.topics import ensure_topics
+from freshet.seams.rowservice import KeyGroup, Push
+from freshet.seams.rowservice.remote import RemoteRows, Served
+from freshet.seams.rowservice.slices import ShardMap
+from freshet.seams.rowstore.sqlite import SqliteRowStore
+from freshet.seams.transport import MIB, Transport
+from freshet.settings import load_settings
+from freshet.spec import load_spec
+from freshet.spec.identity import identity_hash
+from freshet.spec.layout import layout_of
+from freshet.spec.schemas import load_schemas
+from freshet.types import Fence, OffsetRange, TimeMs, bucket_of
+from tests.servers.processes import Process
+
+SPEC_FILE = Path(__file__).parents[1] / "system" / "ledger" / "freshet.toml"
+SPEC = load_spec(SPEC_FILE)
+HASH = identity_hash(SPEC, load_schemas(SPEC))
+GROUP = layout_of(SPEC).groups[0]
+VECTOR = next(slot for slot in GROUP.slots if slot.name == "vector").start
+"""Where the two floats are that are stepped by the learning rate 1; those before it stay as they are."""
+KEYS = np.sort(np.random.default_rng(3).integers(1, 2**64, 300, dtype=np.uint64))
+BUCKETS_OF_KEYS = bucket_of(KEYS, SPEC.buckets)
+TOKEN = "sesame-of-the-shards"
+DEADLINE_S = 60.0
+
+
+class Run:
+    """A run folder, shards of it as processes, and a client of them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.settings = load_settings({}, run_folder=folder)
+        self.settings.common.run.create()
+        self.folder = folder
+        (folder / "token").write_text(TOKEN)
+        self.log = SqliteEventLog(self.settings.common.run.log)
+        self.topics = ensure_topics(self.log, SPEC)
+        self.claims = Claims(self.log, self.topics.control)
+        self.owners = ShardMap(self.claims, SPEC.buckets)
+        self.shards: dict[str, Process] = {}
+        self.rows = RemoteRows(
+            Served(SPEC.name, HASH), self.owners, Transport(token=TOKEN, max_message_bytes=MIB), attempt_s=2.0
+        )
+
+    def start(self, name: str) -> Process:
+        """A shard; it takes what the plan gives it."""
+        command = [sys.executable, "-m", "freshet", "run", "paramserver", str(SPEC_FILE)]
+        env = os.environ | {
+            "FRESHET_PARAMSERVER_NAME": name,
+            "FRESHET_PARAMSERVER_PORT": "0",
+            "FRESHET_PARAMSERVER_ADMIN_PORT": "0",
+            "FRESHET_GRPC_TOKEN_FILE": str(self.folder / "token"),
+        }
+        made = Process([*command, "--folder", str(self.folder)], self.folder / f"{name}.log", env)
+        made.start(lambda _: f"shard:{name}" in self.claims.owners(), within_s=DEADLINE_S)
+        self.shards[name] = made
+        return made
+
+    def wait_for_owners(self, shards: int) -> None:
+        """Until so many shards own all buckets between them, each about as many."""
+
+        def balanced() -> bool:
+            owners = self.owners()
+            counts = np.bincount(owners.of_bucket + 1, minlength=shards + 1)
+            least = SPEC.buckets // shards - SPEC.buckets // 64
+            return len(owners.addresses) == shards and not counts[0] and counts[1:].min() >= least
+
+        wait_for(balanced, f"{shards} shards own all buckets")
+
+    def close(self) -> None:
+        self.rows.close()
+        self.claims.close()
+        self.log.close()
+        for process in self.shards.values():
+            process.kill()
+
+
+class Pushing:
+    """An embedder of one partition after another: begins at what is applied, goes on, begins again when
+    told."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._rng = np.random.default_rng(11)
+        self._chosen: dict[tuple[int, int], np.ndarray[tuple[int], np.dtype[np.int64]]] = {}
+        self._next: dict[int, int] = {}
+        self._number = -1
+        self.longest_wait_s = 0.0
+
+    def go_on(self, upto: int) -> None:
+        """Push until every partition has applied so many samples."""
+        deadline = time.monotonic() + DEADLINE_S
+        acknowledged = time.monotonic()
+        while not self._next or min(self._next.values()) < upto or self._run.rows.ownership() != self._number:
+            assert time.monotonic() < deadline, f"stuck at {self._next}"
+            try:
+                self._one(upto)
+            except (Refused, Unavailable):
+                self._number = -1
+                continue
+            self.longest_wait_s = max(self.longest_wait_s, time.monotonic() - acknowledged)
+            acknowledged = time.monotonic()
+
+    def _one(self, upto: int) -> None:
+        rows = self._run.rows
+        if (number := rows.ownership()) != self._number:  # PROTOCOL 7
+            self._next = {p: offsets[0] for p, offsets in rows.applied().items()}
+            self._number = number
+        partition = min(self._next, key=lambda p: self._next[p])
+        if (at := self._next[partition]) >= upto:
+            return
+        rows.push(self._push(partition, at))
+        self._next[partition] = at + 1
+
+    def _push(self, partition: int, at: int) -> Push:
+        """Always the same for the same range, as a log would have it."""
+        if (partition, at) not in self._chosen:
+            self._chosen[partition, at] = np.sort(self._rng.choice(len(KEYS), 40, replace=False))
+        chosen = self._chosen[partition, at]
+        starts = np.searchsorted(BUCKETS_OF_KEYS[chosen], np.arange(SPEC.buckets + 1)).astype(np.uint32)
+        group = KeyGroup(0, KEYS[chosen], np.zeros(len(chosen), np.uint8), starts)
+        ones = np.zeros((len(chosen), GROUP.width), np.float32)
+        ones[:, VECTOR:] = 1
+        return Push((OffsetRange(partition, at, at + 1),), Fence(1), TimeMs(1000), [group], [ones])
+
+    def expected(self):
+        """(keys,) what each row must be."""
+        sums = np.zeros(len(KEYS))
+        for chosen in self._chosen.values():
+            sums[chosen] -= 1
+        return sums
+
+
+def wait_for(condition: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {DEADLINE_S:g} s: {what}"
+        time.sleep(0.02)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[Run]:
+    made = Run(tmp_path)
+    yield made
+    made.close()
+
+
+def stored(run: Run):
+    """(keys,) the rows in the row store, read after all shards have gone."""
+    store = SqliteRowStore(run.settings.common.run.rows / "rows.sqlite")
+    try:
+        end = run.log.bounds(run.claims._partition).end
+        shard = Shard(
+            spec=SPEC,
+            layout=layout_of(SPEC),
+            spec_hash=HASH,
+            topics=run.topics,
+            log=run.log,
+            rows=store,
+            fence=Fence(end + 1_000_000),
+            clock=SYSTEM_CLOCK,
+        )
+        shard.load()
+        out = np.empty((len(KEYS), GROUP.width), np.float32)
+        starts = np.searchsorted(BUCKETS_OF_KEYS, np.arange(SPEC.buckets + 1)).astype(np.uint32)
+        shard.lookup([KeyGroup(0, KEYS, np.zeros(len(KEYS), np.uint8), starts)], [out], create=False)
+        assert (out[:, VECTOR] == out[:, -1]).all()
+        return out[:, VECTOR]
+    finally:
+        store.close()
+
+
+def killed(run: Run) -> None:
+    run.shards["a"].kill()
+
+
+def paused(run: Run) -> None:
+    """Frozen for longer than its lease; when it comes back its slices are somebody else's."""
+    run.shards["a"].pause()
+
+
+def ended(run: Run) -> None:
+    run.shards["a"].stop()
+
+
+@pytest.mark.parametrize("what_happens", [killed, paused, ended])
+def test_a_shard_that_goes_is_replaced_and_every_sum_is_exact(run: Run, what_happens) -> None:
+    run.start("a")
+    run.start("b")
+    run.wait_for_owners(2)
+    pushing = Pushing(run)
+    pushing.go_on(50)
+
+    what_happens(run)
+    pushing.go_on(100)
+    if what_happens is paused:
+        run.shards["a"].resume()
+        run.wait_for_owners(2)
+        pushing.go_on(150)
+    print(f"{what_happens.__name__}: the longest wait of a push was {pushing.longest_wait_s:.1f} s")
+
+    for process in run.shards.values():
+        process.stop()
+    np.testing.assert_array_equal(stored(run), pushing.expected())
+
+
+def test_a_shard_joins_and_leaves_while_rows_are_pushed(run: Run) -> None:
+    run.start("a")
+    run.start("b")
+    run.wait_for_owners(2)
+    pushing = Pushing(run)
+    pushing.go_on(50)
+    run.start("c")
+    for upto in range(60, 200, 10):
+        pushing.go_on(upto)
+    run.wait_for_owners(3)
+    pushing.go_on(250)
+    run.shards["c"].stop()
+    pushing.go_on(300)
+    run.wait_for_owners(2)
+    print(f"joined and left: the longest wait of a push was {pushing.longest_wait_s:.1f} s")
+
+    for process in run.shards.values():
+        process.stop()
+    np.testing.assert_array_equal(stored(run), pushing.expected())
