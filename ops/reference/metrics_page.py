@@ -7,6 +7,7 @@ import freshet.gateway.metrics
 import freshet.inference.metrics
 import freshet.testing.simulator.metrics
 from freshet.cli.figures import JOINER_METRICS, TRAINER_METRICS
+from freshet.paramserver.service import PARAMSERVER_METRICS
 from freshet.runtime.metrics import Metric
 from ops.reference.markdown import escaped, grid, header
 
@@ -16,6 +17,7 @@ SERVICES: dict[str, tuple[Metric, ...]] = {
     "gateway": freshet.gateway.metrics.METRICS,
     "joiner": JOINER_METRICS,
     "trainer": TRAINER_METRICS,
+    "paramserver": PARAMSERVER_METRICS,
     "inference": freshet.inference.metrics.METRICS,
     "simulator": freshet.testing.simulator.metrics.METRICS,
     "console": freshet.console.metrics.METRICS,

@@ -28,6 +28,7 @@ NAMES = {
     "rowstore": "flushes to the SQLite row store, scans, reads by key",
     "redis": "flushes to a Redis Cluster and scans, beside redis-benchmark; needs redis-server",
     "codecs": "codecs of rows, and publish and flush through the shard",
+    "remote_rows": "lookups and pushes of a shard over gRPC, beside the same in its process",
     "table": "lookups and steps of rows, plans of batches",
     "decode": "records a second from Avro to keys and columns",
     "gateway": "events a second through the gateway, on disk, beside a bare uvicorn; needs wrk",

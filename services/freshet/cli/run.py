@@ -10,13 +10,16 @@ import click
 
 from freshet.cli.options import PATH, emit_end, examples, folder_option, json_option
 
-__all__ = ["ROLES", "command"]
+__all__ = ["BESIDE", "ROLES", "command"]
 
-ROLES = ("gateway", "joiner", "trainer", "paramserver", "inference", "console")
+ROLES = ("gateway", "joiner", "trainer", "inference", "console")
+"""Of a run on one machine: what `freshet up` starts."""
+BESIDE = ("paramserver",)
+"""Started by hand, or by what runs services in a cluster."""
 
 
 @click.command(epilog=examples("freshet run trainer freshet.toml --folder news-run"))
-@click.argument("role", type=click.Choice(ROLES))
+@click.argument("role", type=click.Choice((*ROLES, *BESIDE)))
 @click.argument("spec_file", type=PATH)
 @folder_option
 @json_option
