@@ -26,6 +26,7 @@ from hypothesis import strategies as st
 from tritonclient.utils import InferenceServerException
 
 from freshet.cli.rank import command as rank
+from freshet.cli.wiring import inference_door
 from freshet.client import Ack, Client
 from freshet.errors import BadInput
 from freshet.features import EventExtractor
@@ -101,6 +102,7 @@ def serving(world: World, **variables: str) -> Iterator[Running]:
             clock=clock,
             rng=random.Random(3),
             ready=ready,
+            beside=inference_door(made.inference, made.common),
         )
 
     with running(target) as (url, _):
@@ -488,19 +490,22 @@ def client(server: Running) -> Iterator[triton.InferenceServerClient]:
     client.close()
 
 
+COLUMNS: dict[str, Any] = {
+    "user.id": np.full(10, 5, np.int64),
+    "user.country": np.array([b"DE"] * 10, object),
+    "user.last_items": np.tile(np.array([1, 2, 0], np.int64), (10, 1)),
+    "user.last_items.length": np.full(10, 2, np.int32),
+    "items.id": np.arange(10, dtype=np.int64),
+    "items.age_s": np.arange(10, dtype=np.float32),
+    "items.ctr_1h": (0.1 * np.arange(10)).astype(np.float32),
+    "ts": np.full(10, NOW, np.int64),
+}
+"""Context and candidates as tensors."""
+
+
 def tensors(*, binary: bool) -> list[triton.InferInput]:
-    columns: dict[str, Any] = {
-        "user.id": np.full(10, 5, np.int64),
-        "user.country": np.array([b"DE"] * 10, object),
-        "user.last_items": np.tile(np.array([1, 2, 0], np.int64), (10, 1)),
-        "user.last_items.length": np.full(10, 2, np.int32),
-        "items.id": np.arange(10, dtype=np.int64),
-        "items.age_s": np.arange(10, dtype=np.float32),
-        "items.ctr_1h": (0.1 * np.arange(10)).astype(np.float32),
-        "ts": np.full(10, NOW, np.int64),
-    }
     made = []
-    for name, values in columns.items():
+    for name, values in COLUMNS.items():
         tensor = triton.InferInput(name, values.shape, triton.np_to_triton_dtype(values.dtype))
         tensor.set_data_from_numpy(values, binary_data=binary)
         made.append(tensor)

@@ -6,23 +6,31 @@ process loads what it needs and no more.
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CollectorRegistry
 
 from freshet.cli.figures import JOINER_METRICS, TRAINER_METRICS, joiner_readings, trainer_readings
+from freshet.errors import ConfigError
 from freshet.runtime.admin import Admin
 from freshet.runtime.lifecycle import Cleanup
 from freshet.runtime.metrics import register
 from freshet.seams.open import open_eventlog, open_rowstore, open_versions
-from freshet.settings import Settings
+from freshet.settings import Common, Settings
+from freshet.settings import GrpcDoor as GrpcDoorSettings
+from freshet.settings import Inference as InferenceSettings
 from freshet.spec.identity import identity_hash
 from freshet.spec.model import Spec
 from freshet.spec.schemas import load_schemas
 
-__all__ = ["RUNNERS"]
+if TYPE_CHECKING:
+    from freshet.inference.service import Inference
+    from freshet.runtime.server import Beside
+
+__all__ = ["RUNNERS", "inference_door"]
 
 Runner = Callable[[Spec, Settings, threading.Event], None]
 
@@ -169,9 +177,38 @@ def run_inference(spec: Spec, settings: Settings, stop: threading.Event) -> None
     schemas = load_schemas(spec)
     parts = Parts(spec, identity_hash(spec, schemas), schemas.served, log, rows, versions)
     try:
-        run(parts, settings.inference, settings.common, stop=stop, ready=lambda _: shorten_pauses())
+        run(
+            parts,
+            settings.inference,
+            settings.common,
+            stop=stop,
+            ready=lambda _: shorten_pauses(),
+            beside=inference_door(settings.inference, settings.common),
+        )
     finally:
         cleanup.run()
+
+
+def inference_door(settings: InferenceSettings, common: Common) -> Callable[[Inference], Beside] | None:
+    """What makes inference's gRPC listener; None where none is set.
+
+    Raises ConfigError: the extra `grpc` is not installed, or certificates or token cannot be read.
+    """
+    if not settings.grpc_port:
+        return None
+    with _needs_grpc():
+        from freshet.inference.oip_grpc import add_oip
+        from freshet.runtime.grpc_door import GrpcDoor
+        from freshet.seams.transport import transport_of
+    address = f"{common.bind_address}:{settings.grpc_port}"
+    transport = transport_of(**_door_files(settings), max_message_bytes=settings.max_body_bytes)
+
+    def make(server: Inference) -> Beside:
+        door = GrpcDoor(address, transport, server.grpc_counts)
+        add_oip(door, server.oip)
+        return door
+
+    return make
 
 
 def run_console(spec: Spec, settings: Settings, stop: threading.Event) -> None:
@@ -210,6 +247,27 @@ RUNNERS: Mapping[str, Runner] = {
     "inference": run_inference,
     "console": run_console,
 }
+
+
+def _door_files(settings: GrpcDoorSettings) -> dict[str, Any]:
+    return {
+        "ca_file": settings.grpc_ca_file,
+        "cert_file": settings.grpc_cert_file,
+        "key_file": settings.grpc_key_file,
+        "token_file": settings.grpc_token_file,
+        "for_outsiders": True,
+    }
+
+
+@contextlib.contextmanager
+def _needs_grpc() -> Iterator[None]:
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            "environment", "grpc_port", error.name, "the packages of the extra grpc",
+            'pip install "freshet[grpc]", or leave the port out',
+        ) from error  # fmt: skip
 
 
 def _has(spec: Spec, role: str) -> bool:

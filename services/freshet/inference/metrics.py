@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from freshet.runtime.grpc_metrics import GRPC_METRICS
 from freshet.runtime.http import HTTP_METRICS
 from freshet.runtime.metrics import Metric
 
@@ -61,6 +62,7 @@ SERVED_QUEUE = Metric(
 )
 
 METRICS = (
+    *GRPC_METRICS,
     *HTTP_METRICS,
     BATCH_REQUESTS,
     CANDIDATES,

@@ -18,7 +18,16 @@ from numpy.typing import NDArray
 
 from freshet.errors import BadInput
 
-__all__ = ["MAX_ELEMENTS", "Asked", "InferRequest", "Tensor", "parse_infer", "write_infer"]
+__all__ = [
+    "MAX_ELEMENTS",
+    "Asked",
+    "InferRequest",
+    "Tensor",
+    "checked",
+    "from_binary",
+    "parse_infer",
+    "write_infer",
+]
 
 MAX_ELEMENTS = 1 << 24
 """Of one tensor: far above any sensible batch, far below what would exhaust memory."""
@@ -150,7 +159,28 @@ def _object(value: Any, where: str) -> dict[str, Any]:
 
 
 def _tensor(entry: dict[str, Any], binary: memoryview) -> tuple[Tensor, int]:
-    name, datatype, shape = entry.get("name"), entry.get("datatype"), entry.get("shape")
+    name: Any = entry.get("name")
+    datatype: Any = entry.get("datatype")
+    shape = entry.get("shape")
+    dtype, count = checked(name, datatype, shape)
+    parameters = _object(entry.get("parameters") or {}, f"input {name!r} parameters")
+    size = parameters.get("binary_data_size")
+    if size is None:
+        values = _from_json(name, datatype, dtype, entry.get("data"), count)
+        taken = 0
+    else:
+        if not isinstance(size, int) or isinstance(size, bool) or not 0 <= size <= len(binary):
+            raise BadInput(
+                f"input {name!r}: expected a binary_data_size from 0 to {len(binary)}, the bytes left; "
+                f"found {size!r}"
+            )
+        values = from_binary(name, dtype, binary[:size], count)
+        taken = size
+    return Tensor(name, datatype, values.reshape(shape)), taken
+
+
+def checked(name: object, datatype: object, shape: object) -> tuple[Any, int]:
+    """(numpy's type, number of elements) of an input so described. Raises BadInput."""
     if not isinstance(name, str) or len(name) > 1_000:
         raise BadInput("inputs: each needs a name")
     dtype = _DTYPES.get(datatype) if isinstance(datatype, str) else None
@@ -165,20 +195,7 @@ def _tensor(entry: dict[str, Any], binary: memoryview) -> tuple[Tensor, int]:
     count = math.prod(shape)
     if count > MAX_ELEMENTS or max(shape) > MAX_ELEMENTS:
         raise BadInput(f"input {name!r}: expected at most {MAX_ELEMENTS} elements, found shape {shape}")
-    parameters = _object(entry.get("parameters") or {}, f"input {name!r} parameters")
-    size = parameters.get("binary_data_size")
-    if size is None:
-        values = _from_json(name, datatype, dtype, entry.get("data"), count)
-        taken = 0
-    else:
-        if not isinstance(size, int) or isinstance(size, bool) or not 0 <= size <= len(binary):
-            raise BadInput(
-                f"input {name!r}: expected a binary_data_size from 0 to {len(binary)}, the bytes left; "
-                f"found {size!r}"
-            )
-        values = _from_binary(name, dtype, binary[:size], count)
-        taken = size
-    return Tensor(name, str(datatype), values.reshape(shape)), taken
+    return dtype, count
 
 
 def _from_json(name: str, datatype: Any, dtype: Any, data: Any, count: int) -> NDArray[Any]:
@@ -205,12 +222,13 @@ def _from_json(name: str, datatype: Any, dtype: Any, data: Any, count: int) -> N
         raise BadInput(f"input {name!r}: a value does not fit {datatype}: {error}") from None
 
 
-def _from_binary(name: str, dtype: Any, data: memoryview, count: int) -> NDArray[Any]:
+def from_binary(name: str, dtype: Any, data: memoryview, count: int) -> NDArray[Any]:
+    """(count,) elements in the protocol's binary form. Raises BadInput."""
     if dtype.hasobject:
         return _bytes_elements(name, data, count)
     if len(data) != count * dtype.itemsize:
         raise BadInput(
-            f"input {name!r}: its shape takes {count * dtype.itemsize} bytes, binary_data_size is {len(data)}"
+            f"input {name!r}: its shape takes {count * dtype.itemsize} bytes, its data has {len(data)}"
         )
     if dtype.kind == "b":  # other bytes than 0 and 1 would make impossible booleans
         return np.asarray(np.frombuffer(data, np.uint8) != 0)

@@ -26,6 +26,7 @@ from freshet.inference import api, metrics
 from freshet.inference.filling import Filling
 from freshet.inference.live import Live
 from freshet.inference.oip_api import OipRoutes
+from freshet.inference.oip_model import OipModel
 from freshet.inference.pipeline import Pipeline, Scored
 from freshet.inference.progress import Progress
 from freshet.inference.ranking import Ranker, Tally
@@ -36,8 +37,10 @@ from freshet.inference.versions import Scorer, ServingVersion, VersionFollower
 from freshet.model import SERVING_PREFIXES, build_model
 from freshet.runtime.browsers import refuse_other_sites
 from freshet.runtime.endpoint import LIVE
+from freshet.runtime.grpc_metrics import GRPC_METRICS, ListenerCounts, grpc_readings
 from freshet.runtime.http import App, Request, Response, json_response
-from freshet.runtime.server import bind, run_server, serve
+from freshet.runtime.metrics import register
+from freshet.runtime.server import Beside, bind, run_server, serve
 from freshet.seams.eventlog import EventLog
 from freshet.seams.rowstore import RowStore
 from freshet.seams.versions import VersionStore
@@ -159,9 +162,12 @@ class Inference:
         self.app.route(LIVE, self._is_live)
         self.app.route(api.READY, self._ready)
         self.app.route(api.STATUS, self._status)
-        OipRoutes(
+        self.oip = OipModel(
             spec, self._pipeline, self._score_rows, self._live.version, clock.now_ms, settings.max_candidates
-        ).add_to(self.app)
+        )
+        OipRoutes(self.oip).add_to(self.app)
+        self.grpc_counts = ListenerCounts()
+        register(registry, GRPC_METRICS, lambda: grpc_readings(self.grpc_counts))
 
     def _measure(self, registry: CollectorRegistry) -> None:
         metrics.FRESHNESS.gauge(registry, lambda: (self._live.freshness_ms() or 0) / 1e3)
@@ -256,12 +262,13 @@ def run(
     clock: Clock = SYSTEM_CLOCK,
     rng: random.Random | None = None,
     ready: Callable[[str], None] = lambda url: None,
+    beside: Callable[[Inference], Beside] | None = None,
 ) -> None:
     """Serve on the calling thread until `stop` is set; then what was served is logged, for at most the
     drain time.
 
     `ready` is called with the address once connections are taken; rank requests wait until rows and a
-    version are there, for `start_wait` at most. Signals are the caller's.
+    version are there, for `start_wait` at most. Signals are the caller's. `beside` makes another listener.
 
     Raises:
         ConfigError: the port cannot be had, or the spec does not fit the schema.
@@ -273,7 +280,14 @@ def run(
     stop_threads = threading.Event()  # later than `stop`: requests in hand are still scored and logged
 
     async def main() -> None:
-        await serve(server.app, sock, stop, started=lambda: ready(f"http://{host}:{port}"), drain_s=drain_s)
+        await serve(
+            server.app,
+            sock,
+            stop,
+            started=lambda: ready(f"http://{host}:{port}"),
+            drain_s=drain_s,
+            beside=beside(server) if beside is not None else None,
+        )
 
     threads = server.start(stop_threads, drain_s)
     try:

@@ -10,17 +10,15 @@ from __future__ import annotations
 import hmac
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
 import structlog
 
 from freshet.errors import BadInput, ConfigError, FreshetError, Overloaded, Unavailable
-from freshet.runtime.metrics import Metric, Reading
+from freshet.runtime.grpc_metrics import GRPC_METRICS, ListenerCounts, grpc_readings
 from freshet.seams.transport import (
     MIB,
     RETRY_AFTER_S,
@@ -42,43 +40,9 @@ STREAMS = 128
 WORK_BYTES = 256 * MIB
 """Of requests in work at once."""
 
-GRPC_METRICS = (
-    Metric("freshet_grpc_frames", "counter", "messages", "Messages taken.", ("method",)),
-    Metric("freshet_grpc_received_bytes", "counter", "bytes", "Of messages taken.", ("method",)),
-    Metric("freshet_grpc_sent_bytes", "counter", "bytes", "Of answers.", ("method",)),
-    Metric("freshet_grpc_streams", "gauge", "streams", "Streams that are open.", ("method",)),
-    Metric(
-        "freshet_grpc_refused",
-        "counter",
-        "messages",
-        "Calls without the token or of another model, and messages that were refused: truncated, oversized, "
-        "of another version, with a wrong checksum or shape, or while too much was in work.",
-        ("reason",),
-    ),
-)
-
 Answer = Callable[[Frame], bytes]
 """Makes the answer to one message. What it raises of ours is answered as a failure; ValueError as
 BadInput."""
-
-
-@dataclass(slots=True)
-class ListenerCounts:
-    """What a listener has done since it started, by method and by reason."""
-
-    frames: Counter[str] = field(default_factory=Counter)
-    received_bytes: Counter[str] = field(default_factory=Counter)
-    sent_bytes: Counter[str] = field(default_factory=Counter)
-    streams: Counter[str] = field(default_factory=Counter)
-    refused: Counter[str] = field(default_factory=Counter)
-
-
-def grpc_readings(counts: ListenerCounts) -> dict[str, Reading]:
-    """GRPC_METRICS now."""
-    return {
-        f"freshet_grpc_{name}": {(label,): float(n) for label, n in list(getattr(counts, name).items())}
-        for name in ("frames", "received_bytes", "sent_bytes", "streams", "refused")
-    }
 
 
 class GrpcServer:

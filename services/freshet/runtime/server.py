@@ -10,7 +10,7 @@ import sys
 import termios
 import threading
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import uvicorn
 import uvloop
@@ -20,7 +20,7 @@ from freshet.errors import ConfigError, Unavailable
 from freshet.runtime.http import App, Request, Response, TakerRoute, error_response
 from freshet.runtime.ports import owner_of_port
 
-__all__ = ["BACKLOG", "UVICORN", "bind", "run_server", "serve"]
+__all__ = ["BACKLOG", "UVICORN", "Beside", "bind", "run_server", "serve"]
 
 BACKLOG = 1024
 UVICORN: Mapping[str, Any] = {
@@ -67,6 +67,16 @@ def bind(host: str, port: int) -> socket.socket:
             owner_of_port(port) or "choose another with FRESHET_<SERVICE>_PORT",
         ) from None
     return sock
+
+
+class Beside(Protocol):
+    """Another listener on the same loop."""
+
+    async def start(self) -> None:
+        """Begin to listen. Raises ConfigError if its address cannot be had."""
+
+    async def serve(self, stop: threading.Event, drain_s: float) -> None:
+        """Answer until `stop` is set; then what is in work, for at most `drain_s`."""
 
 
 CLOSE = (b"connection", b"close")
@@ -250,11 +260,20 @@ async def serve(
     *,
     started: Callable[[], None] = lambda: None,
     drain_s: float = 10.0,
+    beside: Beside | None = None,
 ) -> None:
-    """Answer requests until `stop` is set; then those begun, for at most `drain_s`; then return."""
+    """Answer requests until `stop` is set; then those begun, for at most `drain_s`; then return.
+
+    `beside`: another listener, which answers before `started` is called and drains at the same time.
+    """
     drain = max(1, round(drain_s))
     config = uvicorn.Config(app, http=_Protocol, timeout_graceful_shutdown=drain, **UVICORN)
-    await _Server(app, config, stop, started).serve([sock])
+    server = _Server(app, config, stop, started)
+    if beside is None:
+        await server.serve([sock])
+        return
+    await beside.start()
+    await asyncio.gather(server.serve([sock]), beside.serve(stop, drain_s))
 
 
 def run_server(main: Callable[[], Awaitable[None]]) -> None:

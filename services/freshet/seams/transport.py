@@ -1,7 +1,8 @@
 """How our services speak gRPC with each other: the same limits, certificates and token at both ends.
 
 The server's side is `freshet.runtime.grpc_server`. Connections are TLS where certificates are given, and
-mutual: each side shows one that the common authority has signed. The token is asked for besides.
+mutual: each side shows one that the common authority has signed. The token is asked for besides. A listener
+for clients from outside may leave the authority out: then it shows its certificate, and asks for none.
 """
 
 from __future__ import annotations
@@ -49,8 +50,8 @@ RETRY_AFTER_S = 0.2
 class Transport:
     """What a connection needs; texts of PEM files and the token itself, read once."""
 
-    ca: bytes = b""  # who signs the certificates of both sides; empty: no TLS
-    cert: bytes = b""
+    ca: bytes = b""  # who signs the other side's certificate; empty: none is asked for
+    cert: bytes = b""  # empty: no TLS
     key: bytes = field(default=b"", repr=False)
     token: str = field(default="", repr=False)  # empty: none is asked for
     max_message_bytes: int = 64 * MIB
@@ -58,7 +59,7 @@ class Transport:
     @property
     def secure(self) -> bool:
         """Whether connections are TLS."""
-        return bool(self.ca)
+        return bool(self.ca or self.cert)
 
 
 def transport_of(
@@ -68,15 +69,19 @@ def transport_of(
     key_file: str = "",
     token_file: str = "",
     max_message_bytes: int,
+    for_outsiders: bool = False,
 ) -> Transport:
     """Read certificates and token.
+
+    Args:
+        for_outsiders: a listener that may do without `ca_file`, and then asks no client for a certificate.
 
     Raises ConfigError: a file cannot be read, or some of the three certificate files are given and others
     not.
     """
     files = {"ca_file": ca_file, "cert_file": cert_file, "key_file": key_file}
     missing = [name for name, path in files.items() if not path]
-    if 0 < len(missing) < len(files):
+    if 0 < len(missing) < len(files) and not (for_outsiders and missing == ["ca_file"]):
         raise ConfigError(
             "grpc", missing[0], "", "all of ca_file, cert_file and key_file, or none of them",
             "both sides of a connection show a certificate that ca_file has signed",
@@ -121,7 +126,10 @@ def listen_credentials(transport: Transport) -> grpc.ServerCredentials | None:
     if not transport.secure:
         return None
     pair = [(transport.key, transport.cert)]
-    return grpc.ssl_server_credentials(pair, root_certificates=transport.ca, require_client_auth=True)
+    asks = bool(transport.ca)
+    return grpc.ssl_server_credentials(
+        pair, root_certificates=transport.ca if asks else None, require_client_auth=asks
+    )
 
 
 def open_channel(address: str, transport: Transport) -> grpc.Channel:
@@ -134,7 +142,9 @@ def open_channel(address: str, transport: Transport) -> grpc.Channel:
         ("grpc.use_local_subchannel_pool", 1),  # a new channel to a restarted peer starts without its past
     ]
     if transport.secure:
-        credentials = grpc.ssl_channel_credentials(transport.ca, transport.key, transport.cert)
+        credentials = grpc.ssl_channel_credentials(
+            transport.ca or None, transport.key or None, transport.cert or None
+        )
         channel = grpc.secure_channel(address, credentials, options)
     else:
         channel = grpc.insecure_channel(address, options)

@@ -4,7 +4,17 @@ What a model means stands in the spec (`freshet.spec`); nothing here changes a p
 from variables `FRESHET_<SERVICE>_<OPTION>` (`FRESHET_GATEWAY_PORT=7100`), the defaults fit one machine.
 """
 
-from freshet.settings.model import Common, Console, Gateway, Inference, Joiner, Settings, Simulator, Trainer
+from freshet.settings.model import (
+    Common,
+    Console,
+    Gateway,
+    GrpcDoor,
+    Inference,
+    Joiner,
+    Settings,
+    Simulator,
+    Trainer,
+)
 from freshet.settings.parse import load_settings, variables
 from freshet.settings.run_folder import RunFolder
 
@@ -12,6 +22,7 @@ __all__ = [
     "Common",
     "Console",
     "Gateway",
+    "GrpcDoor",
     "Inference",
     "Joiner",
     "RunFolder",

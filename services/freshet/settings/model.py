@@ -16,6 +16,7 @@ __all__ = [
     "Console",
     "Gateway",
     "Grpc",
+    "GrpcDoor",
     "Inference",
     "Joiner",
     "Paramserver",
@@ -82,8 +83,34 @@ class Common:
         return self.versions_url == f"file:{self.run.versions}"
 
 
+PEM = Text("the path of a PEM file")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Gateway:
+class GrpcDoor:
+    """gRPC beside HTTP, of a service that clients from outside talk to; the extra `grpc` brings it."""
+
+    grpc_port: int = option("deployment", "gRPC; 0: none", PORT, default=0)
+    grpc_cert_file: str = option(
+        "deployment", "the certificate that gRPC shows; without it no TLS", PEM, default=""
+    )
+    grpc_key_file: str = option("deployment", "the certificate's key", PEM, default="")
+    grpc_ca_file: str = option(
+        "deployment",
+        "who signs clients' certificates; without it no client is asked for one",
+        PEM,
+        default="",
+    )
+    grpc_token_file: str = option(
+        "deployment",
+        "the token that gRPC clients send as `authorization: Bearer TOKEN`; without it none is asked for",
+        Text("the path of a file with one line"),
+        default="",
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gateway(GrpcDoor):
     """The door for events."""
 
     port: int = option("deployment", "HTTP; 0 takes a free one", PORT, default=7000)
@@ -199,7 +226,7 @@ class Grpc:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Inference:
+class Inference(GrpcDoor):
     """The server of predictions."""
 
     port: int = option("deployment", "HTTP; 0 takes a free one", PORT, default=7001)

@@ -150,7 +150,7 @@ def binary(datatype: str, shape: list[int], blob: bytes, *, size: int | None = N
 @pytest.mark.parametrize(
     ("request_", "message"),
     [
-        (binary("INT32", [2], b"1234567"), "takes 8 bytes, binary_data_size is 7"),
+        (binary("INT32", [2], b"1234567"), "takes 8 bytes, its data has 7"),
         (binary("INT32", [1], b"1234", size=9), "from 0 to 4"),
         (binary("INT32", [1], b"12345", size=4), "add up to 4 bytes, the body holds 5"),
         (binary("BYTES", [2], struct.pack("<I", 0)), "at least 8 bytes"),

@@ -1,0 +1,134 @@
+"""The Open Inference Protocol v2 over gRPC: `inference.GRPCInferenceService`, for `tritonclient.grpc`, kserve
+and whoever else speaks it. Tensors come raw or typed, and go as they came; what is done with them is what is
+done over HTTP.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from freshet.errors import BadInput
+from freshet.inference.oip import Asked, InferRequest, Tensor, checked, from_binary
+from freshet.inference.oip_model import OipModel, Output
+from freshet.release import RELEASE
+from freshet.runtime.grpc_door import GrpcDoor
+from freshet.wire.protobuf import OIP, messages, parse
+
+__all__ = ["add_oip", "read_infer", "write_infer"]
+
+SERVICE = f"{OIP}.GRPCInferenceService"
+
+_CONTENTS = {
+    "BOOL": ("bool_contents", np.bool_),
+    **{f"INT{bits}": ("int_contents", np.int32) for bits in (8, 16, 32)},
+    "INT64": ("int64_contents", np.int64),
+    **{f"UINT{bits}": ("uint_contents", np.uint32) for bits in (8, 16, 32)},
+    "UINT64": ("uint64_contents", np.uint64),
+    "FP32": ("fp32_contents", np.float32),
+    "FP64": ("fp64_contents", np.float64),
+    "BYTES": ("bytes_contents", np.object_),
+}
+
+
+def add_oip(door: GrpcDoor, model: OipModel) -> None:
+    """Serve the protocol's six methods."""
+    m = messages(OIP)
+
+    def route(method: str, answer: Callable[[Any], Any]) -> None:
+        request_class = getattr(m, f"{method}Request")
+
+        async def answered(data: bytes) -> bytes:
+            return bytes(answer(parse(request_class, data)).SerializeToString())
+
+        door.call(SERVICE, method, answered)
+
+    def model_ready(asked: Any) -> Any:
+        model.check(asked.name, asked.version)
+        return m.ModelReadyResponse(ready=model.is_ready())
+
+    def metadata(asked: Any) -> Any:
+        return m.ModelMetadataResponse(**model.described(asked.name, asked.version))
+
+    def infer(asked: Any) -> Any:
+        model.check(asked.model_name, asked.model_version)
+        request = read_infer(asked)
+        outputs, number = model.infer(request)
+        return write_infer(model.spec.name, number, request.id, outputs)
+
+    route("ServerLive", lambda _: m.ServerLiveResponse(live=True))
+    route("ServerReady", lambda _: m.ServerReadyResponse(ready=model.is_ready()))
+    route("ModelReady", model_ready)
+    route("ServerMetadata", lambda _: m.ServerMetadataResponse(name="freshet", version=RELEASE))
+    route("ModelMetadata", metadata)
+    route("ModelInfer", infer)
+
+
+def read_infer(message: Any) -> InferRequest:
+    """A ModelInferRequest as the one that HTTP has too.
+
+    Raises:
+        BadInput: anything is not as the protocol says; names the tensor and what was expected.
+    """
+    raw = message.raw_input_contents
+    if raw and len(raw) != len(message.inputs):
+        raise BadInput(
+            f"raw_input_contents: expected one for each of {len(message.inputs)} inputs, found {len(raw)}"
+        )
+    tensors: dict[str, Tensor] = {}
+    for i, given in enumerate(message.inputs):
+        if given.name in tensors:
+            raise BadInput(f"input {given.name!r} is given twice")
+        shape = list(given.shape)
+        dtype, count = checked(given.name, given.datatype, shape)
+        if not raw:
+            values = _typed(given, dtype, count)
+        elif given.HasField("contents"):
+            raise BadInput(f"input {given.name!r}: expected contents or raw_input_contents, found both")
+        else:
+            values = from_binary(given.name, dtype, memoryview(raw[i]), count)
+        tensors[given.name] = Tensor(given.name, given.datatype, values.reshape(shape))
+    for wanted in message.outputs:
+        if "classification" in wanted.parameters:
+            raise BadInput(f"output {wanted.name!r}: the classification extension is not offered")
+    outputs = [Asked(wanted.name, bool(raw)) for wanted in message.outputs]
+    return InferRequest(message.id or None, tensors, outputs or None, bool(raw))
+
+
+def _typed(given: Any, dtype: Any, count: int) -> NDArray[Any]:
+    """(count,) elements of `contents`."""
+    if given.datatype not in _CONTENTS:
+        raise BadInput(f"input {given.name!r}: {given.datatype} has no typed contents, send it raw")
+    field, wide = _CONTENTS[given.datatype]
+    others = [f.name for f, _ in given.contents.ListFields() if f.name != field]
+    if others:
+        raise BadInput(f"input {given.name!r}: expected {given.datatype} in {field}, found {others[0]}")
+    elements = getattr(given.contents, field)
+    if len(elements) != count:
+        raise BadInput(
+            f"input {given.name!r}: its shape holds {count} elements, its {field} {len(elements)}; "
+            "or was it to come in raw_input_contents?"
+        )
+    values: NDArray[Any] = np.empty(count, wide)
+    values[:] = elements
+    with np.errstate(over="ignore"):
+        narrow = values.astype(dtype)
+    if narrow.dtype.kind in "iu" and (narrow != values).any():
+        raise BadInput(f"input {given.name!r}: a value does not fit {given.datatype}")
+    return narrow
+
+
+def write_infer(model: str, version: str, id_: str | None, outputs: list[Output]) -> Any:
+    """A ModelInferResponse; raw for the outputs that are wanted binary (all, or none)."""
+    m = messages(OIP)
+    response = m.ModelInferResponse(model_name=model, model_version=version, id=id_ or "")
+    for name, values, binary in outputs:
+        described = response.outputs.add(name=name, datatype="FP32", shape=values.shape)
+        if binary:
+            response.raw_output_contents.append(np.ascontiguousarray(values, "<f4").tobytes())
+        else:
+            described.contents.fp32_contents.extend(values.tolist())
+    return response

@@ -1,0 +1,95 @@
+"""The model as the Open Inference Protocol sees it, over HTTP and gRPC alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from freshet.errors import BadInput
+from freshet.inference.core import time_ms_of
+from freshet.inference.oip import InferRequest
+from freshet.inference.oip_rows import SCORE, metadata, rows_of
+from freshet.inference.pipeline import Pipeline, Scored
+from freshet.inference.versions import ServingVersion
+from freshet.runtime.http import HttpError
+from freshet.spec.model import Spec
+from freshet.types import I64
+
+__all__ = ["OipModel", "Output"]
+
+Score = Callable[[list[dict[str, Any]], I64], tuple[Scored, ServingVersion]]
+Output = tuple[str, NDArray[np.float32], bool]
+"""Name, (B,) values, and whether the client wants them binary."""
+
+
+@dataclass(slots=True)
+class OipModel:
+    """One model, under its name, with or without the number of the version served."""
+
+    spec: Spec
+    pipeline: Pipeline
+    score: Score  # rows and their times to predictions; raises Unavailable while nothing is served
+    serving: Callable[[], ServingVersion | None]  # the version served now, None while rows or weights lack
+    now_ms: Callable[[], int]
+    max_rows: int
+
+    def is_ready(self) -> bool:
+        """Whether it can score."""
+        return self.serving() is not None
+
+    def described(self, name: str, version: str = "") -> dict[str, Any]:
+        """The metadata, as the protocol says it. Raises as `check`."""
+        number = self.check(name, version)
+        labels = tuple(label.name for label in self.spec.labels)
+        return metadata(self.spec.name, number, self.pipeline.inputs, labels)
+
+    def check(self, name: str, version: str = "") -> str:
+        """The version's number as text. Raises HttpError for another model or version than is served."""
+        if name != self.spec.name:
+            raise HttpError(404, "no_model", "no such model", expected=self.spec.name, found=name[:100])
+        serving = self.serving()
+        number = "" if serving is None else str(serving.manifest.number)
+        if version not in ("", number):
+            raise HttpError(
+                404, "no_version", "only the version that `stable` names is served",
+                expected=number, found=version[:100],
+            )  # fmt: skip
+        return number
+
+    def infer(self, asked: InferRequest) -> tuple[list[Output], str]:
+        """The outputs that were asked for, and the number of the version that made them.
+
+        Raises BadInput for what is not as the metadata says, Unavailable while nothing is served.
+        """
+        rows = rows_of(asked.tensors, self.pipeline.inputs, self.max_rows)
+        scored, serving = self.score(rows, self._times(rows))
+        values = {SCORE: scored.scores}
+        for i, label in enumerate(self.spec.labels):
+            values[label.name] = scored.predictions[:, i]
+        wanted = [(o.name, o.binary) for o in asked.outputs or ()]
+        wanted = wanted or [(name, asked.binary_outputs) for name in values]
+        unknown = [name for name, _ in wanted if name not in values]
+        if unknown:
+            raise BadInput(f"output {unknown[0]!r}: expected one of {', '.join(values)}")
+        number = str(serving.manifest.number)
+        return [(name, values[name], binary) for name, binary in wanted], number
+
+    def _times(self, rows: list[dict[str, Any]]) -> I64:
+        """(B,) event times: the rows' own where they have one, else now."""
+        field = self.spec.events.served.time
+        now = self.now_ms()
+        times = np.full(len(rows), now, np.int64)
+        for i, row in enumerate(rows):
+            value = row.pop(field.path, None) if field.path in row else None
+            if value is not None:
+                time_ms = time_ms_of(value, field)
+                if time_ms is None:
+                    raise BadInput(
+                        f"input {field.path!r}: expected a time in {field.unit}, found {value!r:.60}"
+                    )
+                times[i] = time_ms
+        return times

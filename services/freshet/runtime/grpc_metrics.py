@@ -1,0 +1,44 @@
+"""What gRPC listeners count; without gRPC itself, which not every service needs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from freshet.runtime.metrics import Metric, Reading
+
+__all__ = ["GRPC_METRICS", "ListenerCounts", "grpc_readings"]
+
+GRPC_METRICS = (
+    Metric("freshet_grpc_frames", "counter", "messages", "Messages taken.", ("method",)),
+    Metric("freshet_grpc_received_bytes", "counter", "bytes", "Of messages taken.", ("method",)),
+    Metric("freshet_grpc_sent_bytes", "counter", "bytes", "Of answers.", ("method",)),
+    Metric("freshet_grpc_streams", "gauge", "streams", "Streams that are open.", ("method",)),
+    Metric(
+        "freshet_grpc_refused",
+        "counter",
+        "messages",
+        "Calls without the token or of another model, and messages that were refused: truncated, oversized, "
+        "of another version, with a wrong checksum or shape, or while too much was in work.",
+        ("reason",),
+    ),
+)
+
+
+@dataclass(slots=True)
+class ListenerCounts:
+    """What a listener has done since it started, by method and by reason."""
+
+    frames: Counter[str] = field(default_factory=Counter)
+    received_bytes: Counter[str] = field(default_factory=Counter)
+    sent_bytes: Counter[str] = field(default_factory=Counter)
+    streams: Counter[str] = field(default_factory=Counter)
+    refused: Counter[str] = field(default_factory=Counter)
+
+
+def grpc_readings(counts: ListenerCounts) -> dict[str, Reading]:
+    """GRPC_METRICS now."""
+    return {
+        f"freshet_grpc_{name}": {(label,): float(n) for label, n in list(getattr(counts, name).items())}
+        for name in ("frames", "received_bytes", "sent_bytes", "streams", "refused")
+    }
