@@ -12,7 +12,7 @@ TORCH_INDEX_URL ?=
 # Steps to leave out by name: SKIP="native-tests browser-tests kafka redis".
 SKIP ?=
 # The same as an expression of pytest's markers, such as `not browser and not kafka`; empty if nothing is left out.
-LEFT_OUT = $(patsubst browser-tests,browser,$(filter browser-tests kafka redis,$(SKIP)))
+LEFT_OUT = $(patsubst browser-tests,browser,$(filter browser-tests kafka kserve redis,$(SKIP)))
 MARKERS = $(wordlist 2,99,$(LEFT_OUT:%=and not %))
 BENCH ?=
 DEMO ?=
@@ -57,6 +57,7 @@ docs: build ## Write docs/reference/ anew from the code; a test says when a page
 test: build lint native-test ## Install all that is needed and run every test.
 	@ops/find-browser "$(SKIP)"
 	@ops/install-kafka "$(SKIP)"
+	@PYTHON="$(PYTHON)" ops/install-kserve "$(SKIP)"
 	@ops/install-redis "$(SKIP)"
 	$(BIN)/python -m pytest -m "$(MARKERS)"
 

@@ -19,6 +19,7 @@ from hypothesis import HealthCheck, given
 from hypothesis import settings as quick
 from hypothesis import strategies as st
 
+from freshet.cli.wiring import gateway_door
 from freshet.client import Client, EventsRefused
 from freshet.errors import Unavailable
 from freshet.features import EventExtractor
@@ -143,7 +144,17 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Running]]:
 
         def target(stop: threading.Event, ready: Callable[[str], None]) -> None:
             codecs = codecs_of(SPEC, {"served": RANKED, "shown": schema("viewport"), "action": ACTIONS}, log)
-            run(SPEC, gate, codecs, made.gateway, made.common, stop=stop, clock=clock, ready=ready)
+            run(
+                SPEC,
+                gate,
+                codecs,
+                made.gateway,
+                made.common,
+                stop=stop,
+                clock=clock,
+                ready=ready,
+                beside=gateway_door(made.gateway, made.common),
+            )
 
         context = running(target)
         url, stop = context.__enter__()

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+from collections import Counter, deque
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +20,7 @@ from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
 from freshet.runtime.ports import free_ports
 from freshet.wire.protobuf import OIP, messages
+from tests.integration.hostile import MESSAGES, hostile
 from tests.integration.serving import wait_for
 from tests.integration.test_inference import COLUMNS, SPEC, Running, greedy, serving, trained
 from tests.servers.certificates import issued
@@ -168,8 +173,8 @@ def changed(**how: Any) -> Any:
         (changed(datatype="INT128"), "expected a datatype of BOOL"),
         (changed(datatype="FP32"), "expected FP32 in fp32_contents, found int64_contents"),
         (changed(datatype="FP16"), "FP16 has no typed contents, send it raw"),
-        (changed(shape=[9]), "its shape holds 10 elements|shape holds 10|holds 19|takes"),
-        (changed(shape=[2**40]), "found shape|holds|counts"),
+        (changed(shape=[9]), "its shape holds 9 elements, its int64_contents 10"),
+        (changed(shape=[2**40]), "at most 16777216 elements"),
         (changed(name="nobody"), "expected one of user.id"),
         (changed(fp32_contents=[1.0]), "expected INT64 in int64_contents, found fp32_contents"),
         (changed(raw=[b""]), "expected one for each of 8 inputs, found 1"),
@@ -292,3 +297,65 @@ def test_a_message_beyond_the_limit_is_refused_and_counted(tmp_path: Path) -> No
         wait_for(lambda: refused(server, "no_message") == 2)
         assert live(channel)
     world.close()
+
+
+# --- kserve, in an environment of its own
+
+KSERVE = Path(os.environ.get("FRESHET_TEST_KSERVE", Path(__file__).parents[2] / "build/kserve/bin/python"))
+"""An interpreter that has kserve: `ops/install-kserve` makes it."""
+
+
+@pytest.mark.kserve
+@pytest.mark.parametrize("raw", [True, False])
+def test_kserves_client_infers_what_is_inferred_over_http(server: Running, port: int, raw: bool) -> None:
+    assert KSERVE.exists(), f"{KSERVE}: not there; run ops/install-kserve, or leave this out: SKIP=kserve"
+    columns = {
+        name: {
+            "datatype": np_to_triton_dtype(values.dtype),
+            "shape": list(values.shape),
+            "data": [v.decode() if isinstance(v, bytes) else v for v in values.ravel().tolist()],
+        }
+        for name, values in COLUMNS.items()
+    }
+    run = subprocess.run(
+        [KSERVE, Path(__file__).with_name("kserve_client.py"), f"127.0.0.1:{port}"],
+        input=json.dumps({"columns": columns, "raw": raw}), capture_output=True, text=True, timeout=120,
+        env={k: v for k, v in os.environ.items() if k != "PYTHONPATH"}, check=False,
+    )  # fmt: skip
+    assert run.returncode == 0, run.stderr
+
+    said = json.loads(run.stdout)
+    (score,) = over_http(server, "score")
+    np.testing.assert_array_equal(np.array(said["score"], np.float32), score)
+    assert (said["live"], said["ready"], said["id"], said["model"]) == (True, True, "k", "feed")
+
+
+def test_hostile_messages_are_refused_and_counted_and_it_lives(
+    channel: grpc.Channel, server: Running
+) -> None:
+    good = [typed_request(id="x").SerializeToString()]
+    infer = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
+    codes: Counter[Any] = Counter()
+    reasons = ("bad_input", "no_model", "no_version")
+    before = sum(refused(server, reason) for reason in reasons)
+    waiting: deque[Any] = deque()
+
+    def finish() -> None:
+        error = waiting.popleft().exception()
+        codes[error.code() if error is not None else grpc.StatusCode.OK] += 1
+
+    for message in hostile(good, MESSAGES, seed=2):
+        waiting.append(infer.future(message, timeout=DEADLINE_S))
+        if len(waiting) == 64:
+            finish()
+    while waiting:
+        finish()
+
+    assert set(codes) <= {*REFUSED, grpc.StatusCode.OK}
+    assert sum(codes[code] for code in REFUSED) > MESSAGES / 2
+    after = sum(refused(server, reason) for reason in reasons)
+    assert after - before == sum(codes[code] for code in REFUSED)
+    assert live(channel)
+
+
+REFUSED = (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND)

@@ -20,6 +20,7 @@ from freshet.runtime.lifecycle import Cleanup
 from freshet.runtime.metrics import register
 from freshet.seams.open import open_eventlog, open_rowstore, open_versions
 from freshet.settings import Common, Settings
+from freshet.settings import Gateway as GatewaySettings
 from freshet.settings import GrpcDoor as GrpcDoorSettings
 from freshet.settings import Inference as InferenceSettings
 from freshet.spec.identity import identity_hash
@@ -27,10 +28,11 @@ from freshet.spec.model import Spec
 from freshet.spec.schemas import load_schemas
 
 if TYPE_CHECKING:
+    from freshet.gateway.service import Gateway
     from freshet.inference.service import Inference
     from freshet.runtime.server import Beside
 
-__all__ = ["RUNNERS", "inference_door"]
+__all__ = ["RUNNERS", "gateway_door", "inference_door"]
 
 Runner = Callable[[Spec, Settings, threading.Event], None]
 
@@ -46,7 +48,8 @@ def run_gateway(spec: Spec, settings: Settings, stop: threading.Event) -> None:
         roles = {s: schemas.of(s) for s in ("served", "shown", "action") if _has(spec, s)}
         codecs = codecs_of(spec, roles, log)
         shorten_pauses()
-        run(spec, log, codecs, settings.gateway, settings.common, stop=stop)
+        door = gateway_door(settings.gateway, settings.common)
+        run(spec, log, codecs, settings.gateway, settings.common, stop=stop, beside=door)
     finally:
         log.close()
 
@@ -187,6 +190,25 @@ def run_inference(spec: Spec, settings: Settings, stop: threading.Event) -> None
         )
     finally:
         cleanup.run()
+
+
+def gateway_door(settings: GatewaySettings, common: Common) -> Callable[[Gateway], Beside] | None:
+    """What makes the gateway's gRPC listener; None where none is set. Raises as `inference_door`."""
+    if not settings.grpc_port:
+        return None
+    with _needs_grpc():
+        from freshet.gateway.rpc import add_events
+        from freshet.runtime.grpc_door import GrpcDoor
+        from freshet.seams.transport import transport_of
+    address = f"{common.bind_address}:{settings.grpc_port}"
+    transport = transport_of(**_door_files(settings), max_message_bytes=settings.max_body_bytes)
+
+    def make(gateway: Gateway) -> Beside:
+        door = GrpcDoor(address, transport, gateway.grpc_counts)
+        add_events(door, gateway.doors)
+        return door
+
+    return make
 
 
 def inference_door(settings: InferenceSettings, common: Common) -> Callable[[Inference], Beside] | None:

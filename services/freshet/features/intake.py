@@ -49,6 +49,12 @@ class TakenBodies:
             for p in used
         ]
 
+    def offsets(self, firsts: Sequence[int]) -> I64:
+        """(N,) each event's offset. `firsts`: the first offset of each of `appends`."""
+        by_partition = np.zeros(len(self.starts) - 1, np.int64)
+        by_partition[self._used] = firsts
+        return np.asarray(by_partition[self.partitions] + self.positions)
+
     def answers(self, topic: str, firsts: Sequence[int]) -> list[bytes]:
         """What each body's client is told, as JSON: every event's place in the log; b"" for bodies not taken.
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import orjson
 
@@ -34,7 +35,7 @@ from freshet.spec.model import Stream
 from freshet.types import BytesColumn
 from freshet.wire.schemas import frame
 
-__all__ = ["Door", "Rules"]
+__all__ = ["JSON", "JSON_LINES", "Acks", "Client", "Door", "Rules"]
 
 JSON = ("application/json", "")
 JSON_LINES = ("application/x-ndjson", "application/jsonl")
@@ -56,12 +57,54 @@ class Rules:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Acks:
+    """What became of a request's events, as columns."""
+
+    partitions: Sequence[int]  # of the accepted events, in order; durable
+    offsets: Sequence[int]
+    refused: Sequence[Refusal]
+
+
+class Client(Protocol):
+    """Who asked: is told once what became of it, on the loop."""
+
+    in_columns: bool  # whether acknowledgements are wanted as columns, not as JSON
+
+    def acknowledged(self, body: bytes) -> None:
+        """All is durable; `body` says where, as JSON. Only where not `in_columns`."""
+
+    def told(self, acks: Acks) -> None:
+        """What is durable and what was refused."""
+
+    def failed(self, error: Exception) -> None:
+        """Nothing is known to be durable."""
+
+
+@dataclass(frozen=True, slots=True)
+class _HttpClient:
+    topic: str
+    reply: Reply
+    in_columns = False
+
+    def acknowledged(self, body: bytes) -> None:
+        self.reply(Response(202, body))
+
+    def told(self, acks: Acks) -> None:
+        places = zip(acks.partitions, acks.offsets, strict=True)
+        json = [{"topic": self.topic, "partition": p, "offset": offset} for p, offset in places]
+        self.reply(json_response(*answer(json, acks.refused, total=len(json) + len(acks.refused))))
+
+    def failed(self, error: Exception) -> None:
+        self.reply(error_response(error))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class _Asked:
     """A request on its way through the door."""
 
     body: bytes
     kind: str  # how its events stand in the body: JSON[0], JSON_LINES[0], AVRO or AVRO_BATCH
-    reply: Reply
+    client: Client
 
 
 class Door:
@@ -81,8 +124,14 @@ class Door:
         self._stream, self._codec, self._committer, self._rules = stream, codec, committer, rules
         self._clock, self._count = clock, count
         self._topic = orjson.dumps(stream.topic).decode()
-        self._gathered: dict[str, list[_Asked]] = {}  # by kind; what nobody has looked at yet
+        # By kind, and by how acknowledgements are wanted; what nobody has looked at yet.
+        self._gathered: dict[tuple[str, bool], list[_Asked]] = {}
         self._gathered_bytes = 0
+
+    @property
+    def topic(self) -> str:
+        """Where its events go."""
+        return self._stream.topic
 
     def take(self, request: Request, reply: Reply) -> None:
         """Answer a request, later: with 202 once all its events are durable, or with what else became of it.
@@ -90,9 +139,20 @@ class Door:
         Raises BadInput or HttpError for a request that is none for this door, Overloaded and Unavailable as
         `Committer.expect`.
         """
-        asked = _asked(request, reply)
-        self._committer.expect(len(asked.body), self._check)
-        self._gathered.setdefault(asked.kind, []).append(asked)
+        body, kind = _events_of(request)
+        self.take_body(body, kind, _HttpClient(self._stream.topic, reply))
+
+    def take_body(self, body: bytes, kind: str, client: Client) -> None:
+        """Take events, of whatever protocol, and tell the client later. Raises as `take` does.
+
+        Args:
+            body: the events.
+            kind: how they stand in it: JSON[0], JSON_LINES[0], AVRO or AVRO_BATCH.
+            client: who is told.
+        """
+        asked = _Asked(body, kind, client)
+        self._committer.expect(len(body), self._check)
+        self._gathered.setdefault((kind, client.in_columns), []).append(asked)
         before = self._gathered_bytes
         self._gathered_bytes += len(asked.body)
         if before < CHECK_BYTES <= self._gathered_bytes:
@@ -147,11 +207,23 @@ class Door:
                 _tell([one for one, n in zip(asked, taken.counts.tolist(), strict=True) if n >= 0], outcome)
                 return
             self._count("accepted", events)
+            if asked[0].client.in_columns:
+                self._acknowledge_in_columns(asked, taken, outcome)
+                return
             for one, body in zip(asked, taken.answers(self._topic, outcome), strict=True):
                 if body:
-                    one.reply(Response(202, body))
+                    one.client.acknowledged(body)
 
         self._committer.submit(taken.appends(self._stream.topic), events=events, size=taken.size, done=done)
+
+    @staticmethod
+    def _acknowledge_in_columns(asked: Sequence[_Asked], taken: TakenBodies, firsts: Sequence[int]) -> None:
+        partitions, offsets = taken.partitions.tolist(), taken.offsets(firsts).tolist()
+        at = 0
+        for one, events in zip(asked, taken.counts.tolist(), strict=True):
+            if events >= 0:
+                one.client.told(Acks(partitions[at : at + events], offsets[at : at + events], ()))
+                at += events
 
     def _take_singly(self, asked: Sequence[_Asked], error: Overloaded) -> None:
         """Too much waits for all of them together: let in, of those that came first, what still fits."""
@@ -184,7 +256,7 @@ class Door:
             ]
             self._append_entries(asked, entries, letters, refused)
         except Exception as error:
-            asked.reply(error_response(error))
+            asked.client.failed(error)
 
     def _append_entries(
         self, asked: _Asked, entries: Sequence[Entry], letters: Sequence[Entry], refused: Sequence[Refusal]
@@ -193,15 +265,12 @@ class Door:
 
         def done(outcome: Sequence[int] | Exception) -> None:
             if isinstance(outcome, Exception):
-                asked.reply(error_response(outcome))
+                asked.client.failed(outcome)
                 return
             self._count("accepted", len(entries))
             self._count("refused", len(refused))
-            acks = [
-                {"topic": e.topic, "partition": e.partition, "offset": offset}
-                for e, offset in zip(entries, offsets_of(outcome, places), strict=False)
-            ]  # the letters' offsets are nobody's business
-            asked.reply(json_response(*answer(acks, refused, total=len(entries) + len(refused))))
+            offsets = offsets_of(outcome, places)[: len(entries)]  # the letters' are nobody's business
+            asked.client.told(Acks([entry.partition for entry in entries], offsets, refused))
 
         size = sum(e.size for e in entries) + sum(e.size for e in letters)
         self._committer.submit(appends, events=len(places), size=size, done=done)
@@ -238,8 +307,9 @@ class Door:
         )
 
 
-def _asked(request: Request, reply: Reply) -> _Asked:
-    """What a request holds, by its headers. Raises BadInput or HttpError for what is not taken."""
+def _events_of(request: Request) -> tuple[bytes, str]:
+    """A request's events, and how they stand, by its headers. Raises BadInput or HttpError for what is not
+    taken."""
     headers = request.headers
     if headers.get(b"content-encoding", b"identity") != b"identity":
         raise HttpError(
@@ -248,18 +318,18 @@ def _asked(request: Request, reply: Reply) -> _Asked:
         )  # fmt: skip
     kind = request.content_type
     if kind in JSON:
-        return _Asked(request.body, JSON[0], reply)
+        return request.body, JSON[0]
     if kind in JSON_LINES:
-        return _Asked(request.body, JSON_LINES[0], reply)
+        return request.body, JSON_LINES[0]
     if kind in (AVRO, AVRO_BATCH):
-        return _Asked(request.body, kind, reply)
+        return request.body, kind
     if kind == AVRO_RAW:
         schema_id = headers.get(b"freshet-schema-id", b"")
         if not schema_id.isdigit() or int(schema_id) >= 1 << 32:
             raise BadInput(
                 f"expected the schema id as a number in the header freshet-schema-id, found {schema_id!r}"
             )
-        return _Asked(frame(int(schema_id), request.body), AVRO, reply)
+        return frame(int(schema_id), request.body), AVRO
     raise HttpError(
         415, "content_type", "events of this kind are not taken",
         expected=[JSON[0], *JSON_LINES, AVRO, AVRO_BATCH, AVRO_RAW], found=kind,
@@ -269,4 +339,4 @@ def _asked(request: Request, reply: Reply) -> _Asked:
 def _tell(asked: Sequence[_Asked], error: Exception) -> None:
     """Answer all of them with the same error."""
     for one in asked:
-        one.reply(error_response(error))
+        one.client.failed(error)

@@ -19,8 +19,10 @@ from freshet.gateway.core import Limits
 from freshet.gateway.door import Door, Rules
 from freshet.runtime.browsers import refuse_other_sites
 from freshet.runtime.endpoint import LIVE
+from freshet.runtime.grpc_metrics import GRPC_METRICS, ListenerCounts, grpc_readings
 from freshet.runtime.http import App, Request, Response, json_response
-from freshet.runtime.server import bind, run_server, serve
+from freshet.runtime.metrics import register
+from freshet.runtime.server import Beside, bind, run_server, serve
 from freshet.seams.eventlog import EventLog
 from freshet.settings import Common
 from freshet.settings import Gateway as Settings
@@ -77,10 +79,14 @@ class Gateway:
             body_timeout_s=settings.body_timeout_ms / 1e3,
             admit=refuse_other_sites,
         )
+        self.doors: dict[str, Door] = {}  # by role of the stream
+        self.grpc_counts = ListenerCounts()
+        register(registry, GRPC_METRICS, lambda: grpc_readings(self.grpc_counts))
         events = spec.events
         for stream in (events.served, events.shown, events.action):
             if stream is not None:
-                self.app.route_taker(api.events(stream.role), self._door(stream).take)
+                self.doors[stream.role] = door = self._door(stream)
+                self.app.route_taker(api.events(stream.role), door.take)
         self.app.route(LIVE, self._live)
         self.app.route(api.READY, self._ready)
         self.app.route(api.STATUS, self._status)
@@ -168,10 +174,12 @@ def run(
     stop: threading.Event,
     clock: Clock = SYSTEM_CLOCK,
     ready: Callable[[str], None] = lambda url: None,
+    beside: Callable[[Gateway], Beside] | None = None,
 ) -> None:
     """Serve on the calling thread until `stop` is set, then drain: what was acknowledged is durable.
 
-    `ready` is called with the address once connections are taken. Signals are the caller's.
+    `ready` is called with the address once connections are taken. Signals are the caller's. `beside` makes
+    another listener.
 
     Raises:
         ConfigError: the port cannot be had. Mismatch: a topic exists with another shape.
@@ -188,6 +196,7 @@ def run(
             stop,
             started=lambda: ready(f"http://{host}:{port}"),
             drain_s=common.drain_ms / 1e3,
+            beside=beside(gateway) if beside is not None else None,
         )
         cut = await gateway.committer.close(CUT_S)
         logger.info("gateway stopped", events_cut_off=cut)
