@@ -1,0 +1,317 @@
+"""The log on a real Kafka whose broker is killed, paused and started again; whose topics vanish."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from uuid import uuid4
+
+import numpy as np
+import pytest
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
+
+from freshet.errors import ConfigError, DataLost, Mismatch, TooLarge, Unavailable
+from freshet.seams.eventlog import EventLog, Reader, Writer
+from freshet.seams.eventlog.kafka import KafkaEventLog, open_url
+from freshet.seams.open import open_eventlog
+from freshet.testing.contracts.eventlog import append_to, read_all
+from freshet.types import TopicPartition
+from tests.servers.kafka import PASSWORD, USER, Kafka
+
+T = TopicPartition("t", 0)
+DEADLINE_S = 120.0
+"""For what must come at last: a broker starts anew in 3 to 20 s."""
+
+
+@pytest.fixture
+def prefix() -> str:
+    return uuid4().hex
+
+
+@pytest.fixture
+def log(kafka: Kafka, prefix: str) -> Iterator[EventLog]:
+    log = open_eventlog(f"kafka://{kafka.bootstrap}/{prefix}")
+    log.create_topic("t", partitions=1)
+    yield log
+    log.close()
+    if not kafka.alive:  # a test failed with the broker away: the next ones need not
+        kafka.start()
+
+
+@pytest.fixture
+def admin(kafka: Kafka) -> AdminClient:
+    return AdminClient({"bootstrap.servers": kafka.bootstrap, "log_level": 0})
+
+
+@contextmanager
+def paused(kafka: Kafka) -> Iterator[None]:
+    kafka.pause()
+    try:
+        yield
+    finally:
+        kafka.resume()
+
+
+def until(holds: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while not holds():
+        assert time.monotonic() < deadline, f"after {DEADLINE_S:g} s still not: {what}"
+        threading.Event().wait(0.01)
+
+
+def poll_patiently(reader: Reader) -> list[bytes]:
+    """What comes next; nothing while the log is away."""
+    with suppress(Unavailable):
+        return [value for _, records in reader.poll(1000, 0.2) for value in records.values]
+    return []
+
+
+def number(value: bytes) -> int:
+    return int(value.decode())
+
+
+class Appending:
+    """A thread that appends numbers one after the other, `on_unavailable` deciding how to go on."""
+
+    def __init__(self, log: EventLog, name: str | None) -> None:
+        self._log, self._name = log, name
+        self.done, self.unavailable = 0, 0
+        self.stop = threading.Event()
+        self.error: BaseException | None = None
+        self.thread = threading.Thread(target=self._run, daemon=True)
+        self.thread.start()
+
+    def _run(self) -> None:
+        try:
+            writer: Writer | None = self._log.writer(self._name)
+            while not self.stop.is_set():
+                try:
+                    if writer is None:
+                        writer = self._log.writer(self._name)
+                        self.done = self._written()
+                    writer.append([append_to(T, [b"%d" % self.done])])
+                    self.done += 1
+                except Unavailable:
+                    self.unavailable += 1
+                    if self._name is not None:  # what became of it, the log says
+                        writer = None
+        except BaseException as error:
+            self.error = error
+
+    def _written(self) -> int:
+        reader, last = self._log.reader(), -1
+        reader.assign({T: 0})
+        while found := reader.poll(10_000, 1.0):
+            for _, records in found:
+                last = number(records.values[-1]) if len(records) else last
+        reader.close()
+        return last + 1
+
+
+@pytest.mark.parametrize("name", [None])
+def test_a_broker_that_is_killed_loses_nothing_acknowledged_and_readers_go_on(
+    kafka: Kafka, log: EventLog, name: str | None
+) -> None:
+    appending, reader = Appending(log, name), log.reader()
+    seen: list[int] = []
+    reader.assign({T: 0})
+
+    def read_on() -> None:
+        seen.extend(map(number, poll_patiently(reader)))
+
+    def failed_once() -> bool:
+        read_on()
+        return appending.unavailable > 0
+
+    def read_the_last() -> bool:
+        read_on()
+        return appending.done - 1 in seen
+
+    def appended_more(than: int) -> bool:
+        read_on()
+        return appending.done >= than or appending.error is not None
+
+    for wait_for_failure in (True, False):
+        until(partial(appended_more, appending.done + 50), "50 appends")
+        kafka.kill()
+        if wait_for_failure:
+            until(failed_once, "an append that fails")
+        kafka.start()
+    until(partial(appended_more, appending.done + 50), "50 appends more")
+    appending.stop.set()
+    appending.thread.join()
+    assert appending.error is None
+
+    until(read_the_last, "the last one")
+    if name is None:  # an append that was tried again may be there twice
+        assert sorted(set(seen)) == list(range(appending.done))
+    else:
+        assert seen == list(range(appending.done))
+
+
+def test_a_broker_that_is_paused_is_unavailable_and_goes_on(kafka: Kafka, log: EventLog) -> None:
+    reader, writer = log.reader(), log.writer()
+    reader.assign({T: 0})
+    assert reader.poll(1, 0.0) == []
+    with paused(kafka), pytest.raises(Unavailable):
+        reader.poll(1, 0.0)
+    writer.append([append_to(T, [b"x"])])
+    assert read_all(reader, 1) == {T: [(0, b"x")]}
+
+
+def test_an_aborted_transaction_is_not_read_and_the_reader_comes_to_the_end(
+    kafka: Kafka, log: EventLog, prefix: str
+) -> None:
+    writer, reader = log.writer(), log.reader()
+    writer.append([append_to(T, [b"a"])])
+    reader.assign({T: 0})
+    assert read_all(reader, 1) == {T: [(0, b"a")]}
+    other = Producer({"bootstrap.servers": kafka.bootstrap, "transactional.id": prefix, "log_level": 0})
+    other.init_transactions(30)
+    other.begin_transaction()
+    other.produce(f"{prefix}.t", b"never", partition=0)
+    other.flush(30)
+    assert log.bounds(T).end == 1, "what an open transaction wrote is not there yet"
+    assert reader.poll(10, 0.2) == []
+    other.abort_transaction(30)
+    position = 1
+    deadline = time.monotonic() + DEADLINE_S
+    while position < log.bounds(T).end or position == 1:
+        assert time.monotonic() < deadline
+        for _, records in reader.poll(10, 0.2):
+            assert len(records) == 0
+            position = records.next_offset
+    assert writer.append([append_to(T, [b"b"])]) == [position]
+
+
+def test_a_topic_made_anew_is_data_lost_to_who_reads_it(
+    log: EventLog, admin: AdminClient, prefix: str
+) -> None:
+    log.writer().append([append_to(T, [b"a", b"b"])])
+    reader = log.reader()
+    reader.assign({T: 1})
+    assert read_all(reader, 1) == {T: [(1, b"b")]}
+    earlier = log.topics()["t"].log_id
+    admin.delete_topics([f"{prefix}.t"])[f"{prefix}.t"].result(30)
+    until(lambda: "t" not in log.topics(), "the topic is gone")
+    assert log.create_topic("t", partitions=1).log_id != earlier
+
+    def is_told() -> bool:
+        try:
+            with suppress(Unavailable):
+                reader.poll(1, 0.1)
+        except DataLost as lost:
+            return "log id" in str(lost) or "removed" in str(lost)
+        return False
+
+    until(is_told, "the reader is told")
+
+
+def test_a_topic_that_takes_smaller_records_says_what_to_change(
+    log: EventLog, admin: AdminClient, prefix: str
+) -> None:
+    entry = ConfigEntry("max.message.bytes", "10000", incremental_operation=AlterConfigOpType.SET)
+    resource = ConfigResource(ResourceType.TOPIC, f"{prefix}.t", incremental_configs=[entry])
+    admin.incremental_alter_configs([resource])[resource].result(30)
+    with pytest.raises(TooLarge, match=r"max\.message\.bytes"):
+        log.writer().append([append_to(T, [b"x" * 20_000])])
+    with pytest.raises(TooLarge, match=r"max_record_bytes"):
+        log.writer("w").append([append_to(T, [b"x" * 20_000_000])])
+    assert log.writer("w").append([append_to(T, [b"x"])]) == [0]
+
+
+def test_a_record_of_megabytes_is_taken(log: EventLog) -> None:
+    value = np.random.default_rng(0).bytes(8 << 20)
+    log.writer("w").append([append_to(T, [value])])
+    reader = log.reader()
+    reader.assign({T: 0})
+    assert read_all(reader, 1) == {T: [(0, value)]}
+
+
+def test_a_compacted_topic_is_refused(log: EventLog, admin: AdminClient, prefix: str) -> None:
+    entry = ConfigEntry("cleanup.policy", "compact", incremental_operation=AlterConfigOpType.SET)
+    resource = ConfigResource(ResourceType.TOPIC, f"{prefix}.t", incremental_configs=[entry])
+    admin.incremental_alter_configs([resource])[resource].result(30)
+    with pytest.raises(Mismatch, match=r"cleanup\.policy"):
+        log.create_topic("t", partitions=1)
+
+
+def test_a_setting_that_librdkafka_does_not_know_is_a_config_error(kafka: Kafka) -> None:
+    with pytest.raises(ConfigError, match=r"no\.such\.setting"):
+        open_eventlog(f"kafka://{kafka.bootstrap}/x?no.such.setting=1")
+
+
+class Member:
+    """A member of a group, polled by the test."""
+
+    def __init__(self, log: KafkaEventLog) -> None:
+        self.told: set[TopicPartition] = set()
+        self.group = log.group("g", ["a", "b"], self.told.update, self.told.difference_update)
+
+    @property
+    def numbers(self) -> set[int]:
+        return {at.partition for at in self.group.held}
+
+
+@pytest.mark.parametrize("protocol", ["classic", "consumer"])
+def test_members_of_a_group_share_partitions_alike_over_topics(
+    kafka: Kafka, prefix: str, protocol: str
+) -> None:
+    logs = [
+        open_url(f"kafka://{kafka.bootstrap}/{prefix}?group.protocol={protocol}&group.instance.id=m{i}")
+        for i in range(2)
+    ]
+    for topic in ("a", "b"):
+        logs[0].create_topic(topic, partitions=4)
+    first, second = Member(logs[0]), Member(logs[1])
+
+    def settled(*members: Member) -> bool:
+        for member in members:
+            member.group.poll(0.05)
+        assert all(member.told == member.group.held for member in members)
+        alike = all(len(member.group.held) == 2 * len(member.numbers) for member in members)
+        shares = sorted(len(member.numbers) for member in members)
+        together = sorted(number for member in members for number in member.numbers)
+        return alike and together == [0, 1, 2, 3] and shares[0] == 4 // len(members)
+
+    until(lambda: settled(first, second), "each has half of both topics")
+    reader = logs[0].reader()  # positions are the caller's, whatever the group says
+    logs[0].writer().append([append_to(TopicPartition("a", 0), [b"x"])])
+    reader.assign({TopicPartition("a", 0): 0})
+    assert read_all(reader, 1) == {TopicPartition("a", 0): [(0, b"x")]}
+    for member, log in zip((first, second), logs, strict=True):
+        member.group.close()
+        log.close()
+
+
+def secure_url(kafka: Kafka, prefix: str, folder: Path, password: str, authority: Path | None = None) -> str:
+    (folder / "password").write_text(password)
+    (folder / "kafka.properties").write_text(
+        "security.protocol=SASL_SSL\nsasl.mechanism=PLAIN\n"
+        f"sasl.username={USER}\nsasl.password=${{file:{folder}/password}}\n"
+        f"ssl.ca.location={authority or kafka.certificate}\n"
+    )
+    return f"kafka://127.0.0.1:{kafka.secure_port}/{prefix}?properties={folder}/kafka.properties"
+
+
+def test_a_password_and_a_certificate_open_the_log(kafka: Kafka, prefix: str, tmp_path: Path) -> None:
+    log = open_eventlog(secure_url(kafka, prefix, tmp_path, PASSWORD))
+    log.create_topic("t", partitions=1)
+    log.writer("w").append([append_to(T, [b"x"])])
+    reader = log.reader()
+    reader.assign({T: 0})
+    assert read_all(reader, 1) == {T: [(0, b"x")]}
+    log.close()
+
+
+def test_a_wrong_password_is_told_of_and_not_shown(kafka: Kafka, prefix: str, tmp_path: Path) -> None:
+    log = open_eventlog(secure_url(kafka, prefix, tmp_path, "a-wrong-word"))
+    with pytest.raises(Unavailable, match=r"(?i)authentication") as refused:
+        log.topics()
+    assert "a-wrong-word" not in str(refused.value)
+    log.close()
