@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from freshet.console.history import parsed
 from freshet.errors import DataLost
 from freshet.seams.eventlog import Bounds, EventLog
+from freshet.seams.eventlog.tail import newest as last_records
 from freshet.types import Records, TopicPartition
 
 __all__ = ["Commits", "Follower", "newest", "records_from"]
@@ -107,7 +108,8 @@ class Commits:
         try:
             while found := self._reader.poll(READ_COMMITS, 0.0):
                 for at, records in found:
-                    self._take(at.partition, records.values[-1])
+                    if len(records):
+                        self._take(at.partition, records.values[-1])
         except DataLost:  # the joiner drops commits that no restart needs, also those not read yet
             self._assign()
         totals: dict[str, int] = {}
@@ -121,8 +123,12 @@ class Commits:
         self._reader.close()
 
     def _assign(self) -> None:
-        bounds = {at: self._log.bounds(at) for at in self._at}
-        self._reader.assign({at: max(b.start, b.end - 1) for at, b in bounds.items()})
+        self._reader.assign({at: self._last(at) for at in self._at})
+
+    def _last(self, at: TopicPartition) -> int:
+        for offset, _ in last_records(self._log, at, 1):
+            return offset
+        return self._log.bounds(at).end
 
     def _take(self, partition: int, value: bytes) -> None:
         commit = parsed(value)

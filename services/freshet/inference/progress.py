@@ -21,6 +21,7 @@ import orjson
 
 from freshet.errors import BadInput, Unavailable
 from freshet.seams.eventlog import EventLog
+from freshet.seams.eventlog.tail import newest
 from freshet.seams.rowstore import RowStore
 from freshet.spec.model import Spec
 from freshet.spec.topics import ROWS_PARTITIONS, topics_of
@@ -92,19 +93,9 @@ class Progress:
     def _joined_to(self, role: str, partition: int) -> int:
         """Next offset of a stream in the joiner's newest commit."""
         where = TopicPartition(self._joiner, partition)
-        bounds = self._log.bounds(where)
-        if bounds.end <= bounds.start:
-            return 0
-        reader = self._log.reader()
         try:
-            reader.assign({where: bounds.end - 1})
-            newest = 0
-            for _, records in reader.poll(100, 0.0):
-                for value in records.values:
-                    commit = orjson.loads(value)
-                    newest = max(newest, int(commit.get("next", {}).get(role, 0)))
-            return newest
+            for _, value in newest(self._log, where, 1):
+                return int(orjson.loads(value).get("next", {}).get(role, 0))
         except (orjson.JSONDecodeError, AttributeError, TypeError, ValueError) as error:
             raise Unavailable(f"the joiner's commit cannot be read: {error}") from None
-        finally:
-            reader.close()
+        return 0

@@ -11,12 +11,10 @@ from freshet.joiner.decode import EventDecoder
 from freshet.joiner.plan import JoinPlan
 from freshet.joiner.task import Task, Topics
 from freshet.seams.eventlog import EventLog, Reader
+from freshet.seams.eventlog.tail import newest
 from freshet.types import BytesColumn, Records, TopicPartition
 
 __all__ = ["load"]
-
-LOOK_BACK = (16, 1024, 65_536)
-"""How far from the end the last commit is looked for, in offsets, before the whole partition is read."""
 
 READ_RECORDS = 8192
 STALLED_S = 30.0
@@ -94,27 +92,8 @@ def _check_log(topics: Topics, last: Commit, at: TopicPartition) -> None:
 
 
 def _last_commit(log: EventLog, at: TopicPartition) -> tuple[int, Commit] | None:
-    bounds = log.bounds(at)
-    for back in (*LOOK_BACK, bounds.end):
-        start = max(bounds.start, bounds.end - back)
-        last: tuple[int, bytes] | None = None
-        with_reader = log.reader()
-        try:
-            with_reader.assign({at: start})
-            position = start
-            while position < bounds.end:
-                polled = with_reader.poll(READ_RECORDS, 1.0)
-                if not polled:
-                    break  # only transaction markers are left
-                for _, records in polled:
-                    last = (int(records.offsets[-1]), records.values[-1])
-                    position = records.next_offset
-        finally:
-            with_reader.close()
-        if last is not None:
-            return last[0], Commit.decode(last[1], f"{at} at {last[0]}")
-        if start == bounds.start:
-            return None
+    for offset, value in newest(log, at, 1):
+        return offset, Commit.decode(value, f"{at} at {offset}")
     return None
 
 
