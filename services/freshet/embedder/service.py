@@ -12,7 +12,7 @@ import structlog
 
 from freshet.clock import Clock
 from freshet.embedder.decoding import BlockDecoder
-from freshet.embedder.ownership import Partitions
+from freshet.embedder.ownership import shares_of
 from freshet.embedder.pipelined import PipelinedStream, Share
 from freshet.embedder.serving import BatchServer, Shape
 from freshet.runtime.grpc_server import GrpcServer
@@ -20,6 +20,7 @@ from freshet.runtime.metrics import Metric, Reading
 from freshet.seams.batches.frames import Names
 from freshet.seams.eventlog import EventLog
 from freshet.seams.eventlog.claims import LEASE_S, Claims
+from freshet.seams.eventlog.sharing import Shares
 from freshet.seams.rowservice import RowService
 from freshet.spec.layout import Layout, layout_of
 from freshet.spec.model import Spec
@@ -84,7 +85,7 @@ class Embedder:
         self._claims, self._server, self._name, self._host = claims, server, name, host
         self.batches = BatchServer(names_of(spec, self._layout), codec, self._make)
         self.batches.add_to(server)
-        self._partitions: Partitions | None = None
+        self._partitions: Shares | None = None
         self._rewinds = self._void_rows = 0
 
     def run(self, stop: threading.Event) -> None:
@@ -96,12 +97,12 @@ class Embedder:
         """
         self._server.start()
         owner = f"{self._name}@{self._host}:{self._server.port}/{uuid.uuid4().hex}"
-        partitions = Partitions(self._claims, self._name, owner, self._spec.partitions, self._clock)
+        partitions = shares_of(self._claims, self._name, owner, self._spec.partitions, self._clock)
         try:
             partitions.sit(2 * LEASE_S)
             self._partitions = partitions
             while not stop.wait(LOOK_S):
-                if partitions.look(self.batches.renew):
+                if partitions.look(lambda _: self.batches.renew()):
                     self.batches.renew()
                 if self.batches.failed is not None:
                     raise self.batches.failed

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from freshet.clock import SYSTEM_CLOCK
-from freshet.embedder.ownership import address_of, embedders_of, mine
+from freshet.embedder.ownership import address_of, embedders_of
 from freshet.embedder.service import EMBEDDER_METRICS, Embedder, embedder_readings
 from freshet.errors import Fenced
 from freshet.runtime.grpc_server import GrpcServer
@@ -19,14 +19,6 @@ from tests.unit.embedder.scene import IdDecoder, RemoteScene
 
 DEADLINE_S = 20.0
 LEASE_S = 0.6
-
-
-def test_partitions_are_dealt_evenly_and_each_to_one():
-    seats = ["embedder:a", "embedder:b", "embedder:c"]
-    shares = [mine(seats, seat, 8) for seat in seats]
-    assert set().union(*shares) == set(range(8))
-    assert sorted(map(len, shares)) == [2, 3, 3]
-    assert mine(seats, "embedder:gone", 8) == set()
 
 
 def test_an_owner_says_where_it_is_reached():
