@@ -56,8 +56,8 @@ def run_gateway(spec: Spec, settings: Settings, stop: threading.Event) -> None:
 
 def run_joiner(spec: Spec, settings: Settings, stop: threading.Event) -> None:
     """Events to samples."""
-    from freshet.joiner.service import JoinerStatus, Pace
-    from freshet.joiner.start import make
+    from freshet.joiner.service import JoinerStatus
+    from freshet.joiner.start import make, pace_of, shares_of
 
     cleanup = Cleanup()
     log = open_eventlog(settings.common.log_url)
@@ -73,15 +73,20 @@ def run_joiner(spec: Spec, settings: Settings, stop: threading.Event) -> None:
         settings.common.bind_address,
         settings.joiner.admin_port,
         registry=registry,
-        ready=lambda: None if latest else "the state is being rebuilt from the log",
+        ready=lambda: None if latest else "the state is being rebuilt from the log, or its seat is taken",
         status=lambda: _joiner_status(latest),
     )
     cleanup.add("admin", admin.close)
-    pace = Pace(
-        flush_interval_ms=settings.joiner.commit_interval_ms, poll_records=settings.joiner.read_records
+    pace = pace_of(
+        log,
+        commit_interval_ms=settings.joiner.commit_interval_ms,
+        poll_records=settings.joiner.read_records,
     )
     try:
-        make(spec, log, pace=pace, stop=stop, on_status=note).run()
+        shared = shares_of(spec, log, settings.joiner.name)
+        if shared:
+            cleanup.add("claims", shared[0].close)
+        make(spec, log, shares=shared and shared[1], pace=pace, stop=stop, on_status=note).run()
     finally:
         cleanup.run()
 

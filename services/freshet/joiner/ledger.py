@@ -88,6 +88,12 @@ class Ledger:
             self.refused + other.refused,
         )
 
+    @classmethod
+    def empty(cls, names: Sequence[str]) -> Ledger:
+        """Of no partition, with the labels' names."""
+        width = len(names) * len(LABEL_COUNTERS) + len(EVENT_COUNTERS)
+        return cls.of(names, np.zeros(width, np.int64), np.zeros(len(names), np.int64), 0, 0)
+
     @staticmethod
     def total(ledgers: Sequence[Ledger]) -> Ledger:
         """All partitions together; at least one."""

@@ -2,23 +2,64 @@
 
 from __future__ import annotations
 
+import os
+import socket
+import uuid
 from collections.abc import Callable, Sequence
 from threading import Event
 
 from freshet.clock import SYSTEM_CLOCK, Clock
+from freshet.errors import ConfigError
 from freshet.features import hash_text
 from freshet.joiner.events import SpecDecoder
 from freshet.joiner.plan import join_plan
 from freshet.joiner.service import JoinerService, JoinerStatus, Pace
 from freshet.joiner.task import Topics
 from freshet.seams.eventlog import EventLog
+from freshet.seams.eventlog.claims import Claims
+from freshet.seams.eventlog.sharing import Shares
 from freshet.seams.eventlog.topics import ensure_topics
 from freshet.spec.avro import Record
 from freshet.spec.model import Spec
 from freshet.spec.schemas import load_schemas, streams_of
 from freshet.wire.schemas import SchemaRegistry
 
-__all__ = ["make", "run"]
+__all__ = ["make", "pace_of", "run", "shares_of"]
+
+
+def pace_of(log: EventLog, *, commit_interval_ms: int, poll_records: int) -> Pace:
+    """How often a joiner writes; with an interval of 0, as often as is good for the log."""
+    every_ms = commit_interval_ms or log.traits.append_every_ms
+    return Pace(
+        flush_interval_ms=every_ms,
+        commit_interval_ms=max(every_ms, Pace().commit_interval_ms),
+        poll_records=poll_records,
+    )
+
+
+def shares_of(
+    spec: Spec, log: EventLog, name: str = "", clock: Clock = SYSTEM_CLOCK
+) -> tuple[Claims, Shares] | None:
+    """This process's share of the partitions, and its claims, which are to be closed after the joiner.
+
+    None on an embedded log: one joiner has them all. Without a name it is called after host and process.
+
+    Raises ConfigError if an embedded log's joiner was named.
+    """
+    if not log.traits.many_hosts:
+        if name:
+            raise ConfigError(
+                "environment",
+                "FRESHET_JOINER_NAME",
+                name,
+                "no name: an embedded log has one joiner, with all partitions",
+                "several share the partitions on a log that several machines reach, such as kafka://",
+            )
+        return None
+    claims = Claims(log, ensure_topics(log, spec).control, clock)
+    name = name or f"{socket.gethostname()}-{os.getpid()}"
+    owner = f"{name}/{uuid.uuid4().hex}"
+    return claims, Shares(claims, "joiner", "join", name, owner, spec.partitions, clock)
 
 
 def make(
@@ -26,12 +67,16 @@ def make(
     log: EventLog,
     *,
     partitions: Sequence[int] | None = None,
+    shares: Shares | None = None,
     clock: Clock = SYSTEM_CLOCK,
     pace: Pace | None = None,
     stop: Event | None = None,
     on_status: Callable[[JoinerStatus], None] | None = None,
 ) -> JoinerService:
     """A joiner of a spec's partitions (all, if none are named); creates the topics that are missing.
+
+    With `shares`, of those of them that it shares with others. On a log of many hosts each partition has a
+    writer of its own, whoever joins it, so that every later joiner fences every earlier one.
 
     Raises ConfigError if the spec asks for what the joiner cannot do, Mismatch if a topic has other
     partitions.
@@ -57,7 +102,8 @@ def make(
         topics=topics,
         decoder=SpecDecoder(spec, plan, SchemaRegistry(log), _json_schemas(spec)),
         partitions=range(spec.partitions) if partitions is None else partitions,
-        all_partitions=partitions is None,
+        all_partitions=partitions is None and not log.traits.many_hosts,
+        shares=shares,
         clock=clock,
         pace=pace or Pace(),
         stop=stop or Event(),

@@ -162,16 +162,24 @@ class Gateway(GrpcDoor):
 class Joiner:
     """Impressions and actions to samples."""
 
+    name: str = option(
+        "deployment",
+        "tells joiners that share a model's partitions apart (on Kafka; the embedded log has one joiner);"
+        " a process that takes the place of another has its name; without it, host name and process id",
+        Text("1 to 100 letters, digits, . - and _", r"[A-Za-z0-9._-]{1,100}"),
+        default="",
+    )
     admin_port: int = option("deployment", "health and metrics; 0 takes a free one", PORT, default=7010)
     read_records: int = option(
         "deployment", "records taken from the log at once", Integer(1, 1_000_000), default=8_192
     )
     commit_interval_ms: int = option(
         "deployment",
-        "how often samples are written; also the longest a decided sample waits",
-        Duration(1, MINUTE),
+        "how often samples are written; also the longest a decided sample waits;"
+        " 0: as is good for the log, 20 ms embedded, 200 ms on Kafka, where each is a transaction",
+        Duration(0, MINUTE),
         key="commit_interval",
-        default=20,
+        default=0,
     )
 
 

@@ -137,9 +137,9 @@ KINDS_OF_TOPICS = (
         "<model>.control",
         1,
         None,
-        "who owns buckets, partitions of samples and training: claims with their fences",
-        "trainer",
-        "trainer",
+        "who owns buckets, partitions and training: claims with their fences",
+        "trainer, joiner on Kafka",
+        "trainer, joiner on Kafka",
         ("claim", "heartbeat", "release", "state"),
     ),
     TopicKind(

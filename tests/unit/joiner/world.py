@@ -15,7 +15,7 @@ from freshet.errors import Unavailable
 from freshet.joiner.plan import JoinPlan
 from freshet.joiner.service import JoinerService, Pace
 from freshet.joiner.task import Topics
-from freshet.seams.eventlog import Writer
+from freshet.seams.eventlog import EventLog, Writer
 from freshet.seams.eventlog.sqlite import SqliteEventLog
 from freshet.types import Append, BytesColumn, TopicPartition
 
@@ -73,15 +73,16 @@ class LostAnswer:
 
 @dataclass
 class World:
-    """One model's topics on a SQLite log."""
+    """One model's topics on a SQLite log, or on another that is given."""
 
     folder: Path
     plan: JoinPlan
     partitions: int = 2
     clock: SetClock = field(default_factory=SetClock)
+    other_log: EventLog | None = None
 
     def __post_init__(self) -> None:
-        self.log = SqliteEventLog(self.folder)
+        self.log: EventLog = self.other_log or SqliteEventLog(self.folder)
         self.inputs = (
             dict(INPUTS) if self.plan.require_shown else {k: v for k, v in INPUTS.items() if k != "shown"}
         )
@@ -90,6 +91,7 @@ class World:
         for topic in ("m.samples", "m.samples.late", "m.joiner"):
             self.log.create_topic(topic, partitions=self.partitions, group="m.joined")
         self.log.create_topic("m.dead-letters", partitions=1, group="m.joined")
+        self.log.create_topic("m.control", partitions=1)
         self._writer = self.log.writer()
 
     def topics(self) -> Topics:
@@ -106,6 +108,7 @@ class World:
             self.topics(),
             JsonDecoder(self.plan),
             range(self.partitions),
+            all_partitions=not self.log.traits.many_hosts,
             clock=self.clock,
             pace=pace,
         )

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from freshet.types import Append, LogId, Records, TopicPartition
 
-__all__ = ["Bounds", "EventLog", "Reader", "TopicInfo", "Writer"]
+__all__ = ["Bounds", "EventLog", "LogTraits", "Reader", "TopicInfo", "Writer"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +29,14 @@ class Bounds:
 
     start: int
     end: int
+
+
+@dataclass(frozen=True, slots=True)
+class LogTraits:
+    """What a kind of log is like for services that append in a loop."""
+
+    many_hosts: bool  # processes on several machines reach it: then a service may run in several replicas
+    append_every_ms: int  # a good pause between atomic appends of a named writer, by what one costs
 
 
 class Reader(Protocol):
@@ -86,6 +94,10 @@ class Writer(Protocol):
 
 class EventLog(Protocol):
     """Topics of one log. Thread-safe; several processes may open the same log at once."""
+
+    @property
+    def traits(self) -> LogTraits:
+        """What it is like; the same for every log of its kind."""
 
     def create_topic(
         self, name: str, *, partitions: int, retention_ms: int | None = None, group: str | None = None

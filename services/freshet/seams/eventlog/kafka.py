@@ -14,7 +14,7 @@ from typing import Any
 from weakref import WeakSet
 
 from freshet.errors import ConfigError, Mismatch, Unavailable
-from freshet.seams.eventlog import Bounds, TopicInfo
+from freshet.seams.eventlog import Bounds, LogTraits, TopicInfo
 from freshet.seams.eventlog.kafka_admin import KafkaAdmin
 from freshet.seams.eventlog.kafka_group import KafkaGroup, Partitions
 from freshet.seams.eventlog.kafka_reader import KafkaReader
@@ -49,6 +49,8 @@ class KafkaEventLog:
     `hold` does nothing, as Kafka's retention can't be held: the distance to the log's start is a metric
     with an alert.
     """
+
+    traits = LogTraits(many_hosts=True, append_every_ms=200)  # a transaction takes several round trips
 
     def __init__(self, settings: KafkaSettings) -> None:
         self._settings = settings

@@ -19,7 +19,7 @@ import structlog
 
 from freshet.clock import SYSTEM_CLOCK, Clock
 from freshet.errors import BadInput, ConfigError, DataLost, FreshetError, Mismatch, Unavailable
-from freshet.seams.eventlog import Bounds, TopicInfo
+from freshet.seams.eventlog import Bounds, LogTraits, TopicInfo
 from freshet.seams.eventlog.chunks import MAX_RECORD_BYTES, Contents, unpack
 from freshet.seams.eventlog.sqlite_file import OFFSET_BITS, LogFile, Piece, Request
 from freshet.seams.eventlog.sqlite_reader import SqliteReader
@@ -57,6 +57,8 @@ def open_url(url: str) -> SqliteEventLog:
 
 class SqliteEventLog:
     """See `freshet.seams.eventlog.EventLog`. Do not carry it across a fork: open it in the child."""
+
+    traits = LogTraits(many_hosts=False, append_every_ms=20)
 
     def __init__(self, folder: Path, clock: Clock = SYSTEM_CLOCK) -> None:
         self._folder = folder

@@ -1,0 +1,51 @@
+"""A joiner of the tests' events as a process: `python -m tests.integration.joiner_process URL NAME`.
+
+It says how it stands as JSON, a line a time.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from threading import Event
+
+from freshet.clock import SYSTEM_CLOCK
+from freshet.joiner.service import JoinerStatus, Pace
+from freshet.runtime.lifecycle import stop_on_signals
+from freshet.seams.eventlog.claims import Claims
+from freshet.seams.eventlog.sharing import Shares
+from freshet.seams.open import open_eventlog
+from tests.unit.joiner.support import label, plan_of
+from tests.unit.joiner.world import World
+
+PARTITIONS = 4
+PLAN = plan_of(label("click", 300), label("buy", 900, given=0), grace_ms=120)
+PACE = Pace(flush_interval_ms=50, commit_interval_ms=50, look_interval_ms=10**9, status_interval_ms=50)
+"""Topics never count as idle, so that no event is late, however long a takeover takes."""
+
+
+def main() -> None:
+    """Join until told to stop."""
+    url, name = sys.argv[1:]
+    stop = Event()
+    stop_on_signals(stop)
+    log = open_eventlog(url)
+    world = World(Path(), PLAN, PARTITIONS, other_log=log)
+    joiner = world.joiner(PACE)
+    claims = Claims(log, "m.control")
+    joiner.shares = Shares(claims, "joiner", "join", name, name, PARTITIONS, SYSTEM_CLOCK)
+    joiner.clock, joiner.stop, joiner.on_status = SYSTEM_CLOCK, stop, say
+    joiner.run()
+    claims.close()
+    log.close()
+
+
+def say(status: JoinerStatus) -> None:
+    """One line."""
+    held = sorted(status.watermark_ms)
+    print(json.dumps({"partitions": held, "events": status.events, "samples": status.samples}), flush=True)
+
+
+if __name__ == "__main__":
+    main()
