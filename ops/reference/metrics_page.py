@@ -7,7 +7,9 @@ import freshet.gateway.metrics
 import freshet.inference.metrics
 import freshet.testing.simulator.metrics
 from freshet.cli.figures import JOINER_METRICS, TRAINER_METRICS
+from freshet.embedder.service import EMBEDDER_METRICS
 from freshet.paramserver.service import PARAMSERVER_METRICS
+from freshet.runtime.grpc_metrics import GRPC_METRICS
 from freshet.runtime.metrics import Metric
 from ops.reference.markdown import escaped, grid, header
 
@@ -16,6 +18,7 @@ __all__ = ["SERVICES", "page"]
 SERVICES: dict[str, tuple[Metric, ...]] = {
     "gateway": freshet.gateway.metrics.METRICS,
     "joiner": JOINER_METRICS,
+    "embedder": (*EMBEDDER_METRICS, *GRPC_METRICS),
     "trainer": TRAINER_METRICS,
     "paramserver": PARAMSERVER_METRICS,
     "inference": freshet.inference.metrics.METRICS,

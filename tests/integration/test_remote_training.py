@@ -41,7 +41,8 @@ class Scene:
         """A trainer rank."""
         return RemoteTraining(
             self.pipeline.spec,
-            self.pipeline.stores,
+            self.pipeline.log,
+            self.pipeline.stores.versions,
             Transport(),
             spec_hash=self.pipeline.spec_hash,
             codec=RowCodec.FP32,

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from freshet.cli.dense import Stores, restored, trainer_of
+from freshet.cli.dense import restored, trainer_of
 from freshet.clock import SYSTEM_CLOCK, Clock
 from freshet.embedder.core import lanes_for
 from freshet.embedder.ownership import embedders_of
@@ -14,9 +14,11 @@ from freshet.embedder.recent import Recent
 from freshet.embedder.service import names_of
 from freshet.runtime.lifecycle import Cleanup
 from freshet.seams.batches.remote import RemoteStream, Seat
-from freshet.seams.eventlog.claims import Claims
+from freshet.seams.eventlog import EventLog
+from freshet.seams.eventlog.claims import LEASE_S, Claims
 from freshet.seams.eventlog.topics import ensure_topics
 from freshet.seams.transport import Transport
+from freshet.seams.versions import VersionStore
 from freshet.spec.layout import layout_of
 from freshet.spec.model import Spec
 from freshet.trainer.course import ManyRanks
@@ -37,44 +39,47 @@ class RemoteTraining:
     def __init__(
         self,
         spec: Spec,
-        stores: Stores,
+        log: EventLog,
+        versions: VersionStore,
         transport: Transport,
         *,
         spec_hash: str,
         codec: RowCodec,
         address: str = "127.0.0.1",
+        answer_s: float = LEASE_S,
         clock: Clock = SYSTEM_CLOCK,
         lanes: int | None = None,
     ) -> None:
         """Load the last version. Embedders and other ranks are found in `control`; `address` is this host's,
-        as other ranks reach it.
+        as other ranks reach it, and who of them is silent for `answer_s` is lost.
 
         Raises Mismatch, Corrupt: the stores do not fit this spec, or each other.
         """
         self._cleanup = Cleanup()
         self._spec, self._clock = spec, clock
         train = spec.train
-        topics = ensure_topics(stores.log, spec)
-        self._claims = claims = Claims(stores.log, topics.control, clock)
+        topics = ensure_topics(log, spec)
+        self._claims = claims = Claims(log, topics.control, clock)
         self._cleanup.add("claims", claims.close)
-        dense = restored(spec, stores.log, stores.versions, topics, spec_hash)
+        dense = restored(spec, log, versions, topics, spec_hash)
         self.ledger, self.quality, self._batches = dense.ledger, dense.quality, 0
         self.lanes = lanes = (
             lanes
             or train.lanes
             or lanes_for(os.cpu_count() or 1, train.staleness_rows, train.batch_rows, spec.partitions)
         )
-        writer = stores.log.writer()
+        writer = log.writer()
         self._cleanup.add("writer", writer.close)
         self._recent = Recent(spec.serve.gate.samples, clock)
-        self._log, self._topic, self._transport, self._codec = stores.log, topics.samples, transport, codec
+        self._log, self._topic, self._transport, self._codec = log, topics.samples, transport, codec
         self._metadata = [("freshet-model", spec.name), ("freshet-spec", spec_hash)]
         self.stream: RemoteStream | None = None  # of the present world
-        pins = Pins(stores.log, topics.versions)
+        pins = Pins(log, topics.versions)
         self._cleanup.add("pins", pins.close)
         shared = SharedMeasures(dense.quality)
+        terms = Terms(address, lanes, spec.partitions, answer_s=answer_s)
         self.course = ManyRanks(
-            Membership(claims, Terms(address, lanes, spec.partitions), self._stopping, clock),
+            Membership(claims, terms, self._stopping, clock),
             DenseState(dense.model, dense.ledger, dense.quality, shared, dense.progress, spec_hash),
             self._stream_of,
             train.batch_wait_ms / 1000,
@@ -86,7 +91,7 @@ class RemoteTraining:
             dense,
             self.course,
             recent=self._recent.newest,
-            versions=stores.versions,
+            versions=versions,
             writer=writer,
             topics=topics,
             spec_hash=spec_hash,

@@ -14,7 +14,7 @@ __all__ = ["BESIDE", "ROLES", "command"]
 
 ROLES = ("gateway", "joiner", "trainer", "inference", "console")
 """Of a run on one machine: what `freshet up` starts."""
-BESIDE = ("paramserver",)
+BESIDE = ("embedder", "paramserver")
 """Started by hand, or by what runs services in a cluster."""
 
 

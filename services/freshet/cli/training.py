@@ -69,7 +69,7 @@ class Training:
             claims.acquire_all(things, owner, deadline)
             for things in (
                 list(slices_of(spec.buckets)),
-                [f"partitions:0-{spec.partitions}"],
+                [f"partition:{p}" for p in range(spec.partitions)],  # as embedder processes claim them
                 ["trainer:0"],
             )
         ]

@@ -92,8 +92,12 @@ def run_joiner(spec: Spec, settings: Settings, stop: threading.Event) -> None:
 
 
 def run_trainer(spec: Spec, settings: Settings, stop: threading.Event) -> None:
-    """Samples to rows and versions: embedder, shard and trainer in one process."""
-    from freshet.cli.training import Stores, Training
+    """Samples to rows and versions: embedder, shard and trainer in one process, or a rank of trainers."""
+    if settings.trainer.batches == "embedders":
+        run_rank(spec, settings, stop)
+        return
+    from freshet.cli.dense import Stores
+    from freshet.cli.training import Training
 
     cleanup = Cleanup()
     training: list[Training] = []
@@ -128,18 +132,76 @@ def run_trainer(spec: Spec, settings: Settings, stop: threading.Event) -> None:
         cleanup.run()
 
 
+def run_rank(spec: Spec, settings: Settings, stop: threading.Event) -> None:
+    """One trainer of several, which holds no rows: batches come from embedders."""
+    from freshet.cli.distributed import rank_of
+    from freshet.cli.remote_training import RemoteTraining
+
+    cleanup = Cleanup()
+    made: list[RemoteTraining] = []
+    registry = CollectorRegistry()
+    register(registry, TRAINER_METRICS, lambda: trainer_readings(made[0].status()) if made else {})
+    admin = Admin(
+        settings.common.bind_address,
+        settings.trainer.admin_port,
+        registry=registry,
+        ready=lambda: made[0].ready() if made else "reading the last version",
+        status=lambda: made[0].status() if made else {},
+        progress=lambda: made[0].progress() if made else {},
+    )
+    cleanup.add("admin", admin.close)
+    log = open_eventlog(settings.common.log_url)
+    cleanup.add("log", log.close)
+    versions = open_versions(settings.common.versions_url)
+    cleanup.add("versions", versions.close)
+    try:
+        spec_hash = identity_hash(spec, load_schemas(spec))
+        made.append(rank_of(spec, log, versions, settings, spec_hash))
+
+        def stop_when_told() -> None:
+            stop.wait()
+            made[0].stop()
+
+        threading.Thread(target=stop_when_told, name="stop", daemon=True).start()
+        made[0].run()
+    finally:
+        cleanup.run()
+
+
+def run_embedder(spec: Spec, settings: Settings, stop: threading.Event) -> None:
+    """Samples with their rows to trainers."""
+    from freshet.cli.distributed import Embedding
+    from freshet.embedder.service import EMBEDDER_METRICS, embedder_readings
+    from freshet.runtime.grpc_metrics import GRPC_METRICS, grpc_readings
+
+    cleanup = Cleanup()
+    made: list[Embedding] = []
+    registry = CollectorRegistry()
+    register(registry, EMBEDDER_METRICS, lambda: embedder_readings(made[0].status()) if made else {})
+    register(registry, GRPC_METRICS, lambda: grpc_readings(made[0].server.counts) if made else {})
+    admin = Admin(
+        settings.common.bind_address,
+        settings.embedder.admin_port,
+        registry=registry,
+        ready=lambda: made[0].ready() if made else "starting",
+        status=lambda: made[0].status() if made else {},
+    )
+    cleanup.add("admin", admin.close)
+    log = open_eventlog(settings.common.log_url)
+    cleanup.add("log", log.close)
+    try:
+        made.append(Embedding(spec, log, settings, identity_hash(spec, load_schemas(spec))))
+        made[0].run(stop)
+    finally:
+        cleanup.run()
+
+
 def run_paramserver(spec: Spec, settings: Settings, stop: threading.Event) -> None:
     """A shard of the rows."""
+    from freshet.cli.distributed import transport_by
     from freshet.paramserver.service import ParamServer, Place
-    from freshet.seams.transport import transport_of
 
-    transport = transport_of(
-        ca_file=settings.grpc.ca_file,
-        cert_file=settings.grpc.cert_file,
-        key_file=settings.grpc.key_file,
-        token_file=settings.grpc.token_file,
-        max_message_bytes=settings.grpc.max_message_bytes,
-    )
+    transport = transport_by(settings.grpc)
     place = Place(
         settings.paramserver.name,
         settings.common.bind_address,
@@ -269,6 +331,7 @@ def run_console(spec: Spec, settings: Settings, stop: threading.Event) -> None:
 RUNNERS: Mapping[str, Runner] = {
     "gateway": run_gateway,
     "joiner": run_joiner,
+    "embedder": run_embedder,
     "trainer": run_trainer,
     "paramserver": run_paramserver,
     "inference": run_inference,

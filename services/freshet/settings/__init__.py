@@ -7,7 +7,9 @@ from variables `FRESHET_<SERVICE>_<OPTION>` (`FRESHET_GATEWAY_PORT=7100`), the d
 from freshet.settings.model import (
     Common,
     Console,
+    Embedder,
     Gateway,
+    Grpc,
     GrpcDoor,
     Inference,
     Joiner,
@@ -21,7 +23,9 @@ from freshet.settings.run_folder import RunFolder
 __all__ = [
     "Common",
     "Console",
+    "Embedder",
     "Gateway",
+    "Grpc",
     "GrpcDoor",
     "Inference",
     "Joiner",

@@ -14,6 +14,7 @@ from freshet.settings.run_folder import RunFolder
 __all__ = [
     "Common",
     "Console",
+    "Embedder",
     "Gateway",
     "Grpc",
     "GrpcDoor",
@@ -29,6 +30,8 @@ SECOND, MINUTE, HOUR = 1_000, 60_000, 3_600_000  # milliseconds
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 PORT = Integer(0, 65_535)
 PATH = Text("a path")
+HOST = Text("an IP address or a host name", r"[A-Za-z0-9.:_-]{1,255}")
+CODEC = Choice(("fp32", "bf16", "fp16", "int8"))
 URL = Text('an URL with the adapter as its scheme, such as "sqlite:run/log"', r"[a-z][a-z0-9+.-]*:.+")
 
 
@@ -52,7 +55,7 @@ class Common:
     bind_address: str = option(
         "deployment",
         "address that services listen on; 0.0.0.0 lets the network in",
-        Text("an IP address or a host name", r"[A-Za-z0-9.:_-]{1,255}"),
+        HOST,
         default="127.0.0.1",
     )
     log_level: Literal["debug", "info", "warning", "error"] = option(
@@ -185,9 +188,55 @@ class Joiner:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trainer:
-    """The trainer, with embedder and shard in its process."""
+    """The trainer: alone with embedder and shard in its process, or a rank among others beside theirs."""
 
     admin_port: int = option("deployment", "health and metrics; 0 takes a free one", PORT, default=7011)
+    batches: Literal["own", "embedders"] = option(
+        "deployment",
+        "own: embedder and shard are in this process; embedders: batches come from embedder processes, which "
+        "are found in the control topic, and several trainers share the work as ranks",
+        Choice(("own", "embedders")),
+        default="own",
+    )
+    gradients: Literal["fp32", "bf16", "fp16", "int8"] = option(
+        "deployment", "how gradients travel to embedder processes", CODEC, default="fp32"
+    )
+    advertised_host: str = option(
+        "deployment",
+        "the host that other ranks reach this one by; without it, the bind address",
+        HOST,
+        default="",
+    )
+    rank_answer_ms: int = option(
+        "deployment",
+        "a rank that is silent for longer during a step is lost to the others, which go on without it",
+        Duration(100, MINUTE),
+        key="rank_answer",
+        default=3 * SECOND,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Embedder:
+    """Samples with their rows to trainers, as a process of its own beside shards."""
+
+    name: str = option(
+        "deployment",
+        "tells the embedders of a model apart; a process that takes the place of another has its name",
+        Text("1 to 60 letters, digits, - and _", r"[A-Za-z0-9_-]{1,60}"),
+        default="embedder-0",
+    )
+    port: int = option("deployment", "gRPC; 0 takes a free one", PORT, default=7030)
+    advertised_host: str = option(
+        "deployment", "the host that trainers reach it by; without it, the bind address", HOST, default=""
+    )
+    admin_port: int = option("deployment", "health and metrics; 0 takes a free one", PORT, default=7031)
+    rows: Literal["fp32", "bf16", "fp16", "int8"] = option(
+        "deployment", "how rows travel from the shards and to the trainers", CODEC, default="fp32"
+    )
+    gradients: Literal["fp32", "bf16", "fp16", "int8"] = option(
+        "deployment", "how gradients travel to the shards", CODEC, default="fp32"
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,7 +253,7 @@ class Paramserver:
     advertised_host: str = option(
         "deployment",
         "the host that embedders and trainers reach it by; without it, the bind address",
-        Text("an IP address or a host name", r"[A-Za-z0-9.:_-]{1,255}"),
+        HOST,
         default="",
     )
     admin_port: int = option("deployment", "health and metrics; 0 takes a free one", PORT, default=7021)
@@ -365,6 +414,7 @@ class Settings:
     gateway: Gateway
     joiner: Joiner
     trainer: Trainer
+    embedder: Embedder
     paramserver: Paramserver
     grpc: Grpc
     inference: Inference

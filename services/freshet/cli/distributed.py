@@ -1,0 +1,112 @@
+"""Processes that meet over gRPC put together from the settings: an embedder, and a rank of trainers."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+from freshet.cli.remote_training import RemoteTraining
+from freshet.cli.training import refuser
+from freshet.clock import SYSTEM_CLOCK
+from freshet.embedder.decoding import BlockDecoder
+from freshet.embedder.service import Embedder
+from freshet.features import SampleDecoder
+from freshet.runtime.grpc_server import GrpcServer
+from freshet.runtime.lifecycle import Cleanup
+from freshet.seams.eventlog import EventLog
+from freshet.seams.eventlog.claims import Claims
+from freshet.seams.eventlog.topics import ensure_topics
+from freshet.seams.rowservice.remote import RemoteRows, Served
+from freshet.seams.rowservice.slices import ShardMap
+from freshet.seams.transport import Transport, transport_of
+from freshet.seams.versions import VersionStore
+from freshet.settings import Grpc, Settings
+from freshet.spec.layout import layout_of
+from freshet.spec.model import Spec
+from freshet.wire.schemas import SchemaRegistry
+from freshet.wire.values import RowCodec
+
+__all__ = ["Embedding", "rank_of", "transport_by"]
+
+
+def transport_by(grpc: Grpc) -> Transport:
+    """Certificates, token and limits. Raises ConfigError as `transport_of` does."""
+    return transport_of(
+        ca_file=grpc.ca_file,
+        cert_file=grpc.cert_file,
+        key_file=grpc.key_file,
+        token_file=grpc.token_file,
+        max_message_bytes=grpc.max_message_bytes,
+    )
+
+
+def rank_of(
+    spec: Spec, log: EventLog, versions: VersionStore, settings: Settings, spec_hash: str
+) -> RemoteTraining:
+    """A trainer whose batches come from embedders. Raises as `RemoteTraining` does."""
+    own = settings.trainer
+    return RemoteTraining(
+        spec,
+        log,
+        versions,
+        transport_by(settings.grpc),
+        spec_hash=spec_hash,
+        codec=RowCodec[own.gradients.upper()],
+        address=own.advertised_host or settings.common.bind_address,
+        answer_s=own.rank_answer_ms / 1000,
+    )
+
+
+class Embedding:
+    """An embedder process: its claims, its listener, its client of the shards."""
+
+    def __init__(self, spec: Spec, log: EventLog, settings: Settings, spec_hash: str) -> None:
+        """Nothing is claimed before `run`. Raises as opening any of the parts does."""
+        self._cleanup = Cleanup()
+        own, transport = settings.embedder, transport_by(settings.grpc)
+        topics, served = ensure_topics(log, spec), Served(spec.name, spec_hash)
+        claims = Claims(log, topics.control)
+        self._cleanup.add("claims", claims.close)
+        rows = RemoteRows(
+            served,
+            ShardMap(claims, spec.buckets),
+            transport,
+            lookup_codec=RowCodec[own.rows.upper()],
+            push_codec=RowCodec[own.gradients.upper()],
+        )
+        self._cleanup.add("rows", rows.close)
+        writer = log.writer()
+        self._cleanup.add("writer", writer.close)
+        decoder = SampleDecoder(spec, layout_of(spec), SchemaRegistry(log).get)
+        self.server = GrpcServer(
+            f"{settings.common.bind_address}:{own.port}", transport, identity=dict(served.metadata)
+        )
+        self._embedder = Embedder(
+            spec=spec,
+            topic=topics.samples,
+            log=log,
+            rows=rows,
+            decoder=lambda: BlockDecoder(decoder, len(spec.labels), refuser(writer, topics.refused)),
+            claims=claims,
+            server=self.server,
+            name=own.name,
+            host=own.advertised_host or settings.common.bind_address,
+            clock=SYSTEM_CLOCK,
+            codec=RowCodec[own.rows.upper()],
+        )
+
+    def run(self, stop: threading.Event) -> None:
+        """Serve until `stop`; see `Embedder.run`."""
+        try:
+            self._embedder.run(stop)
+        finally:
+            self._cleanup.run()
+
+    def ready(self) -> str | None:
+        """None, or why no batch can come from here."""
+        return self._embedder.ready()
+
+    def status(self) -> Mapping[str, Any]:
+        """Figures for `freshet status` and metrics."""
+        return self._embedder.status()

@@ -1,0 +1,164 @@
+"""A model's services as processes of their own, several of a role, on a Kafka and a Redis Cluster."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from freshet.seams.eventlog import EventLog
+from freshet.seams.eventlog.tail import newest
+from freshet.spec.topics import Topics
+from freshet.types import TopicPartition
+from tests.servers.processes import Process, lasting_ports
+from tests.system import audit
+from tests.system.waiting import wait_until
+
+__all__ = ["Fleet", "read_to"]
+
+START_S = 120.0
+"""For a service to answer, beside others on two busy cores."""
+
+PORTS: Mapping[str, tuple[str, ...]] = {
+    "gateway": ("GATEWAY_PORT",),
+    "joiner": ("JOINER_ADMIN_PORT",),
+    "paramserver": ("PARAMSERVER_ADMIN_PORT", "PARAMSERVER_PORT"),
+    "embedder": ("EMBEDDER_ADMIN_PORT", "EMBEDDER_PORT"),
+    "trainer": ("TRAINER_ADMIN_PORT",),
+    "inference": ("INFERENCE_PORT",),
+}
+"""Of each role, by the settings; the first answers `/status`."""
+
+NAMED = ("joiner", "paramserver", "embedder")
+
+
+class Fleet:
+    """Processes of one model, by names such as `joiner-0`. Killed or paused, each comes back on its ports."""
+
+    def __init__(
+        self, spec: Path, folder: Path, stores: Mapping[str, str], counts: Mapping[str, int]
+    ) -> None:
+        """Nothing runs yet.
+
+        Args:
+            spec: the spec file.
+            folder: a run folder for each process, and its log.
+            stores: FRESHET_COMMON_…_URL of event log, row store and version store.
+            counts: {role: processes}, in the order in which they start.
+        """
+        self._folder, self._stores = folder, dict(stores)
+        self.names = [f"{role}-{i}" for role, count in counts.items() for i in range(count)]
+        self._ports = {name: lasting_ports(len(PORTS[role_of(name)])) for name in self.names}
+        self.processes = {name: self._process(name, spec) for name in self.names}
+
+    def start(self, names: Sequence[str] | None = None) -> None:
+        """Start these, or all, and wait until each answers."""
+        for name in names or self.names:
+            self.processes[name].start(lambda _, name=name: bool(self.status(name)), within_s=START_S)
+
+    def url(self, name: str) -> str:
+        """Where a process answers."""
+        return f"http://127.0.0.1:{self._ports[name][0]}"
+
+    def status(self, name: str) -> dict[str, Any]:
+        """What a process says of itself; empty while it does not answer."""
+        try:
+            answer = httpx.get(f"{self.url(name)}/status", timeout=2)
+            found: dict[str, Any] = answer.json()
+        except (httpx.HTTPError, ValueError):
+            return {}
+        return found or {"answers": answer.status_code}
+
+    def of(self, role: str) -> list[str]:
+        """Names of a role."""
+        return [name for name in self.names if role_of(name) == role]
+
+    def joined(self) -> dict[str, Any]:
+        """Figures of all joiners together; empty while one does not answer."""
+        said = [self.status(name) for name in self.of("joiner")]
+        if not all("ledger" in one for one in said):
+            return {}
+        return {"ledger": _summed([one["ledger"] for one in said]), "lag": [one["lag"] for one in said]}
+
+    def applied(self) -> dict[int, int]:
+        """{partition: offset} that the dense weights of the first rank that answers have come to."""
+        for name in self.of("trainer"):
+            found = self.status(name).get("applied")
+            if found:
+                return {int(p): n for p, n in found.items()}
+        return {}
+
+    def drain(self, log: EventLog, topics: Topics, folder: Path, impressions: int) -> None:
+        """Wait until the windows of so many impressions are decided, and all samples are in a version."""
+
+        def decided() -> bool:
+            said = self.joined()
+            if not said:
+                return False
+            events = said["ledger"]["events"]
+            if events["impressions"] + events["impressions_late"] < impressions:
+                return False
+            return not any(counts["pending"] for counts in said["ledger"]["labels"].values())
+
+        wait_until("all windows are decided", decided, within_s=120)
+        wait_until(
+            "all samples are trained on",
+            lambda: self.applied() == read_to(log, topics.samples),
+            within_s=120,
+        )
+
+        def in_a_version() -> bool:
+            found = {int(p): n for p, n in audit.newest_version(folder).applied.items()}
+            return found == read_to(log, topics.samples)
+
+        wait_until("a version has learned from all samples", in_a_version, within_s=60)
+
+    def stop(self) -> None:
+        """End all by SIGTERM, last started first."""
+        for name in reversed(self.names):
+            self.processes[name].stop()
+
+    def kill(self) -> None:
+        """SIGKILL all that run. Idempotent."""
+        for process in self.processes.values():
+            process.kill()
+
+    def _process(self, name: str, spec: Path) -> Process:
+        role = role_of(name)
+        own = dict(zip(PORTS[role], map(str, self._ports[name]), strict=True))
+        if role in NAMED:
+            own[f"{role.upper()}_NAME"] = name
+        if role == "trainer":
+            own["TRAINER_BATCHES"] = "embedders"
+        env = os.environ | self._stores | {f"FRESHET_{key}": value for key, value in own.items()}
+        folder = self._folder / name
+        folder.mkdir(parents=True)
+        command = [sys.executable, "-m", "freshet", "run", role, str(spec), "--folder", str(folder)]
+        return Process(command, self._folder / f"{name}.log", env)
+
+
+def role_of(name: str) -> str:
+    """The role of a process."""
+    return name.rpartition("-")[0]
+
+
+def read_to(log: EventLog, topic: str) -> dict[int, int]:
+    """{partition: offset behind its last record}; markers of transactions come after it."""
+    ends = {}
+    for p in range(log.topics()[topic].partitions):
+        last = newest(log, TopicPartition(topic, p), 1)
+        ends[p] = last[-1][0] + 1 if last else log.bounds(TopicPartition(topic, p)).start
+    return ends
+
+
+def _summed(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Nested counts, added up."""
+    total: dict[str, Any] = {}
+    for key in parts[0]:
+        values = [part[key] for part in parts]
+        total[key] = _summed(values) if isinstance(values[0], Mapping) else sum(values)
+    return total
