@@ -47,7 +47,11 @@ class Reader:
     staying: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        names = {v.name: str(v.option.default) for v in variables() if v.name.endswith("_PORT")}
+        names = {  # a port of 0 is of a listener that is off
+            v.name: str(v.option.default)
+            for v in variables()
+            if v.name.endswith("_PORT") and v.option.default
+        }
         free = free_ports(len(names))
         self.ports = dict(zip(names.values(), free, strict=True))
         binaries = self.folder / ".bin"

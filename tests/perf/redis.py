@@ -5,7 +5,8 @@
 Three masters with a replica each, all on this machine and without a file on disk: what is measured is Redis's
 and our work, on whatever cores there are. `limit`: redis-benchmark with pipelines of HSET and HMGET of 50
 fields, the same again and again. A flush is the store's own: 1,024 buckets, some 400 rows each,
-compare-and-set; first of mostly new rows, then of the same once more.
+compare-and-set; first of mostly new rows, then of the same once more. Bound by the servers' and the client's
+work, which share the cores here.
 """
 
 from __future__ import annotations

@@ -1,10 +1,12 @@
 """Batches to a trainer over gRPC: bytes of a sample each way and microseconds of a batch, by codec.
 
+    python -m tests.perf.remote_batches [--quick] [--json]
+
 26 ids and 13 numbers a sample (`tests.perf.workload`), the default model at 256 rows. `frames`: writing and
 reading a batch and its gradients, no network. `loopback`: embedder and rank in one process with a connection
 between them, rows in the same process, gradients of the real model; what is left of the rate of the same work
 without a connection is `share`. Both ends share an interpreter and two cores: processes of their own do
-better.
+better. Bound by the interpreter that both share.
 """
 
 from __future__ import annotations

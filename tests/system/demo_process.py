@@ -17,6 +17,7 @@ from freshet.cli.ports import PORT_SETTINGS
 from freshet.cli.status import collect
 from freshet.runtime.asking import figures_of
 from freshet.runtime.ports import free_ports
+from freshet.runtime.processes import birth_of
 from freshet.runtime.run_state import read_run
 from freshet.settings import RunFolder
 from tests.system.waiting import wait_until
@@ -111,9 +112,11 @@ class Demo:
 
     def kill_supervisor(self) -> None:
         """SIGKILL the supervisor; its services end with it."""
+        services = processes_of(self.folder)
         self.process.kill()
         self.process.wait()
-        wait_until("no process is left", lambda: not processes_of(self.folder), within_s=10)
+        # A process that is ending has no command line any more, and lives for a moment still.
+        wait_until("no process is left", lambda: not any(map(birth_of, services)), within_s=10)
 
     def stop(self) -> int:
         """Ctrl-C; returns the exit code."""

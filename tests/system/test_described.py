@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from freshet.cli.local import Local, local
 from freshet.cli.ports import PORT_SETTINGS
+from freshet.cli.run import BESIDE
 from freshet.runtime.endpoint import Endpoint
 from freshet.runtime.metrics import Metric
 from freshet.seams.open import open_eventlog
@@ -78,15 +80,48 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
         made = World(system, spec_file, {**system.ports, "simulator": admin})
         try:
             wait_until("the simulator answers", lambda: answers(made, "simulator"), within_s=30)
-            yield made
+            with beside(spec_file, folder / "shared") as ports:
+                made.ports = {**made.ports, **ports}
+                yield made
         finally:
             readers.terminate()
             readers.wait(30)
 
 
-def answers(world: World, service: str) -> bool:
+@contextmanager
+def beside(spec_file: Path, folder: Path) -> Iterator[Mapping[str, int]]:
+    """Services that `freshet up` does not start, in a run of their own; {service: port of /metrics}."""
+    ports = dict(zip(BESIDE, free_ports(len(BESIDE)), strict=True))
+    started = {}
+    for role, port in ports.items():
+        own = {f"FRESHET_{role.upper()}_ADMIN_PORT": str(port), f"FRESHET_{role.upper()}_PORT": "0"}
+        command = [sys.executable, "-m", "freshet.cli", "run", role, str(spec_file), "--folder", str(folder)]
+        started[role] = subprocess.Popen(
+            command,
+            env={**os.environ, **own},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
     try:
-        return world.ask(service, "/health/ready").status_code == 200
+        for role, port in ports.items():
+            url = f"http://127.0.0.1:{port}/health/ready"
+            wait_until(f"{role} is ready", lambda url=url: says_ready(url), within_s=60)  # type: ignore[misc]
+        yield ports
+    finally:
+        for process in started.values():
+            process.terminate()
+        for process in started.values():
+            process.wait(30)
+
+
+def answers(world: World, service: str) -> bool:
+    return says_ready(f"http://127.0.0.1:{world.ports[service]}/health/ready")
+
+
+def says_ready(url: str) -> bool:
+    try:
+        return httpx.get(url, timeout=20).status_code == 200
     except httpx.HTTPError:
         return False
 

@@ -92,9 +92,10 @@ def main() -> None:
         click.echo(f"{type(error).__name__}: {error}", err=True)
         sys.exit(1)
     except ModuleNotFoundError as error:
-        if error.name not in EXTRAS:
+        name = (error.name or "").partition(".")[0]
+        if name not in EXTRAS:
             raise  # nobody's choice at installation: a mistake of ours
-        click.echo(_of_a_package(error.name), err=True)
+        click.echo(_of_a_package(name), err=True)
         sys.exit(1)
     except OSError as error:
         click.echo(_of_the_system(error), err=True)
@@ -113,8 +114,13 @@ EXTRAS = {
     "httpx": "client",
     "pyarrow": "replay",
     "fastavro": "replay",
+    "confluent_kafka": "kafka",
+    "redis": "redis",
+    "grpc": "grpc",
+    "google": "grpc",
+    "obstore": "objects",
 }
-"""Packages that only some verbs need, and an extra that brings each; a test compares with pyproject.toml."""
+"""Modules that only some verbs need, and an extra that brings each; a test compares with pyproject.toml."""
 
 
 def _of_a_package(name: str) -> str:

@@ -243,8 +243,10 @@ def test_a_package_that_was_not_installed_is_named_with_what_brings_it(
 def test_the_extras_are_those_of_the_project():
     project = tomllib.loads((EXAMPLES.parent / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
+    modules = {"confluent-kafka": "confluent_kafka", "grpcio": "grpc", "protobuf": "google"}
+    names = {package: re.match(r"[\w-]+", package).group() for extra in extras.values() for package in extra}
     brought = {
-        (re.split(r"\W", package)[0], extra)
+        (modules.get(names[package], names[package]), extra)
         for extra in extras
         if extra != "test"
         for package in extras[extra]
