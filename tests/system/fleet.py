@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +59,10 @@ class Fleet:
     def start(self, names: Sequence[str] | None = None) -> None:
         """Start these, or all, and wait until each answers."""
         for name in names or self.names:
-            self.processes[name].start(lambda _, name=name: bool(self.status(name)), within_s=START_S)
+            self.processes[name].start(partial(self._answers, name), within_s=START_S)
+
+    def _answers(self, name: str, said: str) -> bool:
+        return bool(self.status(name))
 
     def url(self, name: str) -> str:
         """Where a process answers."""

@@ -244,7 +244,7 @@ def test_the_extras_are_those_of_the_project():
     project = tomllib.loads((EXAMPLES.parent / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
     modules = {"confluent-kafka": "confluent_kafka", "grpcio": "grpc", "protobuf": "google"}
-    names = {package: re.match(r"[\w-]+", package).group() for extra in extras.values() for package in extra}
+    names = {package: re.split(r"[^\w-]", package)[0] for extra in extras.values() for package in extra}
     brought = {
         (modules.get(names[package], names[package]), extra)
         for extra in extras
