@@ -21,7 +21,7 @@ from freshet.seams.rowservice.remote import RemoteRows, Served
 from freshet.seams.rowservice.slices import ShardMap
 from freshet.seams.transport import Transport, transport_of
 from freshet.seams.versions import VersionStore
-from freshet.settings import Grpc, Settings
+from freshet.settings import Settings
 from freshet.spec.layout import layout_of
 from freshet.spec.model import Spec
 from freshet.wire.schemas import SchemaRegistry
@@ -30,14 +30,14 @@ from freshet.wire.values import RowCodec
 __all__ = ["Embedding", "rank_of", "transport_by"]
 
 
-def transport_by(grpc: Grpc) -> Transport:
+def transport_by(settings: Settings) -> Transport:
     """Certificates, token and limits. Raises ConfigError as `transport_of` does."""
     return transport_of(
-        ca_file=grpc.ca_file,
-        cert_file=grpc.cert_file,
-        key_file=grpc.key_file,
-        token_file=grpc.token_file,
-        max_message_bytes=grpc.max_message_bytes,
+        ca_file=settings.grpc.ca_file,
+        cert_file=settings.grpc.cert_file,
+        key_file=settings.grpc.key_file,
+        token_file=settings.grpc.token_file,
+        max_message_bytes=settings.grpc.max_message_bytes,
     )
 
 
@@ -45,16 +45,15 @@ def rank_of(
     spec: Spec, log: EventLog, versions: VersionStore, settings: Settings, spec_hash: str
 ) -> RemoteTraining:
     """A trainer whose batches come from embedders. Raises as `RemoteTraining` does."""
-    own = settings.trainer
     return RemoteTraining(
         spec,
         log,
         versions,
-        transport_by(settings.grpc),
+        transport_by(settings),
         spec_hash=spec_hash,
-        codec=RowCodec[own.gradients.upper()],
-        address=own.advertised_host or settings.common.bind_address,
-        answer_s=own.rank_answer_ms / 1000,
+        codec=RowCodec[settings.trainer.gradients.upper()],
+        address=settings.trainer.advertised_host or settings.common.bind_address,
+        answer_s=settings.trainer.rank_answer_ms / 1000,
     )
 
 
@@ -64,7 +63,7 @@ class Embedding:
     def __init__(self, spec: Spec, log: EventLog, settings: Settings, spec_hash: str) -> None:
         """Nothing is claimed before `run`. Raises as opening any of the parts does."""
         self._cleanup = Cleanup()
-        own, transport = settings.embedder, transport_by(settings.grpc)
+        transport = transport_by(settings)
         topics, served = ensure_topics(log, spec), Served(spec.name, spec_hash)
         claims = Claims(log, topics.control)
         self._cleanup.add("claims", claims.close)
@@ -72,16 +71,15 @@ class Embedding:
             served,
             ShardMap(claims, spec.buckets),
             transport,
-            lookup_codec=RowCodec[own.rows.upper()],
-            push_codec=RowCodec[own.gradients.upper()],
+            lookup_codec=RowCodec[settings.embedder.rows.upper()],
+            push_codec=RowCodec[settings.embedder.gradients.upper()],
         )
         self._cleanup.add("rows", rows.close)
         writer = log.writer()
         self._cleanup.add("writer", writer.close)
         decoder = SampleDecoder(spec, layout_of(spec), SchemaRegistry(log).get)
-        self.server = GrpcServer(
-            f"{settings.common.bind_address}:{own.port}", transport, identity=dict(served.metadata)
-        )
+        address = f"{settings.common.bind_address}:{settings.embedder.port}"
+        self.server = GrpcServer(address, transport, identity=dict(served.metadata))
         self._embedder = Embedder(
             spec=spec,
             topic=topics.samples,
@@ -90,10 +88,10 @@ class Embedding:
             decoder=lambda: BlockDecoder(decoder, len(spec.labels), refuser(writer, topics.refused)),
             claims=claims,
             server=self.server,
-            name=own.name,
-            host=own.advertised_host or settings.common.bind_address,
+            name=settings.embedder.name,
+            host=settings.embedder.advertised_host or settings.common.bind_address,
             clock=SYSTEM_CLOCK,
-            codec=RowCodec[own.rows.upper()],
+            codec=RowCodec[settings.embedder.rows.upper()],
         )
 
     def run(self, stop: threading.Event) -> None:

@@ -201,7 +201,7 @@ def run_paramserver(spec: Spec, settings: Settings, stop: threading.Event) -> No
     from freshet.cli.distributed import transport_by
     from freshet.paramserver.service import ParamServer, Place
 
-    transport = transport_by(settings.grpc)
+    transport = transport_by(settings)
     place = Place(
         settings.paramserver.name,
         settings.common.bind_address,
