@@ -10,17 +10,20 @@ from pathlib import Path
 import pytest
 
 from freshet.cli.pipeline import Pipeline
+from freshet.cli.rank_batches import FromShards, Wire
 from freshet.cli.remote_training import RemoteTraining
 from freshet.cli.training import Training
 from freshet.clock import SYSTEM_CLOCK
 from freshet.embedder.decoding import BlockDecoder
 from freshet.embedder.service import Embedder
 from freshet.features import SampleDecoder
+from freshet.paramserver.service import ParamServer, Place
 from freshet.runtime.grpc_server import GrpcServer
 from freshet.seams.eventlog.claims import Claims
 from freshet.seams.transport import Transport
 from freshet.spec.layout import layout_of
 from freshet.spec.model import Spec
+from freshet.types import Bucket, Fence
 from freshet.wire.values import RowCodec
 from tests.perf.workload import Workload, append, plain_spec
 
@@ -43,9 +46,8 @@ class Scene:
             self.pipeline.spec,
             self.pipeline.log,
             self.pipeline.stores.versions,
-            Transport(),
+            Wire(),
             spec_hash=self.pipeline.spec_hash,
-            codec=RowCodec.FP32,
             lanes=lanes,
         )
 
@@ -138,3 +140,64 @@ def test_two_ranks_learn_together_what_an_embedder_serves_them(tmp_path: Path):
         for rank in ranks:
             assert rank.ledger.applied == {p: offset[0] for p, offset in made.rows.shard.applied().items()}
             assert rank.quality.summary()["training"]["click"]["n"] == ROWS
+
+
+@contextmanager
+def shards(pipeline: Pipeline, count: int) -> Iterator[None]:
+    """So many shards of the model, in this process, until the block ends."""
+    stop = threading.Event()
+    made = [
+        ParamServer(
+            pipeline.spec,
+            pipeline.log,
+            pipeline.stores.rows,
+            Place(f"shard-{i}", "127.0.0.1", 0),
+            Transport(),
+            spec_hash=pipeline.spec_hash,
+        )
+        for i in range(count)
+    ]
+    threads = [threading.Thread(target=shard.run, args=(stop,), kwargs={"drain_s": 1.0}) for shard in made]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+
+
+@pytest.mark.parametrize("mode", ["hybrid", "sync", "async"])
+def test_a_rank_looks_rows_up_in_shards_itself(tmp_path: Path, mode: str):
+    pipeline = Pipeline(plain_spec("", f'mode = "{mode}"'), tmp_path / "run", 2)
+    assert append(pipeline, Workload(rows=ROWS, cardinality=500).arrays(), 1) == ROWS
+    rank = RemoteTraining(
+        pipeline.spec,
+        pipeline.log,
+        pipeline.stores.versions,
+        Wire(),
+        spec_hash=pipeline.spec_hash,
+        batches=FromShards,
+        lanes=2,
+    )
+    training = threading.Thread(target=rank.run)
+    deadline = time.monotonic() + DEADLINE_S
+    with shards(pipeline, 2):
+        training.start()
+        while rank.trainer.progress.samples < ROWS:
+            assert time.monotonic() < deadline, rank.status()
+            time.sleep(0.02)
+        rank.stop()
+        training.join()
+
+    status = rank.status()
+    assert sum(status["applied"].values()) == ROWS // 256
+    assert status["batches"] == ROWS // 256
+    assert status["sent_bytes"] > 0
+    assert status["received_bytes"] > 0
+    assert rank.quality.summary()["training"]["click"]["auc"] > 0.55
+    metas = pipeline.stores.rows.claim([Bucket(b) for b in range(pipeline.spec.buckets)], Fence(1 << 40))
+    for meta in metas.values():
+        assert sum(meta.applied.values()) == ROWS // 256, "all was pushed, and flushed by the shards"
+    pipeline.close()

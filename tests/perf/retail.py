@@ -1,5 +1,6 @@
 """The retail stream as files of ready samples, one line an impression: csv, parquet and Vowpal Wabbit's text.
 
+The parquet file tells which were shown together (`request_id`).
 Samples stand in the order of their impressions, whose order within an invoice is shuffled; `buy` says whether
 an order line of the invoice named the item, which the joiner's window of two minutes always sees (delays are
 cut at 100 s). The same files each time.
@@ -52,7 +53,7 @@ def made(source: Path, folder: Path, days: int | None = None) -> RetailFiles:
         folder.mkdir(parents=True, exist_ok=True)
         table = _table(source, days)
         pa.parquet.write_table(table, parquet)
-        pa.csv.write_csv(table, csv, pa.csv.WriteOptions(quoting_style="needed"))
+        pa.csv.write_csv(table.drop(["request_id"]), csv, pa.csv.WriteOptions(quoting_style="needed"))
         half = vw.with_suffix(".half")
         half.write_bytes(_vw_text(table))
         half.rename(vw)
@@ -65,6 +66,7 @@ def _table(source: Path, days: int | None) -> pa.Table:
     rows = [row for impressions, bought in _days(today) for row in _rows(impressions, bought)]
     schema = pa.schema(
         {
+            "request_id": pa.string(),
             "ts": pa.int64(),
             "customer_id": pa.int64(),
             "country": pa.string(),
@@ -96,7 +98,7 @@ def _rows(impressions: bytes, bought: set[tuple[str, str]]) -> Iterator[tuple[An
         for item in event["items"]:
             code = item["stock_code"]
             buy = int((request, code) in bought)
-            yield event["ts"], customer, event["country"], code, item["price"], buy
+            yield request, event["ts"], customer, event["country"], code, item["price"], buy
 
 
 def _vw_text(table: pa.Table) -> bytes:

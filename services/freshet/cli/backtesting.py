@@ -24,7 +24,7 @@ from freshet.types import Append, BytesColumn
 if TYPE_CHECKING:
     from freshet.cli.pipeline import Pipeline
 
-__all__ = ["backtest"]
+__all__ = ["backtest", "write_samples"]
 
 DAY_MS = 86_400_000
 
@@ -65,7 +65,7 @@ def backtest(
         pipeline = Pipeline.of_samples(spec, folder, lanes)
         try:
             began = time.perf_counter()
-            written = _write(pipeline, [Path(f) for f in files], request)
+            written = write_samples(pipeline, [Path(f) for f in files], request)
             if not written:
                 raise BadInput(f"{', '.join(map(str, files))}: expected samples, found none with a label")
             wrote_s = time.perf_counter() - began
@@ -75,7 +75,7 @@ def backtest(
             pipeline.close()
 
 
-def _write(pipeline: Pipeline, files: Sequence[Path], request: str | None) -> int:
+def write_samples(pipeline: Pipeline, files: Sequence[Path], request: str | None) -> int:
     """Append all samples in blocks, to the partitions in turn: so lanes keep close to the order of the files.
     Returns how many samples."""
     partitions, turn, total = pipeline.spec.partitions, 0, 0

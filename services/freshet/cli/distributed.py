@@ -6,6 +6,7 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
+from freshet.cli.rank_batches import FromEmbedders, FromShards, Wire
 from freshet.cli.remote_training import RemoteTraining
 from freshet.cli.training import refuser
 from freshet.clock import SYSTEM_CLOCK
@@ -44,14 +45,18 @@ def transport_by(settings: Settings) -> Transport:
 def rank_of(
     spec: Spec, log: EventLog, versions: VersionStore, settings: Settings, spec_hash: str
 ) -> RemoteTraining:
-    """A trainer whose batches come from embedders. Raises as `RemoteTraining` does."""
+    """A trainer whose rows are elsewhere. Raises as `RemoteTraining` does."""
     return RemoteTraining(
         spec,
         log,
         versions,
-        transport_by(settings),
+        Wire(
+            transport_by(settings),
+            RowCodec[settings.trainer.rows.upper()],
+            RowCodec[settings.trainer.gradients.upper()],
+        ),
         spec_hash=spec_hash,
-        codec=RowCodec[settings.trainer.gradients.upper()],
+        batches=FromShards if settings.trainer.batches == "shards" else FromEmbedders,
         address=settings.trainer.advertised_host or settings.common.bind_address,
         answer_s=settings.trainer.rank_answer_ms / 1000,
     )

@@ -24,7 +24,7 @@ from freshet.settings import RunFolder
 from freshet.spec import Spec, load_spec
 from freshet.spec.render import render
 
-__all__ = ["Local", "local"]
+__all__ = ["Local", "local", "with_absolute_paths"]
 
 STOP_WAIT_S = 30.0
 LOOK_S = 0.05
@@ -115,7 +115,7 @@ def local(
     with tempfile.TemporaryDirectory(prefix="freshet-") as temporary:
         run = Path(folder) if folder is not None else Path(temporary) / "run"
         spec_file = Path(temporary) / "freshet.toml"
-        spec_file.write_text(render(_with_absolute_paths(spec)), encoding="utf-8")
+        spec_file.write_text(render(with_absolute_paths(spec)), encoding="utf-8")
         roles = [role for role in PORT_SETTINGS if console or role != "console"]
         ports = dict(zip(roles, free_ports(len(roles)), strict=True))
         command = [
@@ -182,7 +182,7 @@ def _tail(path: Path, lines: int = 20) -> str:
         return f"{path}: no log"
 
 
-def _with_absolute_paths(spec: Spec) -> Spec:
+def with_absolute_paths(spec: Spec) -> Spec:
     """The spec with paths that hold wherever its file is written."""
     folder = Path(spec.folder or ".").resolve()
     events = spec.events

@@ -1,25 +1,22 @@
-"""A trainer rank whose batches come from embedder processes: it holds the dense weights and no rows."""
+"""A trainer rank: it holds the dense weights and no rows, which are in shards."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from freshet.cli.dense import restored, trainer_of
+from freshet.cli.rank_batches import FromEmbedders, RankBatches, RankParts, Wire
 from freshet.clock import SYSTEM_CLOCK, Clock
 from freshet.embedder.core import lanes_for
-from freshet.embedder.ownership import embedders_of
 from freshet.embedder.recent import Recent
-from freshet.embedder.service import names_of
 from freshet.runtime.lifecycle import Cleanup
-from freshet.seams.batches.remote import RemoteStream, Seat
+from freshet.seams.batches import BatchStream
 from freshet.seams.eventlog import EventLog
 from freshet.seams.eventlog.claims import LEASE_S, Claims
 from freshet.seams.eventlog.topics import ensure_topics
-from freshet.seams.transport import Transport
 from freshet.seams.versions import VersionStore
-from freshet.spec.layout import layout_of
 from freshet.spec.model import Spec
 from freshet.trainer.course import ManyRanks
 from freshet.trainer.leveling import DenseState
@@ -28,30 +25,29 @@ from freshet.trainer.pins import Pins
 from freshet.trainer.ranks import RankGroup
 from freshet.trainer.sharing import SharedMeasures
 from freshet.types import Fence
-from freshet.wire.values import RowCodec
 
 __all__ = ["RemoteTraining"]
 
 
 class RemoteTraining:
-    """One rank. As `Training`, but for the rows, which shards hold and embedders look up."""
+    """One rank. As `Training`, but for the rows, which shards hold; embedders or itself look them up."""
 
     def __init__(
         self,
         spec: Spec,
         log: EventLog,
         versions: VersionStore,
-        transport: Transport,
+        wire: Wire,
         *,
         spec_hash: str,
-        codec: RowCodec,
+        batches: Callable[[RankParts, Wire], RankBatches] = FromEmbedders,
         address: str = "127.0.0.1",
         answer_s: float = LEASE_S,
         clock: Clock = SYSTEM_CLOCK,
         lanes: int | None = None,
     ) -> None:
-        """Load the last version. Embedders and other ranks are found in `control`; `address` is this host's,
-        as other ranks reach it, and who of them is silent for `answer_s` is lost.
+        """Load the last version. Embedders, shards and other ranks are found in `control`; `address` is this
+        host's, as other ranks reach it, and who of them is silent for `answer_s` is lost.
 
         Raises Mismatch, Corrupt: the stores do not fit this spec, or each other.
         """
@@ -59,10 +55,10 @@ class RemoteTraining:
         self._spec, self._clock = spec, clock
         train = spec.train
         topics = ensure_topics(log, spec)
-        self._claims = claims = Claims(log, topics.control, clock)
+        claims = Claims(log, topics.control, clock)
         self._cleanup.add("claims", claims.close)
         dense = restored(spec, log, versions, topics, spec_hash)
-        self.ledger, self.quality, self._batches = dense.ledger, dense.quality, 0
+        self.ledger, self.quality = dense.ledger, dense.quality
         self.lanes = lanes = (
             lanes
             or train.lanes
@@ -70,10 +66,11 @@ class RemoteTraining:
         )
         writer = log.writer()
         self._cleanup.add("writer", writer.close)
-        self._recent = Recent(spec.serve.gate.samples, clock)
-        self._log, self._topic, self._transport, self._codec = log, topics.samples, transport, codec
-        self._metadata = [("freshet-model", spec.name), ("freshet-spec", spec_hash)]
-        self.stream: RemoteStream | None = None  # of the present world
+        recent = Recent(spec.serve.gate.samples, clock)
+        parts = RankParts(spec, spec_hash, log, topics, claims, self.ledger.told, recent, clock)
+        self._batches = batches(parts, wire)
+        self._cleanup.add("batches", self._batches.close)
+        self._stream: BatchStream | None = None  # of the present world
         pins = Pins(log, topics.versions)
         self._cleanup.add("pins", pins.close)
         shared = SharedMeasures(dense.quality)
@@ -90,7 +87,7 @@ class RemoteTraining:
             spec,
             dense,
             self.course,
-            recent=self._recent.newest,
+            recent=recent.newest,
             versions=versions,
             writer=writer,
             topics=topics,
@@ -116,19 +113,22 @@ class RemoteTraining:
         """None, or why this process is not training."""
         if self.course.worlds == 0:
             return "it is in no world of ranks yet"
-        return None if embedders_of(self._claims.living()) else "no embedder owns a partition"
+        return self._batches.missing()
 
     def status(self) -> Mapping[str, Any]:
         """Figures for `freshet status` and metrics."""
-        progress, quality, stream = self.trainer.progress, self.quality.now(), self.stream
+        progress, quality, stream = self.trainer.progress, self.quality.now(), self._stream
+        counts = self._batches.counts()
         return {
             "samples": progress.samples,
             "steps": progress.steps,
             "event_time_ms": progress.event_time_ms,
             "version": progress.version,
             "applied": dict(self.ledger.applied),
-            "batches": self._batches + (stream.counts.batches if stream is not None else 0),
-            "stage_seconds": self.trainer.stage_seconds(),
+            "batches": counts.batches,
+            "sent_bytes": counts.sent_bytes,
+            "received_bytes": counts.received_bytes,
+            "stage_seconds": {**counts.seconds, **self.trainer.stage_seconds()},
             "lag_blocks": sum(stream.lag().values()) if stream is not None else 0,
             "ranks": self.course.standing(),
             "measures": quality.summary,
@@ -143,24 +143,6 @@ class RemoteTraining:
     def _stopping(self) -> bool:
         return self.trainer.stop.is_set()
 
-    def _stream_of(self, group: RankGroup, lanes: int) -> RemoteStream:
-        train = self._spec.train
-        if self.stream is not None:
-            self._batches += self.stream.counts.batches
-        self.stream = RemoteStream(
-            seat=Seat(group.rank, group.size, lanes, group.fence),
-            names=names_of(self._spec, layout_of(self._spec)),
-            partitions=self._spec.partitions,
-            owners=lambda: embedders_of(self._claims.living()),
-            transport=self._transport,
-            metadata=self._metadata,
-            dense_applied=self.ledger.told,
-            remember=self._recent.add,
-            newest=self._recent.newest,
-            log=self._log,
-            topic=self._topic,
-            clock=self._clock,
-            ahead=0 if train.mode == "sync" else 1 + train.staleness_rows // train.batch_rows,
-            codec=self._codec,
-        )
-        return self.stream
+    def _stream_of(self, group: RankGroup, lanes: int) -> BatchStream:
+        self._stream = self._batches.stream(group, lanes)
+        return self._stream

@@ -93,7 +93,7 @@ def run_joiner(spec: Spec, settings: Settings, stop: threading.Event) -> None:
 
 def run_trainer(spec: Spec, settings: Settings, stop: threading.Event) -> None:
     """Samples to rows and versions: embedder, shard and trainer in one process, or a rank of trainers."""
-    if settings.trainer.batches == "embedders":
+    if settings.trainer.batches != "own":
         run_rank(spec, settings, stop)
         return
     from freshet.cli.dense import Stores

@@ -23,7 +23,7 @@ from freshet.spec.layout import Layout
 from freshet.spec.model import Spec
 from freshet.types import F32, Fence
 
-__all__ = ["PipelinedStream", "Share"]
+__all__ = ["DenseApplied", "PipelinedStream", "Share"]
 
 CLOSE_WAIT_S = 5.0
 """How long `close` goes on pushing what was given back. What is left is trained on again after a restart."""
@@ -71,12 +71,18 @@ class PipelinedStream:
         clock: Clock,
         batch_rows: int,
         staleness_rows: int,
+        recent: Recent | None = None,
     ) -> None:
-        """Begin to read and look up at once. `dense_applied` may raise Unavailable: it is asked again."""
+        """Begin to read and look up at once.
+
+        Args:
+            dense_applied: may raise Unavailable: it is asked again.
+            recent: where samples are kept for the gate, if they outlive this stream.
+        """
         self._topic, self._log, self._clock = topic, log, clock
         self._closed = False
         self._desk = CreditDesk(Credits(staleness_rows, sync=spec.train.mode == "sync"))
-        self._recent = Recent(spec.serve.gate.samples, clock)
+        self._recent = recent or Recent(spec.serve.gate.samples, clock)
         ahead = spec.train.mode != "sync"
         in_flight = 1 + staleness_rows // batch_rows if ahead else max(1, len(lanes))
         self._lookups = ThreadPoolExecutor(min(MOST_LOOKUPS, in_flight), "look-up")

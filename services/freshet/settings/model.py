@@ -191,15 +191,19 @@ class Trainer:
     """The trainer: alone with embedder and shard in its process, or a rank among others beside theirs."""
 
     admin_port: int = option("deployment", "health and metrics; 0 takes a free one", PORT, default=7011)
-    batches: Literal["own", "embedders"] = option(
+    batches: Literal["own", "shards", "embedders"] = option(
         "deployment",
-        "own: embedder and shard are in this process; embedders: batches come from embedder processes, which "
-        "are found in the control topic, and several trainers share the work as ranks",
-        Choice(("own", "embedders")),
+        "own: embedder and shard are in this process; shards: rows are in paramserver processes, which this "
+        "one asks ahead of time; embedders: batches come with their rows from embedder processes. Shards and "
+        "embedders are found in the control topic, and then several trainers share the work as ranks",
+        Choice(("own", "shards", "embedders")),
         default="own",
     )
+    rows: Literal["fp32", "bf16", "fp16", "int8"] = option(
+        "deployment", "how rows travel from the shards, where this process asks them", CODEC, default="fp32"
+    )
     gradients: Literal["fp32", "bf16", "fp16", "int8"] = option(
-        "deployment", "how gradients travel to embedder processes", CODEC, default="fp32"
+        "deployment", "how gradients travel to embedder processes, or to the shards", CODEC, default="fp32"
     )
     advertised_host: str = option(
         "deployment",

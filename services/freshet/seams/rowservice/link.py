@@ -36,6 +36,13 @@ class LinkCounts:
     received_bytes: int = 0
     broken: int = 0  # streams that ended with an error
 
+    def add(self, other: LinkCounts) -> None:
+        """Count what went over another link, too."""
+        self.sent_frames += other.sent_frames
+        self.sent_bytes += other.sent_bytes
+        self.received_bytes += other.received_bytes
+        self.broken += other.broken
+
 
 class Link:
     """Lookups, pushes and questions to one shard. Thread-safe."""

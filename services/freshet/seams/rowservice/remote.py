@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as Late
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import numpy as np
@@ -85,6 +85,7 @@ class RemoteRows:
         self._deadline_s, self._attempt_s, self._in_flight = deadline_s, attempt_s, in_flight_bytes
         self._lock = threading.Lock()
         self._links: dict[str, Link] = {}
+        self._before = LinkCounts()  # of links that are closed
         self._closed = False
 
     # --- RowService
@@ -162,11 +163,21 @@ class RemoteRows:
         with self._lock:
             return {address: link.counts for address, link in self._links.items()}
 
+    def total(self) -> LinkCounts:
+        """What went over all links, those to former owners too."""
+        with self._lock:
+            total = replace(self._before)
+            for link in self._links.values():
+                total.add(link.counts)
+        return total
+
     def close(self) -> None:
         """Close the connections; what is under way fails. Idempotent."""
         with self._lock:
             self._closed = True
             links, self._links = list(self._links.values()), {}
+            for link in links:
+                self._before.add(link.counts)
         for link in links:
             link.close()
 
@@ -178,6 +189,8 @@ class RemoteRows:
             if self._closed:
                 raise Unavailable("the row service's client was closed")
             gone = [self._links.pop(a) for a in self._links.keys() - set(owners.addresses)]
+            for link in gone:
+                self._before.add(link.counts)
             for address in owners.addresses:
                 if address not in self._links:
                     self._links[address] = Link(
