@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -30,6 +30,7 @@ from freshet.cli.backtesting import write_samples
 from freshet.cli.local import with_absolute_paths
 from freshet.cli.pipeline import Pipeline
 from freshet.spec import Spec, load_spec
+from freshet.trainer.course import Mode
 from tests.perf.apart import Apart, Passed
 from tests.perf.report import Figures, command
 
@@ -41,7 +42,7 @@ SHARE = 0.8
 """Of what a perfect overlap would give."""
 
 
-def spec_of(mode: str, staleness_rows: int, lanes: int) -> Spec:
+def spec_of(mode: Mode, staleness_rows: int, lanes: int) -> Spec:
     """The example's, with this mode; as many partitions as lanes, as in a backtest."""
     spec = with_absolute_paths(load_spec(SPEC_FILE))
     train = replace(spec.train, mode=mode, staleness_rows=staleness_rows, lanes=lanes)
@@ -54,7 +55,7 @@ def log_of(file: Path, samples: int, lanes: int, folder: Path) -> Path:
     pyarrow.parquet.write_table(pyarrow.parquet.read_table(file).slice(0, samples), few)
     pipeline = Pipeline(spec_of("hybrid", 512, lanes), folder / "made", lanes)
     try:
-        write_samples(pipeline, [few], None)
+        write_samples(pipeline, [few], "request_id")
     finally:
         pipeline.close()
     return folder / "made" / "log"
@@ -82,9 +83,10 @@ def measure(
     return {"samples": next(iter(found.values())).samples, "lanes": lanes} | told(found)
 
 
-def cases(modes: str, staleness: str) -> Iterator[tuple[str, int]]:
+def cases(modes: str, staleness: str) -> Iterator[tuple[Mode, int]]:
     """(mode, staleness_rows): `sync` has none."""
-    for mode in modes.split(","):
+    kinds: Sequence[Mode] = ("sync", "hybrid", "async")
+    for mode in (kind for kind in kinds if kind in modes.split(",")):
         yield from [(mode, 0)] if mode == "sync" else [(mode, int(s)) for s in staleness.split(",")]
 
 
