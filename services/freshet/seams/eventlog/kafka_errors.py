@@ -11,7 +11,7 @@ from confluent_kafka import KafkaError, KafkaException
 
 from freshet.errors import ConfigError, DataLost, Fenced, FreshetError, TooLarge, Unavailable
 
-__all__ = ["Heard", "family", "translated"]
+__all__ = ["Heard", "ending", "family", "translated"]
 
 _log = structlog.get_logger(__name__)
 
@@ -46,8 +46,24 @@ class Heard:
         self._code, self._text, self._when_s = error.code(), error.str(), time.monotonic()
 
     def __str__(self) -> str:
-        self.serve()
+        try:
+            self.serve()
+        except (KafkaException, SystemError) as error:
+            self(ending(error))
         return f"; heard {time.monotonic() - self._when_s:.1f} s ago: {self._text}" if self._text else ""
+
+
+def ending(error: KafkaException | SystemError) -> KafkaError:
+    """The error that ended a client for good.
+
+    It comes as an exception out of whatever the client does at that moment, once; out of a report's call
+    within a SystemError. Another SystemError is raised again.
+    """
+    cause = error if isinstance(error, KafkaException) else error.__cause__
+    if not isinstance(cause, KafkaException):
+        raise error
+    found: KafkaError = cause.args[0]
+    return found
 
 
 def family(error: KafkaError, what: str, heard: object = "") -> FreshetError:

@@ -11,7 +11,7 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 from confluent_kafka.cimpl import Message
 
 from freshet.errors import FreshetError, TooLarge, Unavailable
-from freshet.seams.eventlog.kafka_errors import family
+from freshet.seams.eventlog.kafka_errors import ending, family
 from freshet.types import Append, BytesColumn, TopicPartition
 
 __all__ = ["Piece", "Request", "flushed"]
@@ -111,19 +111,13 @@ class Request:
 
 
 def flushed(producer: Producer, within_s: float) -> KafkaError | None:
-    """Wait until every record was reported; the error that ended the client for good, if one did.
-
-    Such an error comes as an exception out of whatever the client does at that moment, once, a report's call
-    included (then within a SystemError); the remaining reports are there all the same.
-    """
+    """Wait until every record was reported; the error that ended the client for good, if one did: the
+    remaining reports are there all the same."""
     try:
         producer.flush(within_s)
     except (KafkaException, SystemError) as error:
-        cause = error if isinstance(error, KafkaException) else error.__cause__
-        if not isinstance(cause, KafkaException):
-            raise
+        fatal = ending(error)
         producer.flush(within_s)
-        fatal: KafkaError = cause.args[0]
         return fatal
     return None
 
