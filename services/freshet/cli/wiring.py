@@ -28,6 +28,7 @@ from freshet.spec.model import Spec
 from freshet.spec.schemas import load_schemas
 
 if TYPE_CHECKING:
+    from freshet.cli.remote_training import RemoteTraining
     from freshet.gateway.service import Gateway
     from freshet.inference.service import Inference
     from freshet.runtime.server import Beside
@@ -93,34 +94,36 @@ def run_joiner(spec: Spec, settings: Settings, stop: threading.Event) -> None:
 
 def run_trainer(spec: Spec, settings: Settings, stop: threading.Event) -> None:
     """Samples to rows and versions: embedder, shard and trainer in one process, or a rank of trainers."""
-    if settings.trainer.batches != "own":
-        run_rank(spec, settings, stop)
-        return
     from freshet.cli.dense import Stores
     from freshet.cli.training import Training
 
     cleanup = Cleanup()
-    training: list[Training] = []
+    training: list[Training | RemoteTraining] = []
     registry = CollectorRegistry()
     register(registry, TRAINER_METRICS, lambda: trainer_readings(training[0].status()) if training else {})
     admin = Admin(
         settings.common.bind_address,
         settings.trainer.admin_port,
         registry=registry,
-        ready=lambda: training[0].ready() if training else "claiming buckets and loading rows",
+        ready=lambda: training[0].ready() if training else "claiming what it owns and loading it",
         status=lambda: training[0].status() if training else {},
         progress=lambda: training[0].progress() if training else {},
     )
     cleanup.add("admin", admin.close)
     log = open_eventlog(settings.common.log_url)
     cleanup.add("log", log.close)
-    rows = open_rowstore(settings.common.rows_url)
-    cleanup.add("rows", rows.close)
     versions = open_versions(settings.common.versions_url)
     cleanup.add("versions", versions.close)
     try:
         spec_hash = identity_hash(spec, load_schemas(spec))
-        training.append(Training(spec, Stores(log, rows, versions), spec_hash=spec_hash))
+        if settings.trainer.batches != "own":
+            from freshet.cli.distributed import rank_of
+
+            training.append(rank_of(spec, log, versions, settings, spec_hash))
+        else:
+            rows = open_rowstore(settings.common.rows_url)
+            cleanup.add("rows", rows.close)
+            training.append(Training(spec, Stores(log, rows, versions), spec_hash=spec_hash))
 
         def stop_when_told() -> None:
             stop.wait()
@@ -128,42 +131,6 @@ def run_trainer(spec: Spec, settings: Settings, stop: threading.Event) -> None:
 
         threading.Thread(target=stop_when_told, name="stop", daemon=True).start()
         training[0].run()
-    finally:
-        cleanup.run()
-
-
-def run_rank(spec: Spec, settings: Settings, stop: threading.Event) -> None:
-    """One trainer of several, which holds no rows: batches come from embedders."""
-    from freshet.cli.distributed import rank_of
-    from freshet.cli.remote_training import RemoteTraining
-
-    cleanup = Cleanup()
-    made: list[RemoteTraining] = []
-    registry = CollectorRegistry()
-    register(registry, TRAINER_METRICS, lambda: trainer_readings(made[0].status()) if made else {})
-    admin = Admin(
-        settings.common.bind_address,
-        settings.trainer.admin_port,
-        registry=registry,
-        ready=lambda: made[0].ready() if made else "reading the last version",
-        status=lambda: made[0].status() if made else {},
-        progress=lambda: made[0].progress() if made else {},
-    )
-    cleanup.add("admin", admin.close)
-    log = open_eventlog(settings.common.log_url)
-    cleanup.add("log", log.close)
-    versions = open_versions(settings.common.versions_url)
-    cleanup.add("versions", versions.close)
-    try:
-        spec_hash = identity_hash(spec, load_schemas(spec))
-        made.append(rank_of(spec, log, versions, settings, spec_hash))
-
-        def stop_when_told() -> None:
-            stop.wait()
-            made[0].stop()
-
-        threading.Thread(target=stop_when_told, name="stop", daemon=True).start()
-        made[0].run()
     finally:
         cleanup.run()
 
