@@ -1,12 +1,18 @@
-"""Kafka's errors as freshet's families."""
+"""Kafka's errors as freshet's families, also where the client tells them late."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
 from freshet.errors import Fenced
+from freshet.seams.eventlog import kafka_writer
 from freshet.seams.eventlog.kafka_errors import Heard, family
+from freshet.seams.eventlog.kafka_writer import KafkaWriter, Transactions
+from freshet.types import Append, BytesColumn
 
 FENCED = KafkaError(KafkaError._FENCED, "fenced by a newer instance", fatal=True)
 
@@ -20,7 +26,8 @@ def test_a_client_that_is_ended_while_it_is_asked_for_a_message_does_not_hide_th
     heard.serve = ended
     found = family(FENCED, "a commit failed", heard)
     assert isinstance(found, Fenced)
-    assert "a commit failed" in str(found) and "heard 0.0 s ago: fenced by a newer instance" in str(found)
+    assert "a commit failed" in str(found)
+    assert "heard 0.0 s ago: fenced by a newer instance" in str(found)
 
 
 def test_so_it_is_if_the_client_is_ended_within_a_report() -> None:
@@ -42,3 +49,43 @@ def test_what_else_goes_wrong_within_the_client_is_raised() -> None:
     heard.serve = broken
     with pytest.raises(SystemError, match="no client"):
         str(heard)
+
+
+class EndedClient:
+    """librdkafka's producer as it is when a later one has fenced it during a flush, and a report's call has
+    cleared the exception."""
+
+    def __init__(self, settings: object) -> None:
+        self._flushes = 0
+
+    def init_transactions(self, within_s: float) -> None:
+        """Nothing is open."""
+
+    def begin_transaction(self) -> None:
+        """Not fenced yet."""
+
+    def produce(self, *record: Any) -> None:
+        report: Callable[..., None] = record[4]
+        report(KafkaError(KafkaError._PURGE_QUEUE, "purged"), None)
+
+    def flush(self, within_s: float) -> None:
+        self._flushes += 1
+        if self._flushes == 1:
+            raise SystemError("<method 'flush'> returned NULL without setting an exception")
+
+    def abort_transaction(self, within_s: float) -> None:
+        raise KafkaException(FENCED)
+
+    def poll(self, within_s: float) -> None:
+        """Has told everything."""
+
+
+def test_a_writer_that_was_fenced_says_so_also_if_the_client_has_lost_the_reason(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(kafka_writer, "Producer", EndedClient)
+    writer = KafkaWriter(Transactions({}, "joiner-m-0"), lambda at: at.topic, 1000)
+    with pytest.raises(Fenced, match="nothing was written"):
+        writer.append([Append("samples", 0, BytesColumn.of([b"a"]))])
+    with pytest.raises(Fenced):
+        writer.append([Append("samples", 0, BytesColumn.of([b"b"]))])

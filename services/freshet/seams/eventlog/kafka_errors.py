@@ -54,16 +54,20 @@ class Heard:
 
 
 def ending(error: KafkaException | SystemError) -> KafkaError:
-    """The error that ended a client for good.
+    """The error that a client's exception tells.
 
-    It comes as an exception out of whatever the client does at that moment, once; out of a report's call
-    within a SystemError. Another SystemError is raised again.
+    One that ends the client comes out of whatever it does at that moment, once, instead of a call of
+    `error_cb`. A report's call that follows at once is made with the exception set: it makes a SystemError of
+    it, or clears it; then only the client knows, and `_FATAL` is returned. Another SystemError is raised
+    again.
     """
     cause = error if isinstance(error, KafkaException) else error.__cause__
-    if not isinstance(cause, KafkaException):
-        raise error
-    found: KafkaError = cause.args[0]
-    return found
+    if isinstance(cause, KafkaException):
+        found: KafkaError = cause.args[0]
+        return found
+    if "without setting an exception" in str(error):
+        return KafkaError(KafkaError._FATAL, "the client was ended by an error that it did not tell")
+    raise error
 
 
 def family(error: KafkaError, what: str, heard: object = "") -> FreshetError:
@@ -92,8 +96,8 @@ def translated(what: str, heard: object = "") -> Iterator[None]:
     """Raise what Kafka's client raises within as our families; an unknown topic as KeyError."""
     try:
         yield
-    except KafkaException as error:
-        cause = error.args[0]
+    except (KafkaException, SystemError) as error:
+        cause = ending(error)
         if cause.code() in UNKNOWN:
             raise KeyError(f"{what}: {cause.str()}") from None
         raise family(cause, what, heard) from error

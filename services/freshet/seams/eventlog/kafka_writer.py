@@ -195,6 +195,8 @@ class Transactions:
                 for piece in request.pieces:
                     piece.produce(self._producer)
             if fatal := flushed(self._producer, self._wait_s):
+                if fatal.code() == KafkaError._FATAL:
+                    self._abort("the client was ended")  # the answer says by what
                 raise self._ended_by(fatal, "nothing was written")
             request.check(self._heard)
         except FreshetError as error:
