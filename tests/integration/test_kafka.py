@@ -154,6 +154,20 @@ def test_a_broker_that_is_killed_loses_nothing_acknowledged_and_readers_go_on(
         assert seen == list(range(appending.done))
 
 
+def test_bounds_are_known_again_after_a_restart_though_nobody_reads_the_topic(
+    kafka: Kafka, log: EventLog
+) -> None:
+    before = log.bounds(T)
+    kafka.restart()
+
+    def known() -> bool:
+        with suppress(Unavailable):
+            return log.bounds(T) == before
+        return False
+
+    until(known, "bounds as before")
+
+
 def test_a_broker_that_is_paused_is_unavailable_and_goes_on(kafka: Kafka, log: EventLog) -> None:
     reader, writer = log.reader(), log.writer()
     reader.assign({T: 0})

@@ -114,8 +114,9 @@ class JoinerService:
                     self.step()
                 if self.tasks:
                     self.flush(only_due=False)
-            except Unavailable:
+            except Unavailable as error:
                 # Whether the last append happened is not known: begin again from what the log says.
+                _log.warning("begins again from what the log says", reason=str(error))
                 if self.stop.wait(self.pace.retry_ms / 1000) and until_end:
                     raise
             finally:

@@ -199,7 +199,13 @@ class KafkaAdmin:
         """The answers, when they are there. Raises Unavailable."""
         names = ", ".join(sorted({at.topic for at in asked}))
         with translated(f"the offsets of {names} could not be read", self.heard):
-            return {at: result.offset for at, result in self._answers(asked, within_s).items()}
+            try:
+                return {at: result.offset for at, result in self._answers(asked, within_s).items()}
+            except KafkaException:
+                # Leaders and their epochs are of the last metadata, which this request never renews: after a
+                # broker's restart it would be refused for ever. Describing topics renews them.
+                self.ask_ids({at.topic for at in asked})
+                raise
 
     def trim(self, at: TopicPartition, before: int) -> None:
         """Forget records below an offset."""
