@@ -33,6 +33,9 @@ log = structlog.get_logger("freshet.trainer")
 LOOK_S = 0.01
 """Between two looks at what the log says while a world is formed."""
 
+AWAY_S = 0.5
+"""Between two tries while the log cannot be reached, which each wait long for an answer themselves."""
+
 QUIET_S = 10.0
 """For how long those who wait are not let in after ranks did not meet, times how often that was so."""
 
@@ -79,12 +82,16 @@ class Membership:
         """Leave the present world, if there is one, and meet the ranks of the next; None if the rank was told
         to stop meanwhile.
 
-        Raises:
-            Unavailable, DataLost, Corrupt: as `Claims` do.
+        While the log is away it waits. Raises DataLost, Corrupt: as `Claims` do.
         """
         while not self._stop():
-            self._sit()
-            world = self._next_world()
+            try:
+                self._sit()
+                world = self._next_world()
+            except Unavailable as error:  # what was written all the same is nobody's, and its lease runs out
+                log.warning("no world is formed while the log is away", reason=str(error))
+                self._pause.wait(AWAY_S)
+                continue
             if world is None:
                 continue
             try:

@@ -192,7 +192,7 @@ class WatchedClock(SettableClock):
 
 
 class Unreachable:
-    """A log whose readers fail while `away` is set."""
+    """A log whose readers and writers fail while `away` is set."""
 
     def __init__(self, log: SqliteEventLog) -> None:
         self._log, self.away, self._refused = log, threading.Event(), 0
@@ -215,6 +215,19 @@ class Unreachable:
                     outer._refused += 1
                     raise Unavailable("the disk is away")
                 return reader.poll(max_records, wait_s)
+
+        return Wrapped()
+
+    def writer(self) -> Any:
+        writer, outer = self._log.writer(), self
+
+        class Wrapped:
+            close = writer.close
+
+            def append(self, appends: Any) -> Any:
+                if outer.away.is_set():
+                    raise Unavailable("the disk is away")
+                return writer.append(appends)
 
         return Wrapped()
 
@@ -481,6 +494,21 @@ def test_a_record_of_several_things_of_a_wrong_shape_is_corrupt(kind: str, chang
     }
     with pytest.raises(Corrupt, match="here"):
         parse_record(json.dumps(json.loads(made[kind]) | change).encode(), "here")
+
+
+def test_what_was_released_while_the_log_was_away_is_free_once_it_is_back(
+    start: Callable[..., Claims], log: SqliteEventLog
+) -> None:
+    """Heartbeats for what is still held of the same claim must not keep it."""
+    away = Unreachable(log)
+    first, second = start(log=away, lease_s=1000.0), start(lease_s=1000.0)
+    held = first.acquire_all(["x", "y"], "a", soon())
+    away.away.set()
+    held.release(["x"])
+    away.away.clear()
+    assert second.acquire("x", "b", soon()).things == {"x"}
+    held.check()
+    assert held.things == {"y"}
 
 
 def test_several_things_are_claimed_once_all_are_free(log: SqliteEventLog) -> None:

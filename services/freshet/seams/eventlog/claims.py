@@ -78,7 +78,7 @@ class Held:
 
     def release(self, things: Iterable[str] | None = None) -> None:
         """Give it up, or some of its things, so that the next owner need not wait. Idempotent; what was lost
-        is only forgotten."""
+        is only forgotten. While the log is away it is kept, and written once the log is back."""
         self._claims._release(self, self.things if things is None else frozenset(things))
 
     def forget(self) -> None:
@@ -109,6 +109,7 @@ class Claims:
         self._book = ClaimBook(lease_s, longest_gap_s=min(heartbeat_s, _GAP_S))
         self._writer, self._reader = log.writer(), log.reader()
         self._held: dict[Fence, Held] = {}
+        self._unwritten: list[bytes] = []  # releases that could not be written, or are not known to be
         self._changed = threading.Condition()  # guards the book, what is held, and the fields below
         self._next = 0  # offset up to which the book has read
         self._start = 0
@@ -234,10 +235,7 @@ class Claims:
     def close(self, *, release: bool = True) -> None:
         """Release what is held, unless told not to, and stop. Idempotent."""
         for held in list(self._held.values()) if release else ():
-            try:
-                held.release()
-            except Unavailable as error:  # then the lease runs out
-                _log.warning("a claim could not be released", what=held.what, error=str(error))
+            held.release()  # where that cannot be written, the lease runs out
         with self._changed:
             self._closing = True
             self._changed.notify_all()
@@ -276,10 +274,17 @@ class Claims:
             held.things -= things
             if not held.things:
                 self._held.pop(held.fence, None)
-        if len(given) == 1:
-            self._append(release_record(given[0], held.fence))
-        elif given:
-            self._append(releases_record(given, held.fence))
+        if not given:
+            return
+        one = len(given) == 1
+        record = release_record(given[0], held.fence) if one else releases_record(given, held.fence)
+        try:
+            self._append(record)
+        except Unavailable as error:
+            # Heartbeats for the rest of the claim would keep these things for ever.
+            _log.warning("released once the log is back", what=_named(given), error=str(error))
+            with self._changed:
+                self._unwritten.append(record)
 
     def _forget(self, held: Held) -> None:
         with self._changed:
@@ -333,9 +338,17 @@ class Claims:
             self._changed.notify_all()
         for held, gone in lost:
             held._lose(gone)
+        self._write_releases()
         if due:
             self._append(heartbeat_record(fences))
             self._summarise()
+
+    def _write_releases(self) -> None:
+        """Write what could not be written before; a release that is there twice says nothing new."""
+        while self._unwritten:
+            self._append(self._unwritten[0])
+            with self._changed:
+                self._unwritten.pop(0)
 
     def _summarise(self) -> None:
         if self._next - self._start < _STATE_EVERY:
