@@ -57,6 +57,7 @@ class KafkaEventLog:
         self._client: dict[str, Any] = {
             "bootstrap.servers": settings.brokers,
             "client.id": "freshet",
+            "reconnect.backoff.max.ms": 1000,  # brokers that come back are found soon; the default waits 10 s
             "log_level": 0,  # what goes wrong comes to us as events; may be set, as `debug` may
             **settings.client,
         }
