@@ -100,23 +100,21 @@ def merge_runs(
 ) -> tuple[U8, U8, int, str]: ...  # directory, body, the source that is wrong, and why; "" if none is
 def runs_fault(directory: U8, body: U8, start: int, widths: U32) -> str: ...
 
-# --- rows of Redis hashes: see freshet.tables.hashes
+# --- rows as pages of Redis hashes: see freshet.tables.pages
 
-def hash_writes(
+def page_writes(
     directory: U8,
     body: U8,
     start: int,
     widths: U32,
     buckets: I64,
-    keys: U8,
-    key_ends: I64,
-    rows_per_command: int,
-) -> tuple[
-    U8, I64, I64, U8, I64, I64, str
-]: ...  # HSETs, ends, how many; removed fields, ends, how many; what is wrong
-def runs_of_hashes(
-    hashes: Sequence[tuple[int, list[bytes]]], widths: U32, most_bytes: int
-) -> tuple[U8, U8, int, str]: ...  # directory, body, the hash that is wrong, and why; "" if none is
+    seqs: I64,
+    whole: bool,
+    page_bytes: int,
+) -> tuple[U8, I64, I64, str]: ...  # arguments, ends of pages, how many of each bucket; what is wrong
+def runs_of_pages(
+    buckets: Sequence[tuple[int, list[bytes]]], widths: U32, most_bytes: int
+) -> tuple[U8, U8, int, str]: ...  # directory, body, the bucket that is wrong, and why; "" if none is
 
 # --- join: see freshet.joiner.core
 

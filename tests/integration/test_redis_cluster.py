@@ -15,7 +15,8 @@ from redis.crc import key_slot
 from freshet.errors import ConfigError, Corrupt, DataLost, Unavailable
 from freshet.seams.open import open_rowstore
 from freshet.seams.rowstore import FlushOutcome, RowStore
-from freshet.seams.rowstore import redis as adapter
+from freshet.seams.rowstore import redis_reads as reads
+from freshet.seams.rowstore.redis_scripts import COMMIT, SLACK_BYTES
 from freshet.testing.contracts.rowstore import (
     Change,
     flush_of,
@@ -62,10 +63,22 @@ def rows_key(name: str, bucket: int = 0) -> str:
     return f"{{{name}:{bucket}}}:rows"
 
 
+def put_together_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pages are put together after every flush, however few they are."""
+    at_once = COMMIT.replace(f"base / 2 + {SLACK_BYTES}", "0")
+    assert at_once != COMMIT
+    monkeypatch.setattr("freshet.seams.rowstore.redis_writes.COMMIT", at_once)
+
+
 # Failovers
 
 
-def test_a_master_killed_between_flushes_costs_no_row(cluster: RedisCluster, opened, name: str):
+@pytest.mark.parametrize("put_together", [False, True], ids=["pages", "put_together"])
+def test_a_master_killed_between_flushes_costs_no_row(
+    cluster: RedisCluster, opened, name: str, put_together: bool, monkeypatch: pytest.MonkeyPatch
+):
+    if put_together:
+        put_together_at_once(monkeypatch)
     url = f"redis://{cluster.addresses}/{name}{HASTY}"
     owner = Owner(opened(url), 5)
     owner.flush_rounds(3)
@@ -80,9 +93,12 @@ def test_a_master_killed_between_flushes_costs_no_row(cluster: RedisCluster, ope
     owner.check(opened(url))
 
 
+@pytest.mark.parametrize("put_together", [False, True], ids=["pages", "put_together"])
 def test_a_paused_master_that_comes_back_neither_tears_rows_nor_loses_them(
-    cluster: RedisCluster, opened, name: str
+    cluster: RedisCluster, opened, name: str, put_together: bool, monkeypatch: pytest.MonkeyPatch
 ):
+    if put_together:
+        put_together_at_once(monkeypatch)
     master = cluster.master_of(rows_key(name))
     others = [node.address for node in cluster.nodes if node is not master]
     url = f"redis://{','.join([*others, master.address])}/{name}{HASTY}"
@@ -188,7 +204,7 @@ def test_a_reader_never_sees_a_large_bucket_torn(
     cluster: RedisCluster, opened, name: str, whole: bool, monkeypatch: pytest.MonkeyPatch
 ):
     """Read by HSCANs, which see rows of before and after a flush, and are done again then."""
-    monkeypatch.setattr(adapter, "ROWS_AT_ONCE", 1000)
+    monkeypatch.setattr(reads, "BYTES_AT_ONCE", 1000)
     url = f"redis://{cluster.addresses}/{name}"
     store, rows = opened(url), 20_000
     store.create(identity(), starting())
@@ -280,7 +296,7 @@ def test_a_key_that_somebody_else_wrote_is_corrupt(redis_server: RedisServer, op
     owner = Owner(opened(url), 5)
     owner.flush()
     redis_server.ask("HSET", rows_key(name), "a note", "to myself")
-    with pytest.raises(Corrupt, match=r"bucket 0.*6 bytes, expected 9"):
+    with pytest.raises(Corrupt, match=r"bucket 0.*6 bytes, expected 32"):
         rows_of(opened(url), 0)
     redis_server.ask("DEL", rows_key(name))
     redis_server.ask("SET", rows_key(name), "text")

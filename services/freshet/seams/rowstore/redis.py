@@ -1,7 +1,9 @@
-"""The row store on Redis Cluster, or on one Redis: a hash a bucket, each flush compare-and-set by bucket.
+"""The row store on Redis Cluster, or on one Redis: pages of rows in a hash a bucket, each flush
+compare-and-set by bucket.
 
-Layout and commands: `redis_scripts`. Connections and failovers: `redis_nodes`. What Redis loses in a failover
-its owner writes again: the next flush finds another (fence, seq) than its last, and the bucket is replaced.
+Layout and commands: `redis_scripts`. Connections and failovers: `redis_nodes`. Reading: `redis_reads`.
+Keeping buckets small: `redis_together`. What Redis loses in a failover its owner writes again: the next flush
+finds another (fence, seq) than its last, and the bucket is replaced.
 """
 
 from __future__ import annotations
@@ -15,9 +17,11 @@ from redis.crc import key_slot
 
 from freshet.errors import Corrupt, DataLost, Fenced, Unavailable
 from freshet.seams.rowstore import StoreIdentity
+from freshet.seams.rowstore.ahead import ahead
 from freshet.seams.rowstore.checks import check_flush, check_identity
 from freshet.seams.rowstore.redis_nodes import Nodes, Replies, Request
 from freshet.seams.rowstore.redis_options import RedisUrl, parse_url
+from freshet.seams.rowstore.redis_reads import Reads
 from freshet.seams.rowstore.redis_scripts import (
     CLAIM,
     CREATE,
@@ -25,22 +29,19 @@ from freshet.seams.rowstore.redis_scripts import (
     command,
     evaluate,
 )
+from freshet.seams.rowstore.redis_together import Together
 from freshet.seams.rowstore.redis_writes import (
-    PIECE_BYTES,
-    ROWS_PER_COMMAND,
     Keys,
     keys_of,
     meta_arguments,
     outcome_of,
     requests_of,
 )
-from freshet.seams.rowstore.segments import parts_of
 from freshet.seams.rowstore.texts import (
     identity_text,
     parse_identity,
     parse_offsets,
 )
-from freshet.tables.hashes import FIELD_BYTES, fields_of, runs_of_hashes
 from freshet.tables.runs import widths_of
 from freshet.types import (
     U8,
@@ -57,12 +58,6 @@ from freshet.types import (
 
 __all__ = ["RedisRowStore", "open_url"]
 
-ROWS_AT_ONCE = 50_000
-"""A bucket with more is not read by one HGETALL, which would hold its server for more than some 20 ms, but
-by HSCANs, again if it changed meanwhile; after SCAN_TRIES by one HGETALL after all."""
-
-SCAN_TRIES, SCAN_ROWS = 3, 2_000
-
 
 def open_url(url: str) -> RedisRowStore:
     """Open the store of `redis://host:port,host:port/name?options`; see `redis_options`."""
@@ -75,7 +70,6 @@ class _Shape:
 
     buckets: int
     widths: U32  # (256,) bytes of a record by table id
-    row_bytes: int  # of the widest row, with its field
 
 
 class RedisRowStore:
@@ -87,6 +81,7 @@ class RedisRowStore:
         self._identity_key = f"{{{url.name}}}:identity".encode()
         self._known_shape: _Shape | None = None
         self._known_keys: dict[int, Keys] = {}
+        self._together = Together(self._ask, self._keys, self._reads)
         self._closed = False
 
     # --- identity and metas
@@ -157,95 +152,30 @@ class RedisRowStore:
 
     def scan(self, buckets: Sequence[Bucket]) -> Iterator[RowRuns]:
         """All rows of these buckets, in pieces of bounded size, each row once, newest state."""
-        shape = self._shape()
         self._check_known(buckets)
-        ordered = sorted(set(buckets))
-        requests = [self._request(b, command(b"HLEN", self._keys(b).rows)) for b in ordered]
-        counts = [int(reply) for (reply,) in self._ask(requests, "counting rows")]
-        together: list[int] = []
-        size = 0
-        for bucket, rows in zip(ordered, counts, strict=True):
-            if rows > ROWS_AT_ONCE:
-                yield from parts_of(self._scan_large(bucket, shape), PIECE_BYTES)
-            elif rows:
-                together.append(bucket)
-                size += rows * shape.row_bytes
-            if together and (size >= PIECE_BYTES or bucket == ordered[-1]):
-                yield from parts_of(self._read_whole(together, shape), PIECE_BYTES)
-                together, size = [], 0
+        yield from self._reads().scan(sorted(set(buckets)))
 
     def read(self, bucket: Bucket, table: int, keys: U64) -> tuple[Bool, U8]:
         """Rows by key: (found (N,), records (N, record_bytes); zeros where not found)."""
-        width = int(self._shape().widths[table])
         self._check_known([bucket])
-        there, records = np.zeros(len(keys), np.bool_), np.zeros((len(keys), width), np.uint8)
-        if not len(keys):
-            return there, records
-        fields = [field.tobytes() for field in fields_of(table, keys)]
-        data = [
-            command(b"HMGET", self._keys(bucket).rows, *fields[low : low + ROWS_PER_COMMAND])
-            for low in range(0, len(fields), ROWS_PER_COMMAND)
-        ]
-        (replies,) = self._ask([self._request(bucket, *data)], "reading rows")
-        values = [value for reply in replies for value in reply]
-        found = [value for value in values if value is not None]
-        if any(len(value) != width for value in found):
-            raise Corrupt(
-                f"{self._where(bucket)}: a row of table {table} is not {width} bytes long; something else "
-                "than freshet writes there"
-            )
-        there[:] = [value is not None for value in values]
-        records[there] = np.frombuffer(b"".join(found), np.uint8).reshape(-1, width)
-        return there, records
+        return self._reads().read(bucket, table, keys)
 
     def flush(self, flush: Flush) -> U8:
         """Write changed rows, removed keys and metas of many buckets, each by itself."""
         shape = self._shape()
         check_flush(flush, shape.buckets, shape.widths)
         outcomes = np.zeros(len(flush), np.uint8)
-        for first, requests in requests_of(flush, self._keys):
+        crowded = np.zeros(len(flush), np.int64)  # bytes of pages that should be put together
+        for first, requests in ahead(requests_of(flush, self._keys)):
             for i, replies in enumerate(self._ask(requests, "flushing", to_replicas=True), first):
-                outcomes[i] = outcome_of(replies)
+                outcomes[i], crowded[i] = outcome_of(replies)
+        self._together.after(flush, crowded)
         return outcomes
 
     def close(self) -> None:
         """Close all connections. Idempotent."""
         self._closed = True
         self._nodes.close()
-
-    # --- reading
-
-    def _read_whole(self, buckets: Sequence[int], shape: _Shape) -> RowRuns:
-        requests = [self._request(b, command(b"HGETALL", self._keys(b).rows)) for b in buckets]
-        replies = self._ask(requests, "reading buckets")
-        hashes = [(bucket, reply) for bucket, (reply,) in zip(buckets, replies, strict=True)]
-        return self._runs(hashes, shape)
-
-    def _scan_large(self, bucket: int, shape: _Shape) -> RowRuns:
-        """Rows of a bucket as of one moment, without holding its server."""
-        keys = self._keys(bucket)
-        look = [command(b"HMGET", keys.meta, b"fence", b"seq"), command(b"HLEN", keys.rows)]
-        (before,) = self._ask([self._request(bucket, *look)], "reading a bucket")
-        for _ in range(SCAN_TRIES):
-            items: list[bytes] = []
-            cursor = b"0"
-            while True:
-                step = command(b"HSCAN", keys.rows, cursor, b"COUNT", b"%d" % SCAN_ROWS)
-                (((cursor, some),),) = self._ask([self._request(bucket, step)], "reading a bucket")
-                items += some
-                if cursor == b"0":
-                    break
-            runs = self._runs([(bucket, items)], shape)
-            (after,) = self._ask([self._request(bucket, *look)], "reading a bucket")
-            # The count too: a cursor means nothing to another master, who may have taken over meanwhile.
-            if after == before and runs.rows == after[1]:
-                return runs
-            before = after
-        return self._read_whole([bucket], shape)
-
-    def _runs(self, hashes: Sequence[tuple[int, list[bytes]]], shape: _Shape) -> RowRuns:
-        where = [self._where(bucket) for bucket, _ in hashes]
-        return runs_of_hashes(hashes, where, shape.widths, most_bytes=PIECE_BYTES)
 
     # --- metas
 
@@ -316,9 +246,11 @@ class RedisRowStore:
             identity = self.identity()
             if identity is None:
                 raise Unavailable(f"{self._url}: the store was not created yet; its first owner does that")
-            widths = widths_of(identity.record_bytes)
-            self._known_shape = _Shape(identity.buckets, widths, FIELD_BYTES + int(widths.max()))
+            self._known_shape = _Shape(identity.buckets, widths_of(identity.record_bytes))
         return self._known_shape
+
+    def _reads(self) -> Reads:
+        return Reads(self._ask, self._keys, self._where, self._shape().widths)
 
     def _check_known(self, buckets: Sequence[Bucket]) -> None:
         if buckets and not 0 <= min(buckets) <= max(buckets) < self._shape().buckets:

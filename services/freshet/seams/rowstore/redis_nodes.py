@@ -17,15 +17,10 @@ from typing import Any
 
 import redis
 import structlog
-from redis.backoff import NoBackoff
-from redis.cluster import ClusterNode
 from redis.exceptions import (
     AskError,
-    AuthenticationError,
-    AuthorizationError,
     ClusterDownError,
     MasterDownError,
-    NoPermissionError,
     OutOfMemoryError,
     ReadOnlyError,
     RedisClusterException,
@@ -34,9 +29,9 @@ from redis.exceptions import (
     SlotNotCoveredError,
     TryAgainError,
 )
-from redis.retry import Retry
 
 from freshet.errors import ConfigError, Corrupt, Unavailable
+from freshet.seams.rowstore.redis_open import NOT_ALLOWED, Opener, said_by
 from freshet.seams.rowstore.redis_options import RedisUrl
 from freshet.seams.rowstore.redis_scripts import command
 
@@ -47,16 +42,11 @@ _log = structlog.get_logger(__name__)
 Replies = list[Any]
 """Of one request's commands: integers, bytes, None and lists of these; no errors."""
 
-_LEAST_RELEASE = 7
-"""Valkey says 7.2 where it is asked for Redis's version."""
-
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 0.5
 """Between two tries: while a master is replaced, the others need not be asked more often."""
 
 _THREADS = 32
 """Masters talked to at the same time, by all callers together."""
-
-_NOT_ALLOWED = (NoPermissionError, AuthenticationError, AuthorizationError)
 
 _PASSING = (
     redis.ConnectionError,
@@ -90,36 +80,26 @@ class Nodes:
 
         Raises:
             Unavailable: no server answers, or slots are served by nobody.
-            ConfigError: servers that must not be used: see `_check`; or they refuse us.
+            ConfigError: servers that must not be used, or they refuse us: see `Opener`.
         """
         self._url, self._options = url, url.options
-        self._checked: set[str] = set()
-        self._warned = False
+        self._opener = Opener(url)
         self._threads = ThreadPoolExecutor(_THREADS, "redis")
         self._single: redis.Redis | None = None
         self._cluster: redis.RedisCluster | None = None
         try:
-            first = self._any_server()
+            first = self._opener.any_server()
             if int(first.info("cluster")["cluster_enabled"]):
                 first.close()
-                self._cluster = self._open_cluster()
+                self._cluster = self._opener.cluster()
                 for node in self._cluster.get_primaries():  # type: ignore[no-untyped-call]
-                    self._check(node.name, self._cluster.get_redis_connection(node))
+                    self._opener.check(node.name, self._cluster.get_redis_connection(node))
             else:
                 self._single = first
-                self._check(":".join(map(str, url.servers[0])), first)
-        except _NOT_ALLOWED as error:
-            self.close()
-            raise ConfigError(
-                "Redis",
-                "",
-                f"{url} refuses user {self._options.user or 'default'!r}: {_said(error)}",
-                "a user with the rights that docs/redis.md lists",
-                "options user= and password_file= of the URL",
-            ) from error
+                self._opener.check(":".join(map(str, url.servers[0])), first)
         except (RedisError, OSError) as error:
             self.close()
-            raise Unavailable(f"{url} cannot be reached: {error}") from error
+            raise self._opener.as_ours(error) from error
         except BaseException:
             self.close()
             raise
@@ -151,7 +131,7 @@ class Nodes:
                 error = failed[waiting[0]]
                 if time.monotonic() + pause > deadline:
                     raise self._as_ours(error, doing) from error
-                _log.debug("redis is asked again", doing=doing, requests=len(waiting), reason=_said(error))
+                _log.debug("redis is asked again", doing=doing, requests=len(waiting), reason=said_by(error))
                 threading.Event().wait(pause)
                 pause = min(2 * pause, _LONGEST_PAUSE_S)
                 self._look_again()
@@ -195,7 +175,7 @@ class Nodes:
             data.append(command(b"WAIT", b"%d" % want, b"%d" % self._options.wait_ms))
         answers: list[tuple[int, Replies | Exception]] = []
         try:
-            self._check(name, client)
+            self._opener.check(name, client)
             with _connection_of(client) as connection:
                 connection.send_packed_command([b"".join(data)])
                 for i, request in requests.items():
@@ -223,86 +203,20 @@ class Nodes:
             try:
                 self._cluster.nodes_manager.initialize()
             except (RedisError, OSError) as error:
-                _log.debug("the cluster's slots are not known", reason=_said(error))
+                _log.debug("the cluster's slots are not known", reason=said_by(error))
 
     def _as_ours(self, error: Exception, doing: str) -> Exception:
         """What callers are told."""
-        said = f"{self._url}: {doing} failed: {_said(error)}"
+        said = f"{self._url}: {doing} failed: {said_by(error)}"
         if isinstance(error, ConfigError):
             return error
-        if isinstance(error, _NOT_ALLOWED):
+        if isinstance(error, NOT_ALLOWED):
             return Unavailable(f"{said}\n  the user may not do that; docs/redis.md lists the rights it needs")
         if isinstance(error, OutOfMemoryError):
             return Unavailable(f"{said}\n  Redis is full: raise maxmemory, or add masters; nothing was torn")
         if isinstance(error, ResponseError) and str(error).startswith("WRONGTYPE"):
             return Corrupt(f"{said}\n  a key of the store was written by something else than freshet")
         return Unavailable(f"{said}\n  not known to be done; trying again is safe")
-
-    # --- opening
-
-    def _any_server(self) -> redis.Redis:
-        """The first server of the URL that answers."""
-        for last, (host, port) in enumerate(self._url.servers, 1 - len(self._url.servers)):
-            client = redis.Redis(host, port, retry=Retry(NoBackoff(), 0), **self._connecting())
-            try:
-                client.ping()
-            except (redis.ConnectionError, redis.TimeoutError, OSError) as error:
-                client.close()
-                if last == 0 or isinstance(error, _NOT_ALLOWED):
-                    raise
-            else:
-                return client
-        raise AssertionError("a URL names a server")
-
-    def _open_cluster(self) -> redis.RedisCluster:
-        nodes = [ClusterNode(*server) for server in self._url.servers]  # type: ignore[no-untyped-call]
-        return redis.RedisCluster(startup_nodes=nodes, **self._connecting())
-
-    def _connecting(self) -> dict[str, Any]:
-        """What every connection is opened with."""
-        options = self._options
-        tls = {
-            "ssl": True,
-            "ssl_ca_certs": options.ca_file or None,
-            "ssl_certfile": options.cert_file or None,
-            "ssl_keyfile": options.key_file or None,
-        }
-        return {
-            "username": options.user or None,
-            "password": self._url.password,
-            "socket_timeout": options.timeout_ms / 1000,
-            "socket_connect_timeout": options.timeout_ms / 1000,
-            "protocol": 2,
-            **(tls if self._url.tls else {}),
-        }
-
-    def _check(self, name: str, client: redis.Redis) -> None:
-        """Look at a master before it is first used.
-
-        Raises ConfigError if it is too old, or may evict rows.
-        """
-        if name in self._checked:
-            return
-        info = client.info()
-        release, policy = str(info["redis_version"]), str(info.get("maxmemory_policy", "not said"))
-        if int(release.partition(".")[0]) < _LEAST_RELEASE:
-            raise ConfigError("Redis", f"release of {name}", release, "7.0 or newer, or Valkey", "")
-        if policy != "noeviction":
-            raise ConfigError(
-                "Redis",
-                f"maxmemory-policy of {name}",
-                policy,
-                "noeviction: a server that evicts turns learned rows into new ones, and nobody is told",
-                "CONFIG SET maxmemory-policy noeviction, and the same in its file; of replicas too",
-            )
-        self._checked.add(name)
-        if not int(info.get("aof_enabled", 0)) and not self._warned:
-            self._warned = True
-            _log.warning(
-                "appendonly is off: a master that restarts is empty, and so are its replicas then; every "
-                "sample since the log's start would be trained on again, if the log still has it",
-                server=name,
-            )
 
 
 class _TooFewReplicas(RedisError):
@@ -337,7 +251,3 @@ def _read(connection: Any, count: int) -> Replies | Exception:
             errors += [part for part in reply if isinstance(part, Exception)]
         replies.append(reply)
     return errors[0] if errors else replies
-
-
-def _said(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}" if not isinstance(error, ResponseError) else str(error)

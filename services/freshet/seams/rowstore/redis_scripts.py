@@ -1,16 +1,21 @@
-"""What is sent to Redis: keys, Lua scripts, and the commands of a bucket's flush.
+"""What is sent to Redis: keys, Lua scripts, and how a command is written.
 
-A bucket has two keys in one slot: `{name:bucket}:rows`, a hash of its rows (`freshet.tables.hashes`), and
-`{name:bucket}:meta`, a hash of fence, seq and the rest of `BucketMeta`. What both hold changes in one step:
+A bucket has two keys in one slot: `{name:bucket}:rows`, a hash of pages of its rows (`freshet.tables.pages`),
+and `{name:bucket}:meta`, a hash of fence, seq and the rest of `BucketMeta`, and of how many bytes the pages
+take: `base` those that the bucket began with when it was last written whole or put together, `added` those
+since. What both hold changes in one step:
 
-- Nothing but meta and removed keys: one script, APPLY.
-- Changed rows: MULTI, GATE, plain HSETs, COMMIT, EXEC. GATE compares (fence, seq); if the flush may not be
-  written it moves the rows out of the way, so that the HSETs fill a hash that COMMIT throws away. Rows are
-  thus written by native commands (measured: at 0.8 to 0.9 of what plain HSETs reach; rows as a script's
-  arguments: 0.35 to 0.6), and nothing else runs between MULTI and EXEC. Redis refuses the EXEC as a whole
-  if memory is full, and so before GATE has done anything.
-- A whole bucket: its rows are first gathered under a key of their own, which expires if nobody finishes it;
+- Nothing but meta: one script, APPLY.
+- Changed rows and removed keys: MULTI, GATE, a plain HSET of their pages, COMMIT, EXEC. GATE compares
+  (fence, seq); if the flush may not be written it moves the rows out of the way, so that the HSET fills a
+  hash that COMMIT throws away. Pages are thus written by a native command (Lua hashes every byte of a
+  script's arguments: measured, that doubles a server's work), and nothing else runs between MULTI and EXEC.
+- A whole bucket: its pages are first gathered under a key of their own, which expires if nobody finishes it;
   then one script, SWAP, puts it in the place of the old ones. However large a bucket, that is one RENAME.
+- Pages put together: gathered likewise; REPLACE puts them in the place of those that they were made of, if
+  (fence, seq) is still what it was when those were read.
+
+Redis refuses a script, and an EXEC, as a whole if memory is full: before anything has been done.
 
 Scripts are sent as text (EVAL): a transaction whose GATE was not found, as a new master does not know it,
 would go on without it.
@@ -18,7 +23,7 @@ would go on without it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 __all__ = [
     "APPLY",
@@ -30,20 +35,28 @@ __all__ = [
     "META_FIELDS",
     "MULTI",
     "OPEN",
+    "REPLACE",
+    "SLACK_BYTES",
     "SWAP",
-    "WRITE",
+    "WRITTEN",
     "command",
+    "command_of",
     "evaluate",
 ]
 
 META_FIELDS = (b"fence", b"seq", b"rows", b"applied", b"rows_offset", b"clock_ms", b"format")
 """Of a bucket's meta, in the order in which scripts take them."""
 
-WRITE = 3
-"""GATE's answer if the flush is to be written; any other is a FlushOutcome."""
+WRITTEN = 3
+"""COMMIT's answer if pages were written is this and the bytes that the bucket's pages now take, if they
+should be put together; 0 if not. 1 and 2 are a FlushOutcome."""
 
 STAGE_EXPIRES_S = 600
-"""Rows that were gathered for a whole bucket and never put in place: longer than any call takes."""
+"""Pages that were gathered for a whole bucket and never put in place: longer than any call takes."""
+
+SLACK_BYTES = 64 << 10
+"""Pages are put together when those added take more than half of what the bucket began with, and this more:
+small buckets would be written again and again. Worst case: 64 MiB for a model of 1,024 buckets."""
 
 _VERDICT = """
 local function verdict(fence, seq)
@@ -55,32 +68,47 @@ if s[2] == seq then return 0 end
 if tonumber(s[2]) == tonumber(seq) - 1 then return 3 end
 return 2
 end
+"""
+
+_META = """
 local function meta()
 redis.call('HSET', KEYS[1], 'fence', ARGV[1], 'seq', ARGV[2], 'rows', ARGV[3], 'applied', ARGV[4],
 'rows_offset', ARGV[5], 'clock_ms', ARGV[6], 'format', ARGV[7])
 end
-local function remove(first)
-for i = first, #ARGV, 1000 do
-redis.call('HDEL', KEYS[2], unpack(ARGV, i, math.min(i + 999, #ARGV)))
+"""
+
+_STAGED = """
+local function staged(expected)
+local n = redis.call('HLEN', KEYS[3]) - 1
+if n == tonumber(expected) then return n end
+redis.call('UNLINK', KEYS[3])
+return nil, redis.error_reply('STAGE holds ' .. n .. ' pages, expected ' .. expected)
+end
+local function put(n, bytes)
+redis.call('HSET', KEYS[1], 'base', bytes, 'added', 0)
+redis.call('UNLINK', KEYS[2])
+redis.call('HDEL', KEYS[3], '')
+if n > 0 then
+redis.call('RENAME', KEYS[3], KEYS[2])
+redis.call('PERSIST', KEYS[2])
 end
 end
 """
 
 APPLY = (
     _VERDICT
+    + _META
     + """
 local v = verdict(ARGV[1], ARGV[2])
 if v ~= 3 then return v end
 meta()
-remove(8)
 return 0
 """
 )
-"""KEYS meta, rows; ARGV META_FIELDS, removed fields. Meta first: a full server refuses that, and with it
-all."""
+"""KEYS meta; ARGV META_FIELDS."""
 
 GATE = (
-    _VERDICT[: _VERDICT.index("local function meta")]
+    _VERDICT
     + """
 redis.call('HLEN', KEYS[2])
 local v = verdict(ARGV[1], ARGV[2])
@@ -92,22 +120,24 @@ return v
 """KEYS meta, rows, aside; ARGV fence, seq."""
 
 COMMIT = (
-    _VERDICT[_VERDICT.index("local function meta") :]
-    + """
+    _META
+    + f"""
 local v = redis.call('HGET', KEYS[1], 'gate')
 if not v then return redis.error_reply('GATE did not run') end
 redis.call('HDEL', KEYS[1], 'gate')
 if v == '3' then
 meta()
-remove(8)
-return 0
+local added = redis.call('HINCRBY', KEYS[1], 'added', ARGV[8])
+local base = tonumber(redis.call('HGET', KEYS[1], 'base') or 0)
+if added <= base / 2 + {SLACK_BYTES} then return 0 end
+return {WRITTEN} + base + added
 end
 redis.call('UNLINK', KEYS[2])
 if redis.call('EXISTS', KEYS[3]) == 1 then redis.call('RENAME', KEYS[3], KEYS[2]) end
 return tonumber(v)
 """
 )
-"""KEYS meta, rows, aside; ARGV META_FIELDS, removed fields."""
+"""KEYS meta, rows, aside; ARGV META_FIELDS, bytes of the pages."""
 
 OPEN = f"""
 if redis.call('EXISTS', KEYS[1]) == 1 then redis.call('DEL', KEYS[1]) end
@@ -118,28 +148,38 @@ return redis.call('EXPIRE', KEYS[1], {STAGE_EXPIRES_S})
 
 SWAP = (
     _VERDICT
+    + _META
+    + _STAGED
     + """
 local v = verdict(ARGV[1], ARGV[2])
 if v == 0 or v == 1 then
 redis.call('UNLINK', KEYS[3])
 return v
 end
-local n = redis.call('HLEN', KEYS[3]) - 1
-if n ~= tonumber(ARGV[8]) then
-redis.call('UNLINK', KEYS[3])
-return redis.error_reply('STAGE holds ' .. n .. ' rows, expected ' .. ARGV[8])
-end
+local n, wrong = staged(ARGV[8])
+if wrong then return wrong end
 meta()
-redis.call('UNLINK', KEYS[2])
-redis.call('HDEL', KEYS[3], '')
-if n > 0 then
-redis.call('RENAME', KEYS[3], KEYS[2])
-redis.call('PERSIST', KEYS[2])
-end
+put(n, ARGV[9])
 return 0
 """
 )
-"""KEYS meta, rows, stage; ARGV META_FIELDS, rows in the stage."""
+"""KEYS meta, rows, stage; ARGV META_FIELDS, pages in the stage, their bytes."""
+
+REPLACE = (
+    _STAGED
+    + """
+local s = redis.call('HMGET', KEYS[1], 'fence', 'seq')
+if s[1] ~= ARGV[1] or s[2] ~= ARGV[2] then
+redis.call('UNLINK', KEYS[3])
+return 0
+end
+local n, wrong = staged(ARGV[3])
+if wrong then return wrong end
+put(n, ARGV[4])
+return 1
+"""
+)
+"""KEYS meta, rows, stage; ARGV fence, seq, pages in the stage, their bytes. Answers 1 if it was done."""
 
 CLAIM = """
 local f = redis.call('HGET', KEYS[1], 'fence')
@@ -150,7 +190,7 @@ return redis.call('HMGET', KEYS[1], 'fence', 'seq', 'rows', 'applied', 'rows_off
 """KEYS meta; ARGV fence. Answers the meta as it then is, the higher fence that there is, or nil."""
 
 CREATE = (
-    _VERDICT[_VERDICT.index("local function meta") : _VERDICT.index("local function remove")]
+    _META
     + """
 if redis.call('EXISTS', KEYS[1]) == 0 then meta() end
 return 0
@@ -161,23 +201,18 @@ return 0
 
 def command(*arguments: bytes) -> bytes:
     """One command in Redis's protocol."""
-    return b"*%d\r\n%b" % (len(arguments), _bulk(arguments))
+    return command_of(0, *arguments)
 
 
-def evaluate(
-    script: str,
-    keys: Sequence[bytes],
-    arguments: Sequence[bytes],
-    more: bytes | memoryview = b"",
-    how_many_more: int = 0,
-) -> bytes:
-    """EVAL of a script; `more` holds further arguments, as they go over the wire."""
-    known = (b"EVAL", script.strip().encode(), b"%d" % len(keys), *keys, *arguments)
-    return b"".join((b"*%d\r\n" % (len(known) + how_many_more), _bulk(known), more))
+def command_of(more: int, *arguments: bytes) -> bytes:
+    """The begin of a command: so many more arguments, as they go over the wire, are to follow."""
+    known = b"".join([b"$%d\r\n%b\r\n" % (len(argument), argument) for argument in arguments])
+    return b"*%d\r\n%b" % (len(arguments) + more, known)
 
 
-def _bulk(arguments: Iterable[bytes]) -> bytes:
-    return b"".join([b"$%d\r\n%b\r\n" % (len(argument), argument) for argument in arguments])
+def evaluate(script: str, keys: Sequence[bytes], arguments: Sequence[bytes], more: int = 0) -> bytes:
+    """EVAL of a script; `more`: as of `command_of`."""
+    return command_of(more, b"EVAL", script.strip().encode(), b"%d" % len(keys), *keys, *arguments)
 
 
 MULTI, EXEC = command(b"MULTI"), command(b"EXEC")

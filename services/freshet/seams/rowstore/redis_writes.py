@@ -11,26 +11,38 @@ import numpy as np
 from redis.crc import key_slot
 
 from freshet.seams.rowstore.redis_nodes import Request
-from freshet.seams.rowstore.redis_scripts import APPLY, COMMIT, EXEC, GATE, MULTI, OPEN, SWAP, evaluate
+from freshet.seams.rowstore.redis_scripts import (
+    APPLY,
+    COMMIT,
+    EXEC,
+    GATE,
+    MULTI,
+    OPEN,
+    SWAP,
+    WRITTEN,
+    command_of,
+    evaluate,
+)
 from freshet.seams.rowstore.texts import offsets_text, offsets_texts
-from freshet.tables.hashes import HashWrites, hash_writes
+from freshet.tables.pages import PageWrites, page_writes
 from freshet.types import ROW_FORMAT, BucketMeta, Flush
 
 __all__ = [
     "PIECE_BYTES",
-    "ROWS_PER_COMMAND",
     "Keys",
+    "gathered",
     "keys_of",
     "meta_arguments",
     "outcome_of",
     "requests_of",
+    "stage_token",
 ]
 
 PIECE_BYTES = 16 << 20
-"""Of rows sent, or asked for, before answers are awaited: some 60 ms of one server's time."""
+"""Of rows sent, or asked for, before answers are awaited: some 20 ms of one server's time."""
 
-ROWS_PER_COMMAND = 500
-"""Of an HSET: from 50 on a command costs nothing beside its rows."""
+COMMAND_BYTES = 1 << 20
+"""Of pages that one HSET writes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +55,7 @@ class Keys:
     aside: bytes  # rows, while a flush that is not written goes by
 
     def stage(self, token: bytes) -> bytes:
-        """Where a whole bucket is gathered: a key of one flush alone."""
+        """Where a whole bucket is gathered: a key of one call alone."""
         return b"%b:%b" % (self.aside, token)
 
 
@@ -53,26 +65,30 @@ def keys_of(name: str, bucket: int) -> Keys:
     return Keys(key_slot(tag), tag + b":meta", tag + b":rows", tag + b":aside")
 
 
+def stage_token() -> bytes:
+    """Of a call that gathers pages."""
+    return secrets.token_hex(8).encode()
+
+
 def requests_of(flush: Flush, keys_of: Callable[[int], Keys]) -> Iterator[tuple[int, list[Request]]]:
     """(first bucket's place, a request for each bucket from there on), of bounded size each time."""
-    token = secrets.token_hex(8).encode()
+    token = stage_token()
     metas = _metas_of(flush)
     for low, high in _pieces(flush):
         buckets = flush.buckets[low:high]
-        keys = [keys_of(b) for b in buckets.tolist()]
         runs = flush.runs.of_buckets(int(buckets[0]), int(buckets[-1]) + 1)
-        rows = np.zeros(high - low, np.int64)
-        np.add.at(rows, np.searchsorted(buckets, runs.directory["bucket"]), runs.directory["rows"])
-        into = [k.stage(token) if flush.whole else k.rows for k in keys]
-        writes = hash_writes(runs, buckets, into, rows_per_command=ROWS_PER_COMMAND)
+        writes = page_writes(runs, buckets, flush.seqs[low:high], whole=flush.whole)
+        keys = [keys_of(b) for b in buckets.tolist()]
         make = _whole if flush.whole else _changed
-        yield low, [make(keys[i], into[i], metas[low + i], writes, i, n) for i, n in enumerate(rows.tolist())]
+        yield low, [make(keys[i], metas[low + i], writes, i, token) for i in range(high - low)]
 
 
-def outcome_of(replies: Sequence[Any]) -> int:
-    """The FlushOutcome that a request's replies end with."""
-    last = replies[-1]
-    return int(last[-1] if isinstance(last, list) else last)
+def outcome_of(replies: Sequence[Any]) -> tuple[int, int]:
+    """(FlushOutcome; bytes of the bucket's pages if they should be put together, else 0) that replies end
+    with."""
+    end = replies[-1]
+    last = int(end[-1] if isinstance(end, list) else end)
+    return (0, last - WRITTEN) if last >= WRITTEN else (last, 0)
 
 
 def meta_arguments(meta: BucketMeta) -> list[bytes]:
@@ -82,26 +98,36 @@ def meta_arguments(meta: BucketMeta) -> list[bytes]:
     return [*texts[:3], offsets_text(meta.applied).encode(), *texts[3:]]
 
 
-def _changed(
-    keys: Keys, rows_key: bytes, meta: list[bytes], writes: HashWrites, i: int, rows: int
-) -> Request:
+def gathered(stage: bytes, writes: PageWrites, i: int) -> list[bytes | memoryview]:
+    """Commands that gather the i-th bucket's pages under a key: OPEN's, then one each two."""
+    return [evaluate(OPEN, [stage], []), *_sets(stage, writes, i)]
+
+
+def _sets(key: bytes, writes: PageWrites, i: int) -> Iterator[bytes | memoryview]:
+    """HSETs of the i-th bucket's pages: begin and arguments of each."""
+    for pages, arguments in writes.of(i, COMMAND_BYTES):
+        yield command_of(2 * pages, b"HSET", key)
+        yield arguments
+
+
+def _changed(keys: Keys, meta: list[bytes], writes: PageWrites, i: int, _: bytes) -> Request:
     """Changed rows and removed keys of the i-th bucket."""
-    removed, how_many = writes.removed_of(i), writes.removed_fields[i]
-    if not rows:
-        return Request(keys.slot, [evaluate(APPLY, [keys.meta, rows_key], meta, removed, how_many)], 1)
-    all_keys = [keys.meta, rows_key, keys.aside]
-    commit = evaluate(COMMIT, all_keys, meta, removed, how_many)
-    gate = evaluate(GATE, all_keys, meta[:2])
-    data: list[bytes | memoryview] = [MULTI, gate, writes.sets_of(i), commit, EXEC]
-    return Request(keys.slot, data, 4 + writes.set_commands[i])
+    if not writes.pages_of(i):
+        return Request(keys.slot, [evaluate(APPLY, [keys.meta], meta)], 1)
+    all_keys = [keys.meta, keys.rows, keys.aside]
+    data: list[bytes | memoryview] = [MULTI, evaluate(GATE, all_keys, meta[:2])]
+    data += _sets(keys.rows, writes, i)
+    data += [evaluate(COMMIT, all_keys, [*meta, b"%d" % writes.bytes_of(i)]), EXEC]
+    return Request(keys.slot, data, 4 + (len(data) - 4) // 2)
 
 
-def _whole(keys: Keys, stage: bytes, meta: list[bytes], writes: HashWrites, i: int, rows: int) -> Request:
+def _whole(keys: Keys, meta: list[bytes], writes: PageWrites, i: int, token: bytes) -> Request:
     """All rows of the i-th bucket, in the place of what it holds."""
-    swap = evaluate(SWAP, [keys.meta, keys.rows, stage], [*meta, b"%d" % rows])
-    return Request(
-        keys.slot, [evaluate(OPEN, [stage], []), writes.sets_of(i), swap], 2 + writes.set_commands[i]
-    )
+    stage = keys.stage(token)
+    data = gathered(stage, writes, i)
+    known = [*meta, b"%d" % writes.pages_of(i), b"%d" % writes.bytes_of(i)]
+    data.append(evaluate(SWAP, [keys.meta, keys.rows, stage], known))
+    return Request(keys.slot, data, 2 + (len(data) - 2) // 2)
 
 
 def _metas_of(flush: Flush) -> list[list[bytes]]:

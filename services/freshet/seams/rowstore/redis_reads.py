@@ -1,0 +1,162 @@
+"""Reading the Redis row store: the pages of buckets, and the rows they add up to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from freshet.seams.rowstore.ahead import ahead
+from freshet.seams.rowstore.redis_nodes import Replies, Request
+from freshet.seams.rowstore.redis_scripts import EXEC, MULTI, command
+from freshet.seams.rowstore.redis_writes import PIECE_BYTES, Keys
+from freshet.seams.rowstore.segments import find, parts_of
+from freshet.tables.pages import pages_of, runs_of_pages, which_may_hold
+from freshet.types import U8, U32, U64, Bool, RowRuns
+
+__all__ = ["Reads"]
+
+BYTES_AT_ONCE = 32 << 20
+"""A bucket with more is not read by one HGETALL, which would hold its server for more than some 20 ms, but
+some pages at a time, again if they changed meanwhile; after TRIES by one HGETALL after all."""
+
+TRIES = 3
+
+Ask = Callable[[Sequence[Request], str], list[Replies]]
+
+
+@dataclass(frozen=True, slots=True)
+class Labelled:
+    """Pages of a bucket, and the (fence, seq) that they were written under: as of one moment."""
+
+    fence: bytes | None  # None: the bucket has no meta
+    seq: bytes | None
+    items: list[bytes]  # field, value, field, value ...
+
+
+@dataclass(frozen=True, slots=True)
+class Reads:
+    """Reads of one store. Thread-safe if `ask` is."""
+
+    ask: Ask
+    keys_of: Callable[[int], Keys]
+    where: Callable[[int], str]
+    widths: U32  # (256,) bytes of a record by table id
+
+    def scan(self, buckets: Sequence[int]) -> Iterator[RowRuns]:
+        """All rows of rising buckets, in pieces; the next is asked for while one is used."""
+        for runs in ahead(self._scanned(buckets)):
+            yield from parts_of(runs, PIECE_BYTES)
+
+    def labelled(self, buckets: Sequence[int]) -> list[Labelled]:
+        """Pages of each bucket with what they were written under."""
+        requests = []
+        for keys in map(self.keys_of, buckets):
+            look, pages = command(b"HMGET", keys.meta, b"fence", b"seq"), command(b"HGETALL", keys.rows)
+            requests.append(Request(keys.slot, [MULTI, look, pages, EXEC], 4))
+        found = []
+        for replies in self.ask(requests, "reading buckets"):
+            (fence, seq), items = replies[-1]
+            found.append(Labelled(fence, seq, items))
+        return found
+
+    def runs(self, pages: Sequence[tuple[int, list[bytes]]]) -> RowRuns:
+        """The rows that pages of buckets add up to."""
+        where = [self.where(bucket) for bucket, _ in pages]
+        return runs_of_pages(pages, where, self.widths, most_bytes=PIECE_BYTES)
+
+    def read(self, bucket: int, table: int, keys: U64) -> tuple[Bool, U8]:
+        """Rows by key: (found (N,), records (N, W); zeros where not found).
+
+        Two round trips: which pages there are, then those that may hold one of the keys.
+        """
+        there, records = (
+            np.zeros(len(keys), np.bool_),
+            np.zeros((len(keys), int(self.widths[table])), np.uint8),
+        )
+        for run in self.runs([(bucket, self._pages_with(bucket, table, keys))]):
+            if run.table == table:
+                found, at = find(run.keys, keys)
+                there |= found
+                records[found] = run.records[at[found]]
+        return there, records
+
+    def _scanned(self, buckets: Sequence[int]) -> Iterator[RowRuns]:
+        together: list[int] = []
+        size = 0
+        for bucket, taken in zip(buckets, self._sizes(buckets), strict=True):
+            if taken > BYTES_AT_ONCE:
+                yield self.runs([(bucket, self._large(bucket))])
+                continue
+            if together and size + taken > PIECE_BYTES:
+                yield self._whole(together)
+                together, size = [], 0
+            together.append(bucket)
+            size += taken
+        if together:
+            yield self._whole(together)
+
+    def _sizes(self, buckets: Sequence[int]) -> list[int]:
+        """About how many bytes each bucket's pages take."""
+        sizes = [
+            self._request(bucket, command(b"HMGET", self.keys_of(bucket).meta, b"base", b"added"))
+            for bucket in buckets
+        ]
+        return [sum(int(part or 0) for part in reply) for (reply,) in self.ask(sizes, "reading sizes")]
+
+    def _whole(self, buckets: Sequence[int]) -> RowRuns:
+        requests = [self._request(b, command(b"HGETALL", self.keys_of(b).rows)) for b in buckets]
+        replies = self.ask(requests, "reading buckets")
+        return self.runs([(bucket, items) for bucket, (items,) in zip(buckets, replies, strict=True)])
+
+    def _large(self, bucket: int) -> list[bytes]:
+        """Pages of a bucket as of one moment, without holding its server."""
+        keys = self.keys_of(bucket)
+        look = [command(b"HMGET", keys.meta, b"fence", b"seq"), command(b"HKEYS", keys.rows)]
+        (before,) = self.ask([self._request(bucket, *look)], "reading a bucket")
+        for _ in range(TRIES):
+            fields: list[bytes] = before[1]
+            values = self._values(bucket, fields)
+            (after,) = self.ask([self._request(bucket, *look)], "reading a bucket")
+            # Pages are never changed; those that were put together meanwhile are missing, or have other
+            # names.
+            if after == before and None not in values:
+                return [
+                    part for pair in zip(fields, values, strict=True) for part in pair if part is not None
+                ]
+            before = after
+        ((items,),) = self.ask([self._request(bucket, command(b"HGETALL", keys.rows))], "reading a bucket")
+        whole: list[bytes] = items
+        return whole
+
+    def _values(self, bucket: int, fields: Sequence[bytes]) -> list[bytes | None]:
+        """The pages of these names, a bounded number at a time; None for those that are gone."""
+        some = 128  # some 7 MB
+        values: list[bytes | None] = []
+        for low in range(0, len(fields), some):
+            step = command(b"HMGET", self.keys_of(bucket).rows, *fields[low : low + some])
+            ((found,),) = self.ask([self._request(bucket, step)], "reading a bucket")
+            values += found
+        return values
+
+    def _pages_with(self, bucket: int, table: int, keys: U64) -> list[bytes]:
+        """Pages that may know one of the keys: field, value, field, value ..."""
+        names = self._request(bucket, command(b"HKEYS", self.keys_of(bucket).rows))
+        for _ in range(TRIES):
+            ((fields,),) = self.ask([names], "reading rows")
+            pages = pages_of(fields, self.where(bucket))
+            chosen = [fields[i] for i in np.flatnonzero(which_may_hold(pages, table, keys)).tolist()]
+            values = self._values(bucket, chosen)
+            if None not in values:
+                return _items(chosen, values)
+        (only,) = self.labelled([bucket])
+        return only.items
+
+    def _request(self, bucket: int, *commands: bytes) -> Request:
+        return Request(self.keys_of(bucket).slot, commands, len(commands))
+
+
+def _items(fields: Sequence[bytes], values: Sequence[bytes | None]) -> list[bytes]:
+    """Field, value, field, value ... of fields that all have one."""
+    return [part for pair in zip(fields, values, strict=True) for part in pair if part is not None]

@@ -1,0 +1,56 @@
+// Rows as pages of Redis hashes. A bucket's rows are one hash. Each field of it is a page: a run of one table as one flush
+// wrote it, or a part of one. Of several pages that know a key the one of the highest seq decides. Here are the arguments
+// that write runs as pages, and the runs that pages add up to.
+#pragma once
+
+#include <span>
+#include <string>
+#include <vector>
+
+#include "freshet/runs.hpp"
+
+namespace freshet {
+
+// The field: what a reader must know to leave a page where it is. Never written twice with another content, as long as
+// nothing that Redis had acknowledged is lost.
+struct __attribute__((packed)) PageName {
+  u64 seq;          // of the flush; of what was put together, the newest one's
+  u32 part;         // counts a flush's pages of a bucket; those that hold a bucket whole have page_of_all set
+  u32 table;
+  u64 first, last;  // of the page's keys and removed keys
+};
+static_assert(sizeof(PageName) == 32);
+
+constexpr u32 page_of_all = 1u << 31;
+
+// The value: this, then keys, removed keys and records as in a run.
+struct __attribute__((packed)) PageHead {
+  u32 rows, removed;
+  u32 keys_crc, records_crc;  // CRC-32, as in a run's entry
+};
+static_assert(sizeof(PageHead) == 16);
+
+// Pages of K buckets, bucket after bucket.
+struct PageWrites {
+  Column<u8> arguments;     // field, value, field, value ... as arguments of a command in RESP
+  std::vector<i64> ends;    // of each page in `arguments`
+  std::vector<i64> pages;   // (K,) how many
+};
+
+// Pages of the runs of `buckets` (rising), each of its bucket's seq. No value is longer than `page_bytes`, but one of a
+// single row. Returns what is wrong with the runs, or an empty string.
+std::string page_writes(const RunsView& runs, const RecordWidths& widths, std::span<const i64> buckets,
+                        std::span<const i64> seqs, bool whole, u32 page_bytes, PageWrites& out);
+
+// Pages of one bucket, as HGETALL answers them: field, value, field, value ...
+struct PagesOfBucket {
+  u32 bucket;
+  std::span<const std::span<const u8>> items;
+};
+
+// The rows that pages add up to, as runs; nothing older than the pages exists. Runs longer than `most_bytes` are cut.
+// Returns what is wrong with bucket `failed`, or an empty string; all bytes that were used have been checked.
+std::string runs_of_pages(std::span<const PagesOfBucket> buckets, const RecordWidths& widths, u64 most_bytes, RunColumns& out,
+                          size_t& failed);
+
+}  // namespace freshet

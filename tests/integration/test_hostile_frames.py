@@ -1,0 +1,148 @@
+"""What is no frame, or a frame that means ill, is refused by a shard and an embedder: told, counted, lived
+through."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import grpc
+import numpy as np
+import pytest
+
+from freshet.errors import BadInput, Corrupt, FreshetError, Mismatch, TooLarge
+from freshet.paramserver.server import identity_of, serve_rows
+from freshet.runtime.grpc_server import GrpcServer
+from freshet.seams.batches.frames import Asked, asked_of, gradients_frame, settle_frame, take_frame
+from freshet.seams.eventlog.sqlite import SqliteEventLog
+from freshet.seams.rowstore.sqlite import SqliteRowStore
+from freshet.seams.transport import MIB, Transport, method_name, open_channel
+from freshet.spec.layout import layout_of
+from freshet.spec.parse import parse_spec
+from freshet.testing.contracts.rowservice import BUCKETS, PARTITIONS
+from freshet.types import Fence, OffsetRange
+from freshet.wire.failures import failure_of
+from freshet.wire.frames import BadFrame, Frame, Kind, LargeFrame, OtherFrame, decode_frame, encode_frame
+from freshet.wire.row_frames import Described, lookup_frame, push_frame
+from freshet.wire.values import RowCodec
+from tests.contract.test_rowservice import SPEC, shard_of, topics_made
+from tests.integration.hostile import MESSAGES, answers, hostile, sealed
+from tests.unit.embedder.scene import RemoteScene
+
+TRANSPORT = Transport(token="sesame-of-the-test", max_message_bytes=MIB)
+REFUSALS = (Corrupt, TooLarge, Mismatch, BadInput)
+"""Families of what a listener counts as refused; others say what became of a sound request."""
+
+FRAME_REASONS = {"truncated", "oversized", "magic", "version", "crc", "shape"}
+
+
+def told(answer: bytes | grpc.RpcError) -> type[FreshetError] | None:
+    """The family of an answer that is a failure; fails if the call, or the listener, broke down."""
+    if isinstance(answer, grpc.RpcError):
+        raise AssertionError(f"a call ended with {answer.code()}: {answer.details()}")
+    frame = decode_frame(answer, max_bytes=MIB)
+    if frame.kind != Kind.FAILURE:
+        return None
+    error = failure_of(frame)
+    assert type(error) is not FreshetError, f"a defect of the listener: {error}"
+    return type(error)
+
+
+def check(families: Counter[type[FreshetError] | None], server: GrpcServer) -> None:
+    """Nearly all was refused, each of it counted, for reasons of every kind."""
+    refused = sum(n for family, n in families.items() if family in REFUSALS)
+    assert sum(families.values()) == MESSAGES
+    assert refused > MESSAGES / 2
+    assert sum(server.counts.refused.values()) == refused
+    assert set(server.counts.refused) >= {"truncated", "magic", "version", "crc", "shape"}
+    assert set(server.counts.refused) <= FRAME_REASONS
+
+
+# A shard
+
+
+@pytest.fixture
+def shard(tmp_path: Path) -> Iterator[GrpcServer]:
+    spec = parse_spec(SPEC)
+    log, rows = SqliteEventLog(tmp_path / "log"), SqliteRowStore(tmp_path / "rows.sqlite")
+    with ExitStack() as stack:
+        stack.callback(log.close)
+        stack.callback(rows.close)
+        made = shard_of(spec, log, rows, topics_made(log, spec))
+        server = GrpcServer("127.0.0.1:0", TRANSPORT, identity=identity_of("contract", "hash"))
+        widths = tuple(group.width for group in layout_of(spec).groups)
+        serve_rows(server, made, Described("shard", "contract", "hash", BUCKETS, PARTITIONS, widths))
+        server.start()
+        stack.callback(server.stop, 0.0)
+        yield server
+
+
+def row_requests(widths: tuple[int, ...]) -> list[bytes]:
+    keys, tables = np.arange(1, 6, dtype=np.uint64), np.zeros(5, np.uint8)
+    gradients = np.ones((5, widths[0]), np.float32)
+    return [
+        lookup_frame(1, [(0, keys, tables)], RowCodec.FP32, create=True),
+        lookup_frame(2, [(0, keys, tables)], RowCodec.INT8, create=False),
+        push_frame(3, [OffsetRange(0, 0, 7)], 10, 5, [(0, keys, tables, gradients)], RowCodec.FP32),
+        push_frame(4, [OffsetRange(0, 0, 7)], 10, 5, [(0, keys, tables, gradients)], RowCodec.INT8),
+        encode_frame(Frame(Kind.ASK, 5)),
+    ]
+
+
+def test_a_shard_refuses_hostile_frames_and_lives(shard: GrpcServer) -> None:
+    methods = [method_name("Rows", name) for name in ("Lookup", "Push", "Applied", "Describe")]
+    chance = random.Random(3)
+    good = row_requests(tuple(group.width for group in layout_of(parse_spec(SPEC)).groups))
+    with open_channel(f"127.0.0.1:{shard.port}", TRANSPORT) as channel:
+        messages = sealed(hostile(good, MESSAGES, seed=4), seed=5)
+        check(Counter(map(told, answers(channel, lambda _: chance.choice(methods), messages))), shard)
+        (lookup,) = answers(channel, lambda _: methods[0], good[:1])
+        assert told(lookup) is None
+
+
+# An embedder
+
+
+def an_asked(seat: int = 10, wait_ms: int = 0) -> Asked:
+    return Asked(feed=1, seat=Fence(seat), rank=0, ranks=1, lanes=1, lane=0, wait_ms=wait_ms)
+
+
+def patient(messages: Iterator[bytes]) -> Iterator[bytes]:
+    """Without requests that ask to be answered later, and those of other ranks, which shut later ones out:
+    both are a rank's good right."""
+    for data in messages:
+        try:
+            asked, _ = asked_of(decode_frame(data, max_bytes=MIB), Kind(data[8]))
+        except (BadFrame, LargeFrame, OtherFrame, ValueError, IndexError):
+            yield data
+        else:
+            usual = asked.wait_ms <= 5 and asked.seat <= 10 and (asked.ranks, asked.lanes) == (1, 1)
+            yield data if usual else data[:-1]
+
+
+def test_an_embedder_refuses_hostile_frames_and_lives(tmp_path: Path) -> None:
+    log = SqliteEventLog(tmp_path / "log")
+    scene = RemoteScene(log)
+    embedder = scene.embedder(range(PARTITIONS))
+    take, give = method_name("Batches", "Take"), method_name("Batches", "Give")
+    gradients = [np.ones((3, 4), np.float32)]
+    good = [
+        take_frame(1, an_asked(), {0: 0, 1: 5}),
+        gradients_frame(2, an_asked(), {0: 3}, 1, gradients, RowCodec.FP32),
+        gradients_frame(3, an_asked(), {0: 3}, 1, None, RowCodec.FP32),
+        settle_frame(4, an_asked(), {0: 3}),
+    ]
+    chance = random.Random(6)
+    try:
+        with open_channel(embedder.address, Transport()) as channel:
+            messages = patient(sealed(hostile(good, MESSAGES, seed=7), seed=8))
+            found = Counter(map(told, answers(channel, lambda _: chance.choice((take, give)), messages)))
+            check(found, embedder.server)
+            (empty,) = answers(channel, lambda _: take, [take_frame(9, an_asked(seat=11), {})])
+            assert told(empty) is None
+    finally:
+        scene.close()
+        log.close()
