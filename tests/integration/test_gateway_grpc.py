@@ -5,12 +5,14 @@ from __future__ import annotations
 import struct
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import grpc
 import httpx
 import orjson
 import pytest
+import trustme
 
 from freshet.errors import Unavailable
 from freshet.runtime.ports import free_ports
@@ -20,6 +22,7 @@ from freshet.wire.schemas import frame
 from tests.integration.hostile import MESSAGES, hostile
 from tests.integration.serving import wait_for
 from tests.integration.test_gateway import Running, action, avro, ranked, start
+from tests.servers.certificates import issued
 
 __all__ = ["start"]  # the fixture
 
@@ -196,6 +199,66 @@ def test_a_stop_ends_streams_and_what_was_answered_is_durable(gateway: Running, 
     assert all(o < bounds[p] for p, o in told)
 
 
+def refused(gateway: Running, reason: str) -> float:
+    """How many this gateway says that it has refused for it."""
+    lines = httpx.get(f"{gateway.url}/metrics").text.splitlines()
+    begin = f'freshet_grpc_refused_total{{reason="{reason}"}}'
+    return sum(float(line.split()[-1]) for line in lines if line.startswith(begin))
+
+
+def test_certificates_and_token_are_asked_for(
+    start: Callable[..., Running], port: int, tmp_path: Path
+) -> None:
+    authority, stranger = trustme.CA(), trustme.CA()
+    files = issued(authority, tmp_path)
+    (tmp_path / "token").write_text("sesame-of-the-test\n")
+    gateway = start(
+        gateway_grpc_port=str(port),
+        gateway_grpc_ca_file=str(files.ca),
+        gateway_grpc_cert_file=str(files.cert),
+        gateway_grpc_key_file=str(files.key),
+        gateway_grpc_token_file=str(tmp_path / "token"),
+    )
+    token = (("authorization", "Bearer sesame-of-the-test"),)
+    asked = M.PutRequest(stream=SERVED, encoding=JSON, body=text(ranked())).SerializeToString()
+
+    def put(by: trustme.CA | None, metadata: Any = token, *, tls: bool = True) -> int:
+        """How many events are acknowledged to who shows a certificate of `by`."""
+        mine = issued(by, tmp_path, "client") if by is not None else None
+        pair = (mine.key.read_bytes(), mine.cert.read_bytes()) if mine else (None, None)
+        shown = grpc.ssl_channel_credentials(files.ca.read_bytes(), *pair)
+        at = f"localhost:{port}"
+        with grpc.secure_channel(at, shown) if tls else grpc.insecure_channel(at) as channel:
+            called = channel.unary_unary("/freshet.wire.v1.Gateway/Put")
+            return len(M.PutResponse.FromString(called(asked, timeout=DEADLINE_S, metadata=metadata)).offsets)
+
+    assert put(authority) == 1
+    for metadata in ((), (("authorization", "Bearer other"),)):
+        with pytest.raises(grpc.RpcError, match="token is missing or wrong") as told:
+            put(authority, metadata)
+        assert told.value.code() is grpc.StatusCode.UNAUTHENTICATED
+    assert refused(gateway, "token") == 2
+    for by, tls in ((stranger, True), (None, True), (None, False)):
+        with pytest.raises(grpc.RpcError) as told:
+            put(by, tls=tls)
+        assert told.value.code() is grpc.StatusCode.UNAVAILABLE
+    assert put(authority) == 1
+    assert len(gateway.records("feed.ranked")) == 2
+
+
+def test_a_message_beyond_the_limit_is_refused_and_counted(start: Callable[..., Running], port: int) -> None:
+    gateway = start(gateway_grpc_port=str(port), gateway_max_body_bytes=str(1 << 20))
+    talk = Talk(port)
+    with pytest.raises(grpc.RpcError, match="send it in smaller pieces"):
+        talk.send(b"\0" * ((1 << 20) + 1))
+    with pytest.raises(grpc.RpcError, match="larger than max"):
+        talk.send(b"\0" * (3 << 20))
+    assert refused(gateway, "too_large") == 1
+    wait_for(lambda: refused(gateway, "no_message") == 1)
+    assert len(talk.put(text(ranked())).offsets) == 1
+    talk.channel.close()
+
+
 def test_hostile_messages_are_refused_and_counted_and_it_lives(gateway: Running, talk: Talk) -> None:
     good = [
         M.PutRequest(id=5, stream=SERVED, encoding=JSON, body=text(ranked())).SerializeToString(),
@@ -208,8 +271,6 @@ def test_hostile_messages_are_refused_and_counted_and_it_lives(gateway: Running,
     codes = Counter(a.error.code for a in answers if a.HasField("error"))
     assert "internal" not in codes
     assert codes["bad_input"] > MESSAGES / 10
-    lines = httpx.get(f"{gateway.url}/metrics").text.splitlines()
-    counted = [x for x in lines if x.startswith('freshet_grpc_refused_total{reason="bad_input"}')]
-    assert float(counted[0].split()[-1]) == codes["bad_input"]
+    assert refused(gateway, "bad_input") == codes["bad_input"]
     assert len(talk.put(text(ranked(99))).offsets) == 1
     wait_for(lambda: httpx.get(f"{gateway.url}/health/ready").status_code == 200)
