@@ -4,12 +4,14 @@
 
 Without --brokers it starts a Kafka of its own (the jars of `ops/install-kafka`) in a temporary folder: broker
 and clients then share the cores, and rates are those of both. Data is in the page cache; Kafka does not wait
-for a disk. Goals: consume >= 500,000 records/s; in transactions, committed about every 200 ms, >= 100,000
-events/s.
+for a disk. The joiner reads a backlog of the shapes of `tests.perf.join` over 8 partitions, each with a named
+writer, and appends samples and commits in transactions. Goals: consume >= 500,000 records/s; the joiner >=
+100,000 events/s.
 """
 
 from __future__ import annotations
 
+import json
 import tempfile
 import time
 from contextlib import ExitStack
@@ -18,14 +20,23 @@ from uuid import uuid4
 
 import numpy as np
 
+from freshet.features import SampleDecoder, encode_blocks, read_blocks
+from freshet.joiner.start import make, pace_of
 from freshet.seams.eventlog import EventLog
+from freshet.seams.eventlog.topics import ensure_topics
 from freshet.seams.open import open_eventlog
-from freshet.types import Append, TopicPartition
+from freshet.spec.layout import layout_of
+from freshet.spec.parse import parse_spec
+from freshet.types import Append, BytesColumn, TopicPartition
+from freshet.wire.schemas import SchemaRegistry
+from tests.perf.decode import rows_of, schema_of, spec_of
+from tests.perf.join import ACTION, SERVED, SPEC, action, served
 from tests.perf.log import BLOCK, RECORD_BYTES, column
 from tests.perf.report import Figures, command
 from tests.servers.kafka import Kafka
 
 COMMIT_S = 0.2
+SENT_AT_ONCE = 65_536
 
 
 def append_speed(log: EventLog, batch: int, total: int, width: int = RECORD_BYTES) -> Figures:
@@ -70,10 +81,10 @@ def transaction_speed(log: EventLog, partitions: int, seconds: float, per_commit
         per_commit: events of a transaction, one begun every COMMIT_S or when the last is done; None: one
             event, as fast as commits go.
     """
-    topic = f"transactions.{per_commit}"
+    topic = f"transactions.{per_commit or 1}"
     log.create_topic(topic, partitions=partitions)
     writer, values = (
-        log.writer(f"perf.{per_commit}"),
+        log.writer(f"perf.{per_commit or 1}"),
         column(max((per_commit or 1) // partitions, 1), RECORD_BYTES),
     )
     appends = [Append(topic, p, values) for p in range(partitions if per_commit else 1)]
@@ -95,6 +106,106 @@ def transaction_speed(log: EventLog, partitions: int, seconds: float, per_commit
         "p50_ms": float(p50) * 1e3,
         "p99_ms": float(p99) * 1e3,
     }
+
+
+def decode_speed(log: EventLog, total: int) -> Figures:
+    """Blocks of samples of 40 fields, read and decoded to keys and columns by one thread."""
+    schema, spec = schema_of(False), spec_of(False)
+    rows = rows_of(schema, BLOCK, False).records
+    block = encode_blocks(
+        1,
+        sample_ids=np.arange(BLOCK),
+        event_times_ms=np.full(BLOCK, 1_700_000_000_000),
+        request_ids=np.arange(BLOCK, dtype=np.uint64),
+        values=np.zeros(BLOCK, np.float32),
+        weights=np.ones(BLOCK, np.float32),
+        labels=np.zeros(BLOCK, np.uint8),
+        payloads=rows,
+        block_ends=np.array([BLOCK]),
+    )
+    at = TopicPartition("samples.of.40.fields", 0)
+    log.create_topic(at.topic, partitions=1)
+    writer, sixteen = log.writer(), BytesColumn.concat([block] * 16)
+    for _ in range(total // (16 * BLOCK)):
+        writer.append([Append(at.topic, 0, sixteen)])
+    writer.close()
+    decoder = SampleDecoder(spec, layout_of(spec), lambda _: schema)
+    wanted = total // (16 * BLOCK) * 16 * BLOCK
+    reader, seen = log.reader(), 0
+    reader.assign({at: 0})
+    began, cpu = time.perf_counter(), time.process_time()
+    while seen < wanted:
+        for _, records in reader.poll(64, 1.0):
+            read = read_blocks(records.values)
+            decoder.decode(read.payloads, 1, read.event_times_ms)
+            seen += len(read.payloads)
+    took, cpu = time.perf_counter() - began, time.process_time() - cpu
+    reader.close()
+    return {
+        "samples_per_s": seen / took,
+        "mb_per_s": seen / BLOCK * len(block.data) / took / 1e6,
+        "cpu_us_per_sample": cpu / seen * 1e6,
+    }
+
+
+def joiner_speed(log: EventLog, emit: str, items: int, events: int) -> Figures:
+    """A joiner alone, from a backlog to its end; opening its writers is told apart.
+
+    Args:
+        log: topics of its own are made on it.
+        emit: `early` or `window`.
+        items: impressions of a served event; every tenth gets an action.
+        events: of both kinds.
+    """
+    spec = parse_spec(SPEC.format(emit=emit))
+    topics = ensure_topics(log, spec)
+    registry = SchemaRegistry(log)
+    assert [registry.register(json.dumps(schema)) for schema in (SERVED, ACTION)] == [1, 2], (
+        "as in its frames"
+    )
+    sent = _send_events(log, topics.served, topics.action, spec.partitions, items, events)
+    joiner = make(spec, log, pace=pace_of(log, commit_interval_ms=0, poll_records=16_384))
+    began = time.perf_counter()
+    joiner.open()
+    opened, cpu = time.perf_counter(), time.process_time()
+    while sum(task.events for task in joiner.tasks.values()) < sent:
+        joiner.step()
+    joiner.finish()
+    took, cpu = time.perf_counter() - opened, time.process_time() - cpu
+    status = joiner.status
+    joiner.close()
+    assert status is not None
+    assert status.events == sent
+    return {
+        "events_per_s": sent / took,
+        "samples_per_s": status.samples / took,
+        "cpu_us_per_event": cpu / sent * 1e6,
+        "commits_per_s": status.commits / took,
+        "open_s": opened - began,
+    }
+
+
+def _send_events(
+    log: EventLog, served_topic: str, action_topic: str, partitions: int, items: int, events: int
+) -> int:
+    """Requests of so many items and the actions on them, over all partitions; how many events those are."""
+    writer, now_ms, sent = log.writer(), 10**7, 0
+    requests = round(events / (1 + items / 10))
+    for first in range(0, requests, SENT_AT_ONCE):
+        of_topics: dict[tuple[str, int], list[bytes]] = {}
+        for r in range(first, min(first + SENT_AT_ONCE, requests)):
+            of_topics.setdefault((served_topic, r % partitions), []).append(
+                served(r, 1_000 + r, range(items))
+            )
+            deeds = [action(r, i, 3_000 + r) for i in range(items) if (r * items + i) % 10 == 0]
+            if deeds:
+                of_topics.setdefault((action_topic, r % partitions), []).extend(deeds)
+        for (topic, partition), values in of_topics.items():
+            times = np.full(len(values), now_ms)
+            writer.append([Append(topic, partition, BytesColumn.of(values), times_ms=times)])
+            sent += len(values)
+    writer.close()
+    return sent
 
 
 def measure(quick: bool = False, brokers: str | None = None) -> Figures:
@@ -120,6 +231,12 @@ def measure(quick: bool = False, brokers: str | None = None) -> Figures:
         figures["transactions_of_1"] = transaction_speed(log, 4, seconds, None)
         for per_commit in (4_000, 20_000, 40_000):
             figures[f"transactions_of_{per_commit}"] = transaction_speed(log, 4, seconds, per_commit)
+        figures["read_and_decode_blocks"] = decode_speed(log, 4 * total)
+        for emit, items in (("early", 1), ("window", 1), ("early", 8)):
+            alone = open_eventlog(f"kafka://{brokers}/{uuid4().hex}")
+            stack.callback(alone.close)
+            shape = f"joiner_{emit}_{items}_{'item' if items == 1 else 'items'}"
+            figures[shape] = joiner_speed(alone, emit, items, (150_000 if quick else 600_000) // items)
     return figures
 
 
