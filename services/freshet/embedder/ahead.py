@@ -178,9 +178,14 @@ class AheadLane:
             return self._changed.wait_for(lambda: self._pusher.idle, wait_s)
 
     def covered(self) -> dict[int, int]:
-        """{partition: up to where batches were handed out}; empty before the first rewind."""
+        """{partition: up to where batches were handed out, or where no block is left that one could hold};
+        empty before the first rewind."""
         with self._changed:
-            return dict(self._covered)
+            handed, read = dict(self._covered), self._source.covered()
+            assembled = self._source.positions()
+        return {
+            p: max(stop, read.get(p, 0)) if assembled.get(p) == stop else stop for p, stop in handed.items()
+        }
 
     def void(self, why: str) -> None:
         """Drop every batch that is not out, and start again from what is applied; from any thread."""

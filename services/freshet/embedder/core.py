@@ -32,6 +32,7 @@ class _Partition:
 
     position: int
     cuts: list[int]  # rising, all > position
+    read_to: int  # what the log holds before this was offered; markers and gaps may follow the last block
     offsets: I64 = field(default_factory=lambda: np.empty(0, np.int64))
     row_ends: I64 = field(default_factory=lambda: np.empty(0, np.int64))  # rows up to and with each block
     blocks: BytesColumn = field(default_factory=lambda: BytesColumn.of([]))
@@ -44,12 +45,16 @@ class Assembler:
     """Puts blocks of a lane's partitions together into batches, in offset order within each partition.
 
     After a rewind, `cuts` are the offsets that some store had applied up to (PROTOCOL 7): a range ends at
-    each of them, and while cuts lie ahead of a partition a batch holds that partition's single range.
+    each of them, and while cuts lie ahead of a partition a batch holds that partition's single range. Where
+    no block lies before a cut the range to it holds none.
+
+    A range that takes the last block there is goes as far as the log was read: the markers behind it belong
+    to it, so that a partition that is read to its end is also covered to its end.
     """
 
     def __init__(self, positions: Mapping[int, int], cuts: Mapping[int, Sequence[int]] | None = None) -> None:
         self._partitions = {
-            p: _Partition(position, sorted(c for c in (cuts or {}).get(p, ()) if c > position))
+            p: _Partition(position, sorted(c for c in (cuts or {}).get(p, ()) if c > position), position)
             for p, position in sorted(positions.items())
         }
         self._turn = 0  # index of the partition that is served first: no partition starves
@@ -67,6 +72,7 @@ class Assembler:
         part.offsets = np.concatenate([part.offsets[keep:], records.offsets])
         part.row_ends = np.concatenate([part.row_ends[keep:] - part.taken, ends])
         part.blocks = BytesColumn.concat([part.blocks.slice(keep, len(part.blocks)), records.values])
+        part.read_to = max(part.read_to, records.next_offset)
         part.cursor = part.taken = 0
         part.waiting = int(part.row_ends[-1]) if len(part.row_ends) else 0
 
@@ -78,10 +84,17 @@ class Assembler:
         """{partition: where its next range starts}."""
         return {p: part.position for p, part in self._partitions.items()}
 
+    def covered(self) -> dict[int, int]:
+        """{partition: up to where no block waits}: past markers behind the last block as well."""
+        return {
+            p: part.read_to if part.cursor == len(part.offsets) else part.position
+            for p, part in self._partitions.items()
+        }
+
     def next(self, rows: int) -> BatchPlan | None:
         """The next batch of at least one block and at most `rows` rows (more if one block alone has more).
 
-        Returns None if no block is waiting.
+        It has no block only where a cut point follows a gap. Returns None if no block is waiting.
         """
         order = list(self._partitions)
         order = order[self._turn :] + order[: self._turn]
@@ -92,13 +105,13 @@ class Assembler:
             if part.cursor == len(part.offsets) or (part.cuts and taken):
                 continue
             count = self._blocks_that_fit(part, rows - total, first=not taken)
-            if count == 0:
-                continue
             stop = part.cursor + count
+            span = OffsetRange(p, part.position, _stop_of_range(part, stop)) if count or part.cuts else None
+            if span is None:
+                continue
             offsets = part.offsets[part.cursor : stop]
-            span = OffsetRange(p, part.position, int(offsets[-1]) + 1)
             taken.append((span, part.blocks.slice(part.cursor, stop), offsets))
-            ends_at = int(part.row_ends[stop - 1])
+            ends_at = int(part.row_ends[stop - 1]) if count else part.taken
             total += ends_at - part.taken
             alone = bool(part.cuts)
             part.position, part.cursor = span.stop, stop
@@ -126,6 +139,15 @@ class Assembler:
         ends = part.row_ends[part.cursor : limit]
         count = int(ends.searchsorted(part.taken + room, side="right"))
         return max(count, 1) if first and len(ends) else count
+
+
+def _stop_of_range(part: _Partition, stop: int) -> int:
+    """Where a range ends that takes the blocks up to the index `stop`."""
+    more = stop < len(part.offsets)
+    known = int(part.offsets[stop]) if more else part.read_to  # no block lies before this that is not taken
+    if part.cuts and known >= part.cuts[0]:
+        return part.cuts[0]
+    return int(part.offsets[stop - 1]) + 1 if more else known
 
 
 def rows_of_blocks(blocks: BytesColumn) -> I64:

@@ -89,6 +89,11 @@ class Source:
         assembler = self._assembler
         return assembler.positions() if assembler is not None else {}
 
+    def covered(self) -> dict[int, int]:
+        """{partition: up to where no block waits for a batch}; empty while there is no place to read from."""
+        assembler = self._assembler
+        return assembler.covered() if assembler is not None else {}
+
     def close(self) -> None:
         """Close the reader. Idempotent."""
         self._reader.close()
@@ -98,8 +103,8 @@ def lag_of(
     log: EventLog, topic: str, partitions: Sequence[int], covered: Mapping[int, int]
 ) -> dict[int, int]:
     """{partition: blocks in the log at or past where it is covered to, or all of them}."""
-    lag = {}
-    for p in partitions:
-        bounds = log.bounds(TopicPartition(topic, p))
-        lag[p] = bounds.end - covered.get(p, bounds.start)
-    return lag
+    found = log.all_bounds([TopicPartition(topic, p) for p in partitions])
+    return {
+        at.partition: max(0, bounds.end - covered.get(at.partition, bounds.start))
+        for at, bounds in found.items()
+    }

@@ -140,7 +140,7 @@ class LocalStream:
         lag: dict[int, int] = {}
         for state in self._lanes:
             source = state.source
-            lag |= lag_of(self._log, self._topic, source.partitions, source.positions())
+            lag |= lag_of(self._log, self._topic, source.partitions, source.covered())
         return lag
 
     def seconds(self) -> dict[str, float]:

@@ -84,7 +84,9 @@ class Progress:
             return known
         if self._joined_to(self._roles[topic], partition) <= offset:
             return None
-        target = self._log.bounds(TopicPartition(self._samples, partition)).end
+        # The end of the last block, not of the log: no batch is made for a marker behind it.
+        last = newest(self._log, TopicPartition(self._samples, partition), 1)
+        target = last[0][0] + 1 if last else 0
         self._targets[asked] = target
         if len(self._targets) > REMEMBERED:
             self._targets.popitem(last=False)

@@ -19,7 +19,7 @@ def block(rows: int) -> bytes:
     return bytes([0xB1, 1, 0, 0]) + bytes(4) + rows.to_bytes(4, "little") + bytes(4)
 
 
-def records(offsets: list[int], rows: list[int]) -> Records:
+def records(offsets: list[int], rows: list[int], next_offset: int | None = None) -> Records:
     values = BytesColumn.of(block(n) for n in rows)
     empty = BytesColumn(np.empty(0, np.uint8), np.zeros(len(offsets), np.int64))
     return Records(
@@ -27,7 +27,7 @@ def records(offsets: list[int], rows: list[int]) -> Records:
         np.zeros(len(offsets), np.int64),
         empty,
         values,
-        offsets[-1] + 1 if offsets else 0,
+        next_offset if next_offset is not None else offsets[-1] + 1 if offsets else 0,
     )
 
 
@@ -88,6 +88,60 @@ def test_no_range_crosses_a_cut_point_and_a_cut_partition_stands_alone():
 
     assert (OffsetRange(0, 0, 2),) in seen
     assert not any(r.partition == 0 and r.start < 2 < r.stop for ranges in seen for r in ranges)
+
+
+def test_markers_behind_the_last_block_belong_to_its_range():
+    assembler = Assembler({0: 0})
+    assembler.offer(0, records([0, 2], [1, 1], next_offset=4))
+
+    first, second = assembler.next(1), assembler.next(1)
+
+    assert first is not None
+    assert second is not None
+    assert first.ranges == (OffsetRange(0, 0, 1),)
+    assert second.ranges == (OffsetRange(0, 1, 4),)
+    assert assembler.positions() == {0: 4}
+
+
+def test_markers_that_come_after_their_block_count_as_covered_and_belong_to_the_next_range():
+    assembler = Assembler({0: 0})
+    assembler.offer(0, records([0], [1]))
+    assembler.next(1)
+    assembler.offer(0, records([], [], next_offset=3))
+
+    assert assembler.positions() == {0: 1}
+    assert assembler.covered() == {0: 3}
+    assert assembler.next(1) is None
+
+    assembler.offer(0, records([3], [1], next_offset=5))
+    assert assembler.covered() == {0: 1}
+    plan = assembler.next(1)
+
+    assert plan is not None
+    assert plan.ranges == (OffsetRange(0, 1, 5),)
+
+
+def test_a_cut_behind_a_gap_ends_the_range_before_it():
+    assembler = Assembler({0: 0}, {0: [3]})
+    assembler.offer(0, records([0, 4], [1, 1]))
+
+    assert [plan.ranges for plan in iter(lambda: assembler.next(256), None)] == [
+        (OffsetRange(0, 0, 3),),
+        (OffsetRange(0, 3, 5),),
+    ]
+
+
+def test_a_cut_without_a_block_before_it_gets_a_range_of_none():
+    assembler = Assembler({0: 2, 1: 0}, {0: [4]})
+    assembler.offer(0, records([5], [1]))
+    assembler.offer(1, records([0], [1]))
+
+    plans = list(iter(lambda: assembler.next(256), None))
+
+    assert (OffsetRange(0, 2, 4),) in [plan.ranges for plan in plans]
+    [empty] = [plan for plan in plans if plan.ranges == (OffsetRange(0, 2, 4),)]
+    assert (len(empty.blocks), empty.rows) == (0, 0)
+    assert assembler.positions() == {0: 6, 1: 1}
 
 
 def test_blocks_that_do_not_follow_what_was_offered_are_refused():

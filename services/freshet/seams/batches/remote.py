@@ -189,12 +189,13 @@ class RemoteStream:
         dense = self._dense_applied()
         places = self._seat.ranks * self._seat.lanes
         first = self._seat.rank * self._seat.lanes
-        lag = {}
-        for p in range(self._partitions):
-            if first <= p % places < first + self._seat.lanes:
-                bounds = self._log.bounds(TopicPartition(self._topic, p))
-                lag[p] = bounds.end - max(self._covered.get(p, 0), *dense.get(p, ()), bounds.start)
-        return lag
+        mine = [p for p in range(self._partitions) if first <= p % places < first + self._seat.lanes]
+        found = self._log.all_bounds([TopicPartition(self._topic, p) for p in mine])
+        return {
+            at.partition: bounds.end
+            - max(self._covered.get(at.partition, 0), *dense.get(at.partition, ()), bounds.start)
+            for at, bounds in found.items()
+        }
 
     def seconds(self) -> dict[str, float]:
         """Stages are the embedders' own: none here."""

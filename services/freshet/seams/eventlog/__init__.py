@@ -3,7 +3,7 @@ embedded)."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -116,6 +116,9 @@ class EventLog(Protocol):
 
     def bounds(self, partition: TopicPartition) -> Bounds:
         """What the partition holds now. Raises Unavailable, or KeyError for an unknown topic or partition."""
+
+    def all_bounds(self, partitions: Iterable[TopicPartition]) -> Mapping[TopicPartition, Bounds]:
+        """`bounds` of many, asked for together: what one costs over a network. Raises as it does."""
 
     def offset_at(self, partition: TopicPartition, time_ms: int) -> int:
         """Smallest offset whose record time is >= `time_ms`; the end if there is none."""

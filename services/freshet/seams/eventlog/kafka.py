@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 from weakref import WeakSet
 
@@ -98,6 +98,13 @@ class KafkaEventLog:
         """What the partition holds now; it ends where a transaction is open."""
         self._locate(partition)
         return self._admin.bounds([partition])[partition]
+
+    def all_bounds(self, partitions: Iterable[TopicPartition]) -> Mapping[TopicPartition, Bounds]:
+        """What each of many holds now: two requests to each broker."""
+        places = list(partitions)
+        for at in places:
+            self._locate(at)
+        return self._admin.bounds(places) if places else {}
 
     def offset_at(self, partition: TopicPartition, time_ms: int) -> int:
         """Smallest offset whose record time is >= `time_ms`; the end if there is none."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import threading
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from weakref import WeakSet
 
@@ -109,6 +109,10 @@ class SqliteEventLog:
         """What the partition holds now."""
         file, partition_id = self._locate(partition)
         return file.bounds(partition_id)
+
+    def all_bounds(self, partitions: Iterable[TopicPartition]) -> Mapping[TopicPartition, Bounds]:
+        """What each of many holds now."""
+        return {at: self.bounds(at) for at in partitions}
 
     def offset_at(self, partition: TopicPartition, time_ms: int) -> int:
         """Smallest offset whose record time is >= `time_ms`; the end if there is none."""

@@ -121,6 +121,8 @@ class EventLogContract:
             with pytest.raises(KeyError):
                 log.bounds(partition)
             with pytest.raises(KeyError):
+                log.all_bounds([T0, partition])
+            with pytest.raises(KeyError):
                 log.writer().append([append_to(partition, [b"x"])])
 
     # Appends and reads
@@ -335,6 +337,11 @@ class EventLogContract:
     def test_an_empty_partition_starts_and_ends_at_zero(self, log: EventLog) -> None:
         bounds = log.bounds(T0)
         assert (bounds.start, bounds.end) == (0, 0)
+
+    def test_bounds_of_many_partitions_are_those_of_each(self, log: EventLog) -> None:
+        log.writer().append([append_to(T1, [b"a", b"b"])])
+        assert log.all_bounds([T0, T1]) == {T0: log.bounds(T0), T1: log.bounds(T1)}
+        assert log.all_bounds([]) == {}
 
     def test_reading_beyond_the_end_is_data_lost(self, log: EventLog) -> None:
         log.writer().append([append_to(T0, [b"a"])])
