@@ -338,7 +338,7 @@ def test_a_commit_that_the_replay_contradicts_is_corrupt(world: World) -> None:
     joiner.close()
     wrong = world.joiner(CALM)
     wrong.plan = plan_of(label("click", 1), grace_ms=0)
-    wrong.decoder = JsonDecoder(wrong.plan)
+    wrong.decoder = lambda: JsonDecoder(wrong.plan)
     [commit] = commits(world)
     forged = replace(commit, watermark_ms=2_000)
     world.log.writer().append([Append("m.joiner", 0, BytesColumn.of([forged.encode()]))])

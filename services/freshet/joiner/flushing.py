@@ -3,15 +3,15 @@ own."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Collection, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 from freshet.errors import FreshetError
 from freshet.joiner.task import Outputs, Task
 from freshet.seams.eventlog import Writer
 from freshet.types import Append, BytesColumn
 
-__all__ = ["Flush", "FlushThreads"]
+__all__ = ["Flush", "Flushes"]
 
 _AT_ONCE = 16
 
@@ -24,6 +24,7 @@ class Flush:
         self._writer, self._appends = writer, list[Append]()
         self.done: list[tuple[Task, Outputs]] = []
         self._commits: list[int] = []  # where among the appends
+        self._offsets: Sequence[int] = ()
         self.error: FreshetError | None = None  # why it is not known to be written
         letters: list[bytes] = []
         for task in tasks:
@@ -41,33 +42,50 @@ class Flush:
         return [task.partition for task, _ in self.done]
 
     def append(self) -> None:
-        """Append; `error` says if it failed, as `Writer.append` does."""
+        """Append, on any thread; `error` says if it failed, as `Writer.append` does."""
         try:
-            offsets = self._writer.append(self._appends)
+            self._offsets = self._writer.append(self._appends)
         except FreshetError as error:
             self.error = error
-            return
+
+    def settle(self) -> None:
+        """Tell the tasks, on their thread, that it is written."""
         for (task, output), at in zip(self.done, self._commits, strict=True):
-            task.appended(output, int(offsets[at]))
+            task.appended(output, int(self._offsets[at]))
 
 
-class FlushThreads:
-    """Appends several flushes at once: a transaction is mostly waiting for brokers."""
+class Flushes:
+    """Flushes under way, each appended by a thread: a transaction is mostly waiting for brokers, while its
+    tasks can join on. Used by one thread."""
 
     def __init__(self) -> None:
         self._threads: ThreadPoolExecutor | None = None
+        self._under_way: dict[Future[None], Flush] = {}
 
-    def append(self, flushes: Sequence[Flush]) -> None:
-        """Append all of them, and wait."""
-        if len(flushes) == 1:
-            flushes[0].append()
-            return
+    def begin(self, flush: Flush) -> None:
+        """Append it in the background; none of its partitions may be `busy`."""
         if self._threads is None:
             self._threads = ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="joiner-append")
-        list(self._threads.map(Flush.append, flushes))
+        self._under_way[self._threads.submit(flush.append)] = flush
+
+    @property
+    def busy(self) -> set[int]:
+        """Partitions whose flush has begun and was not taken yet."""
+        return {p for flush in self._under_way.values() for p in flush.partitions}
+
+    def take(self, waiting_for: Collection[int] = ()) -> list[Flush]:
+        """Those that came to an end, each once; those of the partitions `waiting_for` are waited for."""
+        wanted = set(waiting_for)
+        wait([future for future, flush in self._under_way.items() if wanted.intersection(flush.partitions)])
+        ended = [future for future in self._under_way if future.done()]
+        flushes = [self._under_way.pop(future) for future in ended]
+        for future in ended:
+            future.result()  # what is no error of ours is raised here
+        return flushes
 
     def close(self) -> None:
-        """End the threads. Idempotent."""
+        """Wait for what is under way, without a look at what became of it. Idempotent."""
         if self._threads is not None:
             self._threads.shutdown()
             self._threads = None
+        self._under_way.clear()

@@ -1,10 +1,11 @@
 """The joiner's loop: reads events, flushes what is decided, commits; one thread for all partitions of the
-process.
+process. Where each partition has a writer of its own, appends and the taking over of partitions go on beside
+it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from threading import Event
 
@@ -13,7 +14,8 @@ import structlog
 from freshet.clock import SYSTEM_CLOCK, Clock
 from freshet.errors import Fenced, FreshetError, Unavailable
 from freshet.joiner.decode import EventDecoder
-from freshet.joiner.flushing import Flush, FlushThreads
+from freshet.joiner.entering import Entered, Entering
+from freshet.joiner.flushing import Flush, Flushes
 from freshet.joiner.ledger import Ledger
 from freshet.joiner.plan import JoinPlan
 from freshet.joiner.recovery import load
@@ -73,7 +75,7 @@ class JoinerService:
     model: str
     plan: JoinPlan
     topics: Topics
-    decoder: EventDecoder
+    decoder: Callable[[], EventDecoder]  # makes one; each partition has its own
     partitions: Sequence[int]
     all_partitions: bool = True
     shares: Shares | None = None  # of `partitions`, with other processes; None: all of them are this one's
@@ -85,7 +87,8 @@ class JoinerService:
     tasks: dict[int, Task] = field(default_factory=dict)
     _writers: list[tuple[Writer, tuple[int, ...]]] = field(default_factory=list)
     _reader: Reader | None = None
-    _threads: FlushThreads = field(default_factory=FlushThreads)
+    _entering: Entering = field(init=False)
+    _flushes: Flushes = field(default_factory=Flushes)
     _roles: dict[str, str] = field(default_factory=dict)
     _lag: dict[TopicPartition, int] = field(default_factory=dict)
     _since: dict[int, tuple[int, Mapping[str, int]]] = field(default_factory=dict)
@@ -125,6 +128,7 @@ class JoinerService:
     def __post_init__(self) -> None:
         if self.shares is not None and self.all_partitions:
             raise ValueError("partitions that are shared have a writer each: all_partitions=False")
+        self._entering = Entering(self._writer_of, self._task_of)
 
     # -- the parts of the loop; tests drive them one by one
 
@@ -134,18 +138,16 @@ class JoinerService:
         self._roles = {topic: role for role, topic in self.topics.inputs.items()}
         self._reader = self.log.reader()
         if self.shares is None:
-            self._enter(self.partitions)
+            self._entering.begin(self._groups(self.partitions))
+            self._let_in(self._entering.take(waiting=True))
 
     def share(self) -> None:
-        """Leave what should be or is another's, enter what is this one's."""
+        """Leave what should be or is another's, let in what is this one's."""
         assert self.shares is not None, "partitions are shared"
         self.shares.look(self._let_go)
-        new = [p for p in self.shares.fences if p not in self.tasks]
-        if new:
-            try:
-                self._enter(new)
-            except Fenced as error:  # opened by another at the same time: the claims tell whose they are
-                self._mourn(dict.fromkeys(new, error))
+        self._let_in(self._entering.take())
+        here = self.tasks.keys() | self._entering.partitions
+        self._entering.begin(self._groups([p for p in self.shares.fences if p not in here]))
 
     def step(self) -> None:
         """Read once, join, and flush what is due."""
@@ -163,17 +165,21 @@ class JoinerService:
         if self._due("look", self.pace.look_interval_ms):
             self._look()
         if self._due("flush", self.pace.flush_interval_ms, mark=False):
-            self.flush()
+            self._begin_flush(self._writers, commit_all=self._due("commit", self.pace.commit_interval_ms))
+        self._settle()
         if self._due("keep", self.pace.keep_interval_ms):
             self._keep()
         if self._due("status", self.pace.status_interval_ms):
             self._tell()
 
     def flush(self, *, only_due: bool = True) -> None:
-        """Append, atomically, the output and commit of every partition that has something to say."""
-        self._flush(
+        """Append, atomically, the output and commit of every partition that has something to say, and wait
+        for it."""
+        self._settle(self.tasks)
+        self._begin_flush(
             self._writers, commit_all=not only_due or self._due("commit", self.pace.commit_interval_ms)
         )
+        self._settle(self.tasks)
 
     def finish(self) -> None:
         """The streams have ended: close every window, and commit."""
@@ -187,29 +193,54 @@ class JoinerService:
         if self._reader is not None:
             self._reader.close()
             self._reader = None
+        self._entering.close()
+        self._flushes.close()
         self._leave(list(self.tasks))
-        self._threads.close()
         self._done.clear()
 
     # -- within
 
-    def _enter(self, partitions: Sequence[int]) -> None:
-        """Fence earlier owners, then rebuild the partitions' state from the log."""
-        groups = [tuple(partitions)] if self.all_partitions else [(p,) for p in partitions]
-        for group in groups:
-            name = f"joiner-{self.model}" if self.all_partitions else f"joiner-{self.model}-{group[0]}"
-            self._writers.append((self.log.writer(name), group))
-            for partition in group:
-                self.tasks[partition] = load(
-                    self.log, self.topics, self.plan, self.decoder, partition, self.clock, self.stop.is_set
-                )
-        self._assign()
+    def _groups(self, partitions: Sequence[int]) -> list[tuple[int, ...]]:
+        """Those that share a writer, together."""
+        return [tuple(partitions)] if self.all_partitions else [(p,) for p in partitions]
+
+    def _writer_of(self, group: tuple[int, ...]) -> Writer:
+        name = f"joiner-{self.model}" if self.all_partitions else f"joiner-{self.model}-{group[0]}"
+        return self.log.writer(name)
+
+    def _task_of(self, partition: int, given_up: Callable[[], bool]) -> Task:
+        return load(
+            self.log,
+            self.topics,
+            self.plan,
+            self.decoder(),
+            partition,
+            self.clock,
+            lambda: given_up() or self.stop.is_set(),
+        )
+
+    def _let_in(self, entered: Sequence[Entered]) -> None:
+        """Join what has come in. Raises why something could not, unless it is shared and may be tried
+        again."""
+        for group in entered:
+            if group.writer is not None:
+                self._writers.append((group.writer, group.partitions))
+                self.tasks |= {task.partition: task for task in group.tasks}
+        failed = {p: group.error for group in entered if group.error for p in group.partitions}
+        if any(group.writer is not None for group in entered):
+            self._assign()
+        self._mourn(failed)
 
     def _let_go(self, partitions: Collection[int]) -> None:
         """Commit partitions that go to another, if they are still this one's, and forget them."""
-        self._flush([(w, group) for w, group in self._writers if group[0] in partitions], commit_all=True)
-        self._leave(partitions)
-        self._assign()
+        self._entering.give_up(partitions)
+        here = [p for p in partitions if p in self.tasks]
+        self._settle(here)
+        self._begin_flush([(w, group) for w, group in self._writers if group[0] in here], commit_all=True)
+        self._settle(here)
+        self._leave(here)
+        if here:
+            self._assign()
 
     def _leave(self, partitions: Collection[int]) -> None:
         for partition in partitions:
@@ -232,20 +263,32 @@ class JoinerService:
                 }
             )
 
-    def _flush(self, writers: Sequence[tuple[Writer, tuple[int, ...]]], *, commit_all: bool) -> None:
-        flushes = []
+    def _begin_flush(self, writers: Sequence[tuple[Writer, tuple[int, ...]]], *, commit_all: bool) -> None:
+        """Flush what is due, but for partitions whose last flush is still under way."""
+        flushes, busy = [], self._flushes.busy
         for writer, partitions in writers:
             tasks = [self.tasks[p] for p in partitions if p in self.tasks]
             ready = [t for t in tasks if t.has_output or (commit_all and t.has_progress)]
-            if ready:
+            if ready and busy.isdisjoint(partitions):
                 flushes.append(Flush(writer, ready, self.topics.dead_letters, self.clock.now_ms()))
-        if not flushes:
-            return
-        self._threads.append(flushes)
+        for flush in flushes:
+            if self.all_partitions:  # nothing is gained by a thread: there is one writer, and a disk
+                flush.append()
+                self._ended([flush])
+            else:
+                self._flushes.begin(flush)
+        if flushes or busy:
+            self._due("flush", 0)
+
+    def _settle(self, waiting_for: Iterable[int] = ()) -> None:
+        """See what became of flushes; those of some partitions are waited for."""
+        self._ended(self._flushes.take(set(waiting_for)))
+
+    def _ended(self, flushes: Sequence[Flush]) -> None:
         for flush in flushes:
             if flush.error is None:
+                flush.settle()
                 self._count(flush)
-        self._due("flush", 0)
         self._mourn({p: f.error for f in flushes if f.error is not None for p in f.partitions})
 
     def _count(self, flush: Flush) -> None:
@@ -255,33 +298,34 @@ class JoinerService:
             self._commits += 1
 
     def _mourn(self, void: Mapping[int, FreshetError]) -> None:
-        """Tasks whose last append is not known to be written. A shared partition stops alone: it is entered
-        again, if it still is this one's."""
+        """Tasks that could not begin, or whose last append is not known to be written. A shared partition
+        stops alone: it is let in again, if it still is this one's."""
         for partition, error in void.items():
             if self.shares is None or not isinstance(error, Fenced | Unavailable):
                 raise error
             _log.warning("a partition is given up", partition=partition, reason=str(error))
-        if void:
-            self._leave(void.keys())
+        here = [p for p in void if p in self.tasks]
+        if here:
+            self._leave(here)
             self._assign()
 
     def _look(self) -> None:
         """Which topics are read to their end (PROTOCOL 19)."""
         now = self.clock.monotonic()
-        for partition, task in self.tasks.items():
-            for role, topic in self.topics.inputs.items():
-                at = TopicPartition(topic, partition)
-                behind = self.log.bounds(at).end - task.next[role]
-                self._lag[at] = max(0, behind)
-                if behind > 0:
-                    task.watermark.behind(role)
-                else:
-                    task.watermark.at_end(role, now)
+        for at, bounds in self.log.all_bounds(self._places(self.tasks)).items():
+            task, role = self.tasks[at.partition], self._roles[at.topic]
+            behind = bounds.end - task.next[role]
+            self._lag[at] = max(0, behind)
+            if behind > 0:
+                task.watermark.behind(role)
+            else:
+                task.watermark.at_end(role, now)
+
+    def _places(self, partitions: Iterable[int]) -> list[TopicPartition]:
+        return [TopicPartition(topic, p) for p in partitions for topic in self.topics.inputs.values()]
 
     def _ends(self) -> dict[TopicPartition, int]:
-        inputs = self.topics.inputs.values()
-        places = [TopicPartition(topic, partition) for topic in inputs for partition in self.partitions]
-        return {at: self.log.bounds(at).end for at in places}
+        return {at: bounds.end for at, bounds in self.log.all_bounds(self._places(self.partitions)).items()}
 
     def _reached(self, ends: Mapping[TopicPartition, int]) -> bool:
         return all(self.tasks[at.partition].next[self._roles[at.topic]] >= end for at, end in ends.items())

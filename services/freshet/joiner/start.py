@@ -6,6 +6,7 @@ import os
 import socket
 import uuid
 from collections.abc import Callable, Sequence
+from functools import partial
 from threading import Event
 
 from freshet.clock import SYSTEM_CLOCK, Clock
@@ -95,12 +96,14 @@ def make(
         dead_letters=names.dead_letters,
         log_ids={topic: str(known[topic].log_id) for topic in inputs.values()},
     )
+    decoder = partial(SpecDecoder, spec, plan, SchemaRegistry(log), _json_schemas(spec))
+    decoder()  # what does not fit the spec stops the start
     return JoinerService(
         log=log,
         model=spec.name,
         plan=plan,
         topics=topics,
-        decoder=SpecDecoder(spec, plan, SchemaRegistry(log), _json_schemas(spec)),
+        decoder=decoder,
         partitions=range(spec.partitions) if partitions is None else partitions,
         all_partitions=partitions is None and not log.traits.many_hosts,
         shares=shares,

@@ -7,6 +7,7 @@ import struct
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -106,7 +107,7 @@ class World:
             "m",
             self.plan,
             self.topics(),
-            JsonDecoder(self.plan),
+            partial(JsonDecoder, self.plan),
             range(self.partitions),
             all_partitions=not self.log.traits.many_hosts,
             clock=self.clock,
