@@ -40,9 +40,10 @@ def command(
     from freshet.cli.outcome import outcome_text
     from freshet.runtime.allocator import keep_large_blocks
     from freshet.spec import load_spec
+    from freshet.spec.schemas import written_by_us
 
     keep_large_blocks()
-    spec = load_spec(spec_file)
+    spec = written_by_us(load_spec(spec_file))
     with click.progressbar(length=1000, label="training", hidden=as_json) as bar:
         outcome = backtest(spec, files, request=request, lanes=lanes, keep=keep, progress=_mover(bar))
     emit(outcome.as_json(), as_json=as_json, text=outcome_text(outcome))

@@ -96,8 +96,10 @@ def files_command(
     from freshet.cli.replaying import streams_of
     from freshet.recordings.sources import Role, events_of_files
     from freshet.spec import load_spec
+    from freshet.spec.schemas import written_by_us
 
     spec = load_spec(spec_file)
+    spec = written_by_us(spec)
     files: dict[Role, Path] = {"served": impressions, "action": actions}
     if shown is not None:
         files["shown"] = shown

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from freshet.gateway.service import Gateway
     from freshet.inference.service import Inference
     from freshet.runtime.server import Beside
+    from freshet.seams.registry import RestRegistry
 
 __all__ = ["RUNNERS", "gateway_door", "inference_door"]
 
@@ -87,9 +88,28 @@ def run_joiner(spec: Spec, settings: Settings, stop: threading.Event) -> None:
         shared = shares_of(spec, log, settings.joiner.name)
         if shared:
             cleanup.add("claims", shared[0].close)
-        make(spec, log, shares=shared and shared[1], pace=pace, stop=stop, on_status=note).run()
+        theirs = _schemas_of_others(settings)
+        make(
+            spec, log, shares=shared and shared[1], theirs=theirs, pace=pace, stop=stop, on_status=note
+        ).run()
     finally:
         cleanup.run()
+
+
+def _schemas_of_others(settings: Settings) -> RestRegistry | None:
+    if not settings.registry.url:
+        return None
+    from freshet.seams.registry import Access, RestRegistry
+
+    return RestRegistry(
+        Access(
+            settings.registry.url,
+            settings.registry.user,
+            settings.registry.password_file,
+            settings.registry.token_file,
+            settings.registry.ca_file,
+        )
+    )
 
 
 def run_trainer(spec: Spec, settings: Settings, stop: threading.Event) -> None:

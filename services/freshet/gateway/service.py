@@ -84,7 +84,7 @@ class Gateway:
         register(registry, GRPC_METRICS, lambda: grpc_readings(self.grpc_counts))
         events = spec.events
         for stream in (events.served, events.shown, events.action):
-            if stream is not None:
+            if stream is not None and not stream.theirs:
                 self.doors[stream.role] = door = self._door(stream)
                 self.app.route_taker(api.events(stream.role), door.take)
         self.app.route(LIVE, self._live)
@@ -130,7 +130,7 @@ class Gateway:
 
 
 def codecs_of(spec: Spec, schemas: Mapping[str, Record], log: EventLog) -> dict[str, StreamCodec]:
-    """A codec for each stream of the spec.
+    """A codec for each stream of the spec that is not others' alone.
 
     Args:
         schemas: by role (`served`, `shown`, `action`), the Avro schema that the spec names for the stream.
@@ -146,7 +146,7 @@ def codecs_of(spec: Spec, schemas: Mapping[str, Record], log: EventLog) -> dict[
 
     codecs: dict[str, StreamCodec] = {}
     for stream in (spec.events.served, spec.events.shown, spec.events.action):
-        if stream is None:
+        if stream is None or stream.theirs:
             continue
         if stream.role not in schemas:
             raise ConfigError(

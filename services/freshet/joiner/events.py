@@ -1,4 +1,4 @@
-"""Decodes the records of a spec's streams, Confluent-framed Avro or JSON, to columns of the join."""
+"""Decodes the records of a spec's streams, framed or bare Avro or JSON, to columns of the join."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ class Schemas(Protocol):
     """Where schemas are found by id (`freshet.wire.schemas.SchemaRegistry`)."""
 
     def get(self, schema_id: int) -> Record:
-        """The schema. Raises KeyError if there is none of that id, ConfigError if it cannot be used."""
+        """The schema. Raises KeyError if there is none of that id, ConfigError if it cannot be used,
+        Unavailable if that cannot be known now."""
 
     def register(self, schema: Record) -> int:
         """Id of a schema, which is added if it is not there yet."""
@@ -42,11 +43,19 @@ def action_fields(plan: JoinPlan) -> tuple[str, ...]:
     return tuple(fields)
 
 
+class SchemasOfOthers(Protocol):
+    """Where schemas of topics of others are found (`freshet.seams.registry.RestRegistry`)."""
+
+    def get(self, schema_id: int) -> Record:
+        """As `Schemas.get`."""
+
+
 class SpecDecoder:
     """Decodes the three streams of a spec. Used by one thread.
 
     A record whose schema is unknown or lacks a field that the spec names is refused, as is one that does not
-    decode; extractors are compiled once per schema id.
+    decode; extractors are compiled once per schema id. Unavailable, if a schema cannot be looked up now, is
+    raised before anything has changed.
     """
 
     def __init__(
@@ -54,28 +63,32 @@ class SpecDecoder:
         spec: Spec,
         plan: JoinPlan,
         schemas: Schemas,
-        json_schemas: Mapping[str, Record] | None = None,
+        frameless: Mapping[str, Record] | None = None,
+        theirs: SchemasOfOthers | None = None,
     ) -> None:
         """Compile.
 
         Args:
-            schemas: of Avro records, by the id in their frame.
-            json_schemas: role -> schema of every stream of JSON, whose records have no frame.
+            schemas: of Avro records, by the id in their frame; those of samples are added.
+            frameless: role -> schema of every stream of JSON or bare Avro, whose records have no frame.
+            theirs: of records of streams of the format confluent, by the id in their frame.
 
-        Raises ConfigError if the schema of a stream of JSON does not fit the spec.
+        Raises ConfigError if the schema of a stream without frames does not fit the spec.
         """
-        self._plan, self._schemas = plan, schemas
+        self._plan, self._schemas, self._theirs = plan, schemas, theirs
         events = spec.events
         self._served, self._shown, self._action = events.served, events.shown, events.action
         self._extractors: dict[tuple[str, int], EventExtractor | str] = {}
         self._sample_schemas: dict[int, int] = {}
-        self._json: dict[str, tuple[int, JsonTranscoder, EventExtractor]] = {}
+        self._json: dict[str, JsonTranscoder] = {}
+        self._frameless: dict[str, tuple[int, EventExtractor]] = {}
         for stream in (events.served, events.shown, events.action):
-            if stream is not None and stream.format == "json":
-                schema = (json_schemas or {})[stream.role]
-                transcoder = JsonTranscoder(schema, ignore_unknown=True)
+            if stream is not None and stream.format in ("json", "bare"):
+                schema = (frameless or {})[stream.role]
                 extractor = EventExtractor(stream, schema, self._fields(stream))
-                self._json[stream.role] = (schemas.register(schema), transcoder, extractor)
+                self._frameless[stream.role] = (schemas.register(schema), extractor)
+                if stream.format == "json":
+                    self._json[stream.role] = JsonTranscoder(schema, ignore_unknown=True)
 
     def served(self, records: Records) -> tuple[ImpressionColumns, Refused]:
         """Served events: impressions with the spans of their bytes."""
@@ -120,9 +133,16 @@ class SpecDecoder:
     def _sample_schema(self, schema_id: int) -> int:
         """Id of the schema of the samples that are spliced from events of this schema."""
         if schema_id not in self._sample_schemas:
-            derived = sample_schema(self._schemas.get(schema_id), self._served.explode)
+            derived = sample_schema(self._schema(self._served, schema_id), self._served.explode)
             self._sample_schemas[schema_id] = self._schemas.register(derived)
         return self._sample_schemas[schema_id]
+
+    def _schema(self, stream: Stream, schema_id: int) -> Record:
+        """The schema that a record of the stream was written by."""
+        if stream.format != "confluent":
+            return self._schemas.get(schema_id)
+        assert self._theirs is not None, "given with a stream of this format"
+        return self._theirs.get(schema_id)
 
     def _judge(self, events: EventColumns) -> tuple[U32, F64]:
         """(N,) labels that each action makes true, and (N, A) what it brings to the aggregates."""
@@ -143,15 +163,23 @@ class SpecDecoder:
 
     def _extract(self, stream: Stream, records: Records) -> tuple[list[_Part], Refused]:
         """One part per schema; rows that cannot be read are refused."""
-        return (
-            self._from_json(stream, records)
-            if stream.role in self._json
-            else self._from_avro(stream, records)
-        )
+        match stream.format:
+            case "json":
+                return self._from_json(stream, records)
+            case "bare":
+                return self._from_bare(stream, records)
+            case _:
+                return self._from_avro(stream, records)
+
+    def _from_bare(self, stream: Stream, records: Records) -> tuple[list[_Part], Refused]:
+        schema_id, extractor = self._frameless[stream.role]
+        columns = extractor.extract(records.values, framed=False)
+        refused = Refused(columns.bad.tolist(), list(columns.why))
+        return [_Part(schema_id, columns, columns.event_index, records.values.data)], refused
 
     def _from_json(self, stream: Stream, records: Records) -> tuple[list[_Part], Refused]:
-        schema_id, transcoder, extractor = self._json[stream.role]
-        refused, made = Refused(), transcoder.column(records.values)
+        schema_id, extractor = self._frameless[stream.role]
+        refused, made = Refused(), self._json[stream.role].column(records.values)
         for bad in made.bad:
             refused.rows.append(bad.index)
             refused.reasons.append(f"{bad.path or 'the event'}: expected {bad.expected}, found {bad.found}")
@@ -187,10 +215,11 @@ class SpecDecoder:
             return known
         try:
             made: EventExtractor | str = EventExtractor(
-                stream, self._schemas.get(schema_id), self._fields(stream)
+                stream, self._schema(stream, schema_id), self._fields(stream)
             )
         except KeyError:
-            return f"its schema id {schema_id} is not in the topic of schemas"
+            place = "the schema registry" if stream.theirs else "the topic of schemas"
+            return f"its schema id {schema_id} is not in {place}"
         except ConfigError as error:
             made = str(error)
         self._extractors[stream.role, schema_id] = made

@@ -137,6 +137,7 @@ class JoinerService:
         self.close()
         self._roles = {topic: role for role, topic in self.topics.inputs.items()}
         self._reader = self.log.reader()
+        self._due("look", 0)  # the first one an interval from now: what is there was not read yet
         if self.shares is None:
             self._entering.begin(self._groups(self.partitions))
             self._let_in(self._entering.take(waiting=True))
@@ -160,7 +161,11 @@ class JoinerService:
                 return
         for at, records in self._reader.poll(self.pace.poll_records, self._wait_s()):
             task, role = self.tasks[at.partition], self._roles[at.topic]
-            task.take(role, records)
+            try:
+                task.take(role, records)
+            except Unavailable as error:  # of its schema; nothing was taken, and it is read again
+                self._wait_for_schemas(error)
+                return
             task.watermark.behind(role)
         if self._due("look", self.pace.look_interval_ms):
             self._look()
@@ -171,6 +176,14 @@ class JoinerService:
             self._keep()
         if self._due("status", self.pace.status_interval_ms):
             self._tell()
+
+    def _wait_for_schemas(self, error: Unavailable) -> None:
+        _log.warning("events wait for their schema", reason=str(error))
+        self.stop.wait(self.pace.retry_ms / 1000)
+        self._assign()
+        for task in self.tasks.values():  # what is there was not read: nobody may count as idle
+            for role in self.topics.inputs:
+                task.watermark.behind(role)
 
     def flush(self, *, only_due: bool = True) -> None:
         """Append, atomically, the output and commit of every partition that has something to say, and wait

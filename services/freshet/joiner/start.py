@@ -12,7 +12,7 @@ from threading import Event
 from freshet.clock import SYSTEM_CLOCK, Clock
 from freshet.errors import ConfigError
 from freshet.features import hash_text
-from freshet.joiner.events import SpecDecoder
+from freshet.joiner.events import SchemasOfOthers, SpecDecoder
 from freshet.joiner.plan import join_plan
 from freshet.joiner.service import JoinerService, JoinerStatus, Pace
 from freshet.joiner.task import Topics
@@ -69,6 +69,7 @@ def make(
     *,
     partitions: Sequence[int] | None = None,
     shares: Shares | None = None,
+    theirs: SchemasOfOthers | None = None,
     clock: Clock = SYSTEM_CLOCK,
     pace: Pace | None = None,
     stop: Event | None = None,
@@ -77,11 +78,19 @@ def make(
     """A joiner of a spec's partitions (all, if none are named); creates the topics that are missing.
 
     With `shares`, of those of them that it shares with others. On a log of many hosts each partition has a
-    writer of its own, whoever joins it, so that every later joiner fences every earlier one.
+    writer of its own, whoever joins it, so that every later joiner fences every earlier one. `theirs` has the
+    schemas of topics in the format confluent.
 
     Raises ConfigError if the spec asks for what the joiner cannot do, Mismatch if a topic has other
     partitions.
     """
+    if theirs is None and any(stream.format == "confluent" for stream in streams_of(spec)):
+        raise ConfigError(
+            "environment",
+            "FRESHET_REGISTRY_URL",
+            "",
+            "the URL of the schema registry, as a stream of the spec has the format confluent",
+        )
     names = ensure_topics(log, spec)
     plan = join_plan(spec, hash_text)
     inputs = {"served": names.served, "action": names.action}
@@ -96,7 +105,7 @@ def make(
         dead_letters=names.dead_letters,
         log_ids={topic: str(known[topic].log_id) for topic in inputs.values()},
     )
-    decoder = partial(SpecDecoder, spec, plan, SchemaRegistry(log), _json_schemas(spec))
+    decoder = partial(SpecDecoder, spec, plan, SchemaRegistry(log), _frameless(spec), theirs)
     decoder()  # what does not fit the spec stops the start
     return JoinerService(
         log=log,
@@ -114,9 +123,9 @@ def make(
     )
 
 
-def _json_schemas(spec: Spec) -> dict[str, Record]:
-    """Schemas of the streams of JSON, from their files."""
-    roles = [stream.role for stream in streams_of(spec) if stream.format == "json"]
+def _frameless(spec: Spec) -> dict[str, Record]:
+    """Schemas of the streams whose records do not name theirs, from their files."""
+    roles = [stream.role for stream in streams_of(spec) if stream.format in ("json", "bare")]
     schemas = load_schemas(spec) if roles else None
     return {role: schemas.of(role) for role in roles} if schemas else {}
 

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from freshet.errors import Corrupt, Mismatch
+from freshet.errors import ConfigError, Corrupt, Mismatch
 from freshet.features import frame_ids, take
 from freshet.recordings.sources import AvroRecords, Piece, Role
 from freshet.seams.eventlog import EventLog
+from freshet.spec.schemas import streams_of
 from freshet.types import BytesColumn, TopicPartition
 from freshet.wire.schemas import FRAME_BYTES, SchemaRegistry
 
@@ -41,9 +42,16 @@ def events_of_topics(
 
     Raises:
         Mismatch: the log has no topic of that name.
+        ConfigError: others alone write a stream: its schemas are not in the log.
         Corrupt: a record is no framed Avro, or its schema is not in the log.
     """
     events = spec.events
+    for stream in streams_of(spec):
+        if stream.theirs:
+            raise ConfigError(
+                "replay topics", f"events.{stream.role}.format", stream.format, "avro or json",
+                "what others write is read again from their topic: let a joiner begin at its start",
+            )  # fmt: skip
     streams = {
         s.topic: _Stream(s.role, s.format == "json")
         for s in (events.served, events.shown, events.action)

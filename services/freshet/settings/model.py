@@ -21,6 +21,7 @@ __all__ = [
     "Inference",
     "Joiner",
     "Paramserver",
+    "Registry",
     "Settings",
     "Simulator",
     "Trainer",
@@ -287,6 +288,24 @@ class Grpc:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Registry:
+    """The schema registry of event topics of the format confluent; the joiner asks it."""
+
+    url: str = option(
+        "deployment",
+        "of a registry that speaks Confluent's REST API, http://HOST:PORT; several divided by commas",
+        Text("http://HOST:PORT or https://HOST:PORT", r"https?://.+"),
+        default="",
+    )
+    user: str = option("deployment", "who asks; with a password file", Text("a name"), default="")
+    password_file: str = option("deployment", "a file with the user's password", PATH, default="")
+    token_file: str = option("deployment", "a file with a bearer token, instead of a user", PATH, default="")
+    ca_file: str = option(
+        "deployment", "PEM of who signs the registry's certificate; without it the system's", PATH, default=""
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Inference(GrpcDoor):
     """The server of predictions."""
 
@@ -421,6 +440,7 @@ class Settings:
     embedder: Embedder
     paramserver: Paramserver
     grpc: Grpc
+    registry: Registry
     inference: Inference
     console: Console
     simulator: Simulator

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from freshet.errors import ConfigError
@@ -27,26 +27,38 @@ MAX_DEPTH = 32
 """Nesting a schema may have; the native interpreter's stack is sized by it."""
 
 
-def parse_schema(source: str | bytes | Mapping[str, Any], where: str = "Avro schema") -> Record:
+def parse_schema(
+    source: str | bytes | Mapping[str, Any],
+    where: str = "Avro schema",
+    *,
+    references: Sequence[str | bytes | Mapping[str, Any]] = (),
+) -> Record:
     """Parse the schema of an event, which must be a record.
 
     Args:
         source: JSON text, or the object that it holds.
         where: names the schema in errors, e.g. its file.
+        references: schemas of named types that it uses without defining them; each may use those before it.
 
     Raises:
         ConfigError: not JSON, not Avro, recursive, or not a record at the top; names the place in the schema.
     """
-    tree: Any = source
-    if isinstance(source, (str, bytes)):
-        try:
-            tree = json.loads(source)
-        except (ValueError, RecursionError) as e:
-            raise ConfigError(where, "", f"not JSON: {e}", "an Avro schema, as JSON text") from None
-    parsed = _Parser(where).type(tree, "", "schema", 0)
+    parser = _Parser(where)
+    for i, reference in enumerate(references):
+        parser.type(_tree(reference, where), "", f"references[{i}]", 0)
+    parsed = parser.type(_tree(source, where), "", "schema", 0)
     if not isinstance(parsed, Record):
         raise ConfigError(where, "type", spell(parsed), '"record"', "an event is a record of named fields")
     return parsed
+
+
+def _tree(source: str | bytes | Mapping[str, Any], where: str) -> Any:
+    if not isinstance(source, (str, bytes)):
+        return source
+    try:
+        return json.loads(source)
+    except (ValueError, RecursionError) as e:
+        raise ConfigError(where, "", f"not JSON: {e}", "an Avro schema, as JSON text") from None
 
 
 class _Parser:

@@ -48,8 +48,13 @@ class Stream:
         "topic of the event log; without it impressions, shown or actions",
         Text("a topic's name", r"[a-z0-9][a-z0-9._-]{0,200}"),
     )
-    format: Literal["avro", "json"] = option(
-        "deployment", "how records are written", Choice(("avro", "json")), default="avro"
+    format: Literal["avro", "json", "confluent", "bare"] = option(
+        "deployment",
+        "how records are written: avro, with the id of a schema in the topic schemas, or json, both by the "
+        "gateway, inference or others; confluent, Avro with an id of a schema registry, or bare, Avro by the "
+        "stream's schema and nothing else, both by others alone",
+        Choice(("avro", "json", "confluent", "bare")),
+        default="avro",
     )
     schema: str | None = option(
         "deployment",
@@ -72,6 +77,11 @@ class Stream:
         PATH,
         default=None,
     )
+
+    @property
+    def theirs(self) -> bool:
+        """Whether others alone write the topic: it is read as it is, and its retention is not ours to set."""
+        return self.format in ("confluent", "bare")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -261,6 +261,14 @@ class _Rules:
                     f"names of labels: {', '.join(names)}",
                     nearest_hint(name, names) or f'there is no label "{name}"',
                 )
+        stream = self.spec.events.served
+        if serve.log_served and stream.theirs:
+            raise self.error(
+                "serve.log_served",
+                True,
+                f"false, as others alone write events.served in the format {stream.format}",
+                "what is served is then logged by whoever shows it; avro and json may be written by both",
+            )
         low, high = serve.gate.calibration
         if not low <= 1 <= high or low == high:
             raise self.error(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from freshet.errors import ConfigError
@@ -11,7 +11,7 @@ from freshet.spec.avro import Record, parse_schema
 from freshet.spec.files import read_small
 from freshet.spec.model import Spec, Stream
 
-__all__ = ["Schemas", "load_schemas", "streams_of"]
+__all__ = ["Schemas", "load_schemas", "streams_of", "written_by_us"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +33,12 @@ class Schemas:
 def streams_of(spec: Spec) -> Iterator[Stream]:
     """The streams that the spec declares."""
     yield from (s for s in (spec.events.served, spec.events.shown, spec.events.action) if s is not None)
+
+
+def written_by_us(spec: Spec) -> Spec:
+    """The spec where topics that others alone write are written by us, as a replay of files does."""
+    streams = {s.role: replace(s, format="avro") if s.theirs else s for s in streams_of(spec)}
+    return replace(spec, events=replace(spec.events, **streams))
 
 
 def load_schemas(spec: Spec, where: str = "freshet.toml") -> Schemas:
