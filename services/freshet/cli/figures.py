@@ -15,6 +15,13 @@ JOINER_METRICS = (
     Metric("freshet_joiner_commits", "counter", "commits", "Atomic appends of samples with positions."),
     Metric("freshet_joiner_lag_records", "gauge", "records", "Input records not read yet.", ("partition",)),
     Metric(
+        "freshet_joiner_room_records",
+        "gauge",
+        "records",
+        "Input records between the log's start and the oldest that a restart reads again; below 0 is a loss.",
+        ("partition",),
+    ),
+    Metric(
         "freshet_joiner_watermark_ms",
         "gauge",
         "milliseconds since 1970",
@@ -75,6 +82,13 @@ TRAINER_METRICS = (
     Metric("freshet_shard_published_rows", "counter", "rows", "Changed rows published to serving."),
     Metric("freshet_shard_flushed_rows", "counter", "rows", "Changed rows written to the row store."),
     Metric("freshet_shard_flushes", "counter", "flushes", "Rounds of flushing all buckets."),
+    Metric(
+        "freshet_shard_room_blocks",
+        "gauge",
+        "blocks",
+        "Blocks between the start of samples and the smallest offset in the row store; below 0 is a loss.",
+        ("partition",),
+    ),
 )
 
 
@@ -89,6 +103,7 @@ def joiner_readings(status: Any) -> Mapping[str, Reading]:
         "freshet_joiner_samples": status.samples,
         "freshet_joiner_commits": status.commits,
         "freshet_joiner_lag_records": {(str(p),): float(n) for p, n in status.lag.items()},
+        "freshet_joiner_room_records": {(str(p),): float(n) for p, n in status.room.items()},
         "freshet_joiner_watermark_ms": {
             (str(p),): float(w) for p, w in status.watermark_ms.items() if w is not None
         },
@@ -138,4 +153,5 @@ def _of_shard(status: Mapping[str, Any]) -> dict[str, Reading]:
         "freshet_shard_published_rows": shard["published_rows"],
         "freshet_shard_flushed_rows": shard["flushed_rows"],
         "freshet_shard_flushes": shard["flushes"],
+        "freshet_shard_room_blocks": {(p,): float(n) for p, n in shard["room_blocks"].items()},
     }

@@ -53,6 +53,7 @@ class JoinerStatus:
     commits: int
     watermark_ms: Mapping[int, int | None]  # partition -> W
     lag: Mapping[int, int]  # partition -> input records not read yet, when last looked at
+    room: Mapping[int, int]  # partition -> input records between the log's start and what a restart reads
     payload_bytes: int
     ids: int
     ledger: Ledger  # of all its partitions, since the model began
@@ -91,6 +92,7 @@ class JoinerService:
     _flushes: Flushes = field(default_factory=Flushes)
     _roles: dict[str, str] = field(default_factory=dict)
     _lag: dict[TopicPartition, int] = field(default_factory=dict)
+    _starts: dict[TopicPartition, int] = field(default_factory=dict)  # of the log, when last looked at
     _since: dict[int, tuple[int, Mapping[str, int]]] = field(default_factory=dict)
     _done: dict[str, float] = field(default_factory=dict)  # what was last done when, monotonic
     _samples: int = 0
@@ -328,7 +330,7 @@ class JoinerService:
         for at, bounds in self.log.all_bounds(self._places(self.tasks)).items():
             task, role = self.tasks[at.partition], self._roles[at.topic]
             behind = bounds.end - task.next[role]
-            self._lag[at] = max(0, behind)
+            self._lag[at], self._starts[at] = max(0, behind), bounds.start
             if behind > 0:
                 task.watermark.behind(role)
             else:
@@ -371,6 +373,7 @@ class JoinerService:
             commits=self._commits,
             watermark_ms={t.partition: t.watermark.value for t in tasks},
             lag={p: sum(n for at, n in self._lag.items() if at.partition == p) for p in self.tasks},
+            room={p: self._room(p) for p in self.tasks if p in self._since},
             payload_bytes=sum(t.joiner.payload_bytes for t in tasks),
             ids=sum(t.joiner.ids for t in tasks),
             ledger=Ledger.total(
@@ -379,6 +382,11 @@ class JoinerService:
         )
         if self.on_status is not None:
             self.on_status(self.status)
+
+    def _room(self, partition: int) -> int:
+        _, low = self._since[partition]
+        places = {role: TopicPartition(topic, partition) for role, topic in self.topics.inputs.items()}
+        return min(low[role] - self._starts.get(at, 0) for role, at in places.items())
 
     def _wait_s(self) -> float:
         """How long to wait for events: until the next flush if samples are ready."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import structlog
@@ -66,6 +66,9 @@ class ShardCounts:
     flushed_rows: int = 0
     flushes: int = 0
     replaced_buckets: int = 0
+    room_blocks: dict[str, int] = field(default_factory=dict)
+    """{partition of samples: blocks between the log's start and what a restart replays} as of the last flush
+    (PROTOCOL 12)"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -434,6 +437,10 @@ class Shard:
     def _hold_retention(self) -> None:
         """Retention passes neither what a restart must replay nor what a reader must follow from."""
         samples = self._book.smallest_applied()
+        found = self._log.all_bounds([TopicPartition(self._topics.samples, p) for p in samples])
+        self.counts.room_blocks = {
+            str(at.partition): samples[at.partition] - bounds.start for at, bounds in found.items()
+        }
         share = self._spec.buckets // ROWS_PARTITIONS
         held = {TopicPartition(self._topics.samples, p): offset for p, offset in samples.items()}
         for p in range(ROWS_PARTITIONS):
