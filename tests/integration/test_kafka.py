@@ -17,6 +17,7 @@ from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, C
 
 from freshet.errors import ConfigError, DataLost, Mismatch, TooLarge, Unavailable
 from freshet.seams.eventlog import EventLog, Reader, Writer
+from freshet.seams.eventlog.claims import Claims
 from freshet.seams.eventlog.kafka import KafkaEventLog, open_url
 from freshet.seams.open import open_eventlog
 from freshet.testing.contracts.eventlog import append_to, read_all
@@ -113,7 +114,7 @@ class Appending:
         return last + 1
 
 
-@pytest.mark.parametrize("name", [None])
+@pytest.mark.parametrize("name", [None, "w"])
 def test_a_broker_that_is_killed_loses_nothing_acknowledged_and_readers_go_on(
     kafka: Kafka, log: EventLog, name: str | None
 ) -> None:
@@ -258,6 +259,22 @@ def test_a_compacted_topic_is_refused(log: EventLog, admin: AdminClient, prefix:
 def test_a_setting_that_librdkafka_does_not_know_is_a_config_error(kafka: Kafka) -> None:
     with pytest.raises(ConfigError, match=r"no\.such\.setting"):
         open_eventlog(f"kafka://{kafka.bootstrap}/x?no.such.setting=1")
+
+
+def test_a_lease_does_not_expire_while_the_broker_is_away(kafka: Kafka, log: EventLog) -> None:
+    log.create_topic("control", partitions=1)
+    holder, other = Claims(log, "control", lease_s=3.0), Claims(log, "control", lease_s=3.0)
+    held = holder.acquire("seat", "a", time.monotonic() + DEADLINE_S)
+    kafka.kill()
+    with pytest.raises(Unavailable):
+        other.acquire("seat", "b", time.monotonic() + 6.0)
+    kafka.start()
+    with pytest.raises(Unavailable, match="held by a"):
+        other.acquire("seat", "b", time.monotonic() + 6.0)
+    held.check()
+    holder.close()
+    assert other.acquire("seat", "b", time.monotonic() + DEADLINE_S).fence > held.fence
+    other.close()
 
 
 class Member:

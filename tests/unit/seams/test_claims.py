@@ -1,4 +1,4 @@
-"""Ownership decided in the log: the rules by arithmetic, the shell on a SQLite log."""
+"""Ownership decided in the log: the rules by arithmetic, the shell on a SQLite log and on Kafka."""
 
 import contextlib
 import json
@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from hypothesis import given
@@ -28,7 +29,7 @@ from freshet.seams.eventlog.claimbook import (
     state_record,
 )
 from freshet.seams.eventlog.claims import Claims
-from freshet.seams.eventlog.sqlite import SqliteEventLog
+from freshet.seams.open import open_eventlog
 from freshet.testing.clock import SettableClock
 from freshet.types import Append, BytesColumn, Fence, TopicPartition
 
@@ -194,7 +195,7 @@ class WatchedClock(SettableClock):
 class Unreachable:
     """A log whose readers and writers fail while `away` is set."""
 
-    def __init__(self, log: SqliteEventLog) -> None:
+    def __init__(self, log: EventLog) -> None:
         self._log, self.away, self._refused = log, threading.Event(), 0
 
     def was_noticed(self) -> bool:
@@ -232,16 +233,20 @@ class Unreachable:
         return Wrapped()
 
 
-@pytest.fixture
-def log(tmp_path: Path) -> Iterator[SqliteEventLog]:
-    log = SqliteEventLog(tmp_path)
+@pytest.fixture(params=["sqlite", pytest.param("kafka", marks=pytest.mark.kafka)])
+def log(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[EventLog]:
+    if request.param == "kafka":
+        bootstrap = request.getfixturevalue("kafka").bootstrap
+        log = open_eventlog(f"kafka://{bootstrap}/{uuid4().hex}")
+    else:
+        log = open_eventlog(f"sqlite:{tmp_path}")
     log.create_topic("control", partitions=1)
     yield log
     log.close()
 
 
 @pytest.fixture
-def start(log: SqliteEventLog) -> Iterator[Callable[..., Claims]]:
+def start(log: EventLog) -> Iterator[Callable[..., Claims]]:
     """Start claims as another process would; short leases, so that a test waits for one in real time."""
     started: list[Claims] = []
 
@@ -266,7 +271,7 @@ def wait_for(condition: Callable[[], bool]) -> None:
         threading.Event().wait(0.005)
 
 
-def test_fences_rise_from_owner_to_owner(start: Callable[..., Claims], log: SqliteEventLog) -> None:
+def test_fences_rise_from_owner_to_owner(start: Callable[..., Claims], log: EventLog) -> None:
     first, second = start(), start()
     held = first.acquire("seat", "a", soon())
     assert held.fence == 0
@@ -277,7 +282,7 @@ def test_fences_rise_from_owner_to_owner(start: Callable[..., Claims], log: Sqli
     again.check()
 
 
-def live_on(log: SqliteEventLog, owner: SettableClock, watcher: WatchedClock, seconds: float) -> None:
+def live_on(log: EventLog, owner: SettableClock, watcher: WatchedClock, seconds: float) -> None:
     """Let time pass for an owner and for who watches it: a heartbeat and a look at each step."""
     for _ in range(round(seconds / HEARTBEAT_S)):
         _one_heartbeat(log, owner)
@@ -285,13 +290,13 @@ def live_on(log: SqliteEventLog, owner: SettableClock, watcher: WatchedClock, se
         watcher.wait_until_asked()
 
 
-def _one_heartbeat(log: SqliteEventLog, owner: SettableClock) -> None:
+def _one_heartbeat(log: EventLog, owner: SettableClock) -> None:
     end = log.bounds(CONTROL).end
     owner.advance(HEARTBEAT_S)
     wait_for(lambda: log.bounds(CONTROL).end > end)
 
 
-def test_a_living_owner_is_not_replaced(start: Callable[..., Claims], log: SqliteEventLog) -> None:
+def test_a_living_owner_is_not_replaced(start: Callable[..., Claims], log: EventLog) -> None:
     alive, watching = SettableClock(), WatchedClock()
     first, second = start(alive), start(watching)
     held = first.acquire("seat", "a", alive.monotonic() + 1.0)
@@ -301,9 +306,7 @@ def test_a_living_owner_is_not_replaced(start: Callable[..., Claims], log: Sqlit
     held.check()
 
 
-def test_a_log_that_comes_back_finds_the_owners_it_had(
-    start: Callable[..., Claims], log: SqliteEventLog
-) -> None:
+def test_a_log_that_comes_back_finds_the_owners_it_had(start: Callable[..., Claims], log: EventLog) -> None:
     alive, watching = SettableClock(), WatchedClock()
     of_first, of_second = Unreachable(log), Unreachable(log)
     first, second = start(alive, log=of_first), start(watching, log=of_second)
@@ -375,7 +378,7 @@ def test_closing_releases_so_that_the_next_owner_need_not_wait(start: Callable[.
 
 
 def test_closing_on_a_sick_log_leaves_the_claim_to_its_lease(
-    log: SqliteEventLog, monkeypatch: pytest.MonkeyPatch
+    log: EventLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     claims = Claims(log, "control")
     held = claims.acquire("seat", "a", soon())
@@ -396,7 +399,7 @@ def test_a_latecomer_reads_who_owns_what(start: Callable[..., Claims]) -> None:
 
 
 def test_a_long_topic_is_trimmed_without_forgetting_owners(
-    start: Callable[..., Claims], log: SqliteEventLog, monkeypatch: pytest.MonkeyPatch
+    start: Callable[..., Claims], log: EventLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(claims_module, "_STATE_EVERY", 10)
     first = start()
@@ -406,9 +409,7 @@ def test_a_long_topic_is_trimmed_without_forgetting_owners(
     held.check()
 
 
-def test_a_trimmed_topic_without_state_is_data_lost(
-    start: Callable[..., Claims], log: SqliteEventLog
-) -> None:
+def test_a_trimmed_topic_without_state_is_data_lost(start: Callable[..., Claims], log: EventLog) -> None:
     writer = log.writer()
     writer.append([Append("control", 0, BytesColumn.of([heartbeat_record([Fence(0)])] * 3))])
     log.trim(CONTROL, 2)
@@ -417,7 +418,7 @@ def test_a_trimmed_topic_without_state_is_data_lost(
 
 
 def test_a_corrupt_record_stops_the_claims_and_is_told_to_their_holders(
-    start: Callable[..., Claims], log: SqliteEventLog
+    start: Callable[..., Claims], log: EventLog
 ) -> None:
     claims = start()
     held = claims.acquire("seat", "a", soon())
@@ -497,7 +498,7 @@ def test_a_record_of_several_things_of_a_wrong_shape_is_corrupt(kind: str, chang
 
 
 def test_what_was_released_while_the_log_was_away_is_free_once_it_is_back(
-    start: Callable[..., Claims], log: SqliteEventLog
+    start: Callable[..., Claims], log: EventLog
 ) -> None:
     """Heartbeats for what is still held of the same claim must not keep it."""
     away = Unreachable(log)
@@ -511,7 +512,7 @@ def test_what_was_released_while_the_log_was_away_is_free_once_it_is_back(
     assert held.things == {"y"}
 
 
-def test_several_things_are_claimed_once_all_are_free(log: SqliteEventLog) -> None:
+def test_several_things_are_claimed_once_all_are_free(log: EventLog) -> None:
     first, second = (Claims(log, "control", lease_s=0.8, heartbeat_s=0.05) for _ in range(2))
     held = first.acquire_all(["x", "y"], "a", soon())
     other = first.acquire("z", "a", soon())
