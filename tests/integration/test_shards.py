@@ -11,6 +11,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -32,7 +33,7 @@ from freshet.spec import load_spec
 from freshet.spec.identity import identity_hash
 from freshet.spec.layout import layout_of
 from freshet.spec.schemas import load_schemas
-from freshet.types import Fence, OffsetRange, TimeMs, bucket_of
+from freshet.types import I64, Fence, OffsetRange, TimeMs, bucket_of
 from tests.servers.processes import Process
 
 SPEC_FILE = Path(__file__).parents[1] / "system" / "ledger" / "freshet.toml"
@@ -60,9 +61,14 @@ class Run:
         self.claims = Claims(self.log, self.topics.control)
         self.owners = ShardMap(self.claims, SPEC.buckets)
         self.shards: dict[str, Process] = {}
-        self.rows = RemoteRows(
-            Served(SPEC.name, HASH), self.owners, Transport(token=TOKEN, max_message_bytes=MIB), attempt_s=2.0
-        )
+        self.clients: list[RemoteRows] = []
+        self.rows = self.client()
+
+    def client(self) -> RemoteRows:
+        """A client of its own."""
+        transport = Transport(token=TOKEN, max_message_bytes=MIB)
+        self.clients.append(RemoteRows(Served(SPEC.name, HASH), self.owners, transport, attempt_s=2.0))
+        return self.clients[-1]
 
     def start(self, name: str) -> Process:
         """A shard; it takes what the plan gives it."""
@@ -90,7 +96,8 @@ class Run:
         wait_for(balanced, f"{shards} shards own all buckets")
 
     def close(self) -> None:
-        self.rows.close()
+        for client in self.clients:
+            client.close()
         self.claims.close()
         self.log.close()
         for process in self.shards.values():
@@ -138,12 +145,7 @@ class Pushing:
         """Always the same for the same range, as a log would have it."""
         if (partition, at) not in self._chosen:
             self._chosen[partition, at] = np.sort(self._rng.choice(len(KEYS), 40, replace=False))
-        chosen = self._chosen[partition, at]
-        starts = np.searchsorted(BUCKETS_OF_KEYS[chosen], np.arange(SPEC.buckets + 1)).astype(np.uint32)
-        group = KeyGroup(0, KEYS[chosen], np.zeros(len(chosen), np.uint8), starts)
-        ones = np.zeros((len(chosen), GROUP.width), np.float32)
-        ones[:, VECTOR:] = 1
-        return Push((OffsetRange(partition, at, at + 1),), Fence(1), TimeMs(1000), [group], [ones])
+        return push_of_ones(self._chosen[partition, at], partition, at)
 
     def expected(self):
         """(keys,) what each row must be."""
@@ -151,6 +153,15 @@ class Pushing:
         for chosen in self._chosen.values():
             sums[chosen] -= 1
         return sums
+
+
+def push_of_ones(chosen: I64, partition: int, at: int) -> Push:
+    """One more for these of KEYS."""
+    starts = np.searchsorted(BUCKETS_OF_KEYS[chosen], np.arange(SPEC.buckets + 1)).astype(np.uint32)
+    group = KeyGroup(0, KEYS[chosen], np.zeros(len(chosen), np.uint8), starts)
+    ones = np.zeros((len(chosen), GROUP.width), np.float32)
+    ones[:, VECTOR:] = 1
+    return Push((OffsetRange(partition, at, at + 1),), Fence(1), TimeMs(1000), [group], [ones])
 
 
 def wait_for(condition: Callable[[], bool], what: str) -> None:
@@ -224,6 +235,27 @@ def test_a_shard_that_goes_is_replaced_and_every_sum_is_exact(run: Run, what_hap
     for process in run.shards.values():
         process.stop()
     np.testing.assert_array_equal(stored(run), pushing.expected())
+
+
+def test_eight_writers_at_the_same_rows_lose_and_double_nothing(run: Run) -> None:
+    """Two of each partition push the same, as an embedder and one that was thought dead do."""
+    pushes, writers_of_each = 100, 2
+    run.start("a")
+    run.start("b")
+    run.wait_for_owners(2)
+    everything = np.arange(len(KEYS))
+
+    def write(rows: RemoteRows, partition: int) -> int:
+        return sum(rows.push(push_of_ones(everything, partition, at)) for at in range(pushes))
+
+    with ThreadPoolExecutor(writers_of_each * SPEC.partitions) as threads:
+        partitions = [*range(SPEC.partitions)] * writers_of_each
+        applied = list(threads.map(write, [run.client() for _ in partitions], partitions))
+    assert sum(applied) >= pushes * SPEC.partitions  # in full, or in one shard's part
+
+    for process in run.shards.values():
+        process.stop()
+    np.testing.assert_array_equal(stored(run), np.full(len(KEYS), -float(pushes * SPEC.partitions)))
 
 
 def test_a_shard_joins_and_leaves_while_rows_are_pushed(run: Run) -> None:
