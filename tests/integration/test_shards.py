@@ -34,7 +34,7 @@ from freshet.spec.identity import identity_hash
 from freshet.spec.layout import layout_of
 from freshet.spec.schemas import load_schemas
 from freshet.types import I64, Fence, OffsetRange, TimeMs, bucket_of
-from tests.servers.processes import Process
+from tests.servers.processes import Process, lasting_ports
 
 SPEC_FILE = Path(__file__).parents[1] / "system" / "ledger" / "freshet.toml"
 SPEC = load_spec(SPEC_FILE)
@@ -70,12 +70,13 @@ class Run:
         self.clients.append(RemoteRows(Served(SPEC.name, HASH), self.owners, transport, attempt_s=2.0))
         return self.clients[-1]
 
-    def start(self, name: str) -> Process:
+    def start(self, name: str, *, port: int = 0, advertised: str = "127.0.0.1") -> Process:
         """A shard; it takes what the plan gives it."""
         command = [sys.executable, "-m", "freshet", "run", "paramserver", str(SPEC_FILE)]
         env = os.environ | {
             "FRESHET_PARAMSERVER_NAME": name,
-            "FRESHET_PARAMSERVER_PORT": "0",
+            "FRESHET_PARAMSERVER_PORT": str(port),
+            "FRESHET_PARAMSERVER_ADVERTISED_HOST": advertised,
             "FRESHET_PARAMSERVER_ADMIN_PORT": "0",
             "FRESHET_GRPC_TOKEN_FILE": str(self.folder / "token"),
         }
@@ -116,16 +117,19 @@ class Pushing:
         self._number = -1
         self.longest_wait_s = 0.0
 
-    def go_on(self, upto: int) -> None:
-        """Push until every partition has applied so many samples."""
+    def go_on(self, upto: int, held_up: Callable[[], None] = lambda: None) -> None:
+        """Push until every partition has applied so many samples; `held_up` is told of each push that was
+        Unavailable."""
         deadline = time.monotonic() + DEADLINE_S
         acknowledged = time.monotonic()
         while not self._next or min(self._next.values()) < upto or self._run.rows.ownership() != self._number:
             assert time.monotonic() < deadline, f"stuck at {self._next}"
             try:
                 self._one(upto)
-            except (Refused, Unavailable):
+            except (Refused, Unavailable) as error:
                 self._number = -1
+                if isinstance(error, Unavailable):
+                    held_up()
                 continue
             self.longest_wait_s = max(self.longest_wait_s, time.monotonic() - acknowledged)
             acknowledged = time.monotonic()
@@ -232,6 +236,41 @@ def test_a_shard_that_goes_is_replaced_and_every_sum_is_exact(run: Run, what_hap
         pushing.go_on(150)
     print(f"{what_happens.__name__}: the longest wait of a push was {pushing.longest_wait_s:.1f} s")
 
+    for process in run.shards.values():
+        process.stop()
+    np.testing.assert_array_equal(stored(run), pushing.expected())
+
+
+@pytest.mark.parametrize("cut", [Process.pause, Process.kill], ids=["silent", "refused"])
+def test_a_link_to_a_shard_that_is_cut_holds_pushes_up_and_every_sum_is_exact(
+    run: Run, tmp_path: Path, cut: Callable[[Process], None]
+) -> None:
+    (port,) = lasting_ports(1)
+    addresses = [f"127.0.0.2:{port}", f"127.0.0.1:{port}"]  # the shard is known by the first one
+    link = Process([sys.executable, "-m", "tests.servers.slow_link", *addresses], tmp_path / "link.log")
+    joined: list[bool] = []
+
+    def join() -> None:
+        if link.alive:
+            link.resume()
+        else:
+            link.start(lambda said: "ready" in said, within_s=DEADLINE_S)
+        joined.append(True)
+
+    join()
+    try:
+        run.start("a", port=port, advertised="127.0.0.2")
+        run.start("b")
+        run.wait_for_owners(2)
+        pushing = Pushing(run)
+        pushing.go_on(50)
+        joined.clear()
+        cut(link)
+        pushing.go_on(100, held_up=join)
+        assert joined, "no push was held up: the link carried none of them"
+    finally:
+        link.kill()
+    print(f"the longest wait of a push was {pushing.longest_wait_s:.1f} s")
     for process in run.shards.values():
         process.stop()
     np.testing.assert_array_equal(stored(run), pushing.expected())
