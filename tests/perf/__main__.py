@@ -49,6 +49,8 @@ BY_HAND = {
     "remote_rows": "lookups and pushes of a shard over gRPC, beside the same in its process",
     "remote_batches": "batches to a trainer over gRPC: bytes of a sample and time of a batch, by codec",
     "modes": "training modes with a delay between trainer and shard: rates and AUC; needs the retail stream",
+    "spread": "end to end with one and two shards and embedders, beside one process",
+    "wires": "bytes a sample on each wire by codec, and the AUC with each; needs the retail stream",
     "streams": "downloads recorded streams and makes them events",
     "peers_run": "torch, TorchRec and others training the plain model; needs tests.perf.peers.setup",
     "table_beside_fbgemm": "our table and FBGEMM's kernels in turns; needs tests.perf.peers.setup torchrec",

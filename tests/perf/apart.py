@@ -22,11 +22,12 @@ import numpy as np
 
 from freshet.cli.rank_batches import FromEmbedders, FromShards, Wire
 from freshet.cli.remote_training import RemoteTraining
+from freshet.cli.training import Stores, Training
 from freshet.embedder.core import rows_of_blocks
 from freshet.embedder.ownership import embedders_of
 from freshet.seams.eventlog import EventLog
 from freshet.seams.eventlog.claims import Claims
-from freshet.seams.open import open_eventlog, open_versions
+from freshet.seams.open import open_eventlog, open_rowstore, open_versions
 from freshet.seams.rowservice.slices import SLICES, ShardMap
 from freshet.settings import load_settings
 from freshet.spec.identity import identity_hash
@@ -52,7 +53,7 @@ FIRST, LAST = 0.1, 0.97
 class Apart:
     """What runs beside the rank, and how they talk."""
 
-    shards: int = 1
+    shards: int = 1  # 0: rows, embedder and trainer in one process, as `freshet up` has them
     embedders: int = 0  # 0: the rank looks rows up itself
     delay_ms: float | None = None  # one way, between whoever looks up and the shards; None: no link between
     codec: str = "fp32"  # of rows and gradients, on every wire
@@ -63,11 +64,18 @@ class Apart:
         file = folder / "spec.toml"
         file.write_text(render(spec), encoding="utf-8")
         settings = load_settings({}, run_folder=folder).common
+        settings.run.create()
+        spec_hash = identity_hash(spec, load_schemas(spec))
         with contextlib.ExitStack() as stack:
             events = open_eventlog(settings.log_url)
             stack.callback(events.close)
             versions = open_versions(settings.versions_url)
             stack.callback(versions.close)
+            if not self.shards:
+                rows = open_rowstore(settings.rows_url)
+                stack.callback(rows.close)
+                stores, total = Stores(events, rows, versions), samples_in(events, spec)
+                return _observed(Training(spec, stores, spec_hash=spec_hash), total, [])
             shards = [stack.enter_context(self._shard(i, file, folder)) for i in range(self.shards)]
             embedders = [stack.enter_context(self._embedder(i, file, folder)) for i in range(self.embedders)]
             self._wait_for_owners(spec, events)
@@ -76,7 +84,7 @@ class Apart:
                 events,
                 versions,
                 Wire(rows=self._codec, gradients=self._codec),
-                spec_hash=identity_hash(spec, load_schemas(spec)),
+                spec_hash=spec_hash,
                 batches=FromEmbedders if self.embedders else FromShards,
             )
             return _observed(rank, samples_in(events, spec), [p.pid for p in (*shards, *embedders)])
@@ -164,7 +172,7 @@ class _Seen:
     status: Mapping[str, Any]
 
 
-def _observed(rank: RemoteTraining, total: int, others: list[int]) -> Passed:
+def _observed(rank: RemoteTraining | Training, total: int, others: list[int]) -> Passed:
     """Run it to the end of the log."""
     seen: list[_Seen] = []
 
@@ -179,6 +187,9 @@ def _observed(rank: RemoteTraining, total: int, others: list[int]) -> Passed:
                 pass
             seen.append(now())
         rank.stop()
+
+    def told(name: str, of: _Seen) -> int:
+        return int(of.status.get(name, 0))  # in one process there is no wire
 
     watcher = threading.Thread(target=look, name="watcher")
     watcher.start()
@@ -198,8 +209,8 @@ def _observed(rank: RemoteTraining, total: int, others: list[int]) -> Passed:
         samples_per_s=samples / (last.at - first.at),
         rank_cpu_us=1e6 * (last.cpu_s - first.cpu_s) / samples,
         others_cpu_us=1e6 * (last.others_cpu_s - first.others_cpu_s) / samples,
-        sent_bytes=(last.status["sent_bytes"] - first.status["sent_bytes"]) / samples,
-        received_bytes=(last.status["received_bytes"] - first.status["received_bytes"]) / samples,
+        sent_bytes=(told("sent_bytes", last) - told("sent_bytes", first)) / samples,
+        received_bytes=(told("received_bytes", last) - told("received_bytes", first)) / samples,
         stages_us={name: 1e6 * (s - stages[0].get(name, 0.0)) / batches for name, s in stages[1].items()},
         auc=measured["auc"],
         logloss=measured["logloss"],
