@@ -14,6 +14,7 @@ import structlog
 from freshet.clock import SYSTEM_CLOCK, Clock
 from freshet.errors import Unavailable
 from freshet.seams.eventlog.claims import LEASE_S, Claims, Held
+from freshet.trainer.loading import Loading
 from freshet.trainer.ranks import Alone, RankGroup, RankLost
 from freshet.trainer.world import (
     WORLD,
@@ -47,7 +48,7 @@ class Terms:
     address: str  # of this host, as other ranks reach it
     lanes: int  # that this rank would have
     partitions: int  # of the model
-    form_s: float = LEASE_S  # how long ranks wait for each other when they meet
+    form_s: float = 2 * LEASE_S  # how long ranks wait for each other when they meet
     answer_s: float = LEASE_S  # and at each step: who is silent for longer is lost
 
     def lanes_of(self, ranks: int) -> int:
@@ -59,9 +60,15 @@ class Membership:
     """Used by one thread, but for `somebody_waits` and `world`."""
 
     def __init__(
-        self, claims: Claims, terms: Terms, stop: Callable[[], bool], clock: Clock = SYSTEM_CLOCK
+        self,
+        claims: Claims,
+        terms: Terms,
+        stop: Callable[[], bool],
+        clock: Clock = SYSTEM_CLOCK,
+        loading: Loading | None = None,
     ) -> None:
         """`stop`: whether the process was told to stop, asked while the rank waits for others."""
+        self._loading = loading or Loading()
         self._claims, self._terms, self._stop, self._clock = claims, terms, stop, clock
         self._owner = f"{socket.gethostname()}:{os.getpid()}/{uuid.uuid4().hex[:12]}"
         self._pause = threading.Event()
@@ -86,6 +93,8 @@ class Membership:
         """
         while not self._stop():
             try:
+                if self.standing().seats:  # others would wait for us with their worlds ended
+                    self._loading.wait()
                 self._sit()
                 world = self._next_world()
             except Unavailable as error:  # what was written all the same is nobody's, and its lease runs out
@@ -110,10 +119,14 @@ class Membership:
         return None
 
     def somebody_waits(self) -> bool:
-        """Whether a living rank is in no world, or the newest is not this rank's any more. Any thread."""
+        """Whether a living rank is in no world, or the newest is not this rank's any more. Any thread.
+
+        Who trains alone goes on until it has what ranks meet by.
+        """
         if self.left_behind():
             return True
-        return bool(self.standing().waiting()) and self._clock.monotonic() >= self._quiet_until
+        waits = bool(self.standing().waiting()) and self._clock.monotonic() >= self._quiet_until
+        return waits and self._loading.begin()
 
     def left_behind(self) -> bool:
         """Whether others have made a newer world than this rank's: what it sends is refused. Any thread."""
@@ -159,6 +172,8 @@ class Membership:
         former = self.world.fence if self.world else None
         while not self._stop() and not self._held.lost.is_set():
             standing = self.standing()
+            if len(standing.seats) > 1:  # before one writes a world: then the others have `form_s` to come
+                self._loading.wait()
             world = standing.world
             if world is not None and world.rank(self._seat, self._held.fence) is not None:
                 return world
