@@ -201,9 +201,12 @@ def test_a_stop_ends_streams_and_what_was_answered_is_durable(gateway: Running, 
 
 def refused(gateway: Running, reason: str) -> float:
     """How many this gateway says that it has refused for it."""
+    return metric(gateway, f'refused_total{{reason="{reason}"}}')
+
+
+def metric(gateway: Running, begin: str) -> float:
     lines = httpx.get(f"{gateway.url}/metrics").text.splitlines()
-    begin = f'freshet_grpc_refused_total{{reason="{reason}"}}'
-    return sum(float(line.split()[-1]) for line in lines if line.startswith(begin))
+    return sum(float(line.split()[-1]) for line in lines if line.startswith(f"freshet_grpc_{begin}"))
 
 
 def test_certificates_and_token_are_asked_for(
@@ -239,9 +242,11 @@ def test_certificates_and_token_are_asked_for(
         assert told.value.code() is grpc.StatusCode.UNAUTHENTICATED
     assert refused(gateway, "token") == 2
     for by, tls in ((stranger, True), (None, True), (None, False)):
+        before = metric(gateway, "handshakes_total")
         with pytest.raises(grpc.RpcError) as told:
             put(by, tls=tls)
         assert told.value.code() is grpc.StatusCode.UNAVAILABLE
+        assert metric(gateway, "handshakes_total") > before
     assert put(authority) == 1
     assert len(gateway.records("feed.ranked")) == 2
 

@@ -105,6 +105,7 @@ class GrpcDoor:
         """
         self._address, self._transport, self.counts, self._calls = address, transport, counts, calls
         self._methods: dict[str, dict[str, grpc.RpcMethodHandler]] = {}
+        self._lock = threading.Lock()
         self._stopping = asyncio.Event()
         self._server: aio.Server | None = None
         self.port = 0
@@ -155,7 +156,7 @@ class GrpcDoor:
         )
         for service, handlers in self._methods.items():
             server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))
-        credentials = listen_credentials(self._transport)
+        credentials = listen_credentials(self._transport, self._begun)
         try:
             self.port = (
                 server.add_insecure_port(self._address)
@@ -175,6 +176,10 @@ class GrpcDoor:
         self._stopping.set()
         if self._server is not None:
             await self._server.stop(drain_s)
+
+    def _begun(self) -> None:
+        with self._lock:  # gRPC's threads
+            self.counts.handshakes += 1
 
     def _refuse(self, reason: str) -> None:
         self.counts.refused[reason] += 1

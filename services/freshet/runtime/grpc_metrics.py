@@ -22,6 +22,13 @@ GRPC_METRICS = (
         "of another version, with a wrong checksum or shape, or while too much was in work.",
         ("reason",),
     ),
+    Metric(
+        "freshet_grpc_handshakes",
+        "counter",
+        "connections",
+        "TLS handshakes begun. A client whose certificate is refused, or that speaks no TLS, ends in one, "
+        "which gRPC tells nobody: it shows as handshakes that go on without calls.",
+    ),
 )
 
 
@@ -34,11 +41,13 @@ class ListenerCounts:
     sent_bytes: Counter[str] = field(default_factory=Counter)
     streams: Counter[str] = field(default_factory=Counter)
     refused: Counter[str] = field(default_factory=Counter)
+    handshakes: int = 0  # TLS, begun
 
 
 def grpc_readings(counts: ListenerCounts) -> dict[str, Reading]:
     """GRPC_METRICS now."""
-    return {
+    labelled: dict[str, Reading] = {
         f"freshet_grpc_{name}": {(label,): float(n) for label, n in list(getattr(counts, name).items())}
         for name in ("frames", "received_bytes", "sent_bytes", "streams", "refused")
     }
+    return {**labelled, "freshet_grpc_handshakes": float(counts.handshakes)}

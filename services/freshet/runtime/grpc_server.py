@@ -107,7 +107,7 @@ class GrpcServer:
         for service, handlers in self._methods.items():
             name = method_name(service, "").strip("/")
             self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(name, handlers),))
-        credentials = listen_credentials(self._transport)
+        credentials = listen_credentials(self._transport, self._begun)
         try:
             self.port = (
                 self._server.add_insecure_port(self._asked)
@@ -133,6 +133,10 @@ class GrpcServer:
         if not done:
             log.warning("requests were cut off by the end of the drain", bytes=self._work)
         self._server.stop(max(0.0, min(deadline - time.monotonic(), 0.1))).wait()
+
+    def _begun(self) -> None:
+        with self._lock:
+            self.counts.handshakes += 1
 
     def refuse(self, reason: str) -> None:
         """Count a refusal."""

@@ -121,15 +121,22 @@ def shared_options(transport: Transport) -> list[tuple[str, int]]:
     ]
 
 
-def listen_credentials(transport: Transport) -> grpc.ServerCredentials | None:
-    """Of a listener; None: no TLS."""
+def listen_credentials(transport: Transport, begun: Callable[[], None]) -> grpc.ServerCredentials | None:
+    """Of a listener; None: no TLS.
+
+    `begun` is called, from gRPC's threads, whenever a client has connected and the handshake begins. How it
+    ends gRPC tells nobody: a client with a wrong certificate is seen as handshakes without calls.
+    """
     if not transport.secure:
         return None
-    pair = [(transport.key, transport.cert)]
-    asks = bool(transport.ca)
-    return grpc.ssl_server_credentials(
-        pair, root_certificates=transport.ca if asks else None, require_client_auth=asks
+    shown = grpc.ssl_server_certificate_configuration(
+        [(transport.key, transport.cert)], root_certificates=transport.ca or None
     )
+
+    def same() -> None:
+        begun()  # and no other certificate than before
+
+    return grpc.dynamic_ssl_server_credentials(shown, same, require_client_authentication=bool(transport.ca))
 
 
 def open_channel(address: str, transport: Transport) -> grpc.Channel:

@@ -119,6 +119,7 @@ def test_a_certificate_of_another_authority_is_refused(authority):
         stranger = replace(certified(trustme.CA()), ca=authority.cert_pem.bytes())
         with pytest.raises(Unavailable, match=r"(?i)handshake|certificate|alert|closed|reset"):
             calling(server, stranger, [a_frame()])
+        assert (server.counts.handshakes > 0, server.counts.frames) == (True, {})
         assert len(calling(server, certified(authority), [a_frame()])) == 1
 
 
