@@ -11,7 +11,7 @@ import structlog
 
 from freshet.errors import Unavailable
 from freshet.seams.open import open_rowstore
-from freshet.seams.rowstore import FlushOutcome, RowStore
+from freshet.seams.rowstore import FlushOutcome, RowStore, redis_reads
 from freshet.seams.rowstore.redis_reads import Labelled, Reads
 from freshet.testing.contracts.rowstore import (
     Change,
@@ -65,9 +65,11 @@ def pages(server: RedisServer, name: str) -> int:
     return int(server.ask("HLEN", f"{{{name}:0}}:rows"))
 
 
+@pytest.mark.parametrize("at_once", [1_000, 32 << 20], ids=["page_by_page", "at_once"])
 def test_rows_that_are_written_again_and_again_take_a_bounded_number_of_pages(
-    redis_server: RedisServer, opened: Open, name: str
+    redis_server: RedisServer, opened: Open, name: str, at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(redis_reads, "BYTES_AT_ONCE", at_once)
     store = opened()
     meta = claimed(store, 5)
     most = 0

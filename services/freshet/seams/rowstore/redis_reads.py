@@ -61,6 +61,23 @@ class Reads:
             found.append(Labelled(fence, seq, items))
         return found
 
+    def large(self, bucket: int) -> Labelled:
+        """The same of one bucket of more than BYTES_AT_ONCE, without holding its server."""
+        keys = self.keys_of(bucket)
+        look = [command(b"HMGET", keys.meta, b"fence", b"seq"), command(b"HKEYS", keys.rows)]
+        (before,) = self.ask([self._request(bucket, *look)], "reading a bucket")
+        for _ in range(TRIES):
+            fields: list[bytes] = before[1]
+            values = self._values(bucket, fields)
+            (after,) = self.ask([self._request(bucket, *look)], "reading a bucket")
+            # Pages are never changed; those put together meanwhile are missing, or have other names.
+            if after == before and None not in values:
+                fence, seq = before[0]
+                return Labelled(fence, seq, _items(fields, values))
+            before = after
+        (at_once,) = self.labelled([bucket])
+        return at_once
+
     def runs(self, pages: Sequence[tuple[int, list[bytes]]]) -> RowRuns:
         """The rows that pages of buckets add up to."""
         where = [self.where(bucket) for bucket, _ in pages]
@@ -87,7 +104,7 @@ class Reads:
         size = 0
         for bucket, taken in zip(buckets, self._sizes(buckets), strict=True):
             if taken > BYTES_AT_ONCE:
-                yield self.runs([(bucket, self._large(bucket))])
+                yield self.runs([(bucket, self.large(bucket).items)])
                 continue
             if together and size + taken > PIECE_BYTES:
                 yield self._whole(together)
@@ -109,26 +126,6 @@ class Reads:
         requests = [self._request(b, command(b"HGETALL", self.keys_of(b).rows)) for b in buckets]
         replies = self.ask(requests, "reading buckets")
         return self.runs([(bucket, items) for bucket, (items,) in zip(buckets, replies, strict=True)])
-
-    def _large(self, bucket: int) -> list[bytes]:
-        """Pages of a bucket as of one moment, without holding its server."""
-        keys = self.keys_of(bucket)
-        look = [command(b"HMGET", keys.meta, b"fence", b"seq"), command(b"HKEYS", keys.rows)]
-        (before,) = self.ask([self._request(bucket, *look)], "reading a bucket")
-        for _ in range(TRIES):
-            fields: list[bytes] = before[1]
-            values = self._values(bucket, fields)
-            (after,) = self.ask([self._request(bucket, *look)], "reading a bucket")
-            # Pages are never changed; those that were put together meanwhile are missing, or have other
-            # names.
-            if after == before and None not in values:
-                return [
-                    part for pair in zip(fields, values, strict=True) for part in pair if part is not None
-                ]
-            before = after
-        ((items,),) = self.ask([self._request(bucket, command(b"HGETALL", keys.rows))], "reading a bucket")
-        whole: list[bytes] = items
-        return whole
 
     def _values(self, bucket: int, fields: Sequence[bytes]) -> list[bytes | None]:
         """The pages of these names, a bounded number at a time; None for those that are gone."""

@@ -16,6 +16,7 @@ import numpy as np
 import structlog
 
 from freshet.errors import Corrupt, Unavailable
+from freshet.seams.rowstore import redis_reads
 from freshet.seams.rowstore.redis_nodes import Replies, Request
 from freshet.seams.rowstore.redis_reads import Reads
 from freshet.seams.rowstore.redis_scripts import REPLACE, evaluate
@@ -58,7 +59,7 @@ class Together:
         chosen = self._in_turn(flush.buckets, crowded, max(LEAST_BYTES, TIMES_FLUSHED * len(flush.runs.body)))
         try:
             for some in _pieces(chosen, crowded):
-                self._put(flush, some)
+                self._put(flush, some, large=int(crowded[some[0]]) > redis_reads.BYTES_AT_ONCE)
         except (Unavailable, Corrupt) as error:
             _log.warning("pages of rows are not put together", reason=str(error))
 
@@ -73,10 +74,11 @@ class Together:
             self._next = int(buckets[chosen[-1]]) + 1
         return chosen
 
-    def _put(self, flush: Flush, some: Sequence[int]) -> None:
+    def _put(self, flush: Flush, some: Sequence[int], *, large: bool) -> None:
         reads, token = self._reads(), stage_token()
+        numbers = flush.buckets[some].tolist()
         labels = [(b"%d" % flush.fences[i], b"%d" % flush.seqs[i]) for i in some]
-        found = reads.labelled([int(flush.buckets[i]) for i in some])
+        found = [reads.large(number) for number in numbers] if large else reads.labelled(numbers)
         kept = sorted(
             (int(flush.buckets[i]), int(flush.seqs[i]), label, one.items)
             for i, label, one in zip(some, labels, found, strict=True)
