@@ -87,3 +87,14 @@ def test_a_damaged_block_and_an_unknown_label_are_named_whatever_was_seen_before
         blocks_decoder.decode(BytesColumn.of([whole, whole[:-1] + b"!"]))
     with pytest.raises(Corrupt, match="label 2"):
         blocks_decoder.decode(BytesColumn.of([block(oracle.write(SAMPLE, [sample_of()]), [0], label=2)]))
+
+
+def test_a_batch_of_no_blocks_holds_no_samples_whatever_was_seen_before() -> None:
+    """As where a cut point follows a gap in the log."""
+    blocks_decoder, none = made(), BytesColumn.of([])
+    first = blocks_decoder.decode(none, ((0, np.empty(0, np.int64)),))
+    blocks_decoder.decode(BytesColumn.of([block(oracle.write(SAMPLE, [sample_of()]), [1])]))
+    later = blocks_decoder.decode(none, ((0, np.empty(0, np.int64)),))
+    for found in (first, later):
+        assert found.columns.size == len(found.sample_ids) == 0
+        assert [len(group.keys) for group in found.columns.groups] == [0] * len(found.columns.groups)
