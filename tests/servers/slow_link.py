@@ -34,6 +34,7 @@ class SlowLink:
         self._listener = socket.create_server(at)
         self.port: int = self._listener.getsockname()[1]
         self._connections: list[socket.socket] = []
+        self._workers: list[threading.Thread] = []
         self._thread = threading.Thread(target=self._accept, name="slow-link", daemon=True)
         self._thread.start()
 
@@ -46,6 +47,10 @@ class SlowLink:
         for connection in self._connections:
             with contextlib.suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
+        for worker in self._workers:
+            worker.join()
+        for connection in self._connections:
+            connection.close()
 
     def _accept(self) -> None:
         while True:
@@ -90,7 +95,9 @@ class SlowLink:
                 _, data = way.get()
 
         for work in (take, give):
-            threading.Thread(target=work, name="slow-link", daemon=True).start()
+            worker = threading.Thread(target=work, name="slow-link", daemon=True)
+            self._workers.append(worker)
+            worker.start()
 
 
 def main() -> None:
