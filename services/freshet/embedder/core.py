@@ -48,8 +48,8 @@ class Assembler:
     each of them, and while cuts lie ahead of a partition a batch holds that partition's single range. Where
     no block lies before a cut the range to it holds none.
 
-    A range that takes the last block there is goes as far as the log was read: the markers behind it belong
-    to it, so that a partition that is read to its end is also covered to its end.
+    Markers and gaps belong to the range that follows them, or precede a cut. So `positions` say how far
+    batches go, and `covered` that nothing but markers lies behind them.
     """
 
     def __init__(self, positions: Mapping[int, int], cuts: Mapping[int, Sequence[int]] | None = None) -> None:
@@ -143,11 +143,10 @@ class Assembler:
 
 def _stop_of_range(part: _Partition, stop: int) -> int:
     """Where a range ends that takes the blocks up to the index `stop`."""
-    more = stop < len(part.offsets)
-    known = int(part.offsets[stop]) if more else part.read_to  # no block lies before this that is not taken
+    known = int(part.offsets[stop]) if stop < len(part.offsets) else part.read_to  # all before it are taken
     if part.cuts and known >= part.cuts[0]:
         return part.cuts[0]
-    return int(part.offsets[stop - 1]) + 1 if more else known
+    return int(part.offsets[stop - 1]) + 1
 
 
 def rows_of_blocks(blocks: BytesColumn) -> I64:

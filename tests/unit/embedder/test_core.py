@@ -90,23 +90,11 @@ def test_no_range_crosses_a_cut_point_and_a_cut_partition_stands_alone():
     assert not any(r.partition == 0 and r.start < 2 < r.stop for ranges in seen for r in ranges)
 
 
-def test_markers_behind_the_last_block_belong_to_its_range():
+def test_markers_behind_the_last_block_count_as_covered_and_belong_to_the_next_range():
     assembler = Assembler({0: 0})
-    assembler.offer(0, records([0, 2], [1, 1], next_offset=4))
-
-    first, second = assembler.next(1), assembler.next(1)
-
-    assert first is not None
-    assert second is not None
-    assert first.ranges == (OffsetRange(0, 0, 1),)
-    assert second.ranges == (OffsetRange(0, 1, 4),)
-    assert assembler.positions() == {0: 4}
-
-
-def test_markers_that_come_after_their_block_count_as_covered_and_belong_to_the_next_range():
-    assembler = Assembler({0: 0})
-    assembler.offer(0, records([0], [1]))
+    assembler.offer(0, records([0], [1], next_offset=2))
     assembler.next(1)
+    assert assembler.covered() == {0: 2}
     assembler.offer(0, records([], [], next_offset=3))
 
     assert assembler.positions() == {0: 1}
@@ -118,7 +106,7 @@ def test_markers_that_come_after_their_block_count_as_covered_and_belong_to_the_
     plan = assembler.next(1)
 
     assert plan is not None
-    assert plan.ranges == (OffsetRange(0, 1, 5),)
+    assert plan.ranges == (OffsetRange(0, 1, 4),)
 
 
 def test_a_cut_behind_a_gap_ends_the_range_before_it():
