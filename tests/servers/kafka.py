@@ -80,6 +80,10 @@ class Kafka:
         """
         self._process.start(lambda said: "Kafka Server started" in said, within_s=_START_S)
 
+    def launch(self) -> None:
+        """Start it, and wait for nothing."""
+        self._process.launch()
+
     def stop(self) -> None:
         """End it as an operator would. Idempotent."""
         self._process.stop()

@@ -61,18 +61,9 @@ class Process:
         Raises:
             RuntimeError: it ended, or was not ready in time; with the end of its log. It does not run then.
         """
-        if self.alive:
-            raise RuntimeError(f"{self._command[0]} runs already, as process {self.pid}")
-        self._said_before = self.log.stat().st_size if self.log.exists() else 0
-        dies_with_us = ["setpriv", "--pdeathsig", "KILL"] if shutil.which("setpriv") else []
-        with self.log.open("ab") as out:
-            self._popen = popen = subprocess.Popen(
-                [*dies_with_us, *self._command],
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=subprocess.STDOUT,
-                env=self._env,
-            )
+        self.launch()
+        popen = self._popen
+        assert popen is not None
         deadline, pause = time.monotonic() + within_s, threading.Event()
         while not is_ready(self.said()):
             if popen.poll() is not None:
@@ -82,10 +73,30 @@ class Process:
                 raise RuntimeError(f"it was not ready within {within_s:g} s; {self._last_words()}")
             pause.wait(_LOOK_S)
 
+    def launch(self) -> None:
+        """Start it, and wait for nothing. RuntimeError if it runs."""
+        if self.alive:
+            raise RuntimeError(f"{self._command[0]} runs already, as process {self.pid}")
+        self._said_before = self.log.stat().st_size if self.log.exists() else 0
+        dies_with_us = ["setpriv", "--pdeathsig", "KILL"] if shutil.which("setpriv") else []
+        with self.log.open("ab") as out:
+            self._popen = subprocess.Popen(
+                [*dies_with_us, *self._command],
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                env=self._env,
+            )
+
     @property
     def alive(self) -> bool:
         """Does it run, or is it paused?"""
         return self._popen is not None and self._popen.poll() is None
+
+    @property
+    def returncode(self) -> int | None:
+        """How the process that was started last ended; None while it runs, or if none was."""
+        return None if self._popen is None else self._popen.poll()
 
     @property
     def pid(self) -> int:

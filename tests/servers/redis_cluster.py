@@ -14,8 +14,7 @@ from typing import Any
 import redis
 from redis.crc import key_slot
 
-from freshet.runtime.ports import free_ports
-from tests.servers.processes import Process, run_to_end
+from tests.servers.processes import Process, lasting_ports, run_to_end
 
 __all__ = ["RedisCluster", "RedisServer", "wait_until"]
 
@@ -33,7 +32,7 @@ class RedisServer:
     def __init__(self, folder: Path, options: Mapping[str, str] | None = None) -> None:
         """Prepare the folder; nothing runs yet. `options` go before ours."""
         folder.mkdir(parents=True, exist_ok=True)
-        self.port, self._bus_port = free_ports(2)
+        self.port, self._bus_port = lasting_ports(2)
         settings = {
             "port": str(self.port),
             "bind": "127.0.0.1",
@@ -59,6 +58,10 @@ class RedisServer:
     def start(self) -> None:
         """Start it and wait until it answers. RuntimeError, with its last words, if it does not."""
         self._process.start(lambda said: "eady to accept connections" in said, within_s=_START_S)
+
+    def launch(self) -> None:
+        """Start it, and wait for nothing."""
+        self._process.launch()
 
     def stop(self) -> None:
         """End it as an operator would. Idempotent."""
@@ -127,6 +130,11 @@ class RedisCluster:
         for node in self.nodes:
             node.kill()
 
+    def masters(self) -> list[RedisServer]:
+        """The nodes that serve slots now, as most nodes see it."""
+        ports = {self._owner(slot)[0] for slot in range(0, 16_384, 256)}
+        return [node for node in self.nodes if node.port in ports]
+
     def master_of(self, key: str) -> RedisServer:
         """The node that serves a key now, as most nodes see it."""
         return self._by_port(self._owner(key_slot(key.encode()))[0])
@@ -141,7 +149,7 @@ class RedisCluster:
 
     def wait_until_whole(self) -> None:
         """Until all nodes run, agree, and every master has a replica that follows it."""
-        wait_until(self._is_whole, within_s=_FORM_S, what="a whole cluster")
+        wait_until(self.is_whole, within_s=_FORM_S, what="a whole cluster")
 
     def heal(self) -> None:
         """Resume and start whatever a test paused or killed."""
@@ -181,7 +189,8 @@ class RedisCluster:
         most_seen = max(seen, key=seen.__getitem__)
         return list(most_seen)
 
-    def _is_whole(self) -> bool:
+    def is_whole(self) -> bool:
+        """Whether all nodes run, agree, and every master has a replica that follows it."""
         masters = set()
         for node in self.nodes:
             try:

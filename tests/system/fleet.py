@@ -55,13 +55,21 @@ class Fleet:
         self.names = [f"{role}-{i}" for role, count in counts.items() for i in range(count)]
         self._ports = {name: lasting_ports(len(PORTS[role_of(name)])) for name in self.names}
         self.processes = {name: self._process(name, spec) for name in self.names}
+        self._client = httpx.Client(timeout=2)
 
-    def start(self, names: Sequence[str] | None = None) -> None:
-        """Start these, or all, and wait until each answers."""
-        for name in names or self.names:
-            self.processes[name].start(partial(self._answers, name), within_s=START_S)
+    def start(self) -> None:
+        """Start all, and wait until each answers; who ends because the log is slow is started again, as by
+        what runs services in a cluster."""
+        for name in self.names:
+            self.processes[name].launch()
+        for name in self.names:
+            wait_until(f"{name} answers", partial(self._answers, name), within_s=START_S)
 
-    def _answers(self, name: str, said: str) -> bool:
+    def _answers(self, name: str) -> bool:
+        process = self.processes[name]
+        if not process.alive:
+            print(f"{name} ended with {process.returncode} at its start: {process.said()[-300:]}")
+            process.launch()
         return bool(self.status(name))
 
     def url(self, name: str) -> str:
@@ -71,7 +79,7 @@ class Fleet:
     def status(self, name: str) -> dict[str, Any]:
         """What a process says of itself; empty while it does not answer."""
         try:
-            answer = httpx.get(f"{self.url(name)}/status", timeout=2)
+            answer = self._client.get(f"{self.url(name)}/status")
             found: dict[str, Any] = answer.json()
         except (httpx.HTTPError, ValueError):
             return {}
@@ -90,11 +98,11 @@ class Fleet:
 
     def applied(self) -> dict[int, int]:
         """{partition: offset} that the dense weights of the first rank that answers have come to."""
-        for name in self.of("trainer"):
-            found = self.status(name).get("applied")
-            if found:
-                return {int(p): n for p, n in found.items()}
-        return {}
+        return next(filter(None, map(self.applied_by, self.of("trainer"))), {})
+
+    def applied_by(self, trainer: str) -> dict[int, int]:
+        """{partition: offset} that the dense weights of a rank have come to; empty if it does not answer."""
+        return {int(p): n for p, n in self.status(trainer).get("applied", {}).items()}
 
     def drain(self, log: EventLog, topics: Topics, folder: Path, impressions: int) -> None:
         """Wait until the windows of so many impressions are decided, and all samples are in a version."""
@@ -130,6 +138,7 @@ class Fleet:
         """SIGKILL all that run. Idempotent."""
         for process in self.processes.values():
             process.kill()
+        self._client.close()
 
     def _process(self, name: str, spec: Path) -> Process:
         role = role_of(name)

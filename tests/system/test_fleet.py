@@ -1,37 +1,53 @@
-"""The production shape: several of each service on a real Kafka and a real Redis Cluster; everything
-acknowledged counts once, everywhere."""
+"""The production shape: several of each service on a real Kafka and a real Redis Cluster. Members of every
+role, a Redis master and the broker are killed, or stand still for longer than their lease and return;
+everything acknowledged counts once, everywhere.
+
+`FRESHET_TEST_FAULTS` kills and pauses (22 by default: each kind once or twice); `FRESHET_TEST_SEED` repeats
+a run's traffic and choice of victims, not its timing. `pytest -s` shows how long the work stood still.
+"""
 
 from __future__ import annotations
 
 import os
 import random
 import uuid
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from functools import partial
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
-from freshet.spec import load_spec
+from freshet.errors import Unavailable
+from freshet.seams.eventlog import EventLog
+from freshet.seams.open import open_rowstore
+from freshet.spec import Spec, load_spec
 from freshet.spec.topics import topics_of
+from freshet.types import Bucket
 from tests.servers.kafka import Kafka
 from tests.servers.redis_cluster import RedisCluster
 from tests.system import audit
 from tests.system.fleet import Fleet, read_to
 from tests.system.running import LEDGER
+from tests.system.storm import Progress, Storm
 from tests.system.traffic import Asker, Traffic
 from tests.system.waiting import wait_until, wait_until_nothing_differs
+from tests.system.watching import Watch
 
-pytestmark = [pytest.mark.system, pytest.mark.timeout(900)]
-
-COUNTS = {"joiner": 2, "paramserver": 2, "embedder": 2, "trainer": 2, "inference": 1, "gateway": 1}
+COUNTS = {"joiner": 2, "paramserver": 2, "embedder": 2, "trainer": 2, "inference": 2, "gateway": 2}
+FAULTS = int(os.environ.get("FRESHET_TEST_FAULTS", "22"))
+GAP_S = float(os.environ.get("FRESHET_TEST_FAULT_GAP", "1.0"))
 SEED = int(os.environ.get("FRESHET_TEST_SEED", "0")) or random.SystemRandom().randrange(1, 2**31)
+
+pytestmark = [pytest.mark.system, pytest.mark.timeout(300 + 15 * FAULTS)]
 
 
 @pytest.fixture
-def fleet(
+def stores(
     kafka: Kafka, redis_cluster: RedisCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Fleet]:
-    """Two of each, not started; the test's own process looks at the same stores."""
+) -> Mapping[str, str]:
+    """Settings of a model's stores of its own; the test's own process looks at the same."""
     life = uuid.uuid4().hex[:8]
     stores = {
         "FRESHET_COMMON_LOG_URL": f"kafka://{kafka.bootstrap}/{life}?replication=1",
@@ -40,33 +56,125 @@ def fleet(
     }
     for name, value in stores.items():
         monkeypatch.setenv(name, value)
+    return stores
+
+
+@pytest.fixture
+def fleet(stores: Mapping[str, str], tmp_path: Path) -> Iterator[Fleet]:
+    """Two of each, not started."""
     made = Fleet(LEDGER, tmp_path, stores, COUNTS)
     yield made
     made.kill()
 
 
-def test_two_of_each_on_kafka_and_redis_count_everything_once(fleet: Fleet, tmp_path: Path) -> None:
-    print(f"\nFRESHET_TEST_SEED={SEED}")
+@pytest.fixture
+def healed(kafka: Kafka, redis_cluster: RedisCluster) -> Iterator[None]:
+    """The servers as other tests want them, whatever happened."""
+    yield
+    if not kafka.alive:
+        kafka.start()
+    kafka.resume()
+    redis_cluster.heal()
+
+
+@pytest.mark.usefixtures("healed")
+def test_whoever_is_killed_or_stands_still_everything_acknowledged_counts_once(
+    fleet: Fleet, kafka: Kafka, redis_cluster: RedisCluster, stores: Mapping[str, str], tmp_path: Path
+) -> None:
+    print(f"\nFRESHET_TEST_SEED={SEED} FRESHET_TEST_FAULTS={FAULTS}")
     spec = load_spec(LEDGER)
     topics = topics_of(spec)
     fleet.start()
     log = audit.open_log(tmp_path)
-    traffic, asker = Traffic(fleet.url("gateway-0"), SEED), Asker(fleet.url("inference-0"))
+    traffic = Traffic([fleet.url(name) for name in fleet.of("gateway")], SEED)
+    askers = {name: Asker(fleet.url(name)) for name in fleet.of("inference")}
+    ends_now = Watch([partial(_ends, log, topics.samples)])
+    dense = Watch([partial(fleet.applied_by, name) for name in fleet.of("trainer")])
+    stored = Watch([_Stored(stores["FRESHET_COMMON_ROWS_URL"], spec)])
+    progress = Progress(ends_now, dense, stored, traffic, askers)
+    storm = Storm(fleet, kafka, redis_cluster, progress, random.Random(SEED), GAP_S)
     traffic.start()
-    asker.start()
+    for asker in askers.values():
+        asker.start()
     try:
         wait_until("samples are trained on", lambda: sum(fleet.applied().values()) > 200, within_s=120)
+        with ends_now, dense, stored:
+            storm.run(FAULTS)
     finally:
         traffic.stop()
-        asker.stop()
+        for asker in askers.values():
+            asker.stop()
+        print(storm.report())
     assert not traffic.errors
     fleet.drain(log, topics, tmp_path, len(traffic.impressions))
     books = audit.read_books(log, topics)
-    wait_until_nothing_differs(lambda: audit.against_serving(books, fleet.url("inference-0")), within_s=30)
+    for name in askers:
+        wait_until_nothing_differs(partial(audit.against_serving, books, fleet.url(name)), within_s=30)
     ledger, ends = fleet.joined()["ledger"], read_to(log, topics.samples)
     log.close()
     fleet.stop()
-    assert list(audit.against_joiner(books, ledger, len(traffic.impressions))) == []
+    print(_summary(traffic, askers, storm, books))
+    late = ledger["events"]
+    in_time = len(traffic.impressions) - late["impressions_late"]
+    assert list(audit.against_joiner(books, ledger, in_time)) == []
+    excused = late["actions_late"] + late["actions_orphan"] + late["impressions_late"]
+    labels = tuple(label.name for label in spec.labels)
+    wrong = audit.against_acknowledged(books, traffic.impressions, traffic.actions, labels, excused=excused)
+    assert list(wrong) == []
     assert list(audit.against_offsets(ends, tmp_path, spec)) == []
     assert list(audit.against_rows(books, tmp_path, spec)) == []
     assert list(audit.against_dense(books, tmp_path)) == []
+    assert _errors(askers, storm) == {}
+
+
+def _ends(log: EventLog, topic: str) -> Mapping[int, int]:
+    try:
+        return audit.ends_of(log, topic)
+    except Unavailable:
+        return {}
+
+
+class _Stored:
+    """{partition: the smallest offset that a bucket in the row store has applied}, of a bucket of each
+    slice."""
+
+    def __init__(self, url: str, spec: Spec) -> None:
+        self._rows = open_rowstore(url)
+        self._buckets = [Bucket(b) for b in range(0, spec.buckets, spec.buckets // 64)]
+
+    def __call__(self) -> Mapping[int, int]:
+        try:
+            metas = self._rows.metas(self._buckets).values()
+        except Unavailable:
+            return {}
+        found = [meta.applied for meta in metas]
+        return {p: min(applied.get(p, 0) for applied in found) for p in found[0]}
+
+
+def _errors(askers: Mapping[str, Asker], storm: Storm) -> dict[str, int]:
+    """Answers of serving that were none, but for those of a process that was away."""
+    errors: Counter[str] = Counter()
+    for name, asker in askers.items():
+        away = storm.away(name)
+        errors.update(
+            f"{name}: {outcome}"
+            for began, ended, outcome in asker.answers
+            if outcome != "200" and not any(a <= ended and began <= b + 0.5 for a, b in away)
+        )
+    return dict(errors)
+
+
+def _summary(traffic: Traffic, askers: Mapping[str, Asker], storm: Storm, books: audit.Books) -> str:
+    answered = sorted(t for asker in askers.values() for _, t, outcome in asker.answers if outcome == "200")
+    gap = max((b - a for a, b in pairwise(answered)), default=0.0)
+    outcomes = Counter(outcome for asker in askers.values() for _, _, outcome in asker.answers)
+    return "\n".join(
+        (
+            f"acknowledged: {len(traffic.impressions)} impressions, "
+            f"{sum(map(len, traffic.actions.values()))} actions; "
+            f"the longest wait for an acknowledgement was {traffic.longest_wait_s:.1f} s",
+            f"samples in the log: {len(books.samples)}, late: {len(books.late)}; dense: {books.dense}",
+            f"rank requests: {dict(outcomes)}; the longest time without an answer of any replica: "
+            f"{gap:.2f} s; not 200 from a replica that was there: {_errors(askers, storm)}",
+        )
+    )

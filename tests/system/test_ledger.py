@@ -40,7 +40,7 @@ def test_whatever_is_killed_every_acknowledged_event_counts_exactly_once(tmp_pat
     folder = tmp_path / "run"
     with local(spec, folder=folder, ready_s=120) as system:
         log = audit.open_log(folder)
-        traffic = Traffic(url_of(system, "gateway"), SEED)
+        traffic = Traffic([url_of(system, "gateway")], SEED)
         asker = Asker(url_of(system, "inference"))
         killer = Killer(folder, _progress(system, log, topics, traffic, asker), random.Random(SEED), GAP_S)
         traffic.start()
@@ -97,7 +97,7 @@ def _progress(
     system: Local, log: EventLog, topics: Topics, traffic: Traffic, asker: Asker
 ) -> dict[str, Callable[[], float | None]]:
     return {
-        "gateway": lambda: traffic.last_acked_begin,
+        "gateway": lambda: max(traffic.acked_begin.values()),
         "joiner": lambda: float(sum(audit.ends_of(log, topics.samples).values())),
         "trainer": lambda: _sum_applied(system),
         "inference": lambda: asker.last_ok_begin,

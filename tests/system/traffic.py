@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,10 +32,10 @@ class Impression:
 
 @dataclass
 class Traffic:
-    """Threads that send requests of several items, and actions on them. What is acknowledged stands in its
-    books."""
+    """Threads that send requests of several items, and actions on them, each to one of the gateways. What is
+    acknowledged stands in its books."""
 
-    gateway: str
+    gateways: Sequence[str]
     seed: int
     threads: int = 2
     pause_s: float = 0.04  # between two requests of a thread
@@ -43,7 +43,9 @@ class Traffic:
     def __post_init__(self) -> None:
         self.impressions: dict[tuple[str, int], Impression] = {}
         self.actions: dict[tuple[str, int], set[str]] = {}  # impression -> types of its actions
-        self.last_acked_begin = 0.0  # monotonic: when the newest acknowledged call began
+        self.acked_begin = dict.fromkeys(
+            self.gateways, 0.0
+        )  # monotonic: begin of the newest acknowledged call
         self.longest_wait_s = 0.0  # for an acknowledgement
         self.errors: list[BaseException] = []
         self.resent = 0
@@ -66,7 +68,8 @@ class Traffic:
 
     def _work(self, worker: int) -> None:
         rng = random.Random(f"{self.seed}/{worker}")
-        client = Client(gateway=self.gateway, timeout_s=5.0, retries=PATIENCE)
+        gateway = self.gateways[worker % len(self.gateways)]
+        client = Client(gateway=gateway, timeout_s=5.0, retries=PATIENCE)
         due: list[tuple[float, dict[str, Any]]] = []
         number = 0
         try:
@@ -75,21 +78,21 @@ class Traffic:
                 page = self._page(f"{worker}-{number}", rng)
                 actions = list(_actions(page, rng))
                 early = [a for a in actions if rng.random() < ACTION_FIRST]
-                self._send_actions(client, early)
-                self._send_page(client, page, again=rng.random() < SENT_TWICE)
+                self._send_actions(client, gateway, early)
+                self._send_page(client, gateway, page, again=rng.random() < SENT_TWICE)
                 now = time.monotonic()
                 due += [(now + rng.uniform(0, 0.6), a) for a in actions if a not in early]
                 ripe = [a for at, a in due if at <= now]
                 due = [(at, a) for at, a in due if at > now]
-                self._send_actions(client, ripe)
-            self._send_actions(client, [a for _, a in due])
+                self._send_actions(client, gateway, ripe)
+            self._send_actions(client, gateway, [a for _, a in due])
         except BaseException as error:
             self.errors.append(error)
         finally:
             client.close()
 
-    def _acknowledged(self, began: float) -> None:
-        self.last_acked_begin = max(self.last_acked_begin, began)
+    def _acknowledged(self, gateway: str, began: float) -> None:
+        self.acked_begin[gateway] = max(self.acked_begin[gateway], began)
         self.longest_wait_s = max(self.longest_wait_s, time.monotonic() - began)
 
     def _page(self, request: str, rng: random.Random) -> dict[str, Any]:
@@ -103,10 +106,10 @@ class Traffic:
             "items": [{"item": item, "seq": float(first + i)} for i, item in enumerate(items)],
         }
 
-    def _send_page(self, client: Client, page: Mapping[str, Any], *, again: bool) -> None:
+    def _send_page(self, client: Client, gateway: str, page: Mapping[str, Any], *, again: bool) -> None:
         began = time.monotonic()
         client.impressions([page])
-        self._acknowledged(began)
+        self._acknowledged(gateway, began)
         for one in page["items"]:
             made = Impression(int(one["seq"]), page["user"], page["ts"])
             self.impressions[page["request_id"], one["item"]] = made
@@ -114,13 +117,13 @@ class Traffic:
             client.impressions([page])
             self.resent += 1
 
-    def _send_actions(self, client: Client, actions: Iterable[Mapping[str, Any]]) -> None:
+    def _send_actions(self, client: Client, gateway: str, actions: Iterable[Mapping[str, Any]]) -> None:
         events = list(actions)
         if not events:
             return
         began = time.monotonic()
         client.actions(events)
-        self._acknowledged(began)
+        self._acknowledged(gateway, began)
         for event in events:
             self.actions.setdefault((event["request_id"], event["item"]), set()).add(event["type"])
 

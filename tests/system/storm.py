@@ -1,0 +1,229 @@
+"""Faults at random times in a fleet: whom, how, when, and how long until samples were applied again."""
+
+from __future__ import annotations
+
+import random
+import statistics
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+from tests.servers.kafka import Kafka
+from tests.servers.redis_cluster import RedisCluster
+from tests.system.fleet import Fleet
+from tests.system.traffic import Asker, Traffic
+from tests.system.watching import Watch
+
+__all__ = ["Fault", "Progress", "Storm"]
+
+Way = Literal["kill", "pause"]
+
+SERVICES = ("gateway", "joiner", "paramserver", "embedder", "trainer", "inference")
+ROUND: tuple[tuple[str, Way], ...] = (
+    *((role, way) for role in SERVICES for way in ("kill", "kill", "pause")),
+    ("redis", "kill"),
+    ("redis", "pause"),
+    ("kafka", "kill"),
+    ("kafka", "pause"),
+)
+"""Faults are dealt in rounds of these, in random order: 22 of them."""
+
+LOOK_S = 0.05
+AT_ONCE = 0.25  # share of faults that do not wait until the one before is over
+STAYS_AWAY = 0.4  # share of killed processes that come back only after a lease: others take over
+AWAY_S = (3.5, 6.0)  # longer than a lease (3 s), and than Redis takes to see that a master is silent (2 s)
+WAIT_S = 180.0  # who has not gone on by then is a failure; on a busy machine a broker needs a minute to start
+
+
+class Server(Protocol):
+    """What can be struck."""
+
+    def launch(self) -> None:
+        """Start it, and wait for nothing."""
+
+    def kill(self) -> None:
+        """SIGKILL."""
+
+    def pause(self) -> None:
+        """SIGSTOP."""
+
+    def resume(self) -> None:
+        """SIGCONT."""
+
+
+@dataclass(slots=True, eq=False)
+class Fault:
+    """One fault: of whom, when (monotonic), and when the work was seen to go on."""
+
+    name: str
+    role: str
+    way: Way
+    at: float
+    server: Server
+    back_at: float  # when it is started again, or resumed
+    alone: bool  # nothing else was away
+    returned: bool = False
+    position: Mapping[int, int] | None = None  # where the samples ended, as seen first after the fault
+    resumed_s: float | None = None  # None: not yet
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far the fleet has come: where the log of samples ends, offsets that the dense weights, and all rows
+    in the store, have applied; and what gateways and inference have answered.
+
+    Training goes on when of each partition a sample is applied that was not in the log at the fault: what was
+    then on its way does not count.
+    """
+
+    ends: Watch
+    dense: Watch
+    stored: Watch
+    traffic: Traffic
+    askers: Mapping[str, Asker]
+
+    def note(self, fault: Fault, url: str, now: float) -> None:
+        """See whether the work goes on that the fault held up."""
+        if fault.role == "gateway":
+            gone_on = self.traffic.acked_begin[url] > fault.at
+        elif fault.role == "inference":
+            gone_on = self.askers[fault.name].last_ok_begin > fault.at
+        elif fault.position is None:
+            if self.ends.began > fault.at:
+                fault.position = self.ends.highest
+            gone_on = False
+        else:
+            watch = self.stored if fault.role in ("paramserver", "redis") else self.dense
+            found = watch.highest
+            gone_on = all(found.get(p, 0) > offset for p, offset in fault.position.items())
+        if gone_on:
+            fault.resumed_s = now - fault.at
+
+
+@dataclass
+class Storm:
+    """Strikes the members of a fleet and the servers that it stands on."""
+
+    fleet: Fleet
+    kafka: Kafka
+    redis: RedisCluster
+    progress: Progress
+    rng: random.Random
+    gap_s: float
+    faults: list[Fault] = field(default_factory=list)
+    ended: list[str] = field(default_factory=list)
+    """Processes that ended by themselves, with their last words."""
+
+    def run(self, count: int) -> None:
+        """Strike so often, then wait until everybody is back and all goes on."""
+        left: list[tuple[str, Way]] = []
+        for _ in range(count):
+            if not left:
+                left = list(ROUND)
+                self.rng.shuffle(left)
+            if self.rng.random() >= AT_ONCE:
+                self._wait("all", lambda: not self.open())
+                self._pass(self.rng.uniform(0.3, 1.7) * self.gap_s)
+            else:
+                self._pass(self.rng.uniform(0.0, 1.5))
+            self._strike(*left.pop())
+        self._wait("all", lambda: not self.open())
+
+    def open(self) -> list[Fault]:
+        """Faults that are not over: who was struck is away, or the work has not gone on."""
+        return [f for f in self.faults if not f.returned or f.resumed_s is None]
+
+    def away(self, name: str) -> list[tuple[float, float]]:
+        """From each fault of a process until it was back and answered (monotonic)."""
+        mine = [f for f in self.faults if f.name == name]
+        return [(f.at, max(f.back_at, f.at + (f.resumed_s or float("inf")))) for f in mine]
+
+    def report(self) -> str:
+        """Faults and times to resume, role by role; bracketed where something else was away as well."""
+        lines = [f"{len(self.faults)} faults; seconds until the work went on; [n]: another was away as well"]
+        for role in dict.fromkeys(role for role, _ in ROUND):
+            for way in ("kill", "pause"):
+                mine = [f for f in self.faults if (f.role, f.way) == (role, way)]
+                if mine:
+                    lines.append(f"  {role:11} {way:5} {len(mine):3}: {_times(mine)}")
+        lines += [f"  {len(self.ended)} processes ended by themselves:", *self.ended]
+        return "\n".join(lines)
+
+    # --- strikes
+
+    def _strike(self, role: str, way: Way) -> None:
+        self._wait(f"a {role} to strike", lambda: bool(self._fit(role)))
+        name, server = self.rng.choice(self._fit(role))
+        late = way == "pause" or self.rng.random() < STAYS_AWAY
+        alone = not self.open()
+        for other in self.open():
+            other.alone = False
+        now = time.monotonic()
+        (server.kill if way == "kill" else server.pause)()
+        back_at = now + (self.rng.uniform(*AWAY_S) if late else 0.0)
+        self.faults.append(Fault(name, role, way, now, server, back_at, alone))
+
+    def _fit(self, role: str) -> list[tuple[str, Server]]:
+        """Members of a role that can be struck now."""
+        away = {f.name for f in self.open() if not f.returned}
+        if role == "redis":
+            busy = any(f.role == role for f in self.open())
+            return [] if busy or not self.redis.is_whole() else [(n.address, n) for n in self.redis.masters()]
+        if role == "kafka":
+            return [] if any(f.role == role for f in self.open()) else [("kafka", self.kafka)]
+        return [
+            (name, self.fleet.processes[name])
+            for name in self.fleet.of(role)
+            if name not in away and self.fleet.processes[name].alive
+        ]
+
+    # --- while time passes
+
+    def _look(self) -> None:
+        now = time.monotonic()
+        for fault in self.open():
+            if not fault.returned and now >= fault.back_at:
+                if fault.way == "pause":
+                    fault.server.resume()
+                else:
+                    fault.server.launch()
+                fault.back_at, fault.returned = time.monotonic(), True
+            if fault.resumed_s is None:
+                url = self.fleet.url(fault.name) if fault.role in SERVICES else ""
+                self.progress.note(fault, url, now)
+        away = {f.name for f in self.open() if not f.returned}
+        for name, process in self.fleet.processes.items():
+            if name not in away and not process.alive:
+                said = "\n".join(process.said().splitlines()[-3:])
+                self.ended.append(f"{name} with {process.returncode} at {now:.1f}: {said[-600:]}")
+                process.launch()
+
+    def _wait(self, what: str, holds: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + WAIT_S
+        while not holds():
+            waiting = [
+                (f.name, f.way, f.position, self.progress.dense.highest, self.progress.stored.highest)
+                for f in self.open()
+            ]
+            assert time.monotonic() < deadline, f"{what}: not after {WAIT_S:g} s; open: {waiting}"
+            self._pass(LOOK_S)
+
+    def _pass(self, seconds: float) -> None:
+        until = time.monotonic() + seconds
+        pause = threading.Event()
+        while True:
+            self._look()
+            left = until - time.monotonic()
+            if left <= 0:
+                return
+            pause.wait(min(LOOK_S, left))
+
+
+def _times(faults: Sequence[Fault]) -> str:
+    resumed = sorted((f.resumed_s, f.alone) for f in faults if f.resumed_s is not None)
+    if not resumed:
+        return "none resumed"
+    told = " ".join(f"{s:.1f}" if alone else f"[{s:.1f}]" for s, alone in resumed)
+    return f"median {statistics.median(s for s, _ in resumed):.1f}: {told}"
