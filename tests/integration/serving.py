@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from freshet.settings import Settings, load_settings
 from freshet.spec.avro import Record, parse_schema
+from tests.system.waiting import wait_until
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 FEED = EXAMPLES / "feed"
@@ -62,7 +62,4 @@ def running(
 
 def wait_for(condition: Callable[[], bool], seconds: float = 10) -> None:
     """Wait until the condition holds."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"waited {seconds} s"
-        time.sleep(0.005)
+    wait_until("what the test waits for", condition, within_s=seconds)

@@ -1,7 +1,6 @@
 """A trainer without rows, embedders of their own, and a shard, over real connections and the real model."""
 
 import threading
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -26,6 +25,7 @@ from freshet.spec.model import Spec
 from freshet.types import Bucket, Fence
 from freshet.wire.values import RowCodec
 from tests.perf.workload import Workload, append, plain_spec
+from tests.system.waiting import wait_until
 
 DEADLINE_S = 60.0
 ROWS = 4_096
@@ -53,11 +53,15 @@ class Scene:
 
     def trained(self, ranks: Sequence[RemoteTraining]) -> None:
         """Wait until the rows have learned from all samples."""
-        deadline = time.monotonic() + DEADLINE_S
-        while sum(offset[0] for offset in self.rows.shard.applied().values()) < ROWS // 256:
-            found = [rank.status() for rank in ranks]
-            assert time.monotonic() < deadline, f"{found}\n{self.embedder.status()}"
-            time.sleep(0.02)
+        offsets = self.rows.shard.applied
+        try:
+            wait_until(
+                "the rows have learned from all samples",
+                lambda: sum(offset[0] for offset in offsets().values()) >= ROWS // 256,
+                within_s=DEADLINE_S,
+            )
+        except AssertionError as error:
+            raise AssertionError(f"{[rank.status() for rank in ranks]}\n{self.embedder.status()}") from error
 
 
 @contextmanager
@@ -122,11 +126,12 @@ def test_two_ranks_learn_together_what_an_embedder_serves_them(tmp_path: Path):
         threads = [threading.Thread(target=rank.run) for rank in ranks]
         for thread in threads:
             thread.start()
-        deadline = time.monotonic() + DEADLINE_S
         try:
-            while any(rank.status()["ranks"]["ranks"] < 2 for rank in ranks):
-                assert time.monotonic() < deadline, [rank.status() for rank in ranks]
-                time.sleep(0.02)
+            wait_until(
+                "the ranks have met",
+                lambda: all(rank.status()["ranks"]["ranks"] == 2 for rank in ranks),
+                within_s=DEADLINE_S,
+            )
             made.serving.start()
             made.trained(ranks)
         finally:
@@ -182,12 +187,9 @@ def test_a_rank_looks_rows_up_in_shards_itself(tmp_path: Path, mode: str):
         lanes=2,
     )
     training = threading.Thread(target=rank.run)
-    deadline = time.monotonic() + DEADLINE_S
     with shards(pipeline, 2):
         training.start()
-        while rank.trainer.progress.samples < ROWS:
-            assert time.monotonic() < deadline, rank.status()
-            time.sleep(0.02)
+        wait_until("all is trained on", lambda: rank.trainer.progress.samples == ROWS, within_s=DEADLINE_S)
         rank.stop()
         training.join()
 

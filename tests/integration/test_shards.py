@@ -35,6 +35,7 @@ from freshet.spec.layout import layout_of
 from freshet.spec.schemas import load_schemas
 from freshet.types import I64, Fence, OffsetRange, TimeMs, bucket_of
 from tests.servers.processes import Process, lasting_ports
+from tests.system.waiting import wait_until
 
 SPEC_FILE = Path(__file__).parents[1] / "system" / "ledger" / "freshet.toml"
 SPEC = load_spec(SPEC_FILE)
@@ -169,10 +170,7 @@ def push_of_ones(chosen: I64, partition: int, at: int) -> Push:
 
 
 def wait_for(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {DEADLINE_S:g} s: {what}"
-        time.sleep(0.02)
+    wait_until(what, condition, within_s=DEADLINE_S)
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import enum
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 
 from freshet import _native
 from freshet.errors import Corrupt, Mismatch, TooLarge
-from freshet.wire.values import RowCodec
+from freshet.types import F32
+from freshet.wire.values import RowCodec, pack_values, unpack_values, value_type
 
 __all__ = [
     "HEADER_BYTES",
@@ -32,9 +33,11 @@ __all__ = [
     "OtherFrame",
     "Part",
     "Reason",
+    "add_values",
     "decode_frame",
     "encode_frame",
     "encoded_bytes",
+    "values_into",
 ]
 
 MAGIC = 0xB5
@@ -253,6 +256,25 @@ def decode_frame(data: bytes, *, max_bytes: int) -> Frame:
     if codec not in RowCodec.__members__.values():
         raise BadFrame(f"frame {_kind_name(kind)}: expected a codec from 0 to 3, found {codec}", "shape")
     return Frame(kind, frame_id, RowCodec(codec), flags, sections)
+
+
+def add_values(
+    sections: MutableMapping[tuple[Any, int], NDArray[Any]], group: int, values: F32, codec: RowCodec
+) -> None:
+    """Put (N, S) values of a group into a frame's sections, with their scales where the codec has some."""
+    packed, scales = pack_values(values, codec)
+    sections[Part.VALUES, group] = packed
+    if scales is not None:
+        sections[Part.SCALES, group] = scales
+
+
+def values_into(frame: Frame, group: int, out: F32) -> None:
+    """Read what `add_values` put there into (N, S) floats. Raises BadFrame."""
+    packed = frame.array(Part.VALUES, value_type(frame.codec), out.shape, group=group)
+    scales = None
+    if frame.codec is RowCodec.INT8:
+        scales = frame.array(Part.SCALES, np.float32, (len(out),), group=group)
+    unpack_values(packed, frame.codec, scales, out)
 
 
 def _sections(data: bytes, count: int) -> dict[tuple[int, int], NDArray[Any]]:

@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 
 from freshet.errors import Corrupt
 from freshet.types import F32, I64, U8, U32, U64, Fence, OffsetRange, TimeMs, bucket_of
-from freshet.wire.frames import BadFrame, Frame, Kind, Part, encode_frame
-from freshet.wire.values import RowCodec, pack_values, unpack_values, value_type
+from freshet.wire.frames import BadFrame, Frame, Kind, Part, add_values, encode_frame, values_into
+from freshet.wire.values import RowCodec
 
 __all__ = [
     "Described",
@@ -99,7 +99,7 @@ def rows_frame(frame_id: int, rows: Mapping[int, F32], codec: RowCodec) -> bytes
     """The answer to a lookup: rows of each group."""
     sections: dict[tuple[Part, int], NDArray[Any]] = {}
     for group, values in rows.items():
-        _add_values(sections, group, values, codec)
+        add_values(sections, group, values, codec)
     return encode_frame(Frame(Kind.ROWS, frame_id, codec, sections=sections))
 
 
@@ -107,7 +107,7 @@ def rows_into(frame: Frame, out: Mapping[int, F32]) -> None:
     """Write the rows of an answer. Raises BadFrame if it does not hold just those."""
     _expect(frame, Kind.ROWS)
     for group, rows in out.items():
-        _values_into(frame, group, rows)
+        values_into(frame, group, rows)
 
 
 def push_frame(
@@ -125,7 +125,7 @@ def push_frame(
     }
     for group, keys, tables, gradients in groups:
         sections[Part.KEYS, group], sections[Part.TABLES, group] = keys, tables
-        _add_values(sections, group, gradients, codec)
+        add_values(sections, group, gradients, codec)
     return encode_frame(Frame(Kind.PUSH, frame_id, codec, sections=sections))
 
 
@@ -140,7 +140,7 @@ def push_of(frame: Frame, buckets: int, widths: Sequence[int]) -> PushRequest:
         if group.group >= len(widths):
             raise BadFrame(f"push: expected a store group below {len(widths)}, found {group.group}", "shape")
         rows = np.empty((len(group.keys), widths[group.group]), np.float32)
-        _values_into(frame, group.group, rows)
+        values_into(frame, group.group, rows)
         gradients.append(rows)
     made = tuple(OffsetRange(*r) for r in ranges)
     return PushRequest(made, Fence(fence), TimeMs(clock_ms), groups, gradients)
@@ -209,20 +209,3 @@ def _groups_of(frame: Frame, buckets: int) -> list[GroupKeys]:
         np.cumsum(counts, out=starts[1:])
         groups.append(GroupKeys(group, keys, tables, starts))
     return groups
-
-
-def _add_values(
-    sections: dict[tuple[Part, int], NDArray[Any]], group: int, values: F32, codec: RowCodec
-) -> None:
-    packed, scales = pack_values(values, codec)
-    sections[Part.VALUES, group] = packed
-    if scales is not None:
-        sections[Part.SCALES, group] = scales
-
-
-def _values_into(frame: Frame, group: int, out: F32) -> None:
-    packed = frame.array(Part.VALUES, value_type(frame.codec), out.shape, group=group)
-    scales = None
-    if frame.codec is RowCodec.INT8:
-        scales = frame.array(Part.SCALES, np.float32, (len(out),), group=group)
-    unpack_values(packed, frame.codec, scales, out)

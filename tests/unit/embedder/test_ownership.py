@@ -15,6 +15,7 @@ from freshet.seams.transport import Transport
 from freshet.testing.contracts.batches import gradients_of
 from freshet.testing.contracts.rowservice import PARTITIONS
 from freshet.wire.values import RowCodec
+from tests.system import waiting
 from tests.unit.embedder.scene import IdDecoder, RemoteScene
 
 DEADLINE_S = 20.0
@@ -77,10 +78,7 @@ def scene(tmp_path: Path):
 
 
 def wait_until(condition) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    waiting.wait_until("what the test waits for", condition, within_s=DEADLINE_S)
 
 
 def test_embedders_share_partitions_and_take_over_from_each_other_while_a_rank_trains(scene):

@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 from freshet.model.inputs import GroupInputs, Labels, ModelInputs
 from freshet.seams.batches import TrainBatch
 from freshet.types import F32, I32, U32, Fence, OffsetRange
-from freshet.wire.frames import BadFrame, Frame, Kind, Part, encode_frame
-from freshet.wire.values import RowCodec, pack_values, unpack_values, value_type
+from freshet.wire.frames import BadFrame, Frame, Kind, Part, add_values, encode_frame, values_into
+from freshet.wire.values import RowCodec, value_type
 
 __all__ = [
     "Asked",
@@ -94,7 +94,7 @@ def gradients_frame(
     sections = _asked(asked, applied)
     sections[Part.RANGES, 0] = np.array([[batch_id, 0, 0]], np.int64)
     for g, values in enumerate(gradients or ()):
-        _add_values(sections, g, values, codec)
+        add_values(sections, g, values, codec)
     flags = 0 if gradients is None else USED
     return encode_frame(Frame(Kind.GRADIENTS, frame_id, codec, flags, sections))
 
@@ -124,7 +124,7 @@ def gradients_of(frame: Frame, shapes: Sequence[tuple[int, int]]) -> list[F32]:
     made = []
     for g, shape in enumerate(shapes):
         out = np.empty(shape, np.float32)
-        _values_into(frame, g, out)
+        values_into(frame, g, out)
         made.append(out)
     return made
 
@@ -229,7 +229,7 @@ def _add_inputs(sections: Sections, inputs: ModelInputs, codec: RowCodec) -> Non
     if inputs.dense.shape[1]:
         sections[Part.DENSE, 0] = inputs.dense
     for g, group in enumerate(inputs.groups):
-        _add_values(sections, g, group.rows, codec)
+        add_values(sections, g, group.rows, codec)
         sections[Part.POSITIONS, g], sections[Part.FEATURE_STARTS, g] = group.positions, group.feature_starts
         lists = [ends for ends in group.list_ends if ends is not None]
         sections[Part.LISTS, g] = np.array([ends is not None for ends in group.list_ends], np.uint8)
@@ -253,7 +253,7 @@ def _inputs(frame: Frame, size: int, names: Names, room: Sequence[F32] | None) -
         given = frame.array(Part.VALUES, value_type(frame.codec), (None, width), group=g)
         fits = room is not None and len(room[g]) >= len(given)
         rows = room[g][: len(given)] if room is not None and fits else np.empty(given.shape, np.float32)
-        _values_into(frame, g, rows)
+        values_into(frame, g, rows)
         groups.append(_group(frame, g, rows, size))
     return ModelInputs(size, groups, dense, labels)
 
@@ -283,18 +283,3 @@ def _group(frame: Frame, g: int, rows: F32, size: int) -> GroupInputs:
         raise BadFrame(f"batch: occurrences of group {g} do not fit its {size} samples", "shape")
     rest = iter(ends)
     return GroupInputs(rows, positions, starts, [next(rest) if one else None for one in is_list.tolist()])
-
-
-def _add_values(sections: Sections, group: int, values: F32, codec: RowCodec) -> None:
-    packed, scales = pack_values(values, codec)
-    sections[Part.VALUES, group] = packed
-    if scales is not None:
-        sections[Part.SCALES, group] = scales
-
-
-def _values_into(frame: Frame, group: int, out: F32) -> None:
-    packed = frame.array(Part.VALUES, value_type(frame.codec), out.shape, group=group)
-    scales = None
-    if frame.codec is RowCodec.INT8:
-        scales = frame.array(Part.SCALES, np.float32, (len(out),), group=group)
-    unpack_values(packed, frame.codec, scales, out)
