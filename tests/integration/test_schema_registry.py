@@ -230,10 +230,19 @@ def test_a_schema_of_another_kind_is_told_of(registry: SchemaRegistryServer) -> 
         RestRegistry(Access(registry.url)).get(schema_id)
 
 
-def test_a_reference_that_is_not_there_is_told_of(registry: SchemaRegistryServer) -> None:
+def test_a_reference_that_was_not_there_is_asked_for_again(
+    registry: SchemaRegistryServer,
+) -> None:
+    clock = SettableClock()
+    client = RestRegistry(Access(registry.url), clock)
     schema_id = registry.register("s", VIEW, [REFERENCE])
-    with pytest.raises(ConfigError, match="item, version 1"):
-        RestRegistry(Access(registry.url)).get(schema_id)
+    for _ in range(2):
+        with pytest.raises(KeyError):
+            client.get(schema_id)
+    assert registry.requests("/subjects/item/versions/1") == 1
+    registry.register("item", ITEM)
+    clock.advance(11.0)
+    assert client.get(schema_id).name.endswith("View")
 
 
 @pytest.mark.parametrize("kind", ["basic", "bearer"])

@@ -72,11 +72,10 @@ class Entering:
         found = []
         for future in [future for future in self._under_way if future.done()]:
             _, given_up = self._under_way.pop(future)
-            entered = future.result()
             if not given_up.is_set():
-                found.append(entered)
-            elif entered.writer is not None:
-                entered.writer.close()
+                found.append(future.result())
+            elif future.exception() is None and (writer := future.result().writer) is not None:
+                writer.close()
         return found
 
     def close(self) -> None:

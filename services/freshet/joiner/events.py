@@ -218,7 +218,9 @@ class SpecDecoder:
                 stream, self._schema(stream, schema_id), self._fields(stream)
             )
         except KeyError:
-            place = "the schema registry" if stream.theirs else "the topic of schemas"
+            place = (
+                "the schema registry, or one that it refers to" if stream.theirs else "the topic of schemas"
+            )
             return f"its schema id {schema_id} is not in {place}"
         except ConfigError as error:
             made = str(error)

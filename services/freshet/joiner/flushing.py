@@ -61,17 +61,23 @@ class Flushes:
     def __init__(self) -> None:
         self._threads: ThreadPoolExecutor | None = None
         self._under_way: dict[Future[None], Flush] = {}
+        self._begun: dict[Future[None], float] = {}
 
-    def begin(self, flush: Flush) -> None:
-        """Append it in the background; none of its partitions may be `busy`."""
+    def begin(self, flush: Flush, now: float) -> None:
+        """Append it in the background; none of its partitions may be `busy`. `now`: monotonic, in seconds."""
         if self._threads is None:
             self._threads = ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="joiner-append")
-        self._under_way[self._threads.submit(flush.append)] = flush
+        future = self._threads.submit(flush.append)
+        self._under_way[future], self._begun[future] = flush, now
 
     @property
     def busy(self) -> set[int]:
         """Partitions whose flush has begun and was not taken yet."""
         return {p for flush in self._under_way.values() for p in flush.partitions}
+
+    def begun_before(self, then: float) -> set[int]:
+        """Partitions whose flush is under way since before that instant."""
+        return {p for f, flush in self._under_way.items() if self._begun[f] < then for p in flush.partitions}
 
     def take(self, waiting_for: Collection[int] = ()) -> list[Flush]:
         """Those that came to an end, each once; those of the partitions `waiting_for` are waited for."""
@@ -80,6 +86,7 @@ class Flushes:
         ended = [future for future in self._under_way if future.done()]
         flushes = [self._under_way.pop(future) for future in ended]
         for future in ended:
+            del self._begun[future]
             future.result()  # what is no error of ours is raised here
         return flushes
 
@@ -89,3 +96,4 @@ class Flushes:
             self._threads.shutdown()
             self._threads = None
         self._under_way.clear()
+        self._begun.clear()

@@ -23,7 +23,7 @@ from freshet.joiner.task import Task, Topics
 from freshet.seams.eventlog import EventLog, Reader, Writer
 from freshet.seams.eventlog.claims import LEASE_S
 from freshet.seams.eventlog.sharing import Shares
-from freshet.types import TopicPartition
+from freshet.types import Records, TopicPartition
 
 __all__ = ["JoinerService", "JoinerStatus", "Pace"]
 
@@ -41,7 +41,8 @@ class Pace:
     status_interval_ms: int = 500
     share_interval_ms: int = 100  # how often it is looked at who should have which partition
     poll_records: int = 16_384
-    retry_ms: int = 500  # after the log could not be reached
+    held_ms: int = 1000  # an append that takes longer holds reading up, or the next one would be ever larger
+    retry_ms: int = 500  # after the log, or who knows schemas, could not be reached
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,14 +162,8 @@ class JoinerService:
                 self._tell()
                 self.stop.wait(self.pace.share_interval_ms / 1000)
                 return
-        for at, records in self._reader.poll(self.pace.poll_records, self._wait_s()):
-            task, role = self.tasks[at.partition], self._roles[at.topic]
-            try:
-                task.take(role, records)
-            except Unavailable as error:  # of its schema; nothing was taken, and it is read again
-                self._wait_for_schemas(error)
-                return
-            task.watermark.behind(role)
+        self._settle(self._flushes.begun_before(self.clock.monotonic() - self.pace.held_ms / 1000))
+        self._take(self._reader.poll(self.pace.poll_records, self._wait_s()))
         if self._due("look", self.pace.look_interval_ms):
             self._look()
         if self._due("flush", self.pace.flush_interval_ms, mark=False):
@@ -179,13 +174,23 @@ class JoinerService:
         if self._due("status", self.pace.status_interval_ms):
             self._tell()
 
-    def _wait_for_schemas(self, error: Unavailable) -> None:
-        _log.warning("events wait for their schema", reason=str(error))
-        self.stop.wait(self.pace.retry_ms / 1000)
-        self._assign()
-        for task in self.tasks.values():  # what is there was not read: nobody may count as idle
-            for role in self.topics.inputs:
-                task.watermark.behind(role)
+    def _take(self, polled: Sequence[tuple[TopicPartition, Records]]) -> None:
+        """Join records. Where a schema cannot be had now nothing is taken: it is read again, while what else
+        there is goes on."""
+        waiting: dict[TopicPartition, Unavailable] = {}
+        for at, records in polled:
+            task, role = self.tasks[at.partition], self._roles[at.topic]
+            try:
+                if at not in waiting:
+                    task.take(role, records)
+            except Unavailable as error:
+                waiting[at] = error
+            task.watermark.behind(role)
+        if waiting:
+            reason = str(next(iter(waiting.values())))
+            _log.warning("events wait for their schema", topics=sorted(map(str, waiting)), reason=reason)
+            self.stop.wait(self.pace.retry_ms / 1000)
+            self._assign()
 
     def flush(self, *, only_due: bool = True) -> None:
         """Append, atomically, the output and commit of every partition that has something to say, and wait
@@ -291,7 +296,7 @@ class JoinerService:
                 flush.append()
                 self._ended([flush])
             else:
-                self._flushes.begin(flush)
+                self._flushes.begin(flush, self.clock.monotonic())
         if flushes or busy:
             self._due("flush", 0)
 

@@ -38,12 +38,21 @@ _MOST_BYTES = 4 << 20
 _MOST_REFERENCES = 256
 """Schemas that one refers to, directly or not."""
 
+_MOST_UNKNOWN = 10_000
+"""Unknown ids that are kept in mind."""
+
 _ASK_AGAIN_S = 10.0
 """An id that was unknown is asked for again: it may come with the record's writer's next schema. Until then
 records that name it cost no request."""
 
-_NOT_FOUND = frozenset({40401, 40402, 40403})
+_SHAPE: Mapping[str, type] = {"schema": str, "schemaType": str, "references": list}
+"""Of a schema in an answer; only the first is always there."""
+
+_NOT_FOUND = frozenset({"40401", "40402", "40403"})
 """Error codes of the API: subject, version, schema not found. A 404 without one is some other server's."""
+
+_LARGEST_ID = (1 << 31) - 1
+"""Of the API; a record that names another has no frame of a registry's."""
 
 _ACCEPT = "application/vnd.schemaregistry.v1+json, application/json"
 
@@ -61,14 +70,8 @@ class Access:
 
     def __post_init__(self) -> None:
         for url in self.urls.split(","):
-            parts = urlsplit(url)
-            if (
-                parts.scheme not in ("http", "https")
-                or not parts.hostname
-                or "@" in parts.netloc
-                or parts.query
-            ):
-                shown = "…@" + parts.netloc.rpartition("@")[2] if "@" in parts.netloc else url
+            if not _is_address(url):
+                shown = "…@" + url.rpartition("@")[2] if "@" in url else url
                 raise ConfigError(
                     "environment",
                     "FRESHET_REGISTRY_URL",
@@ -83,6 +86,20 @@ class Access:
                 self.user,
                 "a user with a password file, or a token file, or none of them",
             )
+
+
+def _is_address(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        return (
+            parts.scheme in ("http", "https")
+            and bool(parts.hostname)
+            and parts.port != 0
+            and "@" not in parts.netloc
+            and not parts.query
+        )
+    except ValueError:  # of a port that is no number, or brackets that do not close
+        return False
 
 
 class RestRegistry:
@@ -113,7 +130,7 @@ class RestRegistry:
         """The schema of that id.
 
         Raises:
-            KeyError: the registry has none of that id.
+            KeyError: no registry has one of that id, or one that it refers to; asked for again after 10 s.
             ConfigError: it has one that is no Avro schema that we read.
             Unavailable: no registry answers, or none lets us in. Nothing is known of the id.
         """
@@ -126,22 +143,25 @@ class RestRegistry:
         return found
 
     def _asked(self, schema_id: int) -> Record | ConfigError:
+        if schema_id > _LARGEST_ID:
+            raise KeyError(f"ids of schemas end at {_LARGEST_ID}, found {schema_id}")
         now = self._clock.monotonic()
         if now - self._unknown.get(schema_id, float("-inf")) < _ASK_AGAIN_S:
             raise KeyError(schema_id)
-        answer = self._ask(f"/schemas/ids/{schema_id}")
-        if answer is None:
-            self._unknown = {i: then for i, then in self._unknown.items() if now - then < _ASK_AGAIN_S}
-            self._unknown[schema_id] = now
-            raise KeyError(f"the schema registry has no schema of id {schema_id}")
         where = f"schema {schema_id} of the registry"
         try:
+            answer = self._ask(f"/schemas/ids/{schema_id}")
             references: dict[tuple[str, int], str] = {}
             self._refer(answer, references, where)
             return parse_schema(_text(answer, where), where, references=list(references.values()))
         except ConfigError as error:
             _log.warning("a schema of the registry cannot be used", schema_id=schema_id, reason=str(error))
             return error
+        except KeyError:
+            if len(self._unknown) >= _MOST_UNKNOWN:
+                self._unknown.clear()
+            self._unknown[schema_id] = now
+            raise
 
     def _refer(self, answer: Mapping[str, Any], found: dict[tuple[str, int], str], where: str) -> None:
         """Add the schemas that one refers to, those first that others refer to."""
@@ -155,16 +175,19 @@ class RestRegistry:
             if len(found) >= _MOST_REFERENCES:
                 raise ConfigError(where, "references", len(found), f"at most {_MOST_REFERENCES} of them")
             named = self._ask(f"/subjects/{quote(subject, safe='')}/versions/{version}")
-            if named is None:
-                raise ConfigError(where, "references", f"{subject}, version {version}", "one that is there")
             found[subject, version] = ""  # its place is behind what it refers to itself
             self._refer(named, found, where)
             del found[subject, version]
             found[subject, version] = _text(named, where)
 
-    def _ask(self, path: str) -> dict[str, Any] | None:
-        """The answer as JSON; None if there is no such thing. Raises Unavailable."""
-        problems = []
+    def _ask(self, path: str) -> dict[str, Any]:
+        """The answer as JSON, of the first registry that has such a thing: one may be behind the others.
+
+        Raises:
+            KeyError: none has, of those that answered.
+            Unavailable: none answered.
+        """
+        problems, found_none = [], False
         for turn in range(len(self._urls)):
             at = (self._first + turn) % len(self._urls)
             try:
@@ -172,8 +195,12 @@ class RestRegistry:
             except (OSError, http.client.HTTPException, ValueError) as error:
                 problems.append(f"{self._urls[at]}{path}: {error or repr(error)}")
                 continue
-            self._first = at
-            return answer
+            if answer is not None:
+                self._first = at
+                return answer
+            found_none = True
+        if found_none:
+            raise KeyError(f"the schema registry has no {path}")
         raise Unavailable(f"the schema registry did not tell: {'; '.join(problems)}")
 
     def _ask_at(self, url: str, path: str) -> dict[str, Any] | None:
@@ -207,10 +234,14 @@ class RestRegistry:
             raise OSError(
                 f"{response.status} {response.reason}, and no JSON object: is this a schema registry?"
             )
-        if response.status == 404 and answer.get("error_code") in _NOT_FOUND:
+        if response.status == 404 and str(answer.get("error_code")) in _NOT_FOUND:
             return None
         if response.status != 200:
             raise OSError(f"{response.status} {response.reason}: {str(answer.get('message', ''))[:200]}")
+        for key, kind in _SHAPE.items():
+            value = answer.get(key)
+            if not isinstance(value, kind) and (value is not None or key == "schema"):
+                raise OSError(f"{key} = {str(value)[:60]}, and no schema: is this a schema registry?")
         return answer
 
     def _headers(self) -> dict[str, str]:
@@ -225,12 +256,15 @@ class RestRegistry:
 
 
 def _secret(path: str) -> str:
-    return Path(path).read_text().strip()
+    text = Path(path).read_text().strip()
+    if not (text.isprintable() and text.isascii()):  # else the client's complaint would show it
+        raise OSError(f"{path}: expected one line of printable ASCII, found something else")
+    return text
 
 
 def _text(answer: Mapping[str, Any], where: str) -> str:
-    kind, text = answer.get("schemaType", "AVRO"), answer.get("schema")
-    if kind != "AVRO" or not isinstance(text, str):
+    kind: str = answer.get("schemaType") or "AVRO"
+    if kind != "AVRO":
         raise ConfigError(
             where,
             "schemaType",
@@ -238,4 +272,5 @@ def _text(answer: Mapping[str, Any], where: str) -> str:
             "AVRO",
             "records of Protobuf and JSON Schema are not read: give the topic Avro",
         )
+    text: str = answer["schema"]
     return text

@@ -14,6 +14,7 @@ from freshet.joiner.entering import Entering
 from freshet.joiner.flushing import Flush, Flushes
 from freshet.joiner.task import Task
 from freshet.types import Append
+from tests.system.waiting import wait_until
 
 DEADLINE_S = 30.0
 
@@ -72,9 +73,12 @@ def test_one_that_is_slow_does_not_hold_up_the_others(house: House) -> None:
     house.entering.begin([(0,), (1,)])
     house.writers[1].may.set()
     found: list[Any] = []
-    while not found:
-        found = house.entering.take()
 
+    def let_in() -> bool:
+        found.extend(house.entering.take())
+        return bool(found)
+
+    wait_until("the second is in", let_in, within_s=20)
     assert [(entered.partitions, entered.tasks) for entered in found] == [((1,), [1])]
     assert house.entering.partitions == {0}
 
@@ -103,6 +107,16 @@ def test_a_partition_that_cannot_be_rebuilt_says_why_and_its_writer_is_closed(ho
     assert house.writers[2].closed.is_set()
 
 
+def test_what_goes_wrong_with_a_partition_that_was_given_up_concerns_nobody(house: House) -> None:
+    house.errors[0] = KeyError("the topic was deleted")
+    house.entering.begin([(0,), (1,)])
+    for writer in house.writers:
+        writer.may.set()
+    house.entering.close()
+    assert house.writers[1].closed.wait(DEADLINE_S)
+    assert house.entering.partitions == set()
+
+
 class Told:
     """As a task: flushes nothing but its commit, and hears where it went."""
 
@@ -123,7 +137,7 @@ class Told:
 
 def test_a_flush_is_busy_until_it_is_taken_and_its_task_hears_of_it_then() -> None:
     flushes, writer, task = Flushes(), Opened(), Told(4)
-    flushes.begin(Flush(writer, [cast(Task, task)], "dead-letters", 0))
+    flushes.begin(Flush(writer, [cast(Task, task)], "dead-letters", 0), 0.0)
     assert flushes.busy == {4}
     assert flushes.take() == []
 
@@ -141,7 +155,7 @@ def test_a_flush_that_fails_says_why() -> None:
     flushes, writer = Flushes(), Opened()
     writer.error = Unavailable("not known to be written")
     writer.may.set()
-    flushes.begin(Flush(writer, [cast(Task, Told(1))], "dead-letters", 0))
+    flushes.begin(Flush(writer, [cast(Task, Told(1))], "dead-letters", 0), 0.0)
 
     [flush] = flushes.take([1])
     assert isinstance(flush.error, Unavailable)

@@ -6,11 +6,12 @@ import json
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from freshet.errors import ConfigError, Unavailable
@@ -51,11 +52,12 @@ class Answering:
     """An HTTP server that answers every request alike."""
 
     def __init__(self) -> None:
-        self.status, self.body, self.cut = 200, b"", 0
+        self.status, self.body, self.cut, self.requests = 200, b"", 0, 0
         answering = self
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
+                answering.requests += 1
                 self.send_response(answering.status)
                 self.send_header("Content-Length", str(len(answering.body) + answering.cut))
                 self.end_headers()
@@ -106,6 +108,9 @@ LIKELY = st.fixed_dictionaries(
 )
 
 
+@example(200, json.dumps({"schema": json.dumps(SCHEMA), "references": 5}).encode())
+@example(200, json.dumps({"schema": 5}).encode())
+@example(404, b'{"error_code": []}')
 @given(
     st.sampled_from([200, 200, 200, 301, 400, 404, 500]),
     st.binary(max_size=40) | (JSON | LIKELY).map(lambda answer: json.dumps(answer).encode()),
@@ -134,6 +139,51 @@ def test_only_the_api_s_own_not_found_means_that_there_is_no_schema(answering: A
     for body in (b'{"error_code": 404}', b"<html>", b"[]"):
         with pytest.raises(Unavailable):
             got(answering, 404, body)
+
+
+def test_an_id_that_no_registry_gives_is_not_asked_for(answering: Answering) -> None:
+    answering.status, answering.body = 404, b'{"error_code": 404}'  # as of a server that cannot read the id
+    before = answering.requests
+    with pytest.raises(KeyError):
+        RestRegistry(Access(answering.url)).get(0xFFFF_FFFF)
+    assert answering.requests == before
+
+
+def test_what_is_no_schema_is_not_kept_for_one(answering: Answering) -> None:
+    registry = RestRegistry(Access(answering.url))
+    answering.status, answering.body, answering.cut = 200, b'{"status": "starting"}', 0
+    with pytest.raises(Unavailable, match="is this a schema registry"):
+        registry.get(1)
+    answering.body = json.dumps({"schema": json.dumps(SCHEMA)}).encode()
+    assert registry.get(1).name == "View"
+
+
+def test_a_registry_that_is_behind_the_others_does_not_make_a_schema_unknown(answering: Answering) -> None:
+    answering.status, answering.body, answering.cut = (
+        200,
+        json.dumps({"schema": json.dumps(SCHEMA)}).encode(),
+        0,
+    )
+    behind = Answering()
+    try:
+        behind.status, behind.body = 404, b'{"error_code": 40403}'
+        assert RestRegistry(Access(f"{behind.url},{answering.url}")).get(1).name == "View"
+    finally:
+        behind.close()
+
+
+def test_a_secret_of_two_lines_is_told_of_and_not_shown(answering: Answering, tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("first\nsecond\n")
+    with pytest.raises(Unavailable, match="one line") as found:
+        RestRegistry(Access(answering.url, token_file=str(tmp_path / "token"))).get(1)
+    assert "first" not in str(found.value)
+    assert "second" not in str(found.value)
+
+
+@pytest.mark.parametrize("url", ["http://[::1", "http://a:b", "http://a:0", "ftp://a", "http://u:p@a", ""])
+def test_an_address_that_is_none_is_told_of_at_once(url: str) -> None:
+    with pytest.raises(ConfigError, match="FRESHET_REGISTRY_URL"):
+        Access(url)
 
 
 class Fixed:

@@ -13,6 +13,7 @@ from freshet.seams.eventlog.claims import Claims
 from freshet.seams.eventlog.sqlite import SqliteEventLog
 from freshet.trainer.loading import Loading
 from freshet.trainer.membership import Membership, Terms
+from tests.system.waiting import wait_until
 
 WAIT_S = 20.0
 
@@ -76,8 +77,7 @@ def test_who_trains_alone_goes_on_until_it_has_loaded(tmp_path: Path) -> None:
                 assert not first.somebody_waits(), "what it would meet by is not there"
             assert not first.somebody_waits()
             loaded.set()
-            while not first.somebody_waits():
-                pass
+            wait_until("somebody waits", first.somebody_waits, within_s=20)
         finally:
             loaded.set()
             stop.set()

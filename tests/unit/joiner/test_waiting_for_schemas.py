@@ -1,0 +1,55 @@
+"""Where a schema cannot be had for a while its events wait, and nobody else's."""
+
+from __future__ import annotations
+
+import zlib
+from pathlib import Path
+
+from freshet.errors import Unavailable
+from freshet.joiner.service import Pace
+from freshet.types import Records
+from tests.unit.joiner.support import Action, JsonDecoder, Served, label, plan_of
+from tests.unit.joiner.world import World
+
+PLAN = plan_of(label("click", 300))
+PACE = Pace(flush_interval_ms=0, commit_interval_ms=0, look_interval_ms=10**9, retry_ms=0)
+REQUESTS = 40
+
+
+class Away(JsonDecoder):
+    """A decoder whose registry is away for events of one partition."""
+
+    away = True
+
+    def served(self, records: Records):
+        columns, refused = super().served(records)
+        if Away.away and any(b"later" in value for value in records.values):
+            raise Unavailable("the schema registry did not tell")
+        return columns, refused
+
+
+def partition_of(request: str) -> int:
+    return zlib.crc32(request.encode()) % 2
+
+
+def test_events_wait_for_their_schema_while_other_partitions_are_joined_and_committed(tmp_path: Path) -> None:
+    world = World(tmp_path, PLAN)
+    names = [f"now{i}" for i in range(REQUESTS) if partition_of(f"now{i}") == 1]
+    waiting = [f"later{i}" for i in range(REQUESTS) if partition_of(f"later{i}") == 0]
+    world.send([Served(name, ("x",), 1_000 + i * 100) for i, name in enumerate(waiting)])
+    world.send([Served(name, ("x",), 1_000 + i * 100) for i, name in enumerate(names)])
+    last = f"{names[-1]}/x"  # what moves the clocks of a partition that goes on
+    world.send([Action(last, 100_000, "watch", "1"), Served(names[-1], ("x",), 100_000)])
+    joiner = world.joiner(PACE)
+    joiner.decoder = lambda: Away(PLAN)
+    Away.away = True
+    joiner.open()
+    for _ in range(5):
+        joiner.step()
+    assert {sample.partition for sample in world.samples()} == {1}
+
+    Away.away = False
+    joiner.run(until_end=True)
+    assert len(world.samples()) == len(names) + len(waiting)
+    assert world.values("m.dead-letters") == []
+    world.close()
