@@ -120,7 +120,7 @@ class ManyRanks:
                 try:
                     self._run_world(group, observer, stop)
                 except (RankLost, Fenced) as error:
-                    if isinstance(error, Fenced) and not self.membership.left_behind():
+                    if isinstance(error, Fenced) and not self.membership.was_left_behind():
                         raise
                     self.lost += 1
                     log.warning("a rank was lost", world=int(group.fence), reason=str(error))

@@ -133,6 +133,16 @@ class Membership:
         newest = self.standing().world
         return newest is not None and (self.world is None or newest.fence != self.world.fence)
 
+    def was_left_behind(self) -> bool:
+        """As `left_behind`, of a rank whose sendings were refused: who refused them may have read more of the
+        log than this process, as when it stood still. So it waits for as long as others wait for a rank."""
+        deadline = self._clock.monotonic() + self._terms.answer_s
+        while not self.left_behind():
+            if self._stop() or self._clock.monotonic() >= deadline:
+                return False
+            self._pause.wait(LOOK_S)
+        return True
+
     def standing(self) -> Standing:
         """What the log says now. Any thread."""
         self._claims.check()

@@ -47,6 +47,24 @@ def test_a_rank_that_is_alone_loads_nothing(tmp_path: Path) -> None:
         assert not first.somebody_waits()
 
 
+def test_who_is_refused_waits_for_the_log_to_say_that_it_was_left_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks = iter([False, False, True])
+    with rank(tmp_path, never, threading.Event()) as first:
+        monkeypatch.setattr(Membership, "left_behind", lambda _: next(looks))
+        assert first.was_left_behind()
+    assert list(looks) == []
+
+
+def test_who_is_refused_for_another_reason_waits_no_longer_than_for_a_rank(tmp_path: Path) -> None:
+    stop = threading.Event()
+    with rank(tmp_path, never, stop) as first:
+        assert first.join() is not None
+        stop.set()
+        assert not first.was_left_behind()
+
+
 def test_who_joins_others_loads_before_it_takes_a_seat(tmp_path: Path) -> None:
     stop, seats = threading.Event(), list[set[int]]()
 
