@@ -239,7 +239,7 @@ class Shard:
         outcome = self._store.push(push.ranges, push.clock_ms, push.groups, push.gradients)
         if outcome is PushOutcome.REFUSED:
             self.counts.refused += 1
-            applied = {p: offsets[0] for p, offsets in self._store.applied().items()}
+            applied = self._smallest_applied()  # of no partition where no bucket is held: they are given away
             ranges = ", ".join(f"{r.partition}:[{r.start}, {r.stop})" for r in push.ranges)
             raise Refused(f"push of {ranges} does not continue what is applied", applied)
         self.counts.pushes += 1

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from freshet.clock import SYSTEM_CLOCK
-from freshet.errors import Unavailable
+from freshet.errors import Refused, Unavailable
 from freshet.paramserver import shard as module
 from freshet.paramserver.shard import PublishedTo, Shard
 from freshet.seams.eventlog import EventLog, Writer
@@ -226,3 +226,13 @@ def test_every_sample_below_what_is_told_is_in_the_records_below_it(
             assert min(pushes.get(row, 0) for row in ROWS[p]) >= applied
     for earlier, later in pairwise(told):
         assert all(earlier.applied[p] <= later.applied[p] for p in range(PARTITIONS))
+
+
+def test_a_shard_that_has_given_all_its_buckets_away_refuses_a_push_as_others_do(shard: Shard) -> None:
+    push(shard, 0, 0)
+    shard.give_up(shard.held())
+    assert shard.held() == []
+
+    with pytest.raises(Refused, match=r"push of 0:\[1, 2\) does not continue") as refused:
+        push(shard, 0, 1)
+    assert refused.value.applied == {}
