@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import structlog
 from confluent_kafka import KafkaError, KafkaException
 
 from freshet.errors import Fenced
@@ -89,3 +90,15 @@ def test_a_writer_that_was_fenced_says_so_also_if_the_client_has_lost_the_reason
         writer.append([Append("samples", 0, BytesColumn.of([b"a"]))])
     with pytest.raises(Fenced):
         writer.append([Append("samples", 0, BytesColumn.of([b"b"]))])
+
+
+def test_brokers_that_are_away_are_told_of_now_and_then_and_everything_else_when_it_changes() -> None:
+    heard = Heard()
+    away = [KafkaError(code, "no broker") for code in (KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN)]
+    with structlog.testing.capture_logs() as logs:
+        for error in away * 10:
+            heard(error)
+        for _ in range(2):
+            heard(KafkaError(KafkaError._AUTHENTICATION, "wrong password"))
+    assert [entry["error"] for entry in logs] == ["no broker", "wrong password"]
+    assert "wrong password" in str(heard)

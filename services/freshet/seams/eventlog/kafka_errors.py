@@ -32,18 +32,31 @@ UNKNOWN = frozenset(
 )
 
 
+AWAY = frozenset({KafkaError._ALL_BROKERS_DOWN, KafkaError._TRANSPORT, KafkaError._RESOLVE})
+
+_TELL_EVERY_S = 10.0
+"""A client that looks for brokers says every second that they are away."""
+
+
 class Heard:
     """What a client was last told of its connections, for messages: that is why an answer does not come."""
 
     def __init__(self) -> None:
         self.serve: Callable[[], object] = int  # makes the client say what it has to say, before a message
         self._code, self._text, self._when_s = 0, "", 0.0
+        self._told_s = float("-inf")  # when it was last logged that brokers are away
 
     def __call__(self, error: KafkaError) -> None:
         """librdkafka's `error_cb`."""
-        if error.code() != self._code:
+        now = time.monotonic()
+        if error.code() in AWAY:
+            tell = now - self._told_s >= _TELL_EVERY_S
+            self._told_s = now if tell else self._told_s
+        else:
+            tell = error.code() != self._code
+        if tell:
             _log.warning("kafka", error=error.str(), code=error.name())
-        self._code, self._text, self._when_s = error.code(), error.str(), time.monotonic()
+        self._code, self._text, self._when_s = error.code(), error.str(), now
 
     def __str__(self) -> str:
         try:
