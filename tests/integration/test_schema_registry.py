@@ -103,12 +103,14 @@ def encoded(schema: Any, **fields: Any) -> bytes:
 
 
 class Patient:
-    """A registry that tells when it was away."""
+    """A registry that tells when it was away, and is asked again only when it has its schemas back."""
 
     def __init__(self, inner: RestRegistry) -> None:
-        self._inner, self.refused = inner, threading.Event()
+        self._inner, self.refused, self.back = inner, threading.Event(), threading.Event()
 
     def get(self, schema_id: int) -> Record:
+        if self.refused.is_set():
+            assert self.back.wait(DEADLINE_S)
         try:
             return self._inner.get(schema_id)
         except Unavailable:
@@ -193,6 +195,7 @@ def test_a_registry_that_is_away_is_waited_for_and_nothing_is_refused(
 
     registry.start()
     assert view_id(registry) == schema_id
+    patient.back.set()
     thread.join(DEADLINE_S)
 
     assert shop.values() == [0.0]
