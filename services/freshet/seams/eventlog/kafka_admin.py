@@ -39,6 +39,9 @@ _LOOK_S = 0.05
 
 T = TypeVar("T")
 
+_NONE = -1
+"""The offset of a time that no record has reached; smaller ones are no offsets."""
+
 _BATCH_OVERHEAD = 1024
 """Of a batch that holds a single record: a topic's limit is one of batches."""
 
@@ -168,6 +171,8 @@ class KafkaAdmin:
         def ask() -> dict[TopicPartition, Bounds]:
             starts, ends = self._ask(places, _START), self.ask_ends(places, committed=committed)
             first, last = self.offsets(starts), self.offsets(ends)
+            if min([*first.values(), *last.values()], default=0) < 0:
+                raise Unavailable(f"no broker told where {', '.join(map(str, places))} begin and end")
             return {at: Bounds(first[at], last[at]) for at in places}
 
         return _settled(ask)
@@ -200,12 +205,17 @@ class KafkaAdmin:
         names = ", ".join(sorted({at.topic for at in asked}))
         with translated(f"the offsets of {names} could not be read", self.heard):
             try:
-                return {at: result.offset for at, result in self._answers(asked, within_s).items()}
+                found = {at: result.offset for at, result in self._answers(asked, within_s).items()}
             except KafkaException:
                 # Leaders and their epochs are of the last metadata, which this request never renews: after a
                 # broker's restart it would be refused for ever. Describing topics renews them.
                 self.ask_ids({at.topic for at in asked})
                 raise
+        unknown = [str(at) for at, offset in found.items() if offset < _NONE]
+        if unknown:  # a partition that was not answered for, as while its broker starts, is no error there
+            self.ask_ids({at.topic for at in asked})
+            raise Unavailable(f"no broker told the offsets of {', '.join(sorted(unknown))}{self.heard}")
+        return found
 
     def trim(self, at: TopicPartition, before: int) -> None:
         """Forget records below an offset."""

@@ -1,0 +1,47 @@
+"""What brokers answer about offsets, while they start."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from freshet.errors import Unavailable
+from freshet.seams.eventlog.kafka_admin import KafkaAdmin
+from freshet.seams.eventlog.kafka_settings import parse_url
+from freshet.types import TopicPartition
+
+AT, OTHER = TopicPartition("samples", 0), TopicPartition("samples", 1)
+
+
+@pytest.fixture
+def admin(monkeypatch: pytest.MonkeyPatch) -> KafkaAdmin:
+    """Of a broker that is not there; nothing is sent."""
+    made = KafkaAdmin(
+        parse_url("kafka://127.0.0.1:1/x"), {"bootstrap.servers": "127.0.0.1:1", "log_level": 0}
+    )
+    monkeypatch.setattr(made, "ask_ids", lambda topics: {})
+    return made
+
+
+def answered(offset: int) -> Future[Any]:
+    future: Future[Any] = Future()
+    future.set_result(SimpleNamespace(offset=offset))
+    return future
+
+
+def test_offsets_are_told(admin: KafkaAdmin) -> None:
+    assert admin.offsets({AT: answered(0), OTHER: answered(7)}) == {AT: 0, OTHER: 7}
+
+
+def test_a_time_that_no_record_has_reached_has_no_offset(admin: KafkaAdmin) -> None:
+    assert admin.offsets({AT: answered(-1)}) == {AT: -1}
+
+
+def test_a_partition_that_no_broker_answered_for_has_no_end_instead_of_one_before_its_start(
+    admin: KafkaAdmin,
+) -> None:
+    with pytest.raises(Unavailable, match=r"samples\[1\]"):
+        admin.offsets({AT: answered(5), OTHER: answered(-1001)})
