@@ -38,6 +38,7 @@ from freshet.spec.topics import topics_of
 from freshet.types import TopicPartition
 from freshet.wire.values import RowCodec
 from tests.servers.processes import Process, lasting_ports
+from tests.system.waiting import wait_until
 
 __all__ = ["Apart", "Passed"]
 
@@ -96,16 +97,16 @@ class Apart:
     def _wait_for_owners(self, spec: Spec, log: EventLog) -> None:
         """Until shards own all buckets and embedders all partitions, each its share."""
         claims = Claims(log, topics_of(spec).control)
-        owners, deadline = ShardMap(claims, spec.buckets), time.monotonic() + START_S
+        owners = ShardMap(claims, spec.buckets)
+        least = spec.buckets // self.shards - spec.buckets // SLICES
+
+        def shared() -> bool:
+            addresses = set(embedders_of(claims.living()).values())
+            counts = np.bincount(owners().of_bucket + 1, minlength=1 + self.shards)
+            return bool(not counts[0] and counts[1:].min() >= least and len(addresses) == self.embedders)
+
         try:
-            while True:
-                addresses = set(embedders_of(claims.living()).values())
-                counts = np.bincount(owners().of_bucket + 1, minlength=1 + self.shards)
-                least = spec.buckets // self.shards - spec.buckets // SLICES
-                if not counts[0] and counts[1:].min() >= least and len(addresses) == self.embedders:
-                    return
-                assert time.monotonic() < deadline, f"buckets: {counts}, embedders: {addresses}"
-                time.sleep(LOOK_S)
+            wait_until("shards and embedders have their shares", shared, within_s=START_S)
         finally:
             claims.close()
 
