@@ -10,9 +10,10 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 import pytest
@@ -65,13 +66,22 @@ class Run:
         self.clients: list[RemoteRows] = []
         self.rows = self.client()
 
-    def client(self) -> RemoteRows:
+    def client(self, deadline_s: float = 10.0) -> RemoteRows:
         """A client of its own."""
         transport = Transport(token=TOKEN, max_message_bytes=MIB)
-        self.clients.append(RemoteRows(Served(SPEC.name, HASH), self.owners, transport, attempt_s=2.0))
+        served = Served(SPEC.name, HASH)
+        made = RemoteRows(served, self.owners, transport, deadline_s=deadline_s, attempt_s=2.0)
+        self.clients.append(made)
         return self.clients[-1]
 
-    def start(self, name: str, *, port: int = 0, advertised: str = "127.0.0.1") -> Process:
+    def start(
+        self,
+        name: str,
+        *,
+        port: int = 0,
+        advertised: str = "127.0.0.1",
+        settings: Mapping[str, str] = MappingProxyType({}),
+    ) -> Process:
         """A shard; it takes what the plan gives it."""
         command = [sys.executable, "-m", "freshet", "run", "paramserver", str(SPEC_FILE)]
         env = os.environ | {
@@ -80,20 +90,22 @@ class Run:
             "FRESHET_PARAMSERVER_ADVERTISED_HOST": advertised,
             "FRESHET_PARAMSERVER_ADMIN_PORT": "0",
             "FRESHET_GRPC_TOKEN_FILE": str(self.folder / "token"),
+            **settings,
         }
         made = Process([*command, "--folder", str(self.folder)], self.folder / f"{name}.log", env)
         made.start(lambda _: f"shard:{name}" in self.claims.owners(), within_s=DEADLINE_S)
         self.shards[name] = made
         return made
 
-    def wait_for_owners(self, shards: int) -> None:
-        """Until so many shards own all buckets between them, each about as many."""
+    def wait_for_owners(self, shards: int, *, least: int | None = None) -> None:
+        """Until so many shards own all buckets between them, each at least so many, or half an equal share:
+        it is load that is dealt evenly."""
+        wanted = SPEC.buckets // shards // 2 if least is None else least
 
         def balanced() -> bool:
             owners = self.owners()
             counts = np.bincount(owners.of_bucket + 1, minlength=shards + 1)
-            least = SPEC.buckets // shards - SPEC.buckets // 64
-            return len(owners.addresses) == shards and not counts[0] and counts[1:].min() >= least
+            return len(owners.addresses) == shards and not counts[0] and counts[1:].min() >= wanted
 
         wait_for(balanced, f"{shards} shards own all buckets")
 
@@ -149,8 +161,11 @@ class Pushing:
     def _push(self, partition: int, at: int) -> Push:
         """Always the same for the same range, as a log would have it."""
         if (partition, at) not in self._chosen:
-            self._chosen[partition, at] = np.sort(self._rng.choice(len(KEYS), 40, replace=False))
+            self._chosen[partition, at] = self._choice()
         return push_of_ones(self._chosen[partition, at], partition, at)
+
+    def _choice(self) -> I64:
+        return np.sort(self._rng.choice(len(KEYS), 40, replace=False))
 
     def expected(self):
         """(keys,) what each row must be."""

@@ -186,9 +186,15 @@ def run_embedder(spec: Spec, settings: Settings, stop: threading.Event) -> None:
 def run_paramserver(spec: Spec, settings: Settings, stop: threading.Event) -> None:
     """A shard of the rows."""
     from freshet.cli.distributed import transport_by
+    from freshet.paramserver.balancing import Bounds
     from freshet.paramserver.service import ParamServer, Place
 
     transport = transport_by(settings)
+    bounds = Bounds(
+        settings.paramserver.rebalance_unevenness,
+        settings.paramserver.rebalance_interval_ms / 1000,
+        settings.paramserver.memory_bytes,
+    )
     place = Place(
         settings.paramserver.name,
         settings.common.bind_address,
@@ -212,7 +218,7 @@ def run_paramserver(spec: Spec, settings: Settings, stop: threading.Event) -> No
     cleanup.add("rows", rows.close)
     try:
         spec_hash = identity_hash(spec, load_schemas(spec))
-        made.append(ParamServer(spec, log, rows, place, transport, spec_hash=spec_hash))
+        made.append(ParamServer(spec, log, rows, place, transport, spec_hash=spec_hash, bounds=bounds))
         made[0].register(registry)
         made[0].run(stop, drain_s=settings.common.drain_ms / 1000)
     finally:

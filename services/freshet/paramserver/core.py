@@ -53,6 +53,7 @@ class FlushBook:
         self._applied: I64 = np.zeros((buckets, partitions), np.int64)
         self._rows_offsets: I64 = np.zeros(buckets, np.int64)
         self._clocks_ms: I64 = np.zeros(buckets, np.int64)
+        self._rows: I64 = np.zeros(buckets, np.int64)
 
     def claimed(self, metas: Mapping[Bucket, BucketMeta]) -> None:
         """Take over buckets as the row store returned them from the claim, under the fence that it wrote."""
@@ -61,6 +62,7 @@ class FlushBook:
             self._fences[bucket], self._seqs[bucket] = meta.fence, meta.seq
             self._applied[bucket] = [meta.applied.get(p, 0) for p in range(self._applied.shape[1])]
             self._rows_offsets[bucket], self._clocks_ms[bucket] = meta.rows_offset, meta.clock_ms
+            self._rows[bucket] = meta.rows
 
     def next_flush(self, flushed: Flushed, rows_offsets: I64, *, whole: bool = False) -> Flush:
         """What the table copied out, with metas one after the last acknowledged ones: a retry writes the
@@ -106,10 +108,16 @@ class FlushBook:
         self._applied[buckets] = flush.applied[kept]
         self._rows_offsets[buckets] = flush.rows_offsets[kept]
         self._clocks_ms[buckets] = flush.clocks_ms[kept]
+        self._rows[buckets] = flush.rows[kept]
         again: I64 = flush.buckets[current & (outcomes == FlushOutcome.REPLACE)]
         fenced: I64 = flush.buckets[current & (outcomes == FlushOutcome.FENCED)]
         self._owned[fenced] = False
         return again, fenced
+
+    @property
+    def rows(self) -> I64:
+        """(B,) rows that the row store has of each bucket, as far as this owner knows."""
+        return self._rows
 
     @property
     def clock_ms(self) -> int:

@@ -1,9 +1,9 @@
 """A shard among others: which slices it claims, loads, serves and gives away (PROTOCOL 9 and 10).
 
-Every shard holds a seat. The living seat with the lowest fence leads and writes plans; a plan is advice,
-claims are the truth. A shard claims the slices that the plan gives it once they are free: never claimed,
-released, or of an owner that was silent for a lease. It gives a slice away by flushing it and releasing the
-claim.
+Every shard holds a seat. The living seat with the lowest fence leads and writes plans, by the load that
+shards tell of (`freshet.paramserver.balance`); a plan is advice, claims are the truth. A shard claims the
+slices that the plan gives it once they are free: never claimed, released, or of an owner that was silent for
+a lease. It gives a slice away by flushing it and releasing the claim.
 """
 
 from __future__ import annotations
@@ -16,11 +16,10 @@ import structlog
 
 from freshet.clock import Clock
 from freshet.errors import Fenced, FreshetError, Unavailable
-from freshet.paramserver.planning import next_plan
+from freshet.paramserver.balancing import Balancing
 from freshet.paramserver.shard import Shard
-from freshet.seams.eventlog.claimbook import Plan
 from freshet.seams.eventlog.claims import Claims, Held
-from freshet.seams.rowservice.slices import SEATS, owner_text, seat_of, slices_of
+from freshet.seams.rowservice.slices import SEATS, owner_text, slices_of
 from freshet.types import Bucket
 
 __all__ = ["Keeper", "KeeperCounts"]
@@ -50,9 +49,18 @@ class Keeper:
     """Keeps a shard's slices. `run` does rounds until told to stop; `step` is one, for tests."""
 
     def __init__(
-        self, shard: Shard, claims: Claims, *, name: str, address: str, life: str, buckets: int, clock: Clock
+        self,
+        shard: Shard,
+        claims: Claims,
+        balancing: Balancing,
+        *,
+        name: str,
+        address: str,
+        life: str,
+        buckets: int,
+        clock: Clock,
     ) -> None:
-        self._shard, self._claims, self._clock = shard, claims, clock
+        self._shard, self._claims, self._clock, self._balancing = shard, claims, clock, balancing
         self._slices = slices_of(buckets)
         self._name, self._seat_name = name, SEATS + name
         self._owner = owner_text(name, address, life)
@@ -79,18 +87,19 @@ class Keeper:
         if self._shard.failed is not None:
             raise self._shard.failed
         self._drop_lost()
-        self._lead()
+        self._balancing.step(self._seat, self._mine)
         plan = self._claims.plan()
         if plan is None or len(plan.seats) != len(self._slices):
             return
         planned = dict(zip(self._slices, plan.seats, strict=True))
-        self._take(
-            [what for what, seat in planned.items() if seat == self._seat_name and what not in self._mine]
-        )
+        wanted = [
+            what for what, seat in planned.items() if seat == self._seat_name and what not in self._mine
+        ]
+        self._take(self._balancing.fitting(wanted))
         alive = {claim.what for claim in self._claims.alive(SEATS)}
         away = [what for what in self._mine if planned[what] != self._seat_name and planned[what] in alive]
         if away and not self._claims.free(what for what, seat in planned.items() if seat in alive):
-            self._give(away[:MOVED_AT_ONCE])
+            self._give(self._balancing.hottest_first(away)[:MOVED_AT_ONCE])
 
     def drain(self) -> None:
         """Flush and release everything, so that others need not wait for a lease. Raises Unavailable."""
@@ -106,6 +115,8 @@ class Keeper:
     @property
     def ready(self) -> str | None:
         """None, or why this shard does not serve what it should."""
+        if (why := self._balancing.full or self._balancing.no_room) is not None:
+            return why
         plan = self._claims.plan()
         wanted = plan.seats.count(self._seat_name) if plan is not None else 0
         if plan is None or wanted > len(self._mine):
@@ -120,21 +131,6 @@ class Keeper:
                 del self._mine[what]
             self._shard.drop(self._buckets(lost))
             self.counts.lost += len(lost)
-
-    def _lead(self) -> None:
-        alive = self._claims.alive(SEATS)
-        if not alive or alive[0].what != self._seat_name or self._seat is None:
-            return
-        plan = self._claims.plan()
-        if plan is not None and len(plan.seats) == len(self._slices):
-            current: list[str | None] = list(plan.seats)
-        else:
-            owners = self._claims.owners()
-            current = [seat_of(owners[what].owner) if what in owners else None for what in self._slices]
-        seats = next_plan(current, [claim.what for claim in alive])
-        if plan is None or plan.seats != seats:
-            self._claims.advise(Plan(self._seat_name, self._seat.fence, seats))
-            log.info("a plan was written", shards=len(alive))
 
     def _take(self, wanted: Sequence[str]) -> None:
         free = self._claims.free(wanted)

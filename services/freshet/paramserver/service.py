@@ -13,7 +13,10 @@ from prometheus_client import CollectorRegistry
 
 from freshet.clock import SYSTEM_CLOCK, Clock
 from freshet.errors import Unavailable
+from freshet.paramserver.balance import Why
+from freshet.paramserver.balancing import DEFAULT_BOUNDS, Balancing, Bounds
 from freshet.paramserver.keeper import Keeper
+from freshet.paramserver.metering import MeteredRows
 from freshet.paramserver.server import identity_of, serve_rows
 from freshet.paramserver.shard import Shard
 from freshet.runtime.grpc_server import GRPC_METRICS, GrpcServer, grpc_readings
@@ -48,6 +51,37 @@ PARAMSERVER_METRICS = (
     ),
     Metric("freshet_paramserver_rows", "gauge", "rows", "Rows resident, by table.", ("table",)),
     Metric("freshet_paramserver_bytes", "gauge", "bytes", "Memory of rows, indexes and sketches."),
+    Metric(
+        "freshet_paramserver_memory_limit_bytes",
+        "gauge",
+        "bytes",
+        "What the rows' memory may grow to; 0: no limit.",
+    ),
+    Metric(
+        "freshet_paramserver_refused_lookups",
+        "counter",
+        "lookups",
+        "Lookups for training that were refused because the memory is full.",
+    ),
+    Metric(
+        "freshet_paramserver_load_rows_per_second",
+        "gauge",
+        "rows/s",
+        "Rows looked up and pushed here a second, over the last report to the other shards.",
+    ),
+    Metric(
+        "freshet_paramserver_unevenness",
+        "gauge",
+        "1",
+        "How far the shard that is worst off lies from its fair share of the load, as every shard sees it.",
+    ),
+    Metric(
+        "freshet_paramserver_plans",
+        "counter",
+        "plans",
+        "Plans of who should own which slice that this shard wrote, by what made them necessary.",
+        ("why",),
+    ),
     Metric("freshet_paramserver_flushed_rows", "counter", "rows", "Rows written to the row store."),
     Metric("freshet_paramserver_published_rows", "counter", "rows", "Rows published for serving."),
     *GRPC_METRICS,
@@ -76,6 +110,7 @@ class ParamServer:
         transport: Transport,
         *,
         spec_hash: str,
+        bounds: Bounds = DEFAULT_BOUNDS,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         """Listen, take the seat and check the stores; no slice is claimed yet.
@@ -85,7 +120,7 @@ class ParamServer:
             Unavailable: another process of this name lives.
             Mismatch: the stores are of another model, spec or log.
         """
-        self._spec, self._place = spec, place
+        self._spec, self._place, self._bounds = spec, place, bounds
         self._cleanup = Cleanup()
         topics = ensure_topics(log, spec)
         layout = layout_of(spec)
@@ -104,15 +139,18 @@ class ParamServer:
         )
         widths = tuple(group.width for group in layout.groups)
         described = Described(place.name, spec.name, spec_hash, spec.buckets, spec.partitions, widths)
-        serve_rows(self.server, self.shard, described)
-        self.server.start()
-        self._cleanup.add("listener", lambda: self.server.stop(0.0))
         claims = Claims(log, topics.control, clock)
         self._cleanup.add("claims", claims.close)
+        self.balancing = Balancing(self.shard, claims, bounds, buckets=spec.buckets, clock=clock)
+        self.rows = MeteredRows(self.shard, self.balancing.meter, lambda: self.balancing.full)
+        serve_rows(self.server, self.rows, described)
+        self.server.start()
+        self._cleanup.add("listener", lambda: self.server.stop(0.0))
         self.address = f"{place.advertised or place.host}:{self.server.port}"
         self.keeper = Keeper(
             self.shard,
             claims,
+            self.balancing,
             name=place.name,
             address=self.address,
             life=uuid.uuid4().hex,
@@ -154,6 +192,13 @@ class ParamServer:
             "moved": asdict(self.keeper.counts),
             "rows": {names[table]: rows for table, rows in memory.rows.items()},
             "bytes": memory.bytes,
+            "memory_limit_bytes": self._bounds.memory_bytes,
+            "load": {
+                "rows_per_s": round(self.balancing.rate),
+                "unevenness": round(self.balancing.unevenness, 3),
+                "plans": dict(self.balancing.plans),
+            },
+            "refused_lookups": self.rows.refused,
             "shard": asdict(self.shard.counts),
             "refused": dict(self.server.counts.refused),
         }
@@ -176,6 +221,11 @@ class ParamServer:
             "freshet_paramserver_rows": {(table,): n for table, n in status["rows"].items()},
             "freshet_paramserver_room_blocks": {(p,): n for p, n in counts.room_blocks.items()},
             "freshet_paramserver_bytes": status["bytes"],
+            "freshet_paramserver_memory_limit_bytes": status["memory_limit_bytes"],
+            "freshet_paramserver_refused_lookups": status["refused_lookups"],
+            "freshet_paramserver_load_rows_per_second": self.balancing.rate,
+            "freshet_paramserver_unevenness": self.balancing.unevenness,
+            "freshet_paramserver_plans": {(why.value,): self.balancing.plans[why.value] for why in Why},
             "freshet_paramserver_flushed_rows": counts.flushed_rows,
             "freshet_paramserver_published_rows": counts.published_rows,
             **grpc_readings(self.server.counts),

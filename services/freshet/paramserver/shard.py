@@ -220,6 +220,12 @@ class Shard:
         """The native store, for tests and metrics."""
         return self._store
 
+    @property
+    def stored_rows(self) -> I64:
+        """(buckets,) rows of each bucket in the row store, as of its last flush; of no account where the
+        bucket is not held."""
+        return self._book.rows
+
     # --- RowService
 
     def lookup(self, groups: Sequence[KeyGroup], out: Sequence[F32], *, create: bool = True) -> None:

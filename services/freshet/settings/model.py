@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from freshet.options import Choice, Duration, Integer, Text, option
+from freshet.options import Choice, Duration, Integer, Number, Text, option
 from freshet.settings.run_folder import RunFolder
 
 __all__ = [
@@ -262,6 +262,29 @@ class Paramserver:
         default="",
     )
     admin_port: int = option("deployment", "health and metrics; 0 takes a free one", PORT, default=7021)
+    memory_bytes: int = option(
+        "deployment",
+        "what its rows, with their indexes, may take; a shard that is full takes no slices, answers no "
+        "lookups of training, and says so, until slices have moved to shards with room. "
+        "Leave as much again for flushes and messages. 0: no limit",
+        Integer(0, 1 << 46),
+        default=0,
+    )
+    rebalance_unevenness: float = option(
+        "deployment",
+        "slices move for load alone once a shard has this part too much, or too little, of its fair share; "
+        "then until all are within half of it. A large number: only when shards come or go",
+        Number(0.05, 1e6),
+        default=0.25,
+    )
+    rebalance_interval_ms: int = option(
+        "deployment",
+        "over which load is measured, and from one plan to the next for load alone; what is over within half "
+        "of it moves nothing",
+        Duration(SECOND, 24 * HOUR),
+        key="rebalance_interval",
+        default=MINUTE,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -137,10 +137,11 @@ KINDS_OF_TOPICS = (
         "<model>.control",
         1,
         None,
-        "who owns buckets, partitions and seats of services: claims with their fences; who should own what",
+        "who owns buckets, partitions and seats of services: claims with their fences; who should own what, "
+        "and how much each shard has to do",
         "trainer, joiner on Kafka, embedder, paramserver",
         "trainer, joiner on Kafka, embedder, paramserver",
-        ("claim", "claims", "heartbeat", "plan", "release", "releases", "state"),
+        ("claim", "claims", "heartbeat", "load", "plan", "release", "releases", "state"),
     ),
     TopicKind(
         "versions",

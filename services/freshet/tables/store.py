@@ -408,11 +408,16 @@ class Store:
 
     # --- figures
 
+    @property
+    def memory_bytes(self) -> int:
+        """`Memory.bytes` alone: cheap enough for every lookup."""
+        return self._native.bytes()
+
     def memory(self) -> Memory:
         """What the store holds now."""
         rows = {table: self._native.rows(table) for table in sorted(self._group_of)}
         return Memory(
-            self._native.bytes(),
+            self.memory_bytes,
             rows,
             {table: n * self.resident_bytes(table) for table, n in rows.items()},
         )

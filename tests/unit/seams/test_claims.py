@@ -5,6 +5,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -18,10 +19,13 @@ from freshet.seams.eventlog import EventLog
 from freshet.seams.eventlog import claims as claims_module
 from freshet.seams.eventlog.claimbook import (
     ClaimBook,
+    Load,
     Plan,
+    SliceLoad,
     claim_record,
     claims_record,
     heartbeat_record,
+    load_record,
     parse_record,
     plan_record,
     release_record,
@@ -131,11 +135,13 @@ def test_a_reader_that_starts_from_a_state_record_comes_to_the_same_owners(
     assert later.claims() == book_of(*records).claims()
 
 
+LOAD = Load("shard:a", Fence(0), 5_000, 9_000, (SliceLoad(3, 700, 41), SliceLoad(4, 0, 0)))
 RECORDS = [
     claim_record("x", "a", Fence(3)),
     heartbeat_record([Fence(1)]),
     release_record("x", Fence(1)),
     state_record(4, book_of(claim_record("x", "a", None)).claims().values()),
+    load_record(LOAD),
 ]
 
 
@@ -470,6 +476,52 @@ def test_every_change_of_owners_is_told_and_nothing_else() -> None:
 def test_the_last_plan_counts() -> None:
     plans = [Plan("shard:a", Fence(3), ("a", "b")), Plan("shard:b", Fence(4), ("b", "b"))]
     assert book_of(*(plan_record(plan) for plan in plans)).plan == plans[1]
+
+
+def test_a_shards_last_report_of_its_load_counts() -> None:
+    later = replace(LOAD, bytes=6_000, slices=())
+    seat = claim_record("shard:a", "a", None)
+    assert book_of(seat, load_record(LOAD)).loads == {"shard:a": LOAD}
+    assert book_of(seat, load_record(LOAD), load_record(later)).loads == {"shard:a": later}
+
+
+def test_reports_of_load_by_who_has_not_the_seat_are_ignored() -> None:
+    assert book_of(load_record(LOAD)).loads == {}
+    seats = claim_record("shard:a", "a", None), claim_record("shard:a", "b", Fence(0))
+    assert book_of(*seats, load_record(LOAD)).loads == {}, "it was replaced"
+
+
+def test_a_reader_that_does_not_know_reports_of_load_may_ignore_them() -> None:
+    assert json.loads(load_record(LOAD))["v"] == 1
+
+
+@given(
+    st.integers(0, 2**62),
+    st.integers(0, 2**40),
+    st.lists(st.builds(SliceLoad, *[st.integers(0, 2**53)] * 3), max_size=70),
+)
+def test_a_report_of_load_comes_back_as_it_was_told(held: int, limit: int, slices: list[SliceLoad]) -> None:
+    told = Load("shard:a", Fence(0), held, limit, tuple(slices))
+    assert book_of(claim_record("shard:a", "a", None), load_record(told)).loads == {"shard:a": told}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"v": 2},
+        {"bytes": -1},
+        {"limit": 1.5},
+        {"fence": None},
+        {"slices": {}},
+        {"slices": [[1, 2]]},
+        {"slices": [[1, 2, -3]]},
+        {"slices": [[1, 2, True]]},
+        {"slices": [[1, 2, 3.0]]},
+    ],
+)
+def test_a_report_of_load_of_a_wrong_shape_is_corrupt(change: dict[str, object]) -> None:
+    with pytest.raises(Corrupt, match="here"):
+        parse_record(json.dumps(json.loads(load_record(LOAD)) | change).encode(), "here")
 
 
 def test_a_reader_that_does_not_know_claims_of_several_things_must_not_ignore_them() -> None:

@@ -25,10 +25,13 @@ from freshet.types import Fence
 __all__ = [
     "Claim",
     "ClaimBook",
+    "Load",
     "Plan",
+    "SliceLoad",
     "claim_record",
     "claims_record",
     "heartbeat_record",
+    "load_record",
     "parse_record",
     "plan_record",
     "release_record",
@@ -58,6 +61,26 @@ class Plan:
     by: str  # its seat
     fence: Fence  # of its claim of the seat when it wrote this
     seats: tuple[str, ...]  # of each slice, in order
+
+
+@dataclass(frozen=True, slots=True)
+class SliceLoad:
+    """What one slice asks of its owner."""
+
+    slice: int  # its place in a plan
+    rate: int  # rows looked up and pushed, a second
+    rows: int  # that its owner has stored
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What a shard has to do and to keep, as it tells every few seconds: plans are made by it."""
+
+    by: str  # its seat
+    fence: Fence  # of its claim of the seat
+    bytes: int  # of memory, of all its rows
+    limit: int  # of those bytes; 0: none
+    slices: tuple[SliceLoad, ...]  # that it serves
 
 
 def claim_record(what: str, owner: str, replaces: Fence | None) -> bytes:
@@ -90,6 +113,12 @@ def plan_record(plan: Plan) -> bytes:
     return _dump("plan", _LATER, by=plan.by, fence=plan.fence, seats=list(plan.seats))
 
 
+def load_record(load: Load) -> bytes:
+    """What a shard has to do; the last one of each seat counts. Who does not know it may ignore it."""
+    slices = [[part.slice, part.rate, part.rows] for part in load.slices]
+    return _dump("load", by=load.by, fence=load.fence, bytes=load.bytes, limit=load.limit, slices=slices)
+
+
 def state_record(upto: int, claims: Iterable[Claim]) -> bytes:
     """All claims as records below offset `upto` make them, so that those may be trimmed."""
     rows = [[c.what, c.owner, c.fence, c.released] for c in claims]
@@ -113,6 +142,8 @@ def parse_record(data: bytes, where: str) -> dict[str, Any]:
             raise Corrupt(f"{where}: {key} = {record[key]!r} in a {record['kind']} record")
     if record["kind"] == "state":
         _check_state(record, where)
+    elif record["kind"] == "load":
+        _check_load(record, where)
     elif record["kind"] in _LISTS:
         _check_list(record, where)
     return record  # type: ignore[no-any-return]
@@ -126,6 +157,7 @@ _SHAPES: Mapping[str, Mapping[str, Any]] = {
     "claims": {"owner": str, "things": list},
     "releases": {"things": list, "fence": int},
     "plan": {"by": str, "fence": int, "seats": list},
+    "load": {"by": str, "fence": int, "bytes": int, "limit": int, "slices": list},
 }
 
 _LISTS: Mapping[str, str] = {"claims": "things", "releases": "things", "plan": "seats"}
@@ -136,6 +168,15 @@ def _check_state(record: Mapping[str, Any], where: str) -> None:
         if not isinstance(row, list) or [type(cell) for cell in row] != [str, str, int, bool]:
             raise Corrupt(
                 f"{where}: expected [what, owner, fence, released] in a state record, found {row!r}"
+            )
+
+
+def _check_load(record: Mapping[str, Any], where: str) -> None:
+    for row in [[record["bytes"], record["limit"], 0], *record["slices"]]:
+        whole = isinstance(row, list) and [type(cell) for cell in row] == [int, int, int]
+        if not whole or min(row) < 0:
+            raise Corrupt(
+                f"{where}: expected [slice, rows a second, rows] from 0 in a load record, found {row!r}"
             )
 
 
@@ -170,6 +211,7 @@ class ClaimBook:
         self._observed_s: float | None = None
         self.changes = 0  # of claims: rises when an owner comes or goes
         self.plan: Plan | None = None  # the last one read
+        self.loads: dict[str, Load] = {}  # {seat: the last one read}
 
     def apply(self, offset: int, record: Mapping[str, Any]) -> None:
         """Take in the next record of the log, parsed."""
@@ -190,6 +232,8 @@ class ClaimBook:
                 self._release(what, record["fence"])
         elif kind == "plan":
             self.plan = Plan(record["by"], Fence(record["fence"]), tuple(record["seats"]))
+        elif kind == "load":
+            self._hear_load(record)
 
     def restore(self, record: Mapping[str, Any]) -> None:
         """Start from a `state` record; records from its `upto` on are applied after it."""
@@ -252,6 +296,13 @@ class ClaimBook:
         if claim is not None and claim.fence == fence:
             self._claims[what] = replace(claim, released=True)
             self.changes += 1
+
+    def _hear_load(self, record: Mapping[str, Any]) -> None:
+        """Of a seat's owner only: what a process still writes that was replaced is of the past."""
+        claim = self._claims.get(record["by"])
+        if claim is not None and claim.fence == record["fence"]:
+            slices = tuple(SliceLoad(*row) for row in record["slices"])
+            self.loads[claim.what] = Load(claim.what, claim.fence, record["bytes"], record["limit"], slices)
 
     def _hear(self, what: str) -> None:
         self._silent_s[what] = 0.0

@@ -14,10 +14,12 @@ from freshet.seams.eventlog import EventLog, Reader
 from freshet.seams.eventlog.claimbook import (
     Claim,
     ClaimBook,
+    Load,
     Plan,
     claim_record,
     claims_record,
     heartbeat_record,
+    load_record,
     parse_record,
     plan_record,
     release_record,
@@ -205,6 +207,15 @@ class Claims:
     def advise(self, plan: Plan) -> None:
         """Write a plan. Raises Unavailable."""
         self._append(plan_record(plan))
+
+    def loads(self) -> Mapping[str, Load]:
+        """{seat: what its shard has to do, as it told last}."""
+        with self._changed:
+            return dict(self._book.loads)
+
+    def tell(self, load: Load) -> None:
+        """Write what this shard has to do. Raises Unavailable."""
+        self._append(load_record(load))
 
     @property
     def changes(self) -> int:

@@ -1,0 +1,144 @@
+"""A shard's part in balancing load: it tells of its own, hears of the others', and plans if it leads."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import structlog
+
+from freshet.clock import Clock
+from freshet.paramserver.balance import Balance
+from freshet.paramserver.metering import LoadMeter
+from freshet.paramserver.shard import Shard
+from freshet.seams.eventlog.claimbook import Load, Plan, SliceLoad
+from freshet.seams.eventlog.claims import Claims, Held
+from freshet.seams.rowservice.slices import SEATS, seat_of, slices_of
+from freshet.types import F64
+
+__all__ = ["DEFAULT_BOUNDS", "Balancing", "Bounds"]
+
+log = structlog.get_logger("freshet.paramserver")
+
+REPORT_S = 5.0
+"""Between two reports of load, or a twelfth of the interval that plans are made by, if that is less."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """When load moves slices, and how much a shard may hold."""
+
+    unevenness: float = 0.25
+    interval_s: float = 60.0
+    memory_bytes: int = 0  # 0: no limit
+
+
+DEFAULT_BOUNDS = Bounds()
+
+
+class Balancing:
+    """Of one shard; used by the thread that keeps its slices. Figures may be read from any."""
+
+    def __init__(self, shard: Shard, claims: Claims, bounds: Bounds, *, buckets: int, clock: Clock) -> None:
+        """Tell nothing yet."""
+        self._shard, self._claims, self._bounds, self._clock = shard, claims, bounds, clock
+        self._slices = slices_of(buckets)
+        self._number = {what: i for i, what in enumerate(self._slices)}
+        self._balance = Balance(len(self._slices), bound=bounds.unevenness, interval_s=bounds.interval_s)
+        self.meter = LoadMeter(buckets, len(self._slices))
+        self.meter.rates(clock.monotonic())
+        self._report_s = min(REPORT_S, bounds.interval_s / 12)
+        self._due_s = clock.monotonic()
+        self._without_room = 0
+        self.rate = 0.0  # rows looked up and pushed here a second, as of the last report
+        self.unevenness = 0.0  # of the shards, as of the last report
+        self.plans: Counter[str] = Counter()  # written here, by why
+
+    def step(self, seat: Held, mine: Iterable[str]) -> None:
+        """One round: tell what these slices ask for, if it is time; hear the others; plan if this seat leads.
+
+        Raises Unavailable: not everything was written; the next round goes on.
+        """
+        now_s = self._clock.monotonic()
+        alive = [claim.what for claim in self._claims.alive(SEATS)]
+        plan = self._claims.plan()
+        current: Sequence[str | None]
+        if plan is not None and len(plan.seats) == len(self._slices):
+            current = plan.seats
+        else:
+            owners = self._claims.owners()
+            current = [seat_of(owners[what].owner) if what in owners else None for what in self._slices]
+        self._balance.hear(self._claims.loads(), now_s)
+        if now_s >= self._due_s:
+            self.unevenness = self._balance.unevenness(current, alive)
+            self._claims.tell(self._load(seat, mine, now_s))
+            self._due_s = now_s + self._report_s
+        if not alive or alive[0] != seat.what:
+            return
+        decided = self._balance.decide(current, alive, now_s)
+        if decided is not None:
+            self._claims.advise(Plan(seat.what, seat.fence, decided.seats))
+            self.plans[decided.why.value] += 1
+            moved = sum(was != seat for was, seat in zip(current, decided.seats, strict=True))
+            log.info("a plan was written", shards=len(alive), why=decided.why.value, slices_moved=moved)
+
+    def hottest_first(self, slices: Iterable[str]) -> list[str]:
+        """In the order in which they should move."""
+        weights = self._balance.weights()
+        heat: F64 = np.zeros(len(self._slices)) if weights is None else weights
+        return sorted(slices, key=lambda what: -heat[self._number[what]])
+
+    def fitting(self, wanted: Sequence[str]) -> list[str]:
+        """Of the slices that are wanted here those that there is memory for, as far as is known."""
+        limit = self._bounds.memory_bytes
+        if not limit:
+            return list(wanted)
+        sizes, room, found = self._balance.sizes(), limit - self._held(), []
+        for what in wanted:
+            room -= (size := sizes[self._number[what]])
+            if room < 0:
+                room += size
+            else:
+                found.append(what)
+        if (left := len(wanted) - len(found)) != self._without_room:
+            self._without_room = left
+            if self.no_room:
+                log.error("slices are not taken", reason=self.no_room)
+        return found
+
+    @property
+    def no_room(self) -> str | None:
+        """None, or why slices that the plan gives this shard are not taken."""
+        if not self._without_room:
+            return None
+        return (
+            f"{self._without_room} slices have no room here: rows take {self._held():,} of "
+            f"{self._bounds.memory_bytes:,} bytes (FRESHET_PARAMSERVER_MEMORY_BYTES)\n"
+            "  training waits and nothing is lost; start another shard, or this one with a higher limit"
+        )
+
+    @property
+    def full(self) -> str | None:
+        """None, or why no row may be added here now."""
+        limit = self._bounds.memory_bytes
+        if not limit or (held := self._held()) < limit:
+            return None
+        return (
+            f"this shard's rows take {held:,} of {limit:,} bytes (FRESHET_PARAMSERVER_MEMORY_BYTES)\n"
+            "  training waits and nothing is lost; start another shard, or this one with a higher limit"
+        )
+
+    def _load(self, seat: Held, mine: Iterable[str], now_s: float) -> Load:
+        rates, rows = self.meter.rates(now_s), self._shard.stored_rows
+        parts = []
+        for what in mine:
+            i, buckets = self._number[what], self._slices[what]
+            stored = int(rows[buckets.start : buckets.stop].sum())
+            parts.append(SliceLoad(i, round(float(rates[i])), stored))
+        self.rate = float(rates.sum())
+        return Load(seat.what, seat.fence, self._held(), self._bounds.memory_bytes, tuple(parts))
+
+    def _held(self) -> int:
+        return self._shard.store.memory_bytes
