@@ -33,6 +33,23 @@ class Plan:
 
 _Slot: TypeAlias = tuple[int, int, float, str, Mapping[str, float]]  # start, width, init, rule, parameters
 
+class RowSteps:
+    def __init__(self, slots: Sequence[_Slot]) -> None: ...
+    def step(
+        self,
+        keys: U64,
+        tables: U8,
+        bucket_starts: U32,
+        values: F32,
+        states: F32,
+        their_keys: U64,
+        their_tables: U8,
+        their_bucket_starts: U32,
+        gradients: F32,
+    ) -> int: ...
+    @property
+    def state_floats(self) -> int: ...
+
 class Store:
     def __init__(
         self,
@@ -56,6 +73,7 @@ class Store:
         create: bool,
         found: U8 | None,
         touched: U32 | None = None,
+        states: F32 | None = None,
     ) -> int: ...
     def push(self, ranges: I64, clock_ms: int, groups: Sequence[tuple[int, U64, U8, U32, F32]]) -> int: ...
     def set_applied(self, bucket: int, offsets: I64, clock_ms: int) -> None: ...

@@ -26,6 +26,16 @@ class TestPipelinedStream(BatchStreamContract):
         log.close()
 
 
+class TestPipelinedStreamWithOwnWrites(BatchStreamContract):
+    answers_at_once = False
+
+    @pytest.fixture
+    def scene(self, tmp_path: Path) -> Iterator[Scene]:
+        log = SqliteEventLog(tmp_path)
+        yield PipelinedScene(log, own_writes=True)
+        log.close()
+
+
 class TestRemoteStream(BatchStreamContract):
     answers_at_once = False
 

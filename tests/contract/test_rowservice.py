@@ -1,7 +1,8 @@
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from freshet.clock import SYSTEM_CLOCK
@@ -18,10 +19,20 @@ from freshet.spec.layout import layout_of
 from freshet.spec.model import Spec
 from freshet.spec.parse import parse_spec
 from freshet.spec.topics import Topics, topics_of
-from freshet.testing.contracts.rowservice import BUCKETS, PARTITIONS, WIDTH, RowServiceContract
+from freshet.tables import RowSteps
+from freshet.testing.contracts.rowservice import (
+    BUCKETS,
+    PARTITIONS,
+    WIDTH,
+    RowServiceContract,
+    keys_of,
+    push_of,
+)
 from freshet.testing.reference import ReferenceRowService
-from freshet.types import Fence
-from freshet.wire.row_frames import Described
+from freshet.types import F32, Fence
+from freshet.wire.frames import BadFrame, decode_frame
+from freshet.wire.row_frames import Described, lookup_frame, lookup_of
+from freshet.wire.values import RowCodec
 
 TRANSPORT = Transport(token="sesame-of-the-suite", max_message_bytes=MIB)
 
@@ -86,38 +97,46 @@ class TestShard(RowServiceContract):
         log.close()
 
 
+@contextmanager
+def served(folder: Path, spec: Spec, shards: int) -> Iterator[tuple[RemoteRows, list[Shard]]]:
+    """Shards in this process, reached over gRPC on the loopback, each with its share of the buckets."""
+    groups = layout_of(spec).groups
+    widths, states = tuple(g.width for g in groups), tuple(g.state_floats for g in groups)
+    log = SqliteEventLog(folder / "log")
+    topics = topics_made(log, spec)
+    share = BUCKETS // shards
+    owned: dict[str, range] = {}
+    made: list[Shard] = []
+    with ExitStack() as stack:
+        stack.callback(log.close)
+        for i in range(shards):
+            rows = SqliteRowStore(folder / f"rows-{i}.sqlite")
+            stack.callback(rows.close)
+            shard = shard_of(spec, log, rows, topics)
+            mine = range(i * share, (i + 1) * share)
+            for bucket in set(range(BUCKETS)) - set(mine):
+                shard.store.drop_bucket(bucket)
+            server = GrpcServer("127.0.0.1:0", TRANSPORT, identity=identity_of("contract", "hash"))
+            described = Described(f"shard-{i}", "contract", "hash", BUCKETS, PARTITIONS, widths, states)
+            serve_rows(server, shard, described)
+            server.start()
+            stack.callback(server.stop, 0.0)
+            owned[f"127.0.0.1:{server.port}"] = mine
+            made.append(shard)
+        owners = Owners.of(owned, buckets=BUCKETS)
+        remote = RemoteRows(Served("contract", "hash"), lambda: owners, TRANSPORT)
+        stack.callback(remote.close)
+        yield remote, made
+
+
 class Remote(RowServiceContract):
-    """Shards in this process, reached over gRPC on the loopback."""
+    """Behind a link."""
 
     shards = 1
 
     @pytest.fixture
     def service(self, tmp_path: Path) -> Iterator[RowService]:
-        spec = parse_spec(SPEC)
-        layout = layout_of(spec)
-        log = SqliteEventLog(tmp_path / "log")
-        topics = topics_made(log, spec)
-        share = BUCKETS // self.shards
-        owned: dict[str, range] = {}
-        with ExitStack() as stack:
-            stack.callback(log.close)
-            for i in range(self.shards):
-                rows = SqliteRowStore(tmp_path / f"rows-{i}.sqlite")
-                stack.callback(rows.close)
-                shard = shard_of(spec, log, rows, topics)
-                mine = range(i * share, (i + 1) * share)
-                for bucket in set(range(BUCKETS)) - set(mine):
-                    shard.store.drop_bucket(bucket)
-                server = GrpcServer("127.0.0.1:0", TRANSPORT, identity=identity_of("contract", "hash"))
-                widths = tuple(group.width for group in layout.groups)
-                described = Described(f"shard-{i}", "contract", "hash", BUCKETS, PARTITIONS, widths)
-                serve_rows(server, shard, described)
-                server.start()
-                stack.callback(server.stop, 0.0)
-                owned[f"127.0.0.1:{server.port}"] = mine
-            owners = Owners.of(owned, buckets=BUCKETS)
-            remote = RemoteRows(Served("contract", "hash"), lambda: owners, TRANSPORT)
-            stack.callback(remote.close)
+        with served(tmp_path, parse_spec(SPEC), self.shards) as (remote, _):
             yield remote
 
 
@@ -130,3 +149,34 @@ class TestTwoRemoteShards(Remote):
 
 
 del Remote  # not a suite of its own
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+def test_rows_come_with_the_state_that_steps_them(tmp_path: Path, shards: int) -> None:
+    """A copy that takes a push's gradients itself equals what the shards then say, over the wire."""
+    spec = parse_spec(SPEC.replace('"sgd", lr = 1.0', '"adam", lr = 0.1'))
+    (group,) = layout_of(spec).groups
+    rows = [(t, (k << 56) + k) for t in (0, 1) for k in range(1, 60)]
+    keys, _ = keys_of(rows)
+    with served(tmp_path, spec, shards) as (remote, _):
+
+        def told() -> tuple[F32, F32]:
+            values = np.full((len(rows), group.width), 77, np.float32)
+            states = np.full((len(rows), group.state_floats), 77, np.float32)
+            remote.lookup_with_states([keys], [values], [states])
+            return values, states
+
+        values, states = told()
+        for step in range(3):
+            push = push_of({0: (step, step + 1)}, {row: [step + 1.0, row[1] % 7] for row in rows[::2]})
+            assert remote.push(push)
+            RowSteps(group).step(keys, values, states, push.groups[0], push.gradients[0])
+        for copy, row in zip((values, states), told(), strict=True):
+            np.testing.assert_array_equal(copy, row)
+        assert np.ptp(values) > 0.1, "nothing was stepped"
+
+
+def test_states_without_create_are_refused() -> None:
+    frame = decode_frame(lookup_frame(1, [], RowCodec.FP32, create=False, states=True), max_bytes=MIB)
+    with pytest.raises(BadFrame, match="flag 1"):
+        lookup_of(frame, BUCKETS)

@@ -73,8 +73,9 @@ def shard(tmp_path: Path) -> Iterator[GrpcServer]:
         stack.callback(rows.close)
         made = shard_of(spec, log, rows, topics_made(log, spec))
         server = GrpcServer("127.0.0.1:0", TRANSPORT, identity=identity_of("contract", "hash"))
-        widths = tuple(group.width for group in layout_of(spec).groups)
-        serve_rows(server, made, Described("shard", "contract", "hash", BUCKETS, PARTITIONS, widths))
+        groups = layout_of(spec).groups
+        widths, states = tuple(g.width for g in groups), tuple(g.state_floats for g in groups)
+        serve_rows(server, made, Described("shard", "contract", "hash", BUCKETS, PARTITIONS, widths, states))
         server.start()
         stack.callback(server.stop, 0.0)
         yield server
@@ -86,6 +87,7 @@ def row_requests(widths: tuple[int, ...]) -> list[bytes]:
     return [
         lookup_frame(1, [(0, keys, tables)], RowCodec.FP32, create=True),
         lookup_frame(2, [(0, keys, tables)], RowCodec.INT8, create=False),
+        lookup_frame(3, [(0, keys, tables)], RowCodec.FP32, create=True, states=True),
         push_frame(3, [OffsetRange(0, 0, 7)], 10, 5, [(0, keys, tables, gradients)], RowCodec.FP32),
         push_frame(4, [OffsetRange(0, 0, 7)], 10, 5, [(0, keys, tables, gradients)], RowCodec.INT8),
         encode_frame(Frame(Kind.ASK, 5)),

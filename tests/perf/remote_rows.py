@@ -96,7 +96,15 @@ def measured(rows: int, rounds: int, folder: Path) -> Figures:
     with shard_in(folder, spec, Fence(1)) as shard:
         shard.load()
         server = GrpcServer("127.0.0.1:0", TRANSPORT, identity=identity_of(spec.name, "hash"))
-        described = Described("perf", spec.name, "hash", spec.buckets, spec.partitions, (group.width,))
+        described = Described(
+            "perf",
+            spec.name,
+            "hash",
+            spec.buckets,
+            spec.partitions,
+            (group.width,),
+            (group.state_floats,),
+        )
         serve_rows(server, shard, described)
         server.start()
         owners = Owners.of({f"127.0.0.1:{server.port}": range(spec.buckets)}, buckets=spec.buckets)

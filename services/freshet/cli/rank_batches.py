@@ -187,6 +187,7 @@ class FromShards:
             batch_rows=spec.train.batch_rows,
             staleness_rows=spec.train.staleness_rows,
             recent=parts.recent,
+            own_writes=True,
         )
         return self._stream
 

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
+from functools import partial
 
 import structlog
 
@@ -15,6 +16,7 @@ from freshet.embedder.core import BatchPlan
 from freshet.embedder.decoding import BlockDecoder
 from freshet.embedder.desk import CreditDesk
 from freshet.embedder.making import Made, Maker, Slot
+from freshet.embedder.own_writes import OwnWrites, Seen, Write
 from freshet.embedder.patience import Patience
 from freshet.embedder.pushing import Pusher
 from freshet.embedder.recent import Recent
@@ -46,6 +48,7 @@ class Common:
     ahead: bool  # False: a lookup waits for `take` (mode `sync`)
     failed: Callable[[BaseException], None]
     arrived: Callable[[], None]  # a batch is ready
+    own: OwnWrites | None = None  # None: rows are trained on as they were looked up
 
 
 @dataclass(slots=True)
@@ -72,6 +75,8 @@ class _Flight:
     ready: bool = False
     dropped: bool = False
     since: float = 0.0  # of the lookup or push that is under way
+    seen: Seen | None = None  # by its lookup, until its rows were brought up
+    write: Write | None = None  # its gradients, once they are there
 
 
 class AheadLane:
@@ -119,6 +124,7 @@ class AheadLane:
             moved=self._notify,
             refused=lambda refused: self.void(f"a push was refused: {refused}"),
             failed=self._fail,
+            sent=self._sent,
         )
         self._thread = threading.Thread(target=self._run, name=f"ahead-{index}", daemon=True)
 
@@ -139,6 +145,9 @@ class AheadLane:
             flight.looking = not self._common.ahead
         if not self._common.ahead and not self._look_up_now(flight, deadline):
             return None
+        if self._common.own is not None and (seen := flight.seen) is not None:
+            flight.seen = None
+            flight.made.bring_up(self._common.own, seen)
         with self._changed:
             self._covered.update({r.partition: r.stop for r in flight.batch.ranges})
             self.counts.batches += 1
@@ -157,6 +166,10 @@ class AheadLane:
             void = flight.epoch != self._epoch or self._closed
             if kept is not None and not void:
                 flight.since = self._common.clock.monotonic()
+                if self._common.own is not None and not flight.made.replayed:  # shards may have those
+                    flight.write = self._common.own.given(
+                        flight.made.groups, kept, partial(self._free, flight.slot)
+                    )
                 self._pusher.give(flight.made.push(self._fence, kept), flight)
                 return
         self._dropped(flight)
@@ -334,6 +347,7 @@ class AheadLane:
         patience = Patience()
         try:
             while flight.epoch == self._epoch and not self._closed:
+                self._look_anew(flight)
                 try:
                     flight.made.look_up(self._common.rows)
                 except Unavailable as error:
@@ -347,10 +361,25 @@ class AheadLane:
         with self._changed:
             flight.looking = False
             self.counts.lookup_s += self._common.clock.monotonic() - flight.since
-            if flight.dropped:
-                self._slots.append(flight.slot)
-            self._changed.notify_all()
+            dropped = flight.dropped
+        if dropped:
+            self._free(flight.slot)
+            self._forget(flight)
+        self._notify()
         self._common.arrived()
+
+    def _look_anew(self, flight: _Flight) -> None:
+        """What the lookup sees that is about to be sent."""
+        self._forget(flight)
+        if self._common.own is not None and self._common.ahead:
+            flight.seen = self._common.own.looking()
+
+    def _forget(self, flight: _Flight) -> None:
+        """The flight's rows will not be brought up."""
+        with self._changed:
+            seen, flight.seen = flight.seen, None
+        if self._common.own is not None and seen is not None:
+            self._common.own.forget(seen)
 
     def _look_up_now(self, flight: _Flight, deadline: float) -> bool:
         """Mode `sync`: take the credit and look up on the trainer's thread; False if there is no batch."""
@@ -383,17 +412,35 @@ class AheadLane:
         self._common.desk.give_back(flight.credit)
         with self._changed:
             self.counts.push_s += self._common.clock.monotonic() - flight.since
-            self._slots.append(flight.slot)
-            self._changed.notify_all()
+        if self._common.own is not None and flight.write is not None:
+            self._common.own.acknowledged(
+                flight.write
+            )  # frees the slot, at once or when its last reader has gone
+        else:
+            self._free(flight.slot)
 
     def _dropped(self, flight: _Flight) -> None:
         self._common.desk.keep(flight.credit)
         with self._changed:
             self.counts.void_rows += flight.made.plan.rows if flight.credit else 0
             flight.dropped = True
-            if not flight.looking:  # else the lookup frees the slot when it is over
-                self._slots.append(flight.slot)
+            looking = flight.looking
+        if looking:
+            return  # the lookup frees the slot when it is over
+        self._forget(flight)
+        if self._common.own is not None and flight.write is not None:
+            self._common.own.drop(flight.write)
+        else:
+            self._free(flight.slot)
+
+    def _free(self, slot: Slot) -> None:
+        with self._changed:
+            self._slots.append(slot)
             self._changed.notify_all()
+
+    def _sent(self, flight: _Flight) -> None:
+        if self._common.own is not None and flight.write is not None:
+            self._common.own.sent(flight.write)
 
     def _notify(self) -> None:
         with self._changed:

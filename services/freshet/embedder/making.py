@@ -10,9 +10,10 @@ import numpy as np
 from freshet.clock import Stages
 from freshet.embedder.core import BatchPlan
 from freshet.embedder.decoding import DecodedBatch
+from freshet.embedder.own_writes import OwnWrites, Seen
 from freshet.model.inputs import GroupInputs, Labels, ModelInputs
 from freshet.seams.batches import TrainBatch
-from freshet.seams.rowservice import KeyGroup, Push, RowService
+from freshet.seams.rowservice import KeyGroup, Push, RowService, StatesToo
 from freshet.spec.layout import Layout, item_of
 from freshet.spec.model import Spec
 from freshet.tables import Plan
@@ -27,8 +28,10 @@ class Slot:
     It grows to the largest batch that it held. What a `Made` shows lies here until the slot is used again.
     """
 
-    def __init__(self, plans: list[Plan], widths: Sequence[int]) -> None:
+    def __init__(self, plans: list[Plan], widths: Sequence[int], states: Sequence[int] = ()) -> None:
+        """`states`: floats of optimiser state of each group's rows, if they are wanted."""
         self.plans = plans
+        self._states = [np.empty((0, floats), np.float32) for floats in states]
         self.rows = [np.empty((0, width), np.float32) for width in widths]
         self._gradients = [np.empty((0, width), np.float32) for width in widths]
 
@@ -36,6 +39,11 @@ class Slot:
         """(rows, S) of this group's row memory."""
         self.rows[group] = _grown(self.rows[group], rows)
         return self.rows[group][:rows]
+
+    def state_room(self, group: int, rows: int) -> F32:
+        """(rows, T) of this group's memory of states."""
+        self._states[group] = _grown(self._states[group], rows)
+        return self._states[group][:rows]
 
     def keep(self, gradients: Sequence[F32]) -> list[F32]:
         """A copy of the gradients in memory of the slot: the model's own is overwritten by its next batch."""
@@ -58,10 +66,22 @@ class Made:
     inputs: ModelInputs  # its rows are filled by `look_up`
     items: U64 | None
     replayed: bool
+    states: Sequence[F32] | None = None  # per group (U, T): optimiser state of the rows, if it is wanted
 
     def look_up(self, rows: RowService) -> None:
         """Fill in the rows, creating those that are absent. Raises as `RowService.lookup` does."""
-        rows.lookup(self.groups, [group.rows for group in self.inputs.groups], create=True)
+        out = [group.rows for group in self.inputs.groups]
+        if self.states is None:
+            rows.lookup(self.groups, out, create=True)
+        elif isinstance(rows, StatesToo):
+            rows.lookup_with_states(self.groups, out, self.states)
+        else:
+            raise TypeError(f"expected a row service that tells optimiser state, found {type(rows).__name__}")
+
+    def bring_up(self, own: OwnWrites, seen: Seen) -> None:
+        """Take into the rows what their lookup has not seen of the stream's own writes."""
+        if self.states is not None:
+            own.bring_up(seen, self.groups, [group.rows for group in self.inputs.groups], self.states)
 
     def batch(self, fence: Fence) -> TrainBatch:
         """What the trainer is handed."""
@@ -89,7 +109,9 @@ class Made:
 class Maker:
     """Makes batches of a spec. Thread-safe, as it keeps nothing; slots belong to who uses them."""
 
-    def __init__(self, spec: Spec, layout: Layout) -> None:
+    def __init__(self, spec: Spec, layout: Layout, *, states: bool = False) -> None:
+        """`states`: batches have room for their rows' optimiser state."""
+        self._states = [group.state_floats for group in layout.groups] if states else []
         self._buckets, self._item = spec.buckets, item_of(spec, layout)
         self._widths = [group.width for group in layout.groups]
         self._tables = [
@@ -100,7 +122,7 @@ class Maker:
     def slot(self) -> Slot:
         """New memory for one batch."""
         plans = [Plan(tables=tables, buckets=self._buckets) for tables in self._tables]
-        return Slot(plans, self._widths)
+        return Slot(plans, self._widths, self._states)
 
     def make(
         self, plan: BatchPlan, decoded: DecodedBatch, slot: Slot, *, replayed: bool, stages: Stages
@@ -118,7 +140,10 @@ class Maker:
         labels = Labels(decoded.label_index, decoded.label_value, decoded.weight)
         columns = decoded.columns
         whole = ModelInputs(columns.size, inputs, columns.dense, labels)
-        return Made(plan, decoded, groups, whole, self._items(decoded), replayed)
+        states = (
+            [slot.state_room(g, len(group.keys)) for g, group in enumerate(groups)] if self._states else None
+        )
+        return Made(plan, decoded, groups, whole, self._items(decoded), replayed, states)
 
     def _items(self, decoded: DecodedBatch) -> U64 | None:
         """(B,) the item's key of each sample, where the spec has a feature of it."""

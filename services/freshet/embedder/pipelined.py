@@ -13,6 +13,7 @@ from freshet.embedder.core import Credits
 from freshet.embedder.decoding import BlockDecoder
 from freshet.embedder.desk import CreditDesk
 from freshet.embedder.making import Maker
+from freshet.embedder.own_writes import OwnWrites
 from freshet.embedder.recent import Recent
 from freshet.embedder.source import Sizes, Source, lag_of
 from freshet.model.inputs import ModelInputs
@@ -72,12 +73,15 @@ class PipelinedStream:
         batch_rows: int,
         staleness_rows: int,
         recent: Recent | None = None,
+        own_writes: bool = False,
     ) -> None:
         """Begin to read and look up at once.
 
         Args:
             dense_applied: may raise Unavailable: it is asked again.
             recent: where samples are kept for the gate, if they outlive this stream.
+            own_writes: bring rows up to what this stream has pushed when they are taken, where lookups go
+                ahead. The row service `StatesToo` then.
         """
         self._topic, self._log, self._clock = topic, log, clock
         self._closed = False
@@ -89,19 +93,24 @@ class PipelinedStream:
         self._error: BaseException | None = None
         self._lanes: list[AheadLane] = []
         self._arrived = threading.Condition()
+        own = OwnWrites(layout) if own_writes and ahead else None
         common = Common(
             rows,
             rows.ownership if isinstance(rows, OwnersChange) else lambda: 0,
             self._desk,
             self._recent,
-            Maker(spec, layout),
+            Maker(spec, layout, states=own is not None),
             self._lookups,
             clock,
             ahead,
             self._fail,
             self._notify,
+            own,
         )
         sizes = Sizes(batch_rows, spec.train.batch_behind_rows, spec.train.batch_wait_ms)
+        # One is decoded while the others are in flight. Own writes are kept until what was looked up before
+        # them has been taken: as many again.
+        slots = 1 + (in_flight if ahead else 1) * (1 if own is None else 2)
         self._lanes += [
             AheadLane(
                 i,
@@ -110,7 +119,7 @@ class PipelinedStream:
                 share.fence,
                 share.dense_applied or dense_applied,
                 common,
-                slots=1 + (in_flight if ahead else 1),  # one is decoded while the others are in flight
+                slots=slots,
             )
             for i, share in enumerate(lanes)
         ]

@@ -52,18 +52,23 @@ class MeteredRows:
     def lookup(self, groups: Sequence[KeyGroup], out: Sequence[F32], *, create: bool = True) -> None:
         """As `RowService.lookup`. Lookups that may create rows are Unavailable while the memory is full:
         training stands still then, which loses nothing. What is looked up already may still be pushed."""
-        if create and (why := self._full()) is not None:
-            self.refused += 1
-            raise Unavailable(why)
+        if create:
+            self._check_room()
         self._rows.lookup(groups, out, create=create)
-        for group in groups:
-            self._meter.count(group.bucket_starts)
+        self._count(groups)
+
+    def lookup_with_states(
+        self, groups: Sequence[KeyGroup], out: Sequence[F32], states: Sequence[F32]
+    ) -> None:
+        """As `StatesToo.lookup_with_states`; for training, so as `lookup` with `create`."""
+        self._check_room()
+        self._rows.lookup_with_states(groups, out, states)
+        self._count(groups)
 
     def push(self, push: Push) -> bool:
         """As `RowService.push`."""
         applied = self._rows.push(push)
-        for group in push.groups:
-            self._meter.count(group.bucket_starts)
+        self._count(push.groups)
         return applied
 
     def applied(self) -> Mapping[int, Sequence[int]]:
@@ -73,3 +78,12 @@ class MeteredRows:
     def held(self) -> Sequence[Bucket]:
         """The buckets held, rising."""
         return self._rows.held()
+
+    def _check_room(self) -> None:
+        if (why := self._full()) is not None:
+            self.refused += 1
+            raise Unavailable(why)
+
+    def _count(self, groups: Sequence[KeyGroup]) -> None:
+        for group in groups:
+            self._meter.count(group.bucket_starts)

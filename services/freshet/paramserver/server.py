@@ -32,6 +32,11 @@ class HeldRows(Protocol):
     def lookup(self, groups: Sequence[KeyGroup], out: Sequence[F32], *, create: bool = True) -> None:
         """As `RowService.lookup`."""
 
+    def lookup_with_states(
+        self, groups: Sequence[KeyGroup], out: Sequence[F32], states: Sequence[F32]
+    ) -> None:
+        """As `StatesToo.lookup_with_states`."""
+
     def push(self, push: Push) -> bool:
         """As `RowService.push`."""
 
@@ -61,14 +66,19 @@ class _Rows:
         self._rows, self._described = rows, described
 
     def lookup(self, frame: Frame) -> bytes:
-        groups, create = lookup_of(frame, self._described.buckets)
+        groups, create, with_states = lookup_of(frame, self._described.buckets)
         widths = self._described.widths
         if any(g.group >= len(widths) for g in groups):
             raise BadFrame(f"lookup: expected store groups below {len(widths)}", "shape")
         out = {g.group: np.empty((len(g.keys), widths[g.group]), np.float32) for g in groups}
         asked = [KeyGroup(g.group, g.keys, g.tables, g.bucket_starts) for g in groups]
-        self._rows.lookup(asked, list(out.values()), create=create)
-        return rows_frame(frame.id, out, frame.codec)
+        if not with_states:
+            self._rows.lookup(asked, list(out.values()), create=create)
+            return rows_frame(frame.id, out, frame.codec)
+        floats = self._described.states
+        states = {g.group: np.empty((len(g.keys), floats[g.group]), np.float32) for g in groups}
+        self._rows.lookup_with_states(asked, list(out.values()), list(states.values()))
+        return rows_frame(frame.id, out, frame.codec, states)
 
     def push(self, frame: Frame) -> bytes:
         request = push_of(frame, self._described.buckets, self._described.widths)

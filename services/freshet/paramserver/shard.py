@@ -235,6 +235,15 @@ class Shard:
                 group.group, group.keys, group.tables, group.bucket_starts, rows, create=create
             )
 
+    def lookup_with_states(
+        self, groups: Sequence[KeyGroup], out: Sequence[F32], states: Sequence[F32]
+    ) -> None:
+        """As `lookup`, with the rows' optimiser state; see the protocol."""
+        for group, rows, state in zip(groups, out, states, strict=True):
+            self._store.lookup(
+                group.group, group.keys, group.tables, group.bucket_starts, rows, create=True, states=state
+            )
+
     def push(self, push: Push) -> bool:
         """Apply a batch's gradients; see the protocol."""
         if self._failed is not None:

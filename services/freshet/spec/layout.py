@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from freshet.spec.model import Optimizer, Spec, Table
+from freshet.spec.optimizers import OPTIMIZERS
 
 __all__ = ["Group", "Layout", "Slot", "item_of", "layout_of"]
 
@@ -43,6 +44,11 @@ class Group:
     def width(self) -> int:
         """S: floats of a row as looked up and as a gradient."""
         return sum(slot.width for slot in self.slots)
+
+    @property
+    def state_floats(self) -> int:
+        """T: floats of optimiser state of a row."""
+        return sum(OPTIMIZERS[s.optimizer.name].state_floats(s.width) for s in self.slots)
 
     def slot(self, name: str) -> Slot | None:
         """The slot of that name, if rows of this group have it."""

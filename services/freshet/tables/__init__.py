@@ -17,11 +17,12 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from freshet.tables.changes import BucketChanges, Flushed, Published, PublishedTable
     from freshet.tables.plan import Plan
+    from freshet.tables.shapes import RowKeys
+    from freshet.tables.steps import RowSteps
     from freshet.tables.store import (
         Evicted,
         Memory,
         PushOutcome,
-        RowKeys,
         Store,
         TableOptions,
         UnpackedTable,
@@ -37,6 +38,7 @@ __all__ = [
     "PublishedTable",
     "PushOutcome",
     "RowKeys",
+    "RowSteps",
     "Store",
     "TableOptions",
     "UnpackedTable",
@@ -45,9 +47,9 @@ __all__ = [
 _HOME = {
     **dict.fromkeys(("BucketChanges", "Flushed", "Published", "PublishedTable"), "changes"),
     "Plan": "plan",
-    **dict.fromkeys(
-        ("Evicted", "Memory", "PushOutcome", "RowKeys", "Store", "TableOptions", "UnpackedTable"), "store"
-    ),
+    "RowKeys": "shapes",
+    "RowSteps": "steps",
+    **dict.fromkeys(("Evicted", "Memory", "PushOutcome", "Store", "TableOptions", "UnpackedTable"), "store"),
 }
 
 

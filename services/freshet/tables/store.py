@@ -6,7 +6,6 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
 
 import numpy as np
 
@@ -16,6 +15,7 @@ from freshet.spec.layout import Group, Layout
 from freshet.spec.model import Spec
 from freshet.tables.changes import Flushed, Published, PublishedTable
 from freshet.tables.runs import native_parts, widths_of
+from freshet.tables.shapes import NativeSlot, RowKeys, native_slots
 from freshet.types import (
     F32,
     RUN,
@@ -31,7 +31,7 @@ from freshet.types import (
     TimeMs,
 )
 
-__all__ = ["Evicted", "Memory", "PushOutcome", "RowKeys", "Store", "TableOptions", "UnpackedTable"]
+__all__ = ["Evicted", "Memory", "PushOutcome", "Store", "TableOptions", "UnpackedTable"]
 
 _PUBLISH, _FLUSH = 0, 1  # consumers, as the native core numbers them
 
@@ -44,26 +44,6 @@ class PushOutcome(enum.Enum):
     REFUSED = (
         2  # it does not continue what is applied, or holds rows of buckets not held; nothing was touched
     )
-
-
-class RowKeys(Protocol):
-    """Unique keys of a batch in one store group, in order of their buckets: `seams.rowservice.KeyGroup`."""
-
-    @property
-    def group(self) -> int:
-        """Store group."""
-
-    @property
-    def keys(self) -> U64:
-        """(U,) unique by (table, key), sorted by bucket."""
-
-    @property
-    def tables(self) -> U8:
-        """(U,) table ids."""
-
-    @property
-    def bucket_starts(self) -> U32:
-        """(buckets + 1,) where each bucket's keys start."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,11 +196,13 @@ class Store:
         create: bool = True,
         found: U8 | None = None,
         touched: U32 | None = None,
+        states: F32 | None = None,
     ) -> None:
         """Write each key's slots into `out` (U, S), and whether it had a row into `found` (U,), if given.
 
         `touched` (U,), if given: seconds since 1970, in event time, at which each row had been touched last;
-        0 where there was none. Training touches rows that it looks up or steps.
+        0 where there was none. Training touches rows that it looks up or steps. `states` (U, T), if given:
+        their optimiser state; of an absent row what a new one starts with, or zeros where `out` has zeros.
 
         Absent rows: with `create` their initial values, and a row comes into being if the table admits the
         key; without it zeros. A row that is only looked up is not flushed or published: it can be made again.
@@ -229,7 +211,7 @@ class Store:
             ValueError: keys are not sorted by bucket, or of another group, or shapes do not agree.
             Unavailable: a bucket is not held; `out` is unfinished.
         """
-        missing = self._native.lookup(group, keys, tables, bucket_starts, out, create, found, touched)
+        missing = self._native.lookup(group, keys, tables, bucket_starts, out, create, found, touched, states)
         if missing >= 0:
             raise Unavailable(f"bucket {missing} is not held by this shard; look up at its owner's")
 
@@ -439,12 +421,6 @@ class Store:
         return self._native.packed_bytes(self._group_of[table])
 
 
-_NativeSlot: TypeAlias = tuple[int, int, float, str, dict[str, float]]
-
-
-def _native_group(group: Group) -> tuple[list[int], list[_NativeSlot], bool]:
-    slots: list[_NativeSlot] = [
-        (s.start, s.width, float(s.init), s.optimizer.name, dict(s.optimizer.parameters)) for s in group.slots
-    ]
+def _native_group(group: Group) -> tuple[list[int], list[NativeSlot], bool]:
     half = group.precision == "bf16" and group.slots[-1].name == "vector"
-    return list(group.tables), slots, half
+    return list(group.tables), native_slots(group), half

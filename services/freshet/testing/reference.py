@@ -43,6 +43,14 @@ class ReferenceRowService:
                     found = self._row(row) if create else self._rows.get(row)
                     rows[i] = 0.0 if found is None else found
 
+    def lookup_with_states(
+        self, groups: Sequence[KeyGroup], out: Sequence[F32], states: Sequence[F32]
+    ) -> None:
+        """As `lookup`: SGD keeps no state."""
+        if any(state.shape[1] for state in states):
+            raise ValueError("rows stepped by SGD have no optimiser state")
+        self.lookup(groups, out, create=True)
+
     def push(self, push: Push) -> bool:
         """Apply a batch's gradients; False if they were applied before."""
         with self._lock:

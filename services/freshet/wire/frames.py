@@ -119,6 +119,7 @@ class Part(enum.IntEnum):
     EXPLORED = 22
     ITEMS = 23
     LISTS = 24  # (features,) u8: which features of a group are lists
+    STATES = 25  # (U, T) f32: optimiser state of rows
 
 
 _TYPES: Mapping[int, np.dtype[Any]] = {

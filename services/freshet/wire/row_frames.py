@@ -3,7 +3,7 @@
 | method | asks | is told |
 |---|---|---|
 | `Lookup` (stream) | LOOKUP: KEYS and TABLES of each group; the codec that the answer shall have; flag 1:
-create | ROWS: VALUES (and SCALES) of each group |
+create; flag 2: states | ROWS: VALUES (and SCALES) of each group; with flag 2 STATES of those that have any |
 | `Push` (stream) | PUSH: RANGES, NUMBERS (fence, clock in ms), KEYS, TABLES, VALUES (and SCALES) of each
 group | PUSHED: flag 1: applied, 0: all of it was there |
 | `Applied` | ASK | TOLD: APPLIED (every distinct offset of a partition), NUMBERS (the buckets held) |
@@ -40,9 +40,11 @@ __all__ = [
     "pushed_frame",
     "rows_frame",
     "rows_into",
+    "states_into",
 ]
 
 _CREATE = 1
+_STATES = 2
 _APPLIED = 1
 
 
@@ -77,29 +79,43 @@ class Described:
     buckets: int
     partitions: int
     widths: tuple[int, ...]  # floats of a row, by store group
+    states: tuple[int, ...]  # floats of its optimiser state
 
 
 def lookup_frame(
-    frame_id: int, groups: Sequence[tuple[int, U64, U8]], codec: RowCodec, *, create: bool
+    frame_id: int,
+    groups: Sequence[tuple[int, U64, U8]],
+    codec: RowCodec,
+    *,
+    create: bool,
+    states: bool = False,
 ) -> bytes:
-    """Keys and tables of each group, sorted by bucket."""
+    """Keys and tables of each group, sorted by bucket; `states`: optimiser state is wanted too."""
     sections: dict[tuple[Part, int], NDArray[Any]] = {}
     for group, keys, tables in groups:
         sections[Part.KEYS, group], sections[Part.TABLES, group] = keys, tables
-    return encode_frame(Frame(Kind.LOOKUP, frame_id, codec, _CREATE if create else 0, sections))
+    flags = (_CREATE if create else 0) | (_STATES if states else 0)
+    return encode_frame(Frame(Kind.LOOKUP, frame_id, codec, flags, sections))
 
 
-def lookup_of(frame: Frame, buckets: int) -> tuple[list[GroupKeys], bool]:
-    """(Groups, whether absent rows come into being). Raises BadFrame."""
+def lookup_of(frame: Frame, buckets: int) -> tuple[list[GroupKeys], bool, bool]:
+    """(Groups, whether absent rows come into being, whether states are wanted). Raises BadFrame."""
     _expect(frame, Kind.LOOKUP)
-    return _groups_of(frame, buckets), bool(frame.flags & _CREATE)
+    create, states = bool(frame.flags & _CREATE), bool(frame.flags & _STATES)
+    if states and not create:
+        raise BadFrame("lookup: expected flag 1 (create) with flag 2 (states), found it missing", "shape")
+    return _groups_of(frame, buckets), create, states
 
 
-def rows_frame(frame_id: int, rows: Mapping[int, F32], codec: RowCodec) -> bytes:
-    """The answer to a lookup: rows of each group."""
+def rows_frame(
+    frame_id: int, rows: Mapping[int, F32], codec: RowCodec, states: Mapping[int, F32] | None = None
+) -> bytes:
+    """The answer to a lookup: rows of each group, and their states, as they are, if those are wanted."""
     sections: dict[tuple[Part, int], NDArray[Any]] = {}
     for group, values in rows.items():
         add_values(sections, group, values, codec)
+        if states is not None and states[group].shape[1]:
+            sections[Part.STATES, group] = states[group]
     return encode_frame(Frame(Kind.ROWS, frame_id, codec, sections=sections))
 
 
@@ -108,6 +124,13 @@ def rows_into(frame: Frame, out: Mapping[int, F32]) -> None:
     _expect(frame, Kind.ROWS)
     for group, rows in out.items():
         values_into(frame, group, rows)
+
+
+def states_into(frame: Frame, out: Mapping[int, F32]) -> None:
+    """Write the states of an answer, of those groups that have any. Raises BadFrame."""
+    for group, states in out.items():
+        if states.shape[1]:
+            states[...] = frame.array(Part.STATES, np.float32, states.shape, group=group)
 
 
 def push_frame(
@@ -181,7 +204,7 @@ def described_of(frame: Frame) -> Described:
     _expect(frame, Kind.TOLD)
     try:
         told = orjson.loads(frame.text())
-        widths = tuple(int(w) for w in told["widths"])
+        widths, states = (tuple(int(w) for w in told[name]) for name in ("widths", "states"))
         return Described(
             str(told["name"]),
             str(told["model"]),
@@ -189,6 +212,7 @@ def described_of(frame: Frame) -> Described:
             int(told["buckets"]),
             int(told["partitions"]),
             widths,
+            states,
         )
     except (orjson.JSONDecodeError, KeyError, TypeError, ValueError) as error:
         raise Corrupt(f"describe: expected a shard's description, found {frame.text()[:200]!r}") from error

@@ -1,20 +1,16 @@
-#include <nanobind/stl/map.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/set.h>
-#include <nanobind/stl/string.h>
-#include <nanobind/stl/tuple.h>
-#include <nanobind/stl/vector.h>
 
 #include <tuple>
 
 #include "runs_view.hpp"
+#include "slots.hpp"
 #include "freshet/store.hpp"
 
 namespace freshet {
 
 namespace {
 
-using SlotTuple = std::tuple<u32, u32, float, std::string, std::map<std::string, double>>;
 using GroupTuple = std::tuple<std::vector<u8>, std::vector<SlotTuple>, bool>;
 using TableTuple = std::tuple<u8, i64, i64, u32>;
 using PushTuple = std::tuple<u32, In<u64>, In<u8>, In<u32>, In2<float>>;
@@ -27,9 +23,7 @@ void make(Store* self, const std::vector<GroupTuple>& groups, const std::vector<
           u64 seed, bool serving, bool publish_rows, bool flush_rows, bool held) {
   StoreSpec spec;
   for (const auto& [ids, slots, half] : groups) {
-    GroupSpec group{ids, {}, half};
-    for (const auto& [start, width, init, rule, parameters] : slots) group.slots.push_back({start, width, init, rule, parameters});
-    spec.groups.push_back(std::move(group));
+    spec.groups.push_back({ids, slots_of(slots), half});
   }
   for (const auto& [id, ttl_ms, max_rows, admission] : tables) spec.tables.push_back({id, ttl_ms, max_rows, admission});
   spec.buckets = buckets;
@@ -48,15 +42,17 @@ Keys keys_of(const Store& store, const In<u64>& keys, const In<u8>& tables, cons
 }
 
 i64 lookup(Store& store, u32 group, In<u64> keys, In<u8> tables, In<u32> bucket_starts, Out2<float> out, bool create,
-           std::optional<Out<u8>> found, std::optional<Out<u32>> touched) {
+           std::optional<Out<u8>> found, std::optional<Out<u32>> touched, std::optional<Out2<float>> states) {
   const Keys batch = keys_of(store, keys, tables, bucket_starts);
   expect(group < store.groups(), "no such store group");
   expect(out.shape(0) == keys.size() && out.shape(1) == store.layout(group).width(), "out must be (keys, floats of a row)");
   expect(!found || found->size() == keys.size(), "found must be as long as keys");
   expect(!touched || touched->size() == keys.size(), "touched must be as long as keys");
+  expect(!states || (states->shape(0) == keys.size() && states->shape(1) == store.layout(group).state_floats()),
+         "states must be (keys, floats of a row's optimiser state)");
   const nb::gil_scoped_release release;
   const auto missing = store.lookup(group, batch, out.data(), create, found ? found->data() : nullptr,
-                                    touched ? touched->data() : nullptr);
+                                    touched ? touched->data() : nullptr, states ? states->data() : nullptr);
   return missing ? static_cast<i64>(*missing) : -1;
 }
 
@@ -193,7 +189,7 @@ void bind_store(nb::module_& m) {
            nb::arg("serving"), nb::arg("publish"), nb::arg("flush"), nb::arg("held"))
       .def("lookup", &lookup, nb::arg("group"), nb::arg("keys"), nb::arg("tables"), nb::arg("bucket_starts"),
            nb::arg("out").noconvert(), nb::arg("create"), nb::arg("found").noconvert().none(),
-           nb::arg("touched").noconvert().none() = nb::none())
+           nb::arg("touched").noconvert().none() = nb::none(), nb::arg("states").noconvert().none() = nb::none())
       .def("push", &push, nb::arg("ranges"), nb::arg("clock_ms"), nb::arg("groups"))
       .def("set_applied", &set_applied, nb::arg("bucket"), nb::arg("offsets"), nb::arg("clock_ms"))
       .def("applied_of", &applied_of, nb::arg("bucket"))

@@ -23,6 +23,7 @@ using Out2 = nb::ndarray<T, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 void bind_build(nb::module_& m);
 void bind_plan(nb::module_& m);
 void bind_store(nb::module_& m);
+void bind_steps(nb::module_& m);
 void bind_runs(nb::module_& m);
 void bind_redis(nb::module_& m);
 void bind_join(nb::module_& m);

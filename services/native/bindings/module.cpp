@@ -9,6 +9,7 @@ NB_MODULE(_native, m) {
   freshet::bind_build(m);
   freshet::bind_plan(m);
   freshet::bind_store(m);
+  freshet::bind_steps(m);
   freshet::bind_runs(m);
   freshet::bind_redis(m);
   freshet::bind_join(m);

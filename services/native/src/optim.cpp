@@ -243,7 +243,7 @@ Rule rule_of(const std::string& name) {
   throw std::invalid_argument("expected an optimiser of " + known + "; found " + name);
 }
 
-u32 state_floats(Rule rule, u32 width) {
+u32 state_floats_of(Rule rule, u32 width) {
   switch (rule) {
     case Rule::sgd: return 0;
     case Rule::adagrad: return width;
@@ -285,7 +285,6 @@ RowLayout::RowLayout(const std::vector<SlotSpec>& specs, bool half_last, bool se
   if (specs.empty() || specs.size() > most_slots)
     throw std::invalid_argument("a store group needs 1 to " + std::to_string(most_slots) + " slots, found " +
                                 std::to_string(specs.size()));
-  u32 state_floats_all = 0;
   for (const SlotSpec& spec : specs) {
     if (spec.start != width_ || spec.width == 0 || spec.width > 65536)
       throw std::invalid_argument("slots must follow one another and hold 1 to 65536 floats; found start " +
@@ -296,8 +295,8 @@ RowLayout::RowLayout(const std::vector<SlotSpec>& specs, bool half_last, bool se
     slot.width = spec.width;
     slot.init = spec.init;
     read_parameters(slot, spec);
-    slot.state_floats = serving ? 0 : state_floats(slot.rule, slot.width);
-    state_floats_all += slot.state_floats;
+    slot.state_floats = serving ? 0 : state_floats_of(slot.rule, slot.width);
+    state_floats_ += slot.state_floats;
     width_ += spec.width;
     slots_.push_back(slot);
   }
@@ -311,7 +310,7 @@ RowLayout::RowLayout(const std::vector<SlotSpec>& specs, bool half_last, bool se
     state_at += 4 * slot.state_floats;
   }
   last.value_at = 0;
-  head_end_ = static_cast<u32>(sizeof(Header)) + 4 * (head_floats_ + state_floats_all);
+  head_end_ = static_cast<u32>(sizeof(Header)) + 4 * (head_floats_ + state_floats_);
   tail_bytes_ = last.width * (half_last ? 2 : 4);
   packed_bytes_ = head_end_ - 8 + tail_bytes_;
   const u32 apart = round_up(round_up(head_end_, line) + tail_bytes_, line), close = round_up(head_end_ + tail_bytes_, 4);
@@ -346,8 +345,13 @@ void RowLayout::create(Row row, u64 key, u8 table, u64 seed) const {
   values.resize(width_);
   initial(values.data(), key, table, seed);
   store(row, values.data());
+  initial_state(values.data(), state(row));
+}
+
+void RowLayout::initial_state(const float* values, float* out) const {
   for (const Slot& s : slots_) {
-    float* state = reinterpret_cast<float*>(row.head + s.state_at);
+    float* state = out;
+    out += s.state_floats;
     std::fill_n(state, s.state_floats, s.rule == Rule::adam || s.rule == Rule::ftrl ? 0.0f : s.accumulator);
     if (s.rule != Rule::ftrl || s.state_floats == 0) continue;
     // FTRL's value follows from z alone: start with the z that yields the initial value.

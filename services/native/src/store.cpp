@@ -73,11 +73,12 @@ u32 Store::create_row(Group& group, u32 bucket, u64 key, u8 table) {
   return slot;
 }
 
-std::optional<u32> Store::lookup(u32 index, const Keys& keys, float* out, bool create, u8* found, u32* touched) {
+std::optional<u32> Store::lookup(u32 index, const Keys& keys, float* out, bool create, u8* found, u32* touched,
+                                 float* states) {
   check_keys(index, keys);
   if (create && spec_.serving) refuse("a serving store makes no rows on lookup; look up with create=False");
   Group& group = *groups_[index];
-  const u32 width = group.layout.width();
+  const u32 width = group.layout.width(), state_floats = group.layout.state_floats();
   Ahead ahead(group, keys.keys, keys.n);
   i64 created = 0;
   for (size_t i = 0; i < keys.n;) {
@@ -103,15 +104,18 @@ std::optional<u32> Store::lookup(u32 index, const Keys& keys, float* out, bool c
           created++;
         } else {
           group.layout.initial(row, key, table, spec_.seed);
+          if (states) group.layout.initial_state(row, states + i * state_floats);
           continue;
         }
       }
       if (slot == Group::none) {
         std::fill_n(row, width, 0.0f);
+        if (states) std::fill_n(states + i * state_floats, state_floats, 0.0f);
         continue;
       }
       if (create || spec_.serving) touch(group.header(slot), now);
       group.layout.load(group.row(slot), row);
+      if (states) std::copy_n(group.layout.state(group.row(slot)), state_floats, states + i * state_floats);
     }
   }
   if (created) created_.fetch_add(created, std::memory_order_relaxed);

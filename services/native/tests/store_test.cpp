@@ -1,3 +1,4 @@
+#include "freshet/row_steps.hpp"
 #include "freshet/store.hpp"
 
 #include <gtest/gtest.h>
@@ -49,6 +50,27 @@ TEST(Store, KnowsOnlyTheBucketsThatItHolds) {
   store.set_applied(3, from.data(), 0);
   EXPECT_EQ(push(store, batch, 0, 1, ones), Pushed::refused);  // bucket 3 is behind
   EXPECT_EQ(store.applied()[0], (std::set<i64>{0, 1}));
+}
+
+TEST(RowSteps, StepCopiesAsTheStoreStepsItsRows) {
+  for (const u32 buckets : {16u, 2u}) {  // few rows a bucket, and so many that they are searched
+    Store store(spec_of(mixed_slots(), buckets));
+    const RowSteps steps(mixed_slots());
+    const RowLayout& layout = steps.layout();
+    const Batch mine(numbered(1, 100), buckets), theirs(numbered(50, 150), buckets);
+    const size_t n = mine.plan.unique();
+    std::vector<float> values(n * layout.width()), states(n * layout.state_floats()), now(values), now_states(states);
+    store.lookup(0, mine.keys(), values.data(), true, nullptr, nullptr, states.data());
+    for (int step = 0; step < 5; step++) {
+      std::vector<float> gradients(theirs.plan.unique() * layout.width());
+      for (size_t i = 0; i < gradients.size(); i++) gradients[i] = static_cast<float>((i * 7 + step) % 13) - 6.0f;
+      ASSERT_EQ(push(store, theirs, 0, step, gradients), Pushed::applied);
+      EXPECT_EQ(steps.step(mine.keys(), values.data(), states.data(), theirs.keys(), gradients.data(), buckets), 50u);
+      store.lookup(0, mine.keys(), now.data(), true, nullptr, nullptr, now_states.data());
+      EXPECT_EQ(values, now);
+      EXPECT_EQ(states, now_states);
+    }
+  }
 }
 
 TEST(Store, NeverReadsPastABatchThatLies) {

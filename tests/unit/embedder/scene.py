@@ -127,14 +127,22 @@ class LocalScene:
 
 
 class PipelinedScene(LocalScene):
-    """The same with the stream that looks ahead."""
+    """The same with the stream that looks ahead, with or without its own writes in its rows."""
+
+    def __init__(self, log: SqliteEventLog, *, own_writes: bool = False) -> None:
+        super().__init__(log)
+        self.own_writes = own_writes
 
     def stream(
         self, *, lanes: int = 1, batch_rows: int = 8, staleness_rows: int = 1000, mode: str = "hybrid"
     ) -> BatchStream:
         shares = [Share(partitions_of_lane(lane, lanes, range(PARTITIONS)), FENCE) for lane in range(lanes)]
         return PipelinedStream(
-            **self.parts(mode), lanes=shares, batch_rows=batch_rows, staleness_rows=staleness_rows
+            **self.parts(mode),
+            lanes=shares,
+            batch_rows=batch_rows,
+            staleness_rows=staleness_rows,
+            own_writes=self.own_writes,
         )
 
 

@@ -28,6 +28,11 @@ class Rows:
     def lookup(self, groups: Sequence[KeyGroup], out: Sequence[F32], *, create: bool = True) -> None:
         pass
 
+    def lookup_with_states(
+        self, groups: Sequence[KeyGroup], out: Sequence[F32], states: Sequence[F32]
+    ) -> None:
+        pass
+
     def push(self, push: Push) -> bool:
         if self.refuses:
             raise Refused("not now", {})
@@ -52,6 +57,8 @@ def test_rows_looked_up_and_pushed_are_counted_by_slice():
     assert meter.rows.tolist() == [2, 2, 0, 1]
     rows.push(push(group(8, 8, 9)))
     assert meter.rows.tolist() == [2, 2, 3, 1]
+    rows.lookup_with_states([group(1)], [np.zeros((1, 1), np.float32)], [np.zeros((1, 0), np.float32)])
+    assert meter.rows.tolist() == [3, 2, 3, 1]
 
 
 def test_rates_are_of_the_time_since_they_were_asked_last():
@@ -82,10 +89,12 @@ def test_a_full_shard_refuses_lookups_of_training_and_takes_what_was_looked_up()
     out = [np.zeros((1, 1), np.float32)]
     with pytest.raises(Unavailable, match="rows take 11 of 10 bytes"):
         rows.lookup([group(1)], out)
-    assert rows.refused == 1
+    with pytest.raises(Unavailable, match="rows take 11 of 10 bytes"):
+        rows.lookup_with_states([group(1)], out, out)
+    assert rows.refused == 2
     assert rows.push(push(group(1)))
     rows.lookup([group(1)], out, create=False)
     full.clear()
     rows.lookup([group(1)], out)
-    assert rows.refused == 1
+    assert rows.refused == 2
     assert (rows.applied(), rows.held()) == ({0: [1]}, [Bucket(3)])

@@ -10,7 +10,7 @@ from typing import Protocol, runtime_checkable
 
 from freshet.types import F32, U8, U32, U64, Fence, OffsetRange, TimeMs
 
-__all__ = ["KeyGroup", "OwnersChange", "Push", "PushesAhead", "RowService"]
+__all__ = ["KeyGroup", "OwnersChange", "Push", "PushesAhead", "RowService", "StatesToo"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -78,6 +78,18 @@ class PushesAhead(Protocol):
         waits for the answer to another. So if one is refused or lost, those after it of the same partitions
         are refused, too: none is applied out of turn. The arrays must not change until the future is done.
         Never blocks for longer than it takes to hand the bytes over; raises nothing.
+        """
+
+
+@runtime_checkable
+class StatesToo(Protocol):
+    """A row service that tells rows together with their optimiser state. Optional."""
+
+    def lookup_with_states(
+        self, groups: Sequence[KeyGroup], out: Sequence[F32], states: Sequence[F32]
+    ) -> None:
+        """As `lookup` with `create`, and write each row's optimiser state into `states[g]` (U, T): of all its
+        slots in their order, as `freshet.spec.optimizers` counts them. Values and state are as of one moment.
         """
 
 

@@ -24,7 +24,7 @@ from freshet.seams.rowservice.owners import NOBODY, Owners
 from freshet.seams.transport import MIB, Transport
 from freshet.types import F32, I64, U8, U64
 from freshet.wire.frames import BadFrame, Frame, Kind, Part
-from freshet.wire.row_frames import applied_of, lookup_frame, push_frame, rows_into
+from freshet.wire.row_frames import applied_of, lookup_frame, push_frame, rows_into, states_into
 from freshet.wire.values import RowCodec
 
 __all__ = ["RemoteRows", "Served"]
@@ -92,7 +92,13 @@ class RemoteRows:
 
     def lookup(self, groups: Sequence[KeyGroup], out: Sequence[F32], *, create: bool = True) -> None:
         """Write each key's slots into `out`; see the protocol. Tried again until the deadline."""
-        self._until_deadline(lambda: self._look_up(groups, out, create))
+        self._until_deadline(lambda: self._look_up(groups, out, None, create))
+
+    def lookup_with_states(
+        self, groups: Sequence[KeyGroup], out: Sequence[F32], states: Sequence[F32]
+    ) -> None:
+        """As `lookup`, with the rows' optimiser state, whole in any codec; see `StatesToo`."""
+        self._until_deadline(lambda: self._look_up(groups, out, states, create=True))
 
     def push(self, push: Push) -> bool:
         """Apply a batch's gradients; see the protocol.
@@ -216,7 +222,9 @@ class RemoteRows:
             "Push", lambda i: push_frame(i, push.ranges, push.fence, push.clock_ms, groups, codec)
         )
 
-    def _look_up(self, groups: Sequence[KeyGroup], out: Sequence[F32], create: bool) -> None:
+    def _look_up(
+        self, groups: Sequence[KeyGroup], out: Sequence[F32], states: Sequence[F32] | None, create: bool
+    ) -> None:
         owners = self._owners()
         _check_owned(groups, owners)
         asked = []
@@ -225,14 +233,17 @@ class RemoteRows:
             keys = [(g.group, *_keys_of(g, places[g.group])) for g in groups]
             wanted = [part for part in keys if len(part[1])]
             if wanted:
-                future = link.ask("Lookup", _lookup(wanted, self._lookup_codec, create))
+                future = link.ask("Lookup", _lookup(wanted, self._lookup_codec, create, states is not None))
                 asked.append((link, places, future))
         deadline = time.monotonic() + self._attempt_s
         rows_of = {g.group: rows for g, rows in zip(groups, out, strict=True)}
+        states_of = {} if states is None else {g.group: s for g, s in zip(groups, states, strict=True)}
         for link, places, future in asked:
             frame = self._answer(link, "Lookup", future, deadline)
             for group in [group for group in places if frame.has(Part.VALUES, group)]:
-                _scatter(frame, group, places[group], rows_of[group])
+                _scatter(frame, group, places[group], rows_of[group], rows_into)
+                if states_of:
+                    _scatter(frame, group, places[group], states_of[group], states_into)
 
     def _answer(self, link: Link, method: str, future: Future[Frame], deadline: float) -> Frame:
         try:
@@ -313,17 +324,25 @@ def _keys_of(group: KeyGroup, places: I64 | None) -> tuple[U64, U8]:
     return (group.keys, group.tables) if places is None else (group.keys[places], group.tables[places])
 
 
-def _lookup(groups: Sequence[tuple[int, U64, U8]], codec: RowCodec, create: bool) -> Callable[[int], bytes]:
-    return lambda frame_id: lookup_frame(frame_id, groups, codec, create=create)
+def _lookup(
+    groups: Sequence[tuple[int, U64, U8]], codec: RowCodec, create: bool, states: bool
+) -> Callable[[int], bytes]:
+    return lambda frame_id: lookup_frame(frame_id, groups, codec, create=create, states=states)
 
 
-def _scatter(frame: Frame, group: int, places: I64 | None, out: F32) -> None:
-    """Write an answer's rows to their places."""
+def _scatter(
+    frame: Frame,
+    group: int,
+    places: I64 | None,
+    out: F32,
+    into: Callable[[Frame, Mapping[int, F32]], None],
+) -> None:
+    """Write an answer's rows, or states, to their places."""
     if places is None:
-        rows_into(frame, {group: out})
+        into(frame, {group: out})
         return
     rows = np.empty((len(places), out.shape[1]), np.float32)
-    rows_into(frame, {group: rows})
+    into(frame, {group: rows})
     out[places] = rows
 
 

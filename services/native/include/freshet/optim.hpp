@@ -71,6 +71,7 @@ class RowLayout {
   RowLayout(const std::vector<SlotSpec>& specs, bool half_last, bool serving);
 
   u32 width() const { return width_; }                // S
+  u32 state_floats() const { return state_floats_; }  // T: optimiser state of all slots
   u32 record_bytes() const { return record_bytes_; }  // in memory
   u32 packed_bytes() const { return packed_bytes_; }
   const std::vector<Slot>& slots() const { return slots_; }
@@ -82,10 +83,14 @@ class RowLayout {
   void create(Row row, u64 key, u8 table, u64 seed) const;
   // The values that `create` would give, (S,) floats.
   void initial(float* out, u64 key, u8 table, u64 seed) const;
+  // The optimiser state that `create` would give a row of these initial values, (T,) floats.
+  void initial_state(const float* values, float* out) const;
   // Copy the row's values out, (S,) floats.
   void load(Row row, float* out) const;
   // Set the row's values from (S,) floats; state is left alone.
   void store(Row row, const float* values) const;
+  // The row's optimiser state, (T,) floats: of all slots, in their order.
+  float* state(Row row) const { return reinterpret_cast<float*>(row.head + sizeof(Header)) + head_floats_; }
   // Step every slot of `n` rows by their summed gradients (n, S). stepped[i] is 0, and row i as it was, if the squared
   // length of one slot's gradient is not finite, or if the row has no head.
   void step(const Row* rows, const float* gradients, size_t n, u8* stepped) const;
@@ -102,7 +107,7 @@ class RowLayout {
 
   std::vector<Slot> slots_;
   Step step_ = nullptr;
-  u32 width_ = 0, head_floats_ = 0;
+  u32 width_ = 0, state_floats_ = 0, head_floats_ = 0;
   u32 head_end_ = 0, tail_at_ = 0, tail_bytes_ = 0;
   u32 record_bytes_ = 0, packed_bytes_ = 0;
 };

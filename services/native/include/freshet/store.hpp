@@ -129,7 +129,9 @@ class Store {
   // Write each key's floats to `out` (n, S). Absent rows: initial values and, if the table admits them, a new row when
   // `create`; zeros otherwise. Returns a bucket that is not held, if any key needed it (then `out` is unfinished).
   // touched: (n,) seconds at which each row was last touched before, 0 for an absent one; null: not asked.
-  std::optional<u32> lookup(u32 group, const Keys& keys, float* out, bool create, u8* found, u32* touched = nullptr);
+  // states: (n, T) optimiser state, of an absent row what a new one starts with, or zeros likewise; null: not asked.
+  std::optional<u32> lookup(u32 group, const Keys& keys, float* out, bool create, u8* found, u32* touched = nullptr,
+                            float* states = nullptr);
   // Apply gradients with the (n, 3) ranges partition, start, stop that they stand for. Every bucket is checked before any
   // is touched. Running out of memory in the middle ends the process: half a push must never be flushed.
   Pushed push(const i64* ranges, size_t n, i64 clock_ms, const std::vector<PushGroup>& groups);

@@ -1,0 +1,26 @@
+// Rows outside a store, stepped as the store would: copies that their holder has looked up, with their optimiser state.
+#pragma once
+
+#include <vector>
+
+#include "freshet/optim.hpp"
+#include "freshet/store.hpp"
+
+namespace freshet {
+
+// Of one store group. Values are float32 here, whatever the store holds. Any thread may use it.
+class RowSteps {
+ public:
+  explicit RowSteps(const std::vector<SlotSpec>& slots) : layout_(slots, false, false) {}
+
+  const RowLayout& layout() const { return layout_; }
+
+  // Step the rows of `mine`, values (n, S) and states (n, T), that are in `theirs` too, by the gradients (m, S) of those;
+  // returns how many are. Keys are sorted by bucket, (buckets + 1) starts, unique by (table, key).
+  size_t step(const Keys& mine, float* values, float* states, const Keys& theirs, const float* gradients, u32 buckets) const;
+
+ private:
+  RowLayout layout_;
+};
+
+}  // namespace freshet

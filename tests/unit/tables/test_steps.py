@@ -1,0 +1,123 @@
+"""Copies of rows stepped outside the store equal the store's own rows, bit by bit."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from freshet.seams.rowservice import KeyGroup
+from freshet.spec.layout import Group
+from freshet.spec.optimizers import OPTIMIZERS
+from freshet.tables import Plan, RowSteps, Store, TableOptions
+from freshet.types import F32, OffsetRange
+from tests.unit.tables.building import group, hedge_group, keys_of, rule, store_of
+
+BUCKETS = 16
+
+
+def of(numbers: list[int], tables: list[int] | None = None) -> KeyGroup:
+    """Rows of table 0, or of the table that is named for each."""
+    plan = Plan(tables=np.array(tables or [0] * len(numbers), np.uint8), buckets=BUCKETS)
+    plan.build(keys_of(*numbers), np.arange(len(numbers) + 1, dtype=np.uint32))
+    return KeyGroup(0, plan.keys.copy(), plan.tables.copy(), plan.bucket_starts.copy())
+
+
+def looked_up(store: Store, rows: KeyGroup) -> tuple[F32, F32]:
+    made = store.layout.groups[0]
+    values = np.full((len(rows.keys), made.width), 77, np.float32)
+    states = np.full((len(rows.keys), made.state_floats), 77, np.float32)
+    store.lookup(0, rows.keys, rows.tables, rows.bucket_starts, values, states=states)
+    return values, states
+
+
+def gradients_of(rows: KeyGroup, made: Group, rng: np.random.Generator) -> F32:
+    return rng.normal(0, 2, (len(rows.keys), made.width)).astype(np.float32)
+
+
+@pytest.mark.parametrize("width", [1, 4, 16, 21])
+@pytest.mark.parametrize("name", list(OPTIMIZERS))
+def test_a_copy_takes_the_steps_of_its_row(name: str, width: int) -> None:
+    optimizer = rule(name, **({"l1": 0.02, "l2": 0.1} if name == "ftrl" else {}))
+    made = group(("vector", width, optimizer, 0.5), tables=(0, 1))
+    store, steps, rng = store_of(made, buckets=BUCKETS), RowSteps(made), np.random.default_rng(width)
+    mine = of([1, 2, 3, 4, 2, 9], [0, 0, 0, 0, 1, 1])
+    values, states = looked_up(store, mine)
+    assert states.shape[1] == steps.state_floats == made.state_floats
+
+    for step in range(8):
+        theirs = of([2, 3, 5, 2], [0, 1, 0, 1])  # two of mine; key 3 is of another table, 5 is not mine
+        gradients = gradients_of(theirs, made, rng)
+        store.push([OffsetRange(0, step, step + 1)], 0, [theirs], [gradients])
+        assert steps.step(mine, values, states, theirs, gradients) == 2
+        for copy, row in zip((values, states), looked_up(store, mine), strict=True):
+            np.testing.assert_array_equal(copy, row, err_msg=f"step {step}")
+
+
+def test_rows_of_a_hedge_and_many_in_a_bucket() -> None:
+    """Hundreds of rows share a bucket: they are found by searching, not one by one."""
+    made = hedge_group()
+    store, steps, rng = store_of(made, buckets=BUCKETS), RowSteps(made), np.random.default_rng(0)
+    mine, theirs = of(list(range(1, 4000))), of(list(range(2000, 6000)))
+    values, states = looked_up(store, mine)
+    gradients = gradients_of(theirs, made, rng)
+    store.push([OffsetRange(0, 0, 1)], 0, [theirs], [gradients])
+    assert steps.step(mine, values, states, theirs, gradients) == 2000
+    for copy, row in zip((values, states), looked_up(store, mine), strict=True):
+        np.testing.assert_array_equal(copy, row)
+
+
+def test_a_gradient_that_is_not_finite_leaves_the_copy_alone() -> None:
+    made = hedge_group()
+    store, steps = store_of(made, buckets=BUCKETS), RowSteps(made)
+    mine = of([1])
+    values, states = looked_up(store, mine)
+    before = values.copy(), states.copy()
+    steps.step(mine, values, states, mine, np.full_like(values, np.nan))
+    np.testing.assert_array_equal(values, before[0])
+    np.testing.assert_array_equal(states, before[1])
+
+
+@pytest.mark.parametrize("name", list(OPTIMIZERS))
+def test_a_row_that_is_not_admitted_yet_has_the_state_that_a_new_one_starts_with(name: str) -> None:
+    made = group(("vector", 4, rule(name), 0.5))
+    waiting = store_of(made, buckets=BUCKETS, options={0: TableOptions(admission=3)})
+    for copy, row in zip(
+        looked_up(waiting, of([1])), looked_up(store_of(made, buckets=BUCKETS), of([1])), strict=True
+    ):
+        np.testing.assert_array_equal(copy, row)
+    assert waiting.memory().rows[0] == 0
+
+
+def test_without_create_an_absent_row_has_no_state() -> None:
+    made = hedge_group()
+    store, rows = store_of(made, buckets=BUCKETS), of([1])
+    values, states = np.ones((1, made.width), np.float32), np.ones((1, made.state_floats), np.float32)
+    store.lookup(0, rows.keys, rows.tables, rows.bucket_starts, values, create=False, states=states)
+    assert not values.any()
+    assert not states.any()
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda a: {**a, "values": a["values"][:, 1:].copy()}, "values must be"),
+        (lambda a: {**a, "states": a["states"][:0]}, "states must be"),
+        (lambda a: {**a, "gradients": a["gradients"][:0]}, "gradients must be"),
+        (lambda a: {**a, "theirs": KeyGroup(0, *_with_starts(a["theirs"], shorter=True))}, "same buckets"),
+        (lambda a: {**a, "mine": KeyGroup(0, *_with_starts(a["mine"], falling=True))}, "must rise"),
+    ],
+)
+def test_arrays_that_do_not_fit_are_refused(change, says) -> None:
+    made = hedge_group()
+    rows = of([1, 2, 3])
+    values, states = looked_up(store_of(made, buckets=BUCKETS), rows)
+    given = {"mine": rows, "values": values, "states": states, "theirs": rows, "gradients": values.copy()}
+    with pytest.raises(ValueError, match=says):
+        RowSteps(made).step(**change(given))
+
+
+def _with_starts(rows: KeyGroup, *, shorter: bool = False, falling: bool = False):
+    starts = rows.bucket_starts.copy()
+    if falling:
+        starts[1] = 2**31
+    return rows.keys, rows.tables, np.delete(starts, 1) if shorter else starts
