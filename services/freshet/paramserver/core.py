@@ -49,7 +49,8 @@ class FlushBook:
         """Own no bucket yet."""
         self._owned: Bool = np.zeros(buckets, np.bool_)
         self._fences: I64 = np.zeros(buckets, np.int64)
-        self._seqs: I64 = np.zeros(buckets, np.int64)
+        self._seqs: I64 = np.zeros(buckets, np.int64)  # acknowledged last
+        self._sent: I64 = np.zeros(buckets, np.int64)  # highest that went out
         self._applied: I64 = np.zeros((buckets, partitions), np.int64)
         self._rows_offsets: I64 = np.zeros(buckets, np.int64)
         self._clocks_ms: I64 = np.zeros(buckets, np.int64)
@@ -59,14 +60,16 @@ class FlushBook:
         """Take over buckets as the row store returned them from the claim, under the fence that it wrote."""
         for bucket, meta in metas.items():
             self._owned[bucket] = True
-            self._fences[bucket], self._seqs[bucket] = meta.fence, meta.seq
+            self._fences[bucket] = meta.fence
+            self._seqs[bucket] = self._sent[bucket] = meta.seq
             self._applied[bucket] = [meta.applied.get(p, 0) for p in range(self._applied.shape[1])]
             self._rows_offsets[bucket], self._clocks_ms[bucket] = meta.rows_offset, meta.clock_ms
             self._rows[bucket] = meta.rows
 
     def next_flush(self, flushed: Flushed, rows_offsets: I64, *, whole: bool = False) -> Flush:
         """What the table copied out, with metas one after the last acknowledged ones: a retry writes the
-        same.
+        same. A whole bucket goes out under a number that nothing else had: after two failovers a store may
+        hold what was sent before, and would take an equal number for this very write.
 
         Args:
             flushed:      what changed.
@@ -74,10 +77,12 @@ class FlushBook:
             whole:        the copy holds each bucket's every row, and replaces what is stored.
         """
         buckets = flushed.buckets
+        seqs: I64 = (self._sent if whole else self._seqs)[buckets] + 1
+        self._sent[buckets] = np.maximum(self._sent[buckets], seqs)
         return Flush(
             buckets=buckets,
             fences=self._fences[buckets],
-            seqs=self._seqs[buckets] + 1,
+            seqs=seqs,
             rows=flushed.stored,
             applied=flushed.applied,
             rows_offsets=rows_offsets[buckets * ROWS_PARTITIONS // len(self._owned)],

@@ -69,8 +69,28 @@ def test_a_store_that_holds_something_else_gets_the_bucket_whole():
     again, _ = book.done(next_flush(book), outcomes(FlushOutcome.DONE, FlushOutcome.REPLACE))
 
     assert again.tolist() == [B]
-    assert next_flush(book, whole=True).seqs.tolist() == [6, 5]
+    assert next_flush(book, whole=True).seqs.tolist() == [6, 6], "5 was sent with other rows"
     assert book.smallest_applied() == {0: 3, 1: 1}
+
+
+def test_a_whole_bucket_has_a_number_that_nothing_else_had():
+    book = claimed_book()
+    book.done(next_flush(book), outcomes(FlushOutcome.REPLACE, FlushOutcome.REPLACE))
+    whole = next_flush(book, whole=True)
+    assert whole.seqs.tolist() == [6, 6]
+    assert next_flush(book, whole=True).seqs.tolist() == [7, 7], "copied anew: rows may have changed"
+
+    book.done(whole, outcomes(FlushOutcome.DONE, FlushOutcome.REPLACE))
+
+    assert next_flush(book).seqs.tolist() == [7, 5], "increments follow what is acknowledged"
+
+
+def test_a_claim_starts_from_the_number_that_is_stored():
+    book = claimed_book()
+    for _ in range(3):
+        next_flush(book, whole=True)
+    book.claimed({A: BucketMeta(Fence(20), 4, 0, {0: 3, 1: 1}, 20, TimeMs(7))})
+    assert next_flush(book, whole=True).seqs.tolist() == [5, 8]
 
 
 def test_a_fenced_bucket_is_dropped_and_those_written_are_noted():

@@ -11,6 +11,7 @@ import pytest
 from freshet.errors import Unavailable
 from freshet.paramserver.shard import Shard
 from freshet.seams.eventlog import EventLog
+from freshet.seams.rowstore import FlushOutcome
 from freshet.seams.rowstore.sqlite import SqliteRowStore
 from freshet.testing.contracts.rowservice import look_up
 from freshet.types import U8, Flush
@@ -134,4 +135,27 @@ def test_what_is_left_when_a_shard_stops_is_written_behind_what_was_not_answered
     push(shard, 1, 0)
     shard.stop()
 
+    assert_alike(shard, log, rows)
+
+
+def test_what_a_second_failover_brings_back_does_not_pass_for_what_replaces_it(
+    log: EventLog, rows: Unsure
+) -> None:
+    """An increment is written where a failover then loses it; a second one brings that server back before the
+    bucket is written whole, with rows that have changed meanwhile."""
+    shard = loaded(log, rows, 10)
+    look_up(shard, ALL, create=True)
+    push(shard, 0, 0)
+    flushed = rows.flush
+
+    def lost(flush: Flush) -> U8:
+        rows.flush = flushed  # type: ignore[method-assign]
+        flushed(flush)
+        push(shard, 1, 0)
+        return np.full(len(flush.buckets), FlushOutcome.REPLACE, np.uint8)
+
+    rows.flush = lost  # type: ignore[method-assign]
+    shard.flush()
+
+    assert shard.counts.replaced_buckets > 0
     assert_alike(shard, log, rows)

@@ -217,6 +217,18 @@ class RowStoreContract:
         self.flush(store, 0, {0: {4: 4}})
         assert rows_of(store, 0) == {(0, 2): 3, (0, 4): 4}
 
+    def test_a_whole_bucket_may_leave_numbers_out(self, store: RowStore) -> None:
+        """Its owner numbers it above all that it has sent, whatever became of that."""
+        meta = store.metas([Bucket(0)])[Bucket(0)]
+        ahead = next_meta(replace(meta, seq=meta.seq + 3), applied={0: 150, 1: 201})
+        whole = flush_of(Change(0, ahead, {0: {2: 3}}), whole=True)
+        self.flush(store, 0, {0: {1: 1}})
+        for _ in range(2):  # the answer may be lost
+            assert outcomes_of(store, whole) == {0: FlushOutcome.DONE}
+            assert (rows_of(store, 0), store.metas([Bucket(0)])[Bucket(0)]) == ({(0, 2): 3}, ahead)
+        self.flush(store, 0, {0: {4: 4}})
+        assert rows_of(store, 0) == {(0, 2): 3, (0, 4): 4}
+
     def test_a_flush_without_rows_moves_the_meta(self, store: RowStore) -> None:
         meta = store.metas([Bucket(2)])[Bucket(2)]
         new = next_meta(meta, applied={0: 150, 1: 201}, rows_offset=12, clock_ms=34)
