@@ -57,6 +57,15 @@ class Rules:
     claim_reads_masters: bool = True
     """10: off, a claimant may read from replicas."""
 
+    absence_is_asked_for: bool = True
+    """10, 13: off, a row that is not in memory yet counts as absent while its bucket is loaded."""
+    scan_leaves_what_is_here: bool = True
+    """10: off, a scan writes over rows that have learned since the claim."""
+    loading_is_not_flushed: bool = True
+    """10: off, a bucket is flushed before its scan was found to be right."""
+    doubt_changes_owner: bool = True
+    """7, 10: off, a bucket whose `meta` changed while it was loaded is read again, and nobody is told."""
+
     claim_publishes_whole: bool = True
     """10, 17 (found here): off, a claimant publishes nothing, whoever wrote what it loaded."""
 

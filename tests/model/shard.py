@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import TYPE_CHECKING
@@ -80,11 +80,15 @@ class Bucket:
     unpublished: set[int] = field(default_factory=set)
     retrying: Cut | None = None
     replace: bool = False
+    stored: Callable[[int], Row | None] | None = None  # while it is loaded: the row that the store has
 
     def add(self, gradients: Mapping[int, Row]) -> None:
         """Step rows; one that is absent is created (rule 8)."""
         for key, (count, checksum) in gradients.items():
-            old = self.rows.get(key, (0, 0))
+            old = self.rows.get(key)
+            if old is None and self.stored is not None:
+                old = self.stored(key)
+            old = old or (0, 0)
             self.rows[key] = (old[0] + count, old[1] + checksum)
         self.unflushed.update(gradients)
         self.unpublished.update(gradients)
@@ -153,8 +157,9 @@ class Shard(Member):
         return bucket
 
     def _load(self, number: int, claim: int) -> Steps[None]:
-        """Rule 10: write the fence, read `meta`, scan, read `meta` again; start over if it changed."""
+        """Rule 10: write the fence, read `meta` and serve, scan, read `meta` again; drop it if it changed."""
         fence, previous = claim, self.view.owner(f"bucket/{number}").previous
+        bucket: Bucket | None = None
         while self._loading.get(number) == claim:
             try:
                 if not self.rules.fence_is_log_offset and fence == claim:
@@ -162,26 +167,54 @@ class Shard(Member):
                 if self.rules.claim_writes_fence and not (yield from self._write_fence(number, fence)):
                     self._loading.pop(number, None)  # somebody claimed later; the log will tell
                     return
-                generation = self.world.store.node(number).generation
-                before = yield from self._meta(number)
+                if bucket is None:
+                    generation = self.world.store.node(number).generation
+                    before = yield from self._meta(number)
+                    if self._loading.get(number) != claim:
+                        return
+                    bucket = self._serve(number, fence, claim, before)
                 rows = yield from self._scan(number)
                 if self.rules.claim_rereads_meta:
                     after = yield from self._meta(number)
                     unchanged = after.stamp == before.stamp and after.count == len(rows)
                     if not unchanged or (self.rules.claim_writes_fence and before.fence != fence):
+                        if self.buckets.get(number) is bucket:
+                            del self.buckets[number]
+                        bucket = None
+                        while self.rules.doubt_changes_owner and self._loading.get(number) == claim:
+                            yield from self.claim(f"bucket/{number}")
+                            yield 20
                         continue
             except Unavailable:
                 continue
-            if self._loading.get(number) == claim:
+            if self._loading.get(number) == claim and self.buckets.get(number) is bucket:
                 del self._loading[number]
                 self.world.ledger.check_loaded(number, before.applied, rows)
                 self.world.ledger.claimed[number] = fence, generation
-                bucket = Bucket(number, fence, claim, before.stamp, list(before.applied), rows, before.follow)
+                bucket.rows = (
+                    {**rows, **bucket.rows}
+                    if self.rules.scan_leaves_what_is_here
+                    else {**bucket.rows, **rows}
+                )
+                bucket.stored = None
                 if before.writer != previous and self.rules.claim_publishes_whole:
                     # Found by this model: a failover hid what the owner before had published, so readers may
                     # hold its rows, older than these but of a higher fence. They are published anew.
                     bucket.unpublished.update(rows)
-                self.buckets[number] = bucket
+
+    def _serve(self, number: int, fence: int, claim: int, meta: Meta) -> Bucket:
+        """Answer from now on, rows by key from the store."""
+        bucket = Bucket(number, fence, claim, meta.stamp, list(meta.applied), {}, meta.follow)
+        bucket.stored = lambda _: None
+        if self.rules.absence_is_asked_for:
+            source = self.world.store.source(number, replica=self._from_replica(), bound=False)
+
+            def read(key: int) -> Row | None:
+                return source.data().rows[number].get(key)  # of whoever is the master then
+
+            bucket.stored = read
+        self.buckets[number] = bucket
+        return bucket
 
     def _write_fence(self, number: int, fence: int) -> Steps[bool]:
         return (yield from self.call(lambda: self.world.store.write_fence(number, fence)))
@@ -299,8 +332,11 @@ class Shard(Member):
 
     def _flush_rounds(self) -> Steps[None]:
         while True:
-            yield from self._flush(list(self.buckets.values()))
+            yield from self._flush([bucket for bucket in self.buckets.values() if self._may_flush(bucket)])
             yield FLUSH
+
+    def _may_flush(self, bucket: Bucket) -> bool:
+        return bucket.stored is None or not self.rules.loading_is_not_flushed
 
     def _flush(self, buckets: list[Bucket]) -> Steps[None]:
         """Every bucket, dirty or not (rule 12): copy, publish, await the log, then compare-and-set."""
@@ -358,7 +394,8 @@ class Shard(Member):
         while self.buckets.get(number) is bucket and bucket.retrying is not None:
             yield 3
         if self.buckets.get(number) is bucket:
-            yield from self._flush([bucket])
+            if self._may_flush(bucket):
+                yield from self._flush([bucket])
             self.buckets.pop(number, None)
         while self.view.owner(f"bucket/{number}").owner == self.name:
             yield from self.release(f"bucket/{number}")

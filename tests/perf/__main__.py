@@ -46,6 +46,7 @@ BY_HAND = {
     "dense_engines": "the dense part by our functions, ONNX Runtime and torch; needs onnx, onnxruntime",
     "kafka": "the log on Kafka: appends, reads, transactions; needs ops/install-kafka",
     "redis": "flushes to a Redis Cluster and scans, beside redis-benchmark; needs redis-server",
+    "takeover": "a shard takes buckets over from Redis: until it answers, until all is loaded",
     "remote_rows": "lookups and pushes of a shard over gRPC, beside the same in its process",
     "remote_batches": "batches to a trainer over gRPC: bytes of a sample and time of a batch, by codec",
     "modes": "training modes with a delay between trainer and shard: rates and AUC; needs the retail stream",

@@ -95,7 +95,7 @@ class Balancing:
         limit = self._bounds.memory_bytes
         if not limit:
             return list(wanted)
-        sizes, room, found = self._balance.sizes(), limit - self._held(), []
+        sizes, room, found = self._balance.sizes(), limit - self._expected(), []
         for what in wanted:
             room -= (size := sizes[self._number[what]])
             if room < 0:
@@ -138,7 +138,13 @@ class Balancing:
             stored = int(rows[buckets.start : buckets.stop].sum())
             parts.append(SliceLoad(i, round(float(rates[i])), stored))
         self.rate = float(rates.sum())
-        return Load(seat.what, seat.fence, self._held(), self._bounds.memory_bytes, tuple(parts))
+        return Load(seat.what, seat.fence, self._expected(), self._bounds.memory_bytes, tuple(parts))
 
     def _held(self) -> int:
         return self._shard.store.memory_bytes
+
+    def _expected(self) -> int:
+        """What rows will take once those of loading buckets are all here, whose number alone is known."""
+        store = self._shard.store
+        row_bytes = sum(map(store.resident_bytes, store.tables)) // max(1, len(store.tables))
+        return store.memory_bytes + self._shard.loader.progress.rows * row_bytes

@@ -1,4 +1,4 @@
-"""A shard among others: which slices it claims, loads, serves and gives away (PROTOCOL 9 and 10).
+"""A shard among others: which slices it claims, serves and gives away (PROTOCOL 9 and 10).
 
 Every shard holds a seat. The living seat with the lowest fence leads and writes plans, by the load that
 shards tell of (`freshet.paramserver.balance`); a plan is advice, claims are the truth. A shard claims the
@@ -9,7 +9,7 @@ a lease. It gives a slice away by flushing it and releasing the claim.
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import structlog
@@ -43,6 +43,8 @@ class KeeperCounts:
     taken: int = 0
     given: int = 0
     lost: int = 0
+    doubted: int = 0
+    """their rows were not what they were when they were claimed, and they were claimed anew"""
 
 
 class Keeper:
@@ -65,7 +67,8 @@ class Keeper:
         self._name, self._seat_name = name, SEATS + name
         self._owner = owner_text(name, address, life)
         self._seat: Held | None = None
-        self._mine: dict[str, Held] = {}  # slices that are loaded and served
+        self._mine: dict[str, Held] = {}  # slices that are served
+        self._doubted: set[str] = set()  # to be read whole before they are served again
         self.counts = KeeperCounts()
 
     def take_seat(self, deadline: float) -> None:
@@ -87,6 +90,7 @@ class Keeper:
         if self._shard.failed is not None:
             raise self._shard.failed
         self._drop_lost()
+        self._leave_doubtful()
         self._balancing.step(self._seat, self._mine)
         plan = self._claims.plan()
         if plan is None or len(plan.seats) != len(self._slices):
@@ -97,7 +101,13 @@ class Keeper:
         ]
         self._take(self._balancing.fitting(wanted))
         alive = {claim.what for claim in self._claims.alive(SEATS)}
-        away = [what for what in self._mine if planned[what] != self._seat_name and planned[what] in alive]
+        # What those that load have learned could not be flushed.
+        loading = self._with_buckets(self._shard.loader.loading())
+        away = [
+            what
+            for what in self._mine
+            if planned[what] != self._seat_name and planned[what] in alive and what not in loading
+        ]
         if away and not self._claims.free(what for what, seat in planned.items() if seat in alive):
             self._give(self._balancing.hottest_first(away)[:MOVED_AT_ONCE])
 
@@ -120,7 +130,7 @@ class Keeper:
         plan = self._claims.plan()
         wanted = plan.seats.count(self._seat_name) if plan is not None else 0
         if plan is None or wanted > len(self._mine):
-            return f"{len(self._mine)} of {wanted} slices are loaded"
+            return f"{len(self._mine)} of {wanted} slices are served"
         return None
 
     def _drop_lost(self) -> None:
@@ -132,21 +142,33 @@ class Keeper:
             self._shard.drop(self._buckets(lost))
             self.counts.lost += len(lost)
 
+    def _leave_doubtful(self) -> None:
+        """Give slices up whose rows changed while they were loaded: what they have learned is lost, and
+        owners must be seen to change, so that it is replayed (PROTOCOL 7)."""
+        for what in self._with_buckets(self._shard.doubtful()) & set(self._mine):
+            self._shard.drop(self._buckets([what]))
+            self._mine.pop(what).release([what])
+            self._doubted.add(what)
+            self.counts.doubted += 1
+
     def _take(self, wanted: Sequence[str]) -> None:
         free = self._claims.free(wanted)
         if not free:
             return
+        sure = [what for what in free if what not in self._doubted]
+        free, whole = sure or free, not sure  # rows that disagree again hold up no others
         held = self._claims.acquire_all(free, self._owner, self._clock.monotonic() + CLAIM_S)
         try:
-            rows = self._shard.take(self._buckets(free), held.fence)
+            rows = self._shard.take(self._buckets(free), held.fence, whole=whole)
         except FreshetError as error:
             held.release()
             if isinstance(error, Fenced):  # somebody else was faster with a later claim
                 raise Unavailable(str(error)) from error
             raise
         self._mine.update(dict.fromkeys(free, held))
+        self._doubted -= set(free)
         self.counts.taken += len(free)
-        log.info("slices are served", slices=len(free), rows=rows, fence=int(held.fence))
+        log.info("slices are served", slices=len(free), rows=rows, fence=int(held.fence), loaded=whole)
 
     def _give(self, slices: Sequence[str]) -> None:
         if not slices:
@@ -156,6 +178,11 @@ class Keeper:
             self._mine.pop(what).release([what])
         self.counts.given += len(slices)
         log.info("slices were given away", slices=len(slices))
+
+    def _with_buckets(self, buckets: Iterable[Bucket]) -> set[str]:
+        """The slices that hold one of these."""
+        chosen = set(buckets)
+        return {what for what, of in self._slices.items() if chosen and not chosen.isdisjoint(of)}
 
     def _buckets(self, slices: Sequence[str]) -> list[Bucket]:
         return [Bucket(b) for what in slices for b in self._slices[what]]

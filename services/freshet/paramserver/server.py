@@ -83,7 +83,7 @@ class _Rows:
     def push(self, frame: Frame) -> bytes:
         request = push_of(frame, self._described.buckets, self._described.widths)
         groups = [KeyGroup(g.group, g.keys, g.tables, g.bucket_starts) for g in request.groups]
-        push = Push(request.ranges, request.fence, request.clock_ms, groups, request.gradients)
+        push = Push(request.ranges, request.fence, request.clock_ms, groups, request.gradients, request.owned)
         return pushed_frame(frame.id, self._rows.push(push))
 
     def applied(self, frame: Frame) -> bytes:

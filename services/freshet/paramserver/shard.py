@@ -19,6 +19,7 @@ import structlog
 from freshet.clock import Clock
 from freshet.errors import DataLost, Fenced, FreshetError, Refused, Unavailable
 from freshet.paramserver.core import FlushBook, PushFences
+from freshet.paramserver.loading import Loader
 from freshet.paramserver.publishing import records_of
 from freshet.seams.eventlog import EventLog
 from freshet.seams.rowservice import KeyGroup, Push
@@ -26,7 +27,7 @@ from freshet.seams.rowstore import RowStore, StoreIdentity
 from freshet.spec.layout import Layout
 from freshet.spec.model import Spec
 from freshet.spec.topics import ROWS_PARTITIONS, Topics
-from freshet.tables import Flushed, PushOutcome, Store
+from freshet.tables import Flushed, PushOutcome, RowsUnread, Store
 from freshet.types import F32, I64, Bucket, BucketMeta, Fence, Flush, TimeMs, TopicPartition
 
 __all__ = ["PublishedTo", "Shard", "ShardCounts"]
@@ -51,9 +52,8 @@ it."""
 EVICT_ROWS = 20_000
 """Rows looked at for eviction between two flushes."""
 
-RETRIES = 3
-"""A bucket claimed while its last owner still wrote is read again; a store that keeps changing is an
-error."""
+LOAD_AGAIN_S = 0.5
+"""Before a row store that was away is asked again for buckets that are being loaded."""
 
 
 @dataclass(slots=True)
@@ -111,6 +111,9 @@ class Shard:
         self._log, self._rows, self._clock, self._held = log, rows, clock, held
         self._fence, self._name = fence, name
         self._store = Store.of(spec, layout, held=False)
+        self._loader = Loader(self._store, rows, buckets=spec.buckets)
+        self._to_load = threading.Event()
+        self._telling, self._doubtful = threading.Lock(), set[Bucket]()
         self._book = FlushBook(buckets=spec.buckets, partitions=spec.partitions)
         self._writer = log.writer()
         self._publishing = threading.Lock()
@@ -128,12 +131,12 @@ class Shard:
     # --- life
 
     def load(self) -> int:
-        """Create or check the row store and take every bucket under the one fence; returns rows read. Raises
-        as `take`."""
+        """Create or check the row store, read every bucket under the one fence, and serve; returns rows read.
+        Raises as `take`."""
         if self._fence is None:
             raise ValueError("a shard among others takes its buckets by `take`")
         self.create()
-        return self.take([Bucket(b) for b in range(self._spec.buckets)], self._fence)
+        return self.take([Bucket(b) for b in range(self._spec.buckets)], self._fence, whole=True)
 
     def create(self) -> None:
         """Create the row store, or check that it is this model's (PROTOCOL 5). Raises Mismatch."""
@@ -141,9 +144,11 @@ class Shard:
         meta = BucketMeta(Fence(0), 0, 0, self._starts(), 0, TimeMs(0))
         self._rows.create(self._identity(), dict.fromkeys(buckets, meta))
 
-    def take(self, buckets: Sequence[Bucket], fence: Fence) -> int:
-        """Claim buckets in the row store, read their rows and serve them from now on (PROTOCOL 10); returns
-        rows read.
+    def take(self, buckets: Sequence[Bucket], fence: Fence, *, whole: bool = False) -> int:
+        """Claim buckets in the row store and serve them from now on (PROTOCOL 10); returns their rows.
+
+        Their rows are read by key as they are asked for, and all of them by a thread of the shard's;
+        `whole`: all of them before this returns.
 
         Raises:
             DataLost: the log no longer holds what must be replayed (PROTOCOL 12).
@@ -151,8 +156,11 @@ class Shard:
             Unavailable: the row store is away, or still written to; nothing is served.
         """
         with self._flushing:
+            self._forget(buckets)
             try:
-                metas = self._read_buckets(self._rows.claim(buckets, fence), fence)
+                metas = self._rows.claim(buckets, fence)
+                if whole:
+                    metas = self._loader.read_whole(metas, fence)
                 self._check_replay_is_possible(metas)
             except FreshetError:
                 self._forget(buckets)
@@ -162,19 +170,54 @@ class Shard:
                 for p in range(ROWS_PARTITIONS):
                     end = self._log.bounds(TopicPartition(self._topics.rows, p)).end
                     self._rows_next[p] = max(self._rows_next[p], end)
-                for bucket, meta in metas.items():
-                    self._store.set_applied(bucket, meta.applied, meta.clock_ms)
+                if whole:
+                    for bucket, meta in metas.items():
+                        self._store.set_applied(bucket, meta.applied, meta.clock_ms)
+                else:
+                    self._loader.begin(metas, fence)
                 # A flush publishes before it writes, so what is stored is published.
                 self._published = self._published_to(self._smallest_applied())
+        self._to_load.set()
         rows = sum(meta.rows for meta in metas.values())
-        log.info("buckets claimed", buckets=len(buckets), rows=rows, fence=int(fence))
+        log.info("buckets claimed", buckets=len(buckets), rows=rows, fence=int(fence), loaded=whole)
         return rows
+
+    def load_some(self) -> None:
+        """Load some of the buckets that are served already; the shard's thread does this until all are.
+
+        Those whose rows turn out not to be what they were at the claim are dropped, with what they have
+        learned, and told by `doubtful`. Raises Unavailable (the next call goes on), Corrupt.
+        """
+        doubtful = self._loader.load_some(self._stop.is_set)
+        if not doubtful:
+            return
+        with self._flushing:  # nobody takes them meanwhile
+            doubtful = sorted(set(doubtful) & set(self._loader.loading()))
+            self.drop(doubtful)
+        with self._telling:
+            self._doubtful.update(doubtful)
+        log.warning(
+            "buckets were written to, or a failover took writes back, while they were loaded; dropped",
+            buckets=len(doubtful),
+        )
+
+    def doubtful(self) -> set[Bucket]:
+        """Buckets that `load_some` has dropped, told once: they are to be claimed anew, so that whoever has
+        pushed replays (PROTOCOL 7)."""
+        with self._telling:
+            told, self._doubtful = self._doubtful, set()
+            return told
+
+    @property
+    def loader(self) -> Loader:
+        """What is served already and still being loaded."""
+        return self._loader
 
     def give_up(self, buckets: Sequence[Bucket]) -> None:
         """Flush, then serve these no longer: their claim can be released. Raises Unavailable, and serves on.
 
         What is pushed between the two is lost with the memory, and replayed from what was flushed: who pushed
-        learns that owners changed (PROTOCOL 7).
+        learns that owners changed (PROTOCOL 7). So is what buckets learned that were still being loaded.
         """
         with self._flushing:
             self.flush()
@@ -187,12 +230,14 @@ class Shard:
             self._book.lost(buckets)
 
     def _forget(self, buckets: Sequence[Bucket]) -> None:
+        self._loader.forget(buckets)
         for bucket in buckets:
             self._store.drop_bucket(bucket)
 
     def start(self) -> None:
-        """Publish and flush from now on, in threads."""
-        for target, name in ((self._publish_loop, "publish"), (self._flush_loop, "flush")):
+        """Publish, flush and load from now on, in threads."""
+        loops = (self._publish_loop, "publish"), (self._flush_loop, "flush"), (self._load_loop, "load")
+        for target, name in loops:
             thread = threading.Thread(target=target, name=name, daemon=True)
             thread.start()
             self._threads.append(thread)
@@ -200,6 +245,7 @@ class Shard:
     def stop(self) -> None:
         """Stop the threads, then publish and flush what is left, if the claim still stands."""
         self._stop.set()
+        self._to_load.set()
         for thread in self._threads:
             thread.join()
         if self._failed is None and self._held():
@@ -231,27 +277,37 @@ class Shard:
     def lookup(self, groups: Sequence[KeyGroup], out: Sequence[F32], *, create: bool = True) -> None:
         """Write each key's slots into `out`; see the protocol."""
         for group, rows in zip(groups, out, strict=True):
+            while not self._look_up(group, rows, create=create):
+                self._loader.read(groups)
+
+    def _look_up(self, group: KeyGroup, rows: F32, *, create: bool, states: F32 | None = None) -> bool:
+        """False if rows must be read first."""
+        try:
             self._store.lookup(
-                group.group, group.keys, group.tables, group.bucket_starts, rows, create=create
+                group.group,
+                group.keys,
+                group.tables,
+                group.bucket_starts,
+                rows,
+                create=create,
+                states=states,
             )
+        except RowsUnread:
+            return False
+        return True
 
     def lookup_with_states(
         self, groups: Sequence[KeyGroup], out: Sequence[F32], states: Sequence[F32]
     ) -> None:
         """As `lookup`, with the rows' optimiser state; see the protocol."""
         for group, rows, state in zip(groups, out, states, strict=True):
-            self._store.lookup(
-                group.group, group.keys, group.tables, group.bucket_starts, rows, create=True, states=state
-            )
+            while not self._look_up(group, rows, create=True, states=state):
+                self._loader.read(groups)
 
     def push(self, push: Push) -> bool:
         """Apply a batch's gradients; see the protocol."""
-        if self._failed is not None:
-            raise Unavailable(f"the shard has stopped: {self._failed}")
-        if not self._held():
-            raise Fenced("the shard's claim on its buckets is lost; another process may own them")
-        self._push_fences.check(push.ranges, push.fence)
-        outcome = self._store.push(push.ranges, push.clock_ms, push.groups, push.gradients)
+        while (outcome := self._push(push)) is PushOutcome.UNREAD:
+            self._loader.read(push.groups)
         if outcome is PushOutcome.REFUSED:
             self.counts.refused += 1
             applied = self._smallest_applied()  # of no partition where no bucket is held: they are given away
@@ -261,12 +317,20 @@ class Shard:
         self.counts.skipped += outcome is PushOutcome.SKIPPED
         return outcome is PushOutcome.APPLIED
 
+    def _push(self, push: Push) -> PushOutcome:
+        if self._failed is not None:
+            raise Unavailable(f"the shard has stopped: {self._failed}")
+        if not self._held():
+            raise Fenced("the shard's claim on its buckets is lost; another process may own them")
+        self._push_fences.check(push.ranges, push.fence)
+        return self._store.push(push.ranges, push.clock_ms, push.groups, push.gradients, owned=push.owned)
+
     def applied(self) -> Mapping[int, Sequence[int]]:
         """{partition: distinct offsets that buckets have applied up to}."""
         return self._store.applied()
 
     def held(self) -> Sequence[Bucket]:
-        """The buckets that are owned here and loaded, rising."""
+        """The buckets that are owned here and served, rising."""
         return self._store.held()
 
     # --- publish and flush
@@ -277,7 +341,7 @@ class Shard:
             return self._publish_all()
 
     def flush(self) -> None:
-        """Write every bucket's changed rows and its offsets, dirty or not (PROTOCOL 12).
+        """Write every loaded bucket's changed rows and its offsets, dirty or not (PROTOCOL 12).
 
         After a failure the next call first sends what was not answered, unchanged: whether it was written
         nobody knows, and a store that has it takes its repetition for done (PROTOCOL 11).
@@ -374,23 +438,38 @@ class Shard:
             stretched = (time.thread_time() - began) * (1 / FLUSH_SHARE - 1)
             wait = max(interval, min(stretched, LONGEST_FLUSH_WAIT_S))
 
+    def _load_loop(self) -> None:
+        while True:
+            self._to_load.wait()
+            self._to_load.clear()
+            while self._loader.waits and not self._stop.is_set():
+                if not self._guarded(self.load_some, failed="not loaded, tried again"):
+                    self._stop.wait(LOAD_AGAIN_S)
+            if self._stop.is_set():
+                return
+            if not self._loader.loading():
+                log.info("buckets are loaded", buckets=len(self._store.held()))
+
     def _evict(self) -> None:
         self._store.evict(self._book.clock_ms, EVICT_ROWS)
 
-    def _guarded(self, work: Callable[[], object]) -> None:
-        """Run one round; what is unavailable is tried again, what is lost stops the shard."""
+    def _guarded(self, work: Callable[[], object], failed: str = "not written, tried again") -> bool:
+        """Run one round, and say whether it was done; what is unavailable is tried again, what is lost stops
+        the shard."""
         if self._failed is not None or not self._held():
-            return
+            return False
         try:
             work()
+            return True
         except Unavailable as error:
-            log.warning("not written, tried again", reason=str(error))
+            log.warning(failed, reason=str(error))
         except Exception as error:  # a thread that died in silence would leave rows unwritten for ever
             log.error("the shard stops", reason=str(error), exc_info=not isinstance(error, FreshetError))
             self._failed = error if isinstance(error, FreshetError) else FreshetError(repr(error))
             self.on_failed()
+        return False
 
-    # --- loading
+    # --- the row store
 
     def _identity(self) -> StoreIdentity:
         spec = self._spec
@@ -407,38 +486,6 @@ class Shard:
         """{partition: where the log of samples starts}."""
         partitions = range(self._spec.partitions)
         return {p: self._log.bounds(TopicPartition(self._topics.samples, p)).start for p in partitions}
-
-    def _read_buckets(self, claimed: Mapping[Bucket, BucketMeta], fence: Fence) -> dict[Bucket, BucketMeta]:
-        """Rows of claimed buckets, each read again until its meta was the same before and after (PROTOCOL
-        10); returns the metas."""
-        read: dict[Bucket, BucketMeta] = {}
-        waiting = dict(claimed)
-        for _ in range(RETRIES):
-            rows = self._read_rows(list(waiting))
-            for bucket, after in self._rows.metas(list(waiting)).items():
-                if after.fence > fence:
-                    raise Fenced(f"bucket {bucket} was claimed by a higher fence while it was read")
-                meta, found = waiting[bucket], int(rows[bucket])
-                if (after.fence, after.seq, after.rows) == (meta.fence, meta.seq, found):
-                    read[bucket] = waiting.pop(bucket)
-                else:
-                    self._store.drop_bucket(bucket)
-                    waiting[bucket] = after
-            if not waiting:
-                return read
-        bucket, meta = next(iter(waiting.items()))
-        raise Unavailable(
-            f"bucket {bucket}: its rows and meta did not agree in {RETRIES} readings ({rows[bucket]} rows "
-            f"read, {meta.rows} expected); the row store is damaged or still written to"
-        )
-
-    def _read_rows(self, buckets: Sequence[Bucket]) -> I64:
-        """Import the buckets' rows; returns how many each bucket of the model had."""
-        rows = np.zeros(self._spec.buckets, np.int64)
-        for runs in self._rows.scan(buckets):
-            self._store.import_runs(runs)
-            np.add.at(rows, runs.directory["bucket"], runs.directory["rows"])
-        return rows
 
     def _check_replay_is_possible(self, metas: Mapping[Bucket, BucketMeta]) -> None:
         for p, start in self._starts().items():

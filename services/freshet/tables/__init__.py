@@ -23,9 +23,11 @@ if TYPE_CHECKING:
         Evicted,
         Memory,
         PushOutcome,
+        RowsUnread,
         Store,
         TableOptions,
         UnpackedTable,
+        UnreadKeys,
     )
 
 __all__ = [
@@ -39,9 +41,11 @@ __all__ = [
     "PushOutcome",
     "RowKeys",
     "RowSteps",
+    "RowsUnread",
     "Store",
     "TableOptions",
     "UnpackedTable",
+    "UnreadKeys",
 ]
 
 _HOME = {
@@ -49,7 +53,19 @@ _HOME = {
     "Plan": "plan",
     "RowKeys": "shapes",
     "RowSteps": "steps",
-    **dict.fromkeys(("Evicted", "Memory", "PushOutcome", "Store", "TableOptions", "UnpackedTable"), "store"),
+    **dict.fromkeys(
+        (
+            "Evicted",
+            "Memory",
+            "PushOutcome",
+            "RowsUnread",
+            "Store",
+            "TableOptions",
+            "UnpackedTable",
+            "UnreadKeys",
+        ),
+        "store",
+    ),
 }
 
 

@@ -9,9 +9,9 @@ import numpy as np
 
 from freshet import _native
 from freshet.errors import Corrupt
-from freshet.types import RUN, U8, U32, RowRuns, Run
+from freshet.types import I64, RUN, U8, U32, U64, RowRuns, Run
 
-__all__ = ["check_runs", "merge_runs", "native_parts", "runs_of", "widths_of"]
+__all__ = ["check_runs", "merge_runs", "native_parts", "pick_runs", "runs_of", "widths_of"]
 
 
 def widths_of(record_bytes: Mapping[int, int]) -> U32:
@@ -79,6 +79,15 @@ def merge_runs(
     if why:
         raise Corrupt(f"{where[failed]}: {why}")
     return RowRuns(directory.view(RUN), body, widths)
+
+
+def pick_runs(runs: RowRuns, buckets: I64, tables: U8, keys: U64) -> RowRuns:
+    """The rows of these keys (N,), sorted by (bucket, table, key); those that are not there are left out.
+
+    For runs that have been checked, no key of which is in two.
+    """
+    directory, body = _native.pick_runs(*native_parts(runs), runs.widths, buckets, tables, keys)
+    return RowRuns(directory.view(RUN), body, runs.widths)
 
 
 def native_parts(runs: RowRuns) -> tuple[U8, U8, int]:

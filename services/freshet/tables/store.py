@@ -18,6 +18,7 @@ from freshet.tables.runs import native_parts, widths_of
 from freshet.tables.shapes import NativeSlot, RowKeys, native_slots
 from freshet.types import (
     F32,
+    I64,
     RUN,
     U8,
     U32,
@@ -31,8 +32,18 @@ from freshet.types import (
     TimeMs,
 )
 
-__all__ = ["Evicted", "Memory", "PushOutcome", "Store", "TableOptions", "UnpackedTable"]
+__all__ = [
+    "Evicted",
+    "Memory",
+    "PushOutcome",
+    "RowsUnread",
+    "Store",
+    "TableOptions",
+    "UnpackedTable",
+    "UnreadKeys",
+]
 
+_ROWS_UNREAD = -2  # as a native lookup says it
 _PUBLISH, _FLUSH = 0, 1  # consumers, as the native core numbers them
 
 
@@ -44,6 +55,30 @@ class PushOutcome(enum.Enum):
     REFUSED = (
         2  # it does not continue what is applied, or holds rows of buckets not held; nothing was touched
     )
+    UNREAD = 3  # it holds rows of a loading bucket that must be read first; nothing was touched
+
+
+class RowsUnread(Unavailable):
+    """A loading bucket does not know yet whether there is such a row: read what `unread` names, and ask
+    again."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class UnreadKeys:
+    """Keys of loading buckets of which memory knows nothing yet."""
+
+    buckets: I64  # (N,)
+    tables: U8  # (N,)
+    keys: U64  # (N,)
+    fences: I64  # (N,) of the claim that each bucket is loaded under
+
+    def __len__(self) -> int:
+        """How many keys."""
+        return len(self.keys)
+
+    def of(self, chosen: Bool) -> UnreadKeys:
+        """The chosen (N,) ones."""
+        return UnreadKeys(self.buckets[chosen], self.tables[chosen], self.keys[chosen], self.fences[chosen])
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,9 +244,12 @@ class Store:
 
         Raises:
             ValueError: keys are not sorted by bucket, or of another group, or shapes do not agree.
+            RowsUnread: a bucket is being loaded, and rows must be read first; `out` is unfinished.
             Unavailable: a bucket is not held; `out` is unfinished.
         """
         missing = self._native.lookup(group, keys, tables, bucket_starts, out, create, found, touched, states)
+        if missing == _ROWS_UNREAD:
+            raise RowsUnread("a bucket is being loaded, and does not know all of these keys yet")
         if missing >= 0:
             raise Unavailable(f"bucket {missing} is not held by this shard; look up at its owner's")
 
@@ -221,12 +259,16 @@ class Store:
         clock_ms: int,
         groups: Sequence[RowKeys],
         gradients: Sequence[F32],
+        *,
+        owned: Bool | None = None,
     ) -> PushOutcome:
         """Step rows by their summed gradients (U, S) and advance the offsets of every held bucket.
 
         All buckets are checked before any is touched: one applies if all its offsets are at `start`, has had
         the push if all are at or past `stop`; anything else refuses it. An absent row is created. A row whose
         gradient is not finite stays as it is and is counted. `clock_ms`: largest event time of the batch.
+        `owned` (buckets,): touch these alone, and refuse the push if one of them is not held.
+        UNREAD: rows of buckets that are being loaded must be read first (`unread`), then push again.
 
         Raises ValueError: unknown partition, no range, two ranges of a partition, or keys as in `lookup`.
         """
@@ -234,7 +276,8 @@ class Store:
         parts = [
             (k.group, k.keys, k.tables, k.bucket_starts, g) for k, g in zip(groups, gradients, strict=True)
         ]
-        return PushOutcome(self._native.push(spans, clock_ms, parts))
+        named = None if owned is None else owned.view(np.uint8)
+        return PushOutcome(self._native.push(spans, clock_ms, parts, named))
 
     # --- buckets
 
@@ -255,13 +298,15 @@ class Store:
 
         Raises ValueError for unknown partitions.
         """
+        self._native.set_applied(bucket, self._offsets(bucket, applied), clock_ms)
+
+    def _offsets(self, bucket: int, applied: Applied) -> I64:
         unknown = sorted(p for p in applied if not 0 <= p < self.partitions)
         if unknown:
             raise ValueError(
                 f"expected partitions below {self.partitions}, found {unknown} (bucket {bucket})"
             )
-        offsets = np.array([applied.get(p, 0) for p in range(self.partitions)], np.int64)
-        self._native.set_applied(bucket, offsets, clock_ms)
+        return np.array([applied.get(p, 0) for p in range(self.partitions)], np.int64)
 
     def drop_bucket(self, bucket: int) -> None:
         """Forget a bucket's rows and hold it no longer; its memory is given back."""
@@ -271,14 +316,49 @@ class Store:
         """The buckets held, rising."""
         return [Bucket(b) for b in self._native.held()]
 
+    # --- buckets that answer while they are loaded
+
+    def begin_loading(self, bucket: int, applied: Applied, clock_ms: int, fence: int) -> None:
+        """Hold an empty bucket from these offsets on, whose rows are in the row store as the claim with
+        `fence` found them.
+
+        Until `finish_loading` a row that is not here counts as unread, not as absent; the bucket is neither
+        flushed nor evicted from. Raises ValueError if it has rows.
+        """
+        self._native.begin_loading(bucket, self._offsets(bucket, applied), clock_ms, fence)
+
+    def unread(self, groups: Sequence[RowKeys]) -> UnreadKeys:
+        """Which of these keys must be read from the row store before they can be looked up or pushed."""
+        parts = [(k.group, k.keys, k.tables, k.bucket_starts) for k in groups]
+        return UnreadKeys(*self._native.unread(parts))
+
+    def import_unread(self, runs: RowRuns, fence: int) -> None:
+        """Take stored rows of which nothing is known here, in buckets that are loaded under `fence`.
+
+        A row that is here may have learned since it was read, and stays. Raises Corrupt as `import_runs`.
+        """
+        try:
+            self._native.import_unread(*native_parts(runs), fence)
+        except ValueError as error:
+            raise Corrupt(f"packed rows cannot be imported: {error}") from error
+
+    def settle(self, read: UnreadKeys, fence: int) -> None:
+        """What the row store had of these keys has been imported: the others are absent from now on."""
+        self._native.settle(read.buckets, read.tables, read.keys, fence)
+
+    def finish_loading(self, bucket: int, fence: int) -> bool:
+        """All rows have been imported: what is not here is absent. False if the bucket is not being loaded
+        under this fence any more."""
+        return self._native.finish_loading(bucket, fence)
+
     # --- flush and publish
 
     def collect_flush(self, buckets: Iterable[int] | None = None) -> Flushed:
         """What changed since the last flush of these buckets (all held ones), which are then clean.
 
         A bucket's rows, removals, offsets and clock are copied under one hold of its lock. Buckets without
-        changes are there too: their offsets must not age (PROTOCOL 12). Those that are not held, or were
-        dropped a moment ago, are left out.
+        changes are there too: their offsets must not age (PROTOCOL 12). Those that are being loaded, not
+        held, or were dropped a moment ago, are left out.
         """
         return self._collect(buckets, whole=False)
 
@@ -391,13 +471,18 @@ class Store:
     # --- figures
 
     @property
+    def tables(self) -> list[int]:
+        """Table ids, rising."""
+        return sorted(self._group_of)
+
+    @property
     def memory_bytes(self) -> int:
         """`Memory.bytes` alone: cheap enough for every lookup."""
         return self._native.bytes()
 
     def memory(self) -> Memory:
         """What the store holds now."""
-        rows = {table: self._native.rows(table) for table in sorted(self._group_of)}
+        rows = {table: self._native.rows(table) for table in self.tables}
         return Memory(
             self.memory_bytes,
             rows,
@@ -406,7 +491,7 @@ class Store:
 
     def evicted(self) -> dict[int, int]:
         """{table id: rows evicted since the store was made}."""
-        return {table: self._native.evicted(table) for table in sorted(self._group_of)}
+        return {table: self._native.evicted(table) for table in self.tables}
 
     def counts(self) -> Counts:
         """Events since the store was made."""

@@ -120,6 +120,7 @@ class Part(enum.IntEnum):
     ITEMS = 23
     LISTS = 24  # (features,) u8: which features of a group are lists
     STATES = 25  # (U, T) f32: optimiser state of rows
+    OWNED = 26  # (B / 8,) u8: a bit for each bucket, the lowest first
 
 
 _TYPES: Mapping[int, np.dtype[Any]] = {

@@ -4,8 +4,8 @@
 |---|---|---|
 | `Lookup` (stream) | LOOKUP: KEYS and TABLES of each group; the codec that the answer shall have; flag 1:
 create; flag 2: states | ROWS: VALUES (and SCALES) of each group; with flag 2 STATES of those that have any |
-| `Push` (stream) | PUSH: RANGES, NUMBERS (fence, clock in ms), KEYS, TABLES, VALUES (and SCALES) of each
-group | PUSHED: flag 1: applied, 0: all of it was there |
+| `Push` (stream) | PUSH: RANGES, NUMBERS (fence, clock in ms), OWNED (the receiver's, as the sender believes),
+KEYS, TABLES, VALUES (and SCALES) of each group | PUSHED: flag 1: applied, 0: all of it was there |
 | `Applied` | ASK | TOLD: APPLIED (every distinct offset of a partition), NUMBERS (the buckets held) |
 | `Describe` | ASK | TOLD: TEXT (JSON) |
 """
@@ -21,7 +21,7 @@ import orjson
 from numpy.typing import NDArray
 
 from freshet.errors import Corrupt
-from freshet.types import F32, I64, U8, U32, U64, Fence, OffsetRange, TimeMs, bucket_of
+from freshet.types import F32, I64, U8, U32, U64, Bool, Fence, OffsetRange, TimeMs, bucket_of
 from freshet.wire.frames import BadFrame, Frame, Kind, Part, add_values, encode_frame, values_into
 from freshet.wire.values import RowCodec
 
@@ -67,6 +67,7 @@ class PushRequest:
     clock_ms: TimeMs
     groups: Sequence[GroupKeys]
     gradients: Sequence[F32]
+    owned: Bool  # (buckets,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,11 +141,13 @@ def push_frame(
     clock_ms: int,
     groups: Sequence[tuple[int, U64, U8, F32]],
     codec: RowCodec,
+    owned: Bool,
 ) -> bytes:
-    """Gradients with the ranges that they stand for."""
+    """Gradients with the ranges that they stand for, for buckets (B,) that are the receiver's."""
     sections: dict[tuple[Part, int], NDArray[Any]] = {
         (Part.RANGES, 0): np.array([(r.partition, r.start, r.stop) for r in ranges], np.int64).reshape(-1, 3),
         (Part.NUMBERS, 0): np.array([fence, clock_ms], np.int64),
+        (Part.OWNED, 0): np.packbits(owned, bitorder="little"),
     }
     for group, keys, tables, gradients in groups:
         sections[Part.KEYS, group], sections[Part.TABLES, group] = keys, tables
@@ -157,6 +160,8 @@ def push_of(frame: Frame, buckets: int, widths: Sequence[int]) -> PushRequest:
     _expect(frame, Kind.PUSH)
     ranges = frame.array(Part.RANGES, np.int64, (None, 3)).tolist()
     fence, clock_ms = frame.array(Part.NUMBERS, np.int64, (2,)).tolist()
+    bits = frame.array(Part.OWNED, np.uint8, (-(-buckets // 8),))
+    owned = np.unpackbits(bits, count=buckets, bitorder="little").view(np.bool_)
     groups = _groups_of(frame, buckets)
     gradients = []
     for group in groups:
@@ -166,7 +171,7 @@ def push_of(frame: Frame, buckets: int, widths: Sequence[int]) -> PushRequest:
         values_into(frame, group.group, rows)
         gradients.append(rows)
     made = tuple(OffsetRange(*r) for r in ranges)
-    return PushRequest(made, Fence(fence), TimeMs(clock_ms), groups, gradients)
+    return PushRequest(made, Fence(fence), TimeMs(clock_ms), groups, gradients, owned)
 
 
 def pushed_frame(frame_id: int, applied: bool) -> bytes:

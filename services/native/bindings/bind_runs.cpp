@@ -5,6 +5,7 @@
 
 #include <tuple>
 
+#include "arrays.hpp"
 #include "runs_view.hpp"
 
 namespace freshet {
@@ -29,6 +30,22 @@ nb::tuple merge(const std::vector<RunsTuple>& newest_first, const In<u32>& width
   return nb::make_tuple(directory, body, failed, why);
 }
 
+// (directory, body) of the rows of chosen keys, sorted by (bucket, table, key).
+nb::tuple pick(const In<u8>& directory, const In<u8>& body, u64 start, const In<u32>& widths, const In<i64>& buckets,
+               const In<u8>& tables, const In<u64>& keys) {
+  const RunsView runs = runs_view(directory, body, start);
+  const RecordWidths bytes = widths_of(widths);
+  if (const std::string why = runs_fault(runs, bytes); !why.empty()) throw nb::value_error(why.c_str());
+  if (buckets.size() != keys.size() || tables.size() != keys.size()) throw nb::value_error("a bucket and a table for each key");
+  RunColumns picked;
+  {
+    const nb::gil_scoped_release release;
+    pick_runs(runs, bytes, view(buckets), view(tables), view(keys), picked);
+  }
+  auto [chosen, rows] = arrays_of(std::move(picked));
+  return nb::make_tuple(chosen, rows);
+}
+
 std::string fault(const In<u8>& directory, const In<u8>& body, u64 start, const In<u32>& widths) {
   return runs_fault(runs_view(directory, body, start), widths_of(widths));
 }
@@ -37,6 +54,8 @@ std::string fault(const In<u8>& directory, const In<u8>& body, u64 start, const 
 
 void bind_runs(nb::module_& m) {
   m.def("merge_runs", &merge, nb::arg("newest_first"), nb::arg("widths"), nb::arg("keep_removed"), nb::arg("most_bytes"));
+  m.def("pick_runs", &pick, nb::arg("directory"), nb::arg("body"), nb::arg("start"), nb::arg("widths"), nb::arg("buckets"),
+        nb::arg("tables"), nb::arg("keys"));
   m.def("runs_fault", &fault, nb::arg("directory"), nb::arg("body"), nb::arg("start"), nb::arg("widths"));
 }
 

@@ -15,6 +15,8 @@ using GroupTuple = std::tuple<std::vector<u8>, std::vector<SlotTuple>, bool>;
 using TableTuple = std::tuple<u8, i64, i64, u32>;
 using PushTuple = std::tuple<u32, In<u64>, In<u8>, In<u32>, In2<float>>;
 
+constexpr i64 answered = -1, rows_unread = -2;  // of lookups, which else return the bucket that is not held
+
 void expect(bool ok, const char* what) {
   if (!ok) throw nb::value_error(what);
 }
@@ -53,10 +55,12 @@ i64 lookup(Store& store, u32 group, In<u64> keys, In<u8> tables, In<u32> bucket_
   const nb::gil_scoped_release release;
   const auto missing = store.lookup(group, batch, out.data(), create, found ? found->data() : nullptr,
                                     touched ? touched->data() : nullptr, states ? states->data() : nullptr);
-  return missing ? static_cast<i64>(*missing) : -1;
+  if (!missing) return answered;
+  return missing->unread ? rows_unread : static_cast<i64>(missing->bucket);
 }
 
-int push(Store& store, In2<i64> ranges, i64 clock_ms, const std::vector<PushTuple>& groups) {
+int push(Store& store, In2<i64> ranges, i64 clock_ms, const std::vector<PushTuple>& groups, std::optional<In<u8>> owned) {
+  expect(!owned || owned->size() == store.buckets(), "owned must hold one for each bucket");
   expect(ranges.shape(1) == 3, "ranges must be (n, 3): partition, start, stop");
   std::vector<PushGroup> batch;
   for (const auto& [group, keys, tables, bucket_starts, gradients] : groups) {
@@ -66,7 +70,7 @@ int push(Store& store, In2<i64> ranges, i64 clock_ms, const std::vector<PushTupl
     batch.push_back({group, keys_of(store, keys, tables, bucket_starts), gradients.data()});
   }
   const nb::gil_scoped_release release;
-  return static_cast<int>(store.push(ranges.data(), ranges.shape(0), clock_ms, batch));
+  return static_cast<int>(store.push(ranges.data(), ranges.shape(0), clock_ms, batch, owned ? owned->data() : nullptr));
 }
 
 nb::tuple collect_flush(Store& store, const std::vector<u32>& buckets, bool whole) {
@@ -80,6 +84,38 @@ nb::tuple collect_flush(Store& store, const std::vector<u32>& buckets, bool whol
   return nb::make_tuple(array(std::vector<i64>(batch.buckets.begin(), batch.buckets.end())),
                         array(std::move(batch.applied), {n, store.partitions()}), array(std::move(batch.clock_ms)),
                         array(std::move(batch.rows)), directory, body);
+}
+
+// (buckets, tables, keys, fences).
+nb::tuple unread(const Store& store, const std::vector<std::tuple<u32, In<u64>, In<u8>, In<u32>>>& groups) {
+  std::vector<std::pair<u32, Keys>> batch;
+  for (const auto& [group, keys, tables, bucket_starts] : groups)
+    batch.emplace_back(group, keys_of(store, keys, tables, bucket_starts));
+  Unread found;
+  {
+    const nb::gil_scoped_release release;
+    found = store.unread(batch);
+  }
+  return nb::make_tuple(array(std::move(found.buckets)), array(std::move(found.tables)), array(std::move(found.keys)),
+                        array(std::move(found.fences)));
+}
+
+void import_unread(Store& store, In<u8> directory, In<u8> body, u64 start, i64 fence) {
+  const RunsView runs = runs_view(directory, body, start);
+  const nb::gil_scoped_release release;
+  store.import_unread(runs, fence);
+}
+
+void settle(Store& store, In<i64> buckets, In<u8> tables, In<u64> keys, i64 fence) {
+  expect(buckets.size() == keys.size() && tables.size() == keys.size(), "a bucket and a table for each key");
+  const nb::gil_scoped_release release;
+  store.settle(buckets.data(), tables.data(), keys.data(), keys.size(), fence);
+}
+
+void begin_loading(Store& store, u32 bucket, In<i64> offsets, i64 clock_ms, i64 fence) {
+  expect(offsets.size() == store.partitions(), "offsets must hold one for each partition");
+  const nb::gil_scoped_release release;
+  store.begin_loading(bucket, offsets.data(), clock_ms, fence);
 }
 
 void import_runs(Store& store, In<u8> directory, In<u8> body, u64 start) {
@@ -190,7 +226,8 @@ void bind_store(nb::module_& m) {
       .def("lookup", &lookup, nb::arg("group"), nb::arg("keys"), nb::arg("tables"), nb::arg("bucket_starts"),
            nb::arg("out").noconvert(), nb::arg("create"), nb::arg("found").noconvert().none(),
            nb::arg("touched").noconvert().none() = nb::none(), nb::arg("states").noconvert().none() = nb::none())
-      .def("push", &push, nb::arg("ranges"), nb::arg("clock_ms"), nb::arg("groups"))
+      .def("push", &push, nb::arg("ranges"), nb::arg("clock_ms"), nb::arg("groups"),
+           nb::arg("owned").none() = nb::none())
       .def("set_applied", &set_applied, nb::arg("bucket"), nb::arg("offsets"), nb::arg("clock_ms"))
       .def("applied_of", &applied_of, nb::arg("bucket"))
       .def("clock_of", &Store::clock_of, nb::arg("bucket"))
@@ -200,6 +237,12 @@ void bind_store(nb::module_& m) {
       .def("collect_flush", &collect_flush, nb::arg("buckets"), nb::arg("whole"))
       .def("collect_publish", &collect_publish, nb::arg("max_rows"))
       .def("put_back_published", &put_back_published, nb::arg("table"), nb::arg("keys"), nb::arg("removed"))
+      .def("begin_loading", &begin_loading, nb::arg("bucket"), nb::arg("offsets"), nb::arg("clock_ms"), nb::arg("fence"))
+      .def("unread", &unread, nb::arg("groups"))
+      .def("import_unread", &import_unread, nb::arg("directory"), nb::arg("body"), nb::arg("start"), nb::arg("fence"))
+      .def("settle", &settle, nb::arg("buckets"), nb::arg("tables"), nb::arg("keys"), nb::arg("fence"))
+      .def("finish_loading", &Store::finish_loading, nb::arg("bucket"), nb::arg("fence"),
+           nb::call_guard<nb::gil_scoped_release>())
       .def("import_runs", &import_runs, nb::arg("directory"), nb::arg("body"), nb::arg("start"))
       .def("unpack_runs", &unpack_runs, nb::arg("directory"), nb::arg("body"), nb::arg("start"))
       .def("drained", &Store::drained)

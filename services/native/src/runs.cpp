@@ -90,6 +90,36 @@ void seal(RunEntry& run, const u8* bytes, u32 width) {
   run.records_crc = block_crc32(bytes + run.keys_bytes(), size_t{run.rows} * width);
 }
 
+void pick_runs(const RunsView& runs, const RecordWidths& widths, std::span<const i64> buckets, std::span<const u8> tables,
+               std::span<const u64> keys, RunColumns& out) {
+  const auto place = [&](size_t i) { return static_cast<u64>(buckets[i]) << 32 | tables[i]; };
+  std::vector<u32> rows;  // of one run
+  size_t begin = 0;       // first key of the run's place, or of one behind it
+  for (const RunEntry& run : runs.directory) {
+    while (begin < keys.size() && place(begin) < run.place()) begin++;
+    const u8* const known = runs.of(run);
+    rows.clear();
+    u32 low = 0;
+    for (size_t i = begin; i < keys.size() && place(i) == run.place(); i++) {
+      for (u32 high = run.rows; low < high;) {
+        const u32 middle = low + (high - low) / 2;
+        load_key(known, middle) < keys[i] ? void(low = middle + 1) : void(high = middle);
+      }
+      if (low < run.rows && load_key(known, low) == keys[i]) rows.push_back(low);
+    }
+    if (rows.empty()) continue;
+    const u32 width = widths[run.table];
+    RunEntry picked{run.bucket, run.table, static_cast<u32>(rows.size()), 0, out.body.size(), 0, 0};
+    u8* const bytes = out.body.extend(picked.bytes(width));
+    for (size_t i = 0; i < rows.size(); i++) {
+      store_key(bytes, i, load_key(known, rows[i]));
+      std::memcpy(bytes + picked.keys_bytes() + i * width, known + run.keys_bytes() + size_t{rows[i]} * width, width);
+    }
+    seal(picked, bytes, width);
+    out.directory.push_back(picked);
+  }
+}
+
 namespace {
 
 // Writes the merged runs of one table of one bucket after another.

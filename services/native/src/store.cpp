@@ -73,10 +73,12 @@ u32 Store::create_row(Group& group, u32 bucket, u64 key, u8 table) {
   return slot;
 }
 
-std::optional<u32> Store::lookup(u32 index, const Keys& keys, float* out, bool create, u8* found, u32* touched,
-                                 float* states) {
+std::optional<Missing> Store::lookup(u32 index, const Keys& keys, float* out, bool create, u8* found, u32* touched,
+                                     float* states) {
   check_keys(index, keys);
   if (create && spec_.serving) refuse("a serving store makes no rows on lookup; look up with create=False");
+  // Before anything is counted or made: who must read rows first asks again.
+  if (const auto bucket = unread_bucket(index, keys)) return Missing{*bucket, true};
   Group& group = *groups_[index];
   const u32 width = group.layout.width(), state_floats = group.layout.state_floats();
   Ahead ahead(group, keys.keys, keys.n);
@@ -87,7 +89,7 @@ std::optional<u32> Store::lookup(u32 index, const Keys& keys, float* out, bool c
     BucketState& state = states_[bucket];
     Bin& bin = group.bin(bucket);
     const std::lock_guard lock(state.lock);
-    if (!state.held) return bucket;
+    if (!state.held) return Missing{bucket, false};
     const u32 now = seconds(spec_.serving ? clock_ms_.load(std::memory_order_relaxed) : state.clock_ms);
     for (; i < end; i++) {
       ahead.at(i);
@@ -95,6 +97,7 @@ std::optional<u32> Store::lookup(u32 index, const Keys& keys, float* out, bool c
       const u8 table = keys.tables[i];
       float* row = out + i * width;
       u32 slot = group.find(bin, key, table);
+      if (slot == Group::none && !known(state, group, bucket, key, table)) return Missing{bucket, true};
       if (found) found[i] = slot != Group::none;
       if (touched) touched[i] = slot != Group::none ? group.header(slot).touched : 0;
       if (slot == Group::none && create) {
@@ -178,7 +181,7 @@ void Store::apply_run(const PushGroup& push, Ahead& ahead, u32 bucket, u32 now_s
   if (count.not_admitted) not_admitted_.fetch_add(count.not_admitted, std::memory_order_relaxed);
 }
 
-Pushed Store::push(const i64* ranges, size_t n, i64 clock_ms, const std::vector<PushGroup>& groups) {
+Pushed Store::push(const i64* ranges, size_t n, i64 clock_ms, const std::vector<PushGroup>& groups, const u8* owned) {
   if (spec_.serving) refuse("a serving store takes no gradients");
   std::vector<u32> partitions;
   for (size_t r = 0; r < n; r++) {
@@ -202,7 +205,9 @@ Pushed Store::push(const i64* ranges, size_t n, i64 clock_ms, const std::vector<
   std::vector<u8> decision(spec_.buckets, not_held);
   bool any = false;
   for (u32 b = 0; b < spec_.buckets; b++) {
-    if (!states_[b].held) {
+    const bool meant = owned == nullptr || owned[b];
+    if (owned && meant && !states_[b].held) return Pushed::refused;
+    if (!meant || !states_[b].held) {
       for (const PushGroup& group : groups)
         if (group.keys.bucket_starts[b] != group.keys.bucket_starts[b + 1]) return Pushed::refused;
       continue;
@@ -218,6 +223,15 @@ Pushed Store::push(const i64* ranges, size_t n, i64 clock_ms, const std::vector<
     any = any || continues == n;
   }
   if (!any) return Pushed::skipped;
+  // No bucket is taken or dropped now, so what is known stays known.
+  if (loading_.load(std::memory_order_relaxed))
+    for (const PushGroup& group : groups)
+      for (u32 b = 0; b < spec_.buckets; b++) {
+        if (decision[b] != apply) continue;
+        const std::lock_guard lock(states_[b].lock);
+        for (u32 i = group.keys.bucket_starts[b]; i < group.keys.bucket_starts[b + 1]; i++)
+          if (!known(states_[b], *groups_[group.group], b, group.keys.keys[i], group.keys.tables[i])) return Pushed::unread;
+      }
 
   std::vector<Ahead> ahead;
   for (const PushGroup& group : groups) ahead.emplace_back(*groups_[group.group], group.keys.keys, group.keys.n);
@@ -249,6 +263,12 @@ void Store::set_applied(u32 bucket, const i64* offsets, i64 clock_ms) {
   const auto pushes = no_pushes();
   BucketState& state = states_[bucket];
   const std::lock_guard lock(state.lock);
+  end_loading(state);
+  hold(state, bucket, offsets, clock_ms);
+}
+
+// Under the bucket's lock, while no push is under way.
+void Store::hold(BucketState& state, u32 bucket, const i64* offsets, i64 clock_ms) {
   for (u32 p = 0; p < spec_.partitions; p++) applied_[static_cast<size_t>(p) * spec_.buckets + bucket] = offsets[p];
   state.clock_ms = clock_ms;
   state.held = true;
@@ -303,6 +323,7 @@ void Store::drop_bucket(u32 bucket) {
     group->clear(bin);
   }
   for (auto& list : state.removed) list = {};
+  end_loading(state);
   state.clock_ms = 0;
   state.held = false;
 }

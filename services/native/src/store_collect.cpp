@@ -145,7 +145,7 @@ FlushBatch Store::collect_flush(const std::vector<u32>& buckets, bool whole) {
     BucketState& state = states_[b];
     {
       const std::lock_guard lock(state.lock);
-      if (!state.held) continue;
+      if (!state.held || state.loading) continue;
       out.buckets.push_back(b);
       out.rows.push_back(taker.take(b, whole));
       out.clock_ms.push_back(state.clock_ms);

@@ -125,7 +125,7 @@ Evicted Store::evict(i64 now_ms, i64 budget) {
     {
       const std::lock_guard lock(states_[bucket].lock);
       for (const auto& group : groups_) out.examined += group->bin(bucket).rows;
-      if (!states_[bucket].held)
+      if (!states_[bucket].held || states_[bucket].loading)
         ;  // being loaded: its rows are the row store's
       else if (round_->counting)
         count_ages(bucket);

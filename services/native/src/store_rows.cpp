@@ -127,6 +127,7 @@ i64 Store::remove(u8 table, const u64* keys, size_t n) {
       const u32 slot = group.find(bin, keys[i], table);
       if (slot == Group::none) continue;
       forget(group, bucket, slot, relist);
+      if (auto& loading = states_[bucket].loading) loading->absent.insert({keys[i], table});  // whatever is read of it later
       removed++;
     }
     if (relist) group.relist(bin);

@@ -64,6 +64,31 @@ TEST(Runs, AFlushIsADirectoryInOrderWhoseRunsLieEndToEnd) {
   EXPECT_THROW(store.collect_flush({3, 3}, false), std::invalid_argument);
 }
 
+TEST(Runs, ChosenRowsArePickedWhateverElseTheirRunsHold) {
+  Store store(spec_of({counting_slot()}));
+  const std::vector<u64> all = numbered(1, 400);
+  push(store, Batch(all), 0, 0, std::vector<float>(2 * all.size(), 1.0f));
+  const FlushBatch flushed = store.collect_flush(all_buckets(store), false);
+  std::vector<u64> wanted = numbered(300, 500);  // 100 of them are there
+  std::sort(wanted.begin(), wanted.end());
+  std::vector<i64> buckets;
+  for (const u64 key : wanted) buckets.push_back(static_cast<i64>(key >> 60));
+  const std::vector<u8> tables(wanted.size(), 0), others(wanted.size(), 1);
+  RunColumns picked, none;
+  pick_runs(flushed.runs.view(), store.packed_widths(), buckets, tables, wanted, picked);
+  pick_runs(flushed.runs.view(), store.packed_widths(), buckets, others, wanted, none);
+  EXPECT_EQ(none.directory.size(), 0u);
+  EXPECT_EQ(runs_fault(picked.view(), store.packed_widths()), "");
+  Store other(spec_of({counting_slot()}));
+  other.import_runs(picked.view());
+  EXPECT_EQ(other.rows(0), 100);
+  for (const float x : look_up(other, Batch(numbered(300, 400)))) EXPECT_EQ(x, -1.0f);
+  for (const RunEntry& run : picked.directory) {
+    EXPECT_EQ(keys_fault(picked.view(), run), "");
+    EXPECT_EQ(records_fault(picked.view(), run, store.packed_widths()[0]), "");
+  }
+}
+
 TEST(Runs, WhatAFlushHasCollectedStaysWhatItWasWhateverBecomesOfTheRows) {
   Store store(spec_of({counting_slot()}, 16, 1));
   const std::vector<u64> keys = numbered(1, 200);

@@ -164,6 +164,96 @@ TEST(Store, ServingRowsSayWhenTheyWereTouchedAndLookingAtThemIsNoTouch) {
   }
 }
 
+// What a store that has flushed hands over to another one.
+FlushBatch flushed_by_another(const std::vector<u64>& keys) {
+  Store store(spec_of({counting_slot()}));
+  push(store, Batch(keys), 0, 0, std::vector<float>(2 * keys.size(), 1.0f));
+  return store.collect_flush(all_buckets(store), false);
+}
+
+void begin_loading(Store& store, i64 fence) {
+  const std::vector<i64> from(store.partitions(), 1);
+  for (u32 b = 0; b < store.buckets(); b++) store.begin_loading(b, from.data(), 0, fence);
+}
+
+void settle(Store& store, const Unread& read, i64 fence) {
+  store.settle(read.buckets.data(), read.tables.data(), read.keys.data(), read.keys.size(), fence);
+}
+
+TEST(Store, ALoadingBucketAnswersForWhatWasReadAndForNothingElse) {
+  StoreSpec spec = spec_of({counting_slot()});
+  spec.held = false;
+  Store store(spec);
+  begin_loading(store, 7);
+  const std::vector<u64> stored = numbered(1, 100);
+  const Batch known(stored), batch(numbered(1, 120));
+  std::vector<float> out(2 * 119);
+  EXPECT_TRUE(store.lookup(0, batch.keys(), out.data(), true, nullptr)->unread);
+  EXPECT_EQ(store.counts().created, 0);
+  EXPECT_EQ(push(store, batch, 0, 1, std::vector<float>(2 * 119, 1.0f)), Pushed::unread);
+  EXPECT_EQ(push(store, batch, 0, 0, std::vector<float>(2 * 119, 1.0f)), Pushed::skipped);
+  EXPECT_EQ(store.applied()[0], std::set<i64>{1});
+  const Unread unread = store.unread({{0, batch.keys()}});
+  EXPECT_EQ(unread.keys.size(), 119u);
+  EXPECT_EQ(unread.fences, std::vector<i64>(119, 7));
+
+  const FlushBatch rows = flushed_by_another(stored);
+  store.import_unread(rows.runs.view(), 6);  // of an earlier claim
+  settle(store, unread, 6);
+  EXPECT_EQ(store.unread({{0, batch.keys()}}).keys.size(), 119u);
+  store.import_unread(rows.runs.view(), 7);
+  for (const float x : look_up(store, known)) EXPECT_EQ(x, -1.0f);
+  EXPECT_EQ(store.unread({{0, batch.keys()}}).keys.size(), 20u);
+  settle(store, unread, 7);
+  EXPECT_EQ(push(store, batch, 0, 1, std::vector<float>(2 * 119, 1.0f)), Pushed::applied);
+  store.import_unread(rows.runs.view(), 7);  // the scan comes to them later
+  for (const float x : look_up(store, known)) EXPECT_EQ(x, -2.0f);
+  EXPECT_EQ(store.rows(0), 119);
+}
+
+TEST(Store, ALoadingBucketIsNeitherFlushedNorEvictedFromUntilItIsLoaded) {
+  StoreSpec spec = spec_of({counting_slot()});
+  spec.held = false;
+  spec.tables = {{0, 1'000, 0, 1}};
+  Store store(spec);
+  begin_loading(store, 7);
+  const std::vector<u64> keys = numbered(1, 100);
+  store.import_unread(flushed_by_another(keys).runs.view(), 7);
+  EXPECT_EQ(store.evict(3'600'000, 1'000'000).evicted, 0);
+  EXPECT_TRUE(store.collect_flush(all_buckets(store), false).buckets.empty());
+  EXPECT_FALSE(store.finish_loading(3, 6));
+  for (u32 b = 0; b < store.buckets(); b++) EXPECT_TRUE(store.finish_loading(b, 7));
+  EXPECT_FALSE(store.finish_loading(3, 7));
+  const FlushBatch flushed = store.collect_flush(all_buckets(store), false);
+  EXPECT_EQ(flushed.buckets.size(), store.buckets());
+  EXPECT_EQ(rows_of(flushed), 0u);  // nothing has changed
+  i64 stored = 0;
+  for (const i64 rows : flushed.rows) stored += rows;
+  EXPECT_EQ(stored, 99);
+  EXPECT_EQ(store.evict(3'600'000, 1'000'000).evicted, 99);
+}
+
+TEST(Store, ADroppedBucketIsLoadedAnewFromNothing) {
+  StoreSpec spec = spec_of({counting_slot()});
+  spec.held = false;
+  Store store(spec);
+  begin_loading(store, 7);
+  const std::vector<u64> keys = numbered(1, 100);
+  const Batch batch(keys);
+  const Unread unread = store.unread({{0, batch.keys()}});
+  settle(store, unread, 7);
+  EXPECT_FALSE(store.lookup(0, batch.keys(), std::vector<float>(198).data(), true, nullptr));
+  const std::vector<i64> from(store.partitions(), 1);
+  EXPECT_THROW(store.begin_loading(3, from.data(), 0, 8), std::invalid_argument);  // it has rows
+  for (u32 b = 0; b < store.buckets(); b++) store.drop_bucket(b);
+  begin_loading(store, 8);
+  EXPECT_EQ(store.unread({{0, batch.keys()}}).keys.size(), 99u);  // what was absent then may be there now
+  settle(store, unread, 7);
+  EXPECT_EQ(store.unread({{0, batch.keys()}}).keys.size(), 99u);
+  store.set_applied(3, from.data(), 0);  // held, and loaded by other means
+  for (const i64 bucket : store.unread({{0, batch.keys()}}).buckets) EXPECT_NE(bucket, 3);
+}
+
 TEST(Store, ThreadsMayDoEverythingAtOnce) {
   StoreSpec spec = spec_of({counting_slot()}, 16, 3);
   spec.tables = {{0, 3'600'000, 2'000, 1}};

@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-from freshet.types import F32, U8, U32, U64, Fence, OffsetRange, TimeMs
+from freshet.types import F32, U8, U32, U64, Fence, OffsetRange, TimeMs, Bool
 
 __all__ = ["KeyGroup", "OwnersChange", "Push", "PushesAhead", "RowService", "StatesToo"]
 
@@ -32,6 +32,9 @@ class Push:
     clock_ms: TimeMs  # largest event time in the batch
     groups: Sequence[KeyGroup]
     gradients: Sequence[F32]  # per group (U, S): summed over the batch's occurrences; slots as in the row
+    owned: Bool | None = None
+    """(buckets,) those that the sender believes to be the receiver's: it touches no others, and refuses the
+    push if one of them is not (PROTOCOL 4). None: all that the receiver has, which is in the same process."""
 
 
 class RowService(Protocol):

@@ -217,9 +217,9 @@ class RemoteRows:
             for g, gradients in zip(push.groups, push.gradients, strict=True)
             for places in [_places_of(g, owners, shard)]
         ]
-        codec = self._push_codec
+        codec, owned = self._push_codec, owners.of_bucket == shard
         return link.ask(
-            "Push", lambda i: push_frame(i, push.ranges, push.fence, push.clock_ms, groups, codec)
+            "Push", lambda i: push_frame(i, push.ranges, push.fence, push.clock_ms, groups, codec, owned)
         )
 
     def _look_up(

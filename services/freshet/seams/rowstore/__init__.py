@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from freshet.types import U8, U64, Bool, Bucket, BucketMeta, Fence, Flush, RowRuns
+from freshet.types import I64, U8, U64, Bool, Bucket, BucketMeta, Fence, Flush, RowRuns
 
 __all__ = ["FlushOutcome", "RowStore", "StoreIdentity"]
 
@@ -67,6 +67,13 @@ class RowStore(Protocol):
         """Rows by key: (found (N,), records (N, record_bytes); zeros where not found).
 
         A read that failed raises Unavailable; only a row that is absent is reported absent (PROTOCOL 13).
+        """
+
+    def read_many(self, buckets: I64, tables: U8, keys: U64) -> Iterator[RowRuns]:
+        """Rows by key, of many buckets and tables: those that are there, in pieces of bounded size.
+
+        (N,) each, in any order, none twice. A key that is in no piece is absent once the last one has come; a
+        read that failed raises Unavailable (PROTOCOL 13). Each row is as of a moment of its own.
         """
 
     def flush(self, flush: Flush) -> U8:

@@ -44,6 +44,7 @@ from freshet.seams.rowstore.texts import (
 )
 from freshet.tables.runs import widths_of
 from freshet.types import (
+    I64,
     U8,
     U32,
     U64,
@@ -159,6 +160,11 @@ class RedisRowStore:
         """Rows by key: (found (N,), records (N, record_bytes); zeros where not found)."""
         self._check_known([bucket])
         return self._reads().read(bucket, table, keys)
+
+    def read_many(self, buckets: I64, tables: U8, keys: U64) -> Iterator[RowRuns]:
+        """Rows by key, of many buckets and tables: those that are there, in pieces of bounded size."""
+        self._check_known(buckets.tolist())
+        yield from self._reads().read_many(buckets, tables, keys)
 
     def flush(self, flush: Flush) -> U8:
         """Write changed rows, removed keys and metas of many buckets, each by itself."""

@@ -6,14 +6,16 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from freshet.seams.rowstore.ahead import ahead
 from freshet.seams.rowstore.redis_nodes import Replies, Request
 from freshet.seams.rowstore.redis_scripts import EXEC, MULTI, command
 from freshet.seams.rowstore.redis_writes import PIECE_BYTES, Keys
 from freshet.seams.rowstore.segments import find, parts_of
-from freshet.tables.pages import pages_of, runs_of_pages, which_may_hold
-from freshet.types import U8, U32, U64, Bool, RowRuns
+from freshet.tables.pages import PAGE_BYTES, pages_of, runs_of_pages, which_may_hold
+from freshet.tables.runs import pick_runs
+from freshet.types import I64, U8, U32, U64, Bool, RowRuns
 
 __all__ = ["Reads"]
 
@@ -22,6 +24,34 @@ BYTES_AT_ONCE = 32 << 20
 some pages at a time, again if they changed meanwhile; after TRIES by one HGETALL after all."""
 
 TRIES = 3
+
+COMPARED_AT_ONCE = 64
+"""Keys, with each page of a bucket."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Wanted:
+    """Keys of many buckets, sorted by (bucket, table, key)."""
+
+    buckets: I64  # (N,)
+    tables: U8  # (N,)
+    keys: U64  # (N,)
+
+    def numbers(self) -> list[int]:
+        """The buckets, rising."""
+        return list(map(int, np.unique(self.buckets)))
+
+    def chosen(self, pages: NDArray[np.void], bucket: int) -> I64:
+        """Which of a bucket's pages (P,) may know one of its keys."""
+        low, high = np.searchsorted(self.buckets, [bucket, bucket + 1]).tolist()
+        table, first, last = (pages[name][:, None] for name in ("table", "first", "last"))
+        chosen = np.zeros(len(pages), np.bool_)
+        for at in range(low, high, COMPARED_AT_ONCE):  # mostly once: a batch has a few keys of each bucket
+            here = slice(at, min(at + COMPARED_AT_ONCE, high))
+            tables, keys = self.tables[here], self.keys[here]
+            chosen |= ((table == tables) & (first <= keys) & (keys <= last)).any(1)
+        return np.flatnonzero(chosen)
+
 
 Ask = Callable[[Sequence[Request], str], list[Replies]]
 
@@ -98,6 +128,48 @@ class Reads:
                 there |= found
                 records[found] = run.records[at[found]]
         return there, records
+
+    def read_many(self, buckets: I64, tables: U8, keys: U64) -> Iterator[RowRuns]:
+        """Rows by key, of many buckets and tables, in pieces of about PIECE_BYTES of pages.
+
+        Two round trips as for one bucket, but each for many of them.
+        """
+        order = np.lexsort((keys, tables, buckets))
+        wanted = Wanted(buckets[order], tables[order], keys[order])
+        some: list[tuple[int, list[bytes]]] = []  # bucket, fields
+        size = 0
+        for bucket, fields in self._fields_with(wanted):
+            if some and size + len(fields) * PAGE_BYTES > PIECE_BYTES:
+                yield self._picked(some, wanted)
+                some, size = [], 0
+            some.append((bucket, fields))
+            size += len(fields) * PAGE_BYTES
+        if some:
+            yield self._picked(some, wanted)
+
+    def _fields_with(self, wanted: Wanted) -> Iterator[tuple[int, list[bytes]]]:
+        """(bucket, pages that may know one of its keys), rising."""
+        numbers = wanted.numbers()
+        names = [self._request(bucket, command(b"HKEYS", self.keys_of(bucket).rows)) for bucket in numbers]
+        for bucket, (fields,) in zip(numbers, self.ask(names, "reading rows"), strict=True):
+            chosen = wanted.chosen(pages_of(fields, self.where(bucket)), bucket)
+            if len(chosen):
+                yield bucket, [fields[i] for i in chosen.tolist()]
+
+    def _picked(self, some: Sequence[tuple[int, list[bytes]]], wanted: Wanted) -> RowRuns:
+        """The wanted rows of these pages."""
+        requests = [
+            self._request(bucket, command(b"HMGET", self.keys_of(bucket).rows, *fields))
+            for bucket, fields in some
+        ]
+        pages = []
+        for (bucket, fields), (values,) in zip(some, self.ask(requests, "reading rows"), strict=True):
+            if None in values:  # put together meanwhile
+                (whole,) = self.labelled([bucket])
+                pages.append((bucket, whole.items))
+            else:
+                pages.append((bucket, _items(fields, values)))
+        return pick_runs(self.runs(pages), wanted.buckets, wanted.tables, wanted.keys)
 
     def _scanned(self, buckets: Sequence[int]) -> Iterator[RowRuns]:
         together: list[int] = []

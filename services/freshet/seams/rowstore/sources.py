@@ -7,7 +7,7 @@ newest first. B buckets of the model.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import takewhile
@@ -17,11 +17,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from freshet.errors import Corrupt
-from freshet.seams.rowstore.segments import Entry, parse_directory, read_keys
+from freshet.seams.rowstore.segments import Entry, find, parse_directory, read_keys
 from freshet.tables.runs import merge_runs, widths_of
-from freshet.types import I64, U8, U32, U64, Bool, RowRuns
+from freshet.types import I64, U8, U32, U64, Bool, RowRuns, Run
 
-__all__ = ["Shape", "Source", "read_since", "rows_of", "segments_of", "sources_of_bucket"]
+__all__ = [
+    "Shape",
+    "Source",
+    "known_of",
+    "picked_of_span",
+    "read_since",
+    "rows_of",
+    "segments_of",
+    "sources_of_bucket",
+]
 
 _SPARSE = 16
 """Records are read one by one if fewer than one in this many are wanted."""
@@ -162,6 +171,41 @@ def sources_of_bucket(db: sqlite3.Connection, shape: Shape, bucket: int) -> list
     return [Source(db, shape, "segments", *row) for row in rows] + [
         Source(db, shape, "bases", *row) for row in bases
     ]
+
+
+def known_of(sources: Sequence[Source], bucket: int, table: int, keys: U64, width: int) -> tuple[Bool, U8]:
+    """Rows of one table of a bucket: (found (N,), records (N, width); zeros where not found)."""
+    there, records = np.zeros(len(keys), np.bool_), np.zeros((len(keys), width), np.uint8)
+    open_at = np.arange(len(keys))  # where no source has said anything yet
+    for source in sources:
+        for entry in source.entries(bucket, table):
+            known, removed = source.keys(entry)
+            hit, at = find(known, keys[open_at])
+            gone, _ = find(removed, keys[open_at])
+            if hit.any():
+                records[open_at[hit]] = source.records(entry, at[hit], width)
+                there[open_at[hit]] = True
+            open_at = open_at[~(hit | gone)]
+        if not len(open_at):
+            break
+    return there, records
+
+
+def picked_of_span(
+    db: sqlite3.Connection, shape: Shape, buckets: I64, tables: U8, keys: U64
+) -> Iterator[Run]:
+    """Rows by key (N,) of buckets of one span."""
+    since = read_since(db, shape)
+    segments = segments_of(db, shape, shape.span_of(int(buckets[0])))
+    for bucket in np.unique(buckets).tolist():
+        bases = db.execute("SELECT id, directory FROM bases WHERE bucket = ?", (bucket,)).fetchall()
+        sources = [source for source in segments if source.id > since[bucket]]
+        sources += [Source(db, shape, "bases", *row) for row in bases]
+        of_bucket = buckets == bucket
+        for table in np.unique(tables[of_bucket]).tolist():
+            wanted = keys[of_bucket & (tables == table)]
+            there, records = known_of(sources, bucket, table, wanted, int(shape.widths[table]))
+            yield Run(bucket, table, wanted[there], wanted[:0], records[there])
 
 
 def rows_of(

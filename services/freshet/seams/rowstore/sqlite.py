@@ -20,8 +20,8 @@ from freshet.errors import Fenced, Unavailable
 from freshet.seams.rowstore import FlushOutcome, StoreIdentity
 from freshet.seams.rowstore.checks import check_flush, check_identity
 from freshet.seams.rowstore.compact import compact_span, crowded_levels, full_spans, merge_level
-from freshet.seams.rowstore.segments import find, gapped, parts_of
-from freshet.seams.rowstore.sources import Shape, rows_of, sources_of_bucket
+from freshet.seams.rowstore.segments import gapped, parts_of
+from freshet.seams.rowstore.sources import Shape, known_of, picked_of_span, rows_of, sources_of_bucket
 from freshet.seams.rowstore.sqlite_file import (
     FORMAT,
     PART_BYTES,
@@ -35,7 +35,7 @@ from freshet.seams.rowstore.sqlite_file import (
     write_segments,
 )
 from freshet.seams.sqlite import BlobCounting, connect, folder_of, open_file, transaction, translated
-from freshet.tables.runs import merge_runs
+from freshet.tables.runs import merge_runs, runs_of
 from freshet.types import I64, U8, U64, Bool, Bucket, BucketMeta, Fence, Flush, RowRuns
 
 __all__ = ["SqliteRowStore", "decide", "open_url"]
@@ -129,22 +129,18 @@ class SqliteRowStore:
         """Rows by key: (found (N,), records (N, record_bytes); zeros where not found)."""
         shape = self._shape()
         width = shape.record_bytes[table]
-        there = np.zeros(len(keys), np.bool_)
-        records = np.zeros((len(keys), width), np.uint8)
-        open_at = np.arange(len(keys))  # where no source has said anything yet
         with self._reading() as db:
-            for source in sources_of_bucket(db, shape, bucket):
-                for entry in source.entries(bucket, table):
-                    known, removed = source.keys(entry)
-                    hit, at = find(known, keys[open_at])
-                    gone, _ = find(removed, keys[open_at])
-                    if hit.any():
-                        records[open_at[hit]] = source.records(entry, at[hit], width)
-                        there[open_at[hit]] = True
-                    open_at = open_at[~(hit | gone)]
-                if not len(open_at):
-                    break
-        return there, records
+            return known_of(sources_of_bucket(db, shape, bucket), bucket, table, keys, width)
+
+    def read_many(self, buckets: I64, tables: U8, keys: U64) -> Iterator[RowRuns]:
+        """Rows by key, of many buckets and tables, a span's at a time."""
+        shape = self._shape()
+        spans = np.array([shape.span_of(bucket) for bucket in buckets.tolist()], np.int64)
+        for span in np.unique(spans).tolist():
+            of_span = spans == span
+            with self._reading() as db:
+                found = list(picked_of_span(db, shape, buckets[of_span], tables[of_span], keys[of_span]))
+            yield runs_of(found, shape.widths)
 
     def flush(self, flush: Flush) -> U8:
         """Write changed rows, removed keys and metas of many buckets, all in one transaction."""

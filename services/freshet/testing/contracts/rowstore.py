@@ -265,6 +265,60 @@ class RowStoreContract:
         ]
         assert sorted(found) == [(2, 0, [12]), (3, 0, [13]), (3, 1, [1])]
 
+    def read_many(
+        self, store: RowStore, wanted: Sequence[tuple[int, int, int]]
+    ) -> dict[tuple[int, int, int], int]:
+        """{(bucket, table, key): fill} of those wanted that are there; each must come once, and intact."""
+        buckets, tables, keys = (list(column) for column in zip(*wanted, strict=True))
+        found: dict[tuple[int, int, int], int] = {}
+        pieces = store.read_many(
+            np.array(buckets, np.int64), np.array(tables, np.uint8), np.array(keys, np.uint64)
+        )
+        for run in (run for piece in pieces for run in piece):
+            assert not len(run.removed), "what is read by key holds rows alone"
+            assert np.all(run.records == run.records[:, :1]), "a record holds bytes of two"
+            for key, record in zip(run.keys.tolist(), run.records, strict=True):
+                assert (run.bucket, run.table, key) not in found, "a row came twice"
+                found[run.bucket, run.table, key] = int(record[0])
+        return found
+
+    def test_rows_of_many_buckets_are_read_by_key_at_once(self, store: RowStore) -> None:
+        for bucket in (0, 2, 3):
+            self.flush(store, bucket, {0: {1: 10 + bucket, 9: 20 + bucket}, 1: {9: 30 + bucket, 5: 99}})
+        self.flush(store, 2, {0: {9: 77}}, removed={1: [9]})
+        wanted = [
+            (3, 1, 9),
+            (2, 0, 9),
+            (0, 0, 1),
+            (2, 1, 9),
+            (1, 0, 1),
+            (0, 0, 2**64 - 1),
+            (2, 0, 1),
+            (0, 1, 9),
+        ]
+        assert self.read_many(store, wanted) == {
+            (0, 0, 1): 10,
+            (0, 1, 9): 30,
+            (2, 0, 1): 12,
+            (2, 0, 9): 77,
+            (3, 1, 9): 33,
+        }
+
+    def test_no_keys_are_no_rows(self, store: RowStore) -> None:
+        none = np.zeros(0, np.int64)
+        assert not list(store.read_many(none, none.astype(np.uint8), none.astype(np.uint64)))
+
+    def test_what_is_read_by_key_is_what_hundreds_of_flushes_add_up_to(self, store: RowStore) -> None:
+        expected: dict[tuple[int, int, int], int] = {}
+        for i in range(200):
+            bucket, gone = i % BUCKETS, (i * 7) % 50
+            self.flush(store, bucket, {i % 2: {i % 60: i % 251, 1000 + i: 1}}, removed={i % 2: [gone]})
+            expected.pop((bucket, i % 2, gone), None)
+            expected |= {(bucket, i % 2, i % 60): i % 251, (bucket, i % 2, 1000 + i): 1}
+        wanted = [(b, t, key) for b in range(BUCKETS) for t in (0, 1) for key in (*range(60), 1000, 1199)]
+        kept = {place: fill for place, fill in expected.items() if place in set(wanted)}
+        assert self.read_many(store, wanted) == kept
+
     def test_hundreds_of_flushes_are_read_as_one(self, store: RowStore) -> None:
         expected: dict[tuple[int, int], int] = {}
         for i in range(300):

@@ -73,6 +73,10 @@ void seal(RunEntry& run, const u8* bytes, u32 width);
 std::string merge_runs(std::span<const RunsView> newest_first, const RecordWidths& widths, bool keep_removed, u64 most_bytes,
                        RunColumns& out, size_t& failed);
 
+// The rows of chosen keys, (n,) each, sorted by (bucket, table, key); checksums are made, not looked at. A key is in one run.
+void pick_runs(const RunsView& runs, const RecordWidths& widths, std::span<const i64> buckets, std::span<const u8> tables,
+               std::span<const u64> keys, RunColumns& out);
+
 // A key on its way to its place, and where it comes from.
 struct KeyAt {
   u64 key;

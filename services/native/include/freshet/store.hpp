@@ -61,7 +61,20 @@ struct PushGroup {
   const float* gradients = nullptr;  // (n, S)
 };
 
-enum class Pushed : int { applied, skipped, refused };
+enum class Pushed : int { applied, skipped, refused, unread };  // unread: rows must be read first, nothing was touched
+
+// Why a lookup has no answer: its bucket is not held, or is being loaded and the row must be read first.
+struct Missing {
+  u32 bucket;
+  bool unread;
+};
+
+// Keys of buckets that are being loaded, about which memory knows nothing yet: (n,) each.
+struct Unread {
+  std::vector<i64> buckets, fences;
+  std::vector<u64> keys;
+  std::vector<u8> tables;
+};
 
 struct Counts {
   i64 created = 0, evicted = 0, not_finite = 0, not_admitted = 0;
@@ -127,14 +140,15 @@ class Store {
 
   // --- rows of a batch (store.cpp)
   // Write each key's floats to `out` (n, S). Absent rows: initial values and, if the table admits them, a new row when
-  // `create`; zeros otherwise. Returns a bucket that is not held, if any key needed it (then `out` is unfinished).
+  // `create`; zeros otherwise. Returns a bucket that cannot answer, if any key needed it (then `out` is unfinished).
   // touched: (n,) seconds at which each row was last touched before, 0 for an absent one; null: not asked.
   // states: (n, T) optimiser state, of an absent row what a new one starts with, or zeros likewise; null: not asked.
-  std::optional<u32> lookup(u32 group, const Keys& keys, float* out, bool create, u8* found, u32* touched = nullptr,
-                            float* states = nullptr);
+  std::optional<Missing> lookup(u32 group, const Keys& keys, float* out, bool create, u8* found, u32* touched = nullptr,
+                                float* states = nullptr);
   // Apply gradients with the (n, 3) ranges partition, start, stop that they stand for. Every bucket is checked before any
   // is touched. Running out of memory in the middle ends the process: half a push must never be flushed.
-  Pushed push(const i64* ranges, size_t n, i64 clock_ms, const std::vector<PushGroup>& groups);
+  // owned: (buckets,) which are meant, all of which must be held; null: those that are held. No others are touched.
+  Pushed push(const i64* ranges, size_t n, i64 clock_ms, const std::vector<PushGroup>& groups, const u8* owned = nullptr);
 
   // --- buckets
   void set_applied(u32 bucket, const i64* offsets, i64 clock_ms);  // and hold the bucket
@@ -145,8 +159,21 @@ class Store {
   std::vector<u32> held() const;  // rising
   void drop_bucket(u32 bucket);
 
+  // --- buckets that answer while they are loaded (store_loading.cpp)
+  // They are held, but an absent row is only taken for absent once that is known: `settle` says so of keys, `finish_loading`
+  // of the bucket. They are neither flushed nor evicted from. `fence`: of the claim that they are loaded under; what was read
+  // under another one is left alone.
+  void begin_loading(u32 bucket, const i64* offsets, i64 clock_ms, i64 fence);
+  Unread unread(const std::vector<std::pair<u32, Keys>>& groups) const;
+  // Rows of which nothing is known here; those that are here may have learned since. Checked as by `import_runs`.
+  void import_unread(const RunsView& runs, i64 fence);
+  // Keys that the row store does not have: those that are not here either are absent from now on.
+  void settle(const i64* buckets, const u8* tables, const u64* keys, size_t n, i64 fence);
+  bool finish_loading(u32 bucket, i64 fence);  // false: it is not being loaded under this fence any more
+
   // --- flush and publish (store_collect.cpp)
-  // Buckets rise; their runs are then a directory. One that is not held is left out: it may have been dropped meanwhile.
+  // Buckets rise; their runs are then a directory. One that is not held, as it may
+  // have been dropped meanwhile, or is still being loaded is left out.
   FlushBatch collect_flush(const std::vector<u32>& buckets, bool whole);
   // Buckets in turn, and how many have been left with nothing to publish since the store was made: once that has grown by
   // all buckets, every row that was marked before has been collected.
@@ -175,7 +202,7 @@ class Store {
 
   // --- eviction (store_evict.cpp)
   // Examine up to `budget` rows more, buckets in turn: by age, then by the least recently used down to a table's
-  // max_rows. Rows not flushed stay, and those of buckets that are not held. `finished` when a round over all buckets is complete.
+  // max_rows. Rows not flushed stay, and those of buckets that are not held or still loaded. `finished` when a round over all buckets is complete.
   Evicted evict(i64 now_ms, i64 budget);
 
   u32 buckets() const { return spec_.buckets; }
@@ -190,16 +217,29 @@ class Store {
   Counts counts() const;
 
  private:
+  struct Loading {
+    i64 fence;
+    std::set<std::pair<u64, u8>> absent;  // keys that the row store does not have
+  };
   struct alignas(64) BucketState {
     SpinLock lock;
     bool held = true;
     i64 clock_ms = 0;
     std::vector<Removal> removed[consumers];
+    std::unique_ptr<Loading> loading;  // while it is loaded
   };
   static constexpr int no_group = -1;
   static constexpr size_t piece = 32;  // rows that are stepped at a time
 
   u32 bucket_of(u64 key) const { return static_cast<u32>(key >> shift_); }
+  // Under the bucket's lock: whether it is known if there is such a row.
+  bool known(const BucketState& state, const Group& group, u32 bucket, u64 key, u8 table) const {
+    return !state.loading || group.find(group.bin(bucket), key, table) != Group::none ||
+           state.loading->absent.contains({key, table});
+  }
+  std::optional<u32> unread_bucket(u32 group, const Keys& keys) const;
+  void hold(BucketState& state, u32 bucket, const i64* offsets, i64 clock_ms);
+  void end_loading(BucketState& state);
   void check_keys(u32 group, const Keys& keys) const;
   void check_bucket(u32 bucket) const;
   std::vector<std::unique_lock<std::mutex>> no_pushes();
@@ -233,6 +273,7 @@ class Store {
   std::array<std::atomic<i64>, 256> rows_{}, evicted_of_{};
   std::array<std::atomic<i64>, consumers> pending_{};
   std::atomic<i64> clock_ms_{0}, created_{0}, evicted_{0}, not_finite_{0}, not_admitted_{0}, drained_{0};
+  std::atomic<u32> loading_{0};  // buckets
   std::mutex publish_lock_;
   u32 publish_cursor_ = 0;
 

@@ -1,0 +1,112 @@
+// Buckets that answer while their rows are read: absent from memory is not absent from the row store (PROTOCOL 10 and 13).
+#include <algorithm>
+#include <stdexcept>
+
+#include "freshet/store.hpp"
+
+namespace freshet {
+
+namespace {
+
+// Rows taken under one hold of a bucket's lock, for which lookups wait: some 50 us.
+constexpr u32 taken_at_once = 256;
+
+}  // namespace
+
+std::optional<u32> Store::unread_bucket(u32 index, const Keys& keys) const {
+  if (loading_.load(std::memory_order_relaxed) == 0) return std::nullopt;
+  const Group& group = *groups_[index];
+  for (size_t i = 0; i < keys.n;) {
+    const u32 bucket = bucket_of(keys.keys[i]);
+    const size_t end = keys.bucket_starts[bucket + 1];
+    const std::lock_guard lock(states_[bucket].lock);
+    for (; i < end; i++)
+      if (!known(states_[bucket], group, bucket, keys.keys[i], keys.tables[i])) return bucket;
+  }
+  return std::nullopt;
+}
+
+void Store::begin_loading(u32 bucket, const i64* offsets, i64 clock_ms, i64 fence) {
+  check_bucket(bucket);
+  if (spec_.serving) throw std::invalid_argument("a serving store is not loaded: it takes values");
+  const auto pushes = no_pushes();
+  BucketState& state = states_[bucket];
+  const std::lock_guard lock(state.lock);
+  for (const auto& group : groups_)
+    if (group->bin(bucket).rows) throw std::invalid_argument("a bucket that is loaded must be empty: drop it first");
+  end_loading(state);
+  state.loading = std::make_unique<Loading>(Loading{fence, {}});
+  loading_.fetch_add(1, std::memory_order_relaxed);
+  hold(state, bucket, offsets, clock_ms);
+}
+
+// Under the bucket's lock.
+void Store::end_loading(BucketState& state) {
+  if (!state.loading) return;
+  state.loading.reset();
+  loading_.fetch_sub(1, std::memory_order_relaxed);
+}
+
+bool Store::finish_loading(u32 bucket, i64 fence) {
+  check_bucket(bucket);
+  BucketState& state = states_[bucket];
+  const std::lock_guard lock(state.lock);
+  if (!state.loading || state.loading->fence != fence) return false;
+  end_loading(state);
+  return true;
+}
+
+Unread Store::unread(const std::vector<std::pair<u32, Keys>>& groups) const {
+  Unread out;
+  for (const auto& [index, keys] : groups) check_keys(index, keys);
+  for (const auto& [index, keys] : groups) {
+    const Group& group = *groups_[index];
+    for (size_t i = 0; i < keys.n;) {
+      const u32 bucket = bucket_of(keys.keys[i]);
+      const size_t end = keys.bucket_starts[bucket + 1];
+      BucketState& state = states_[bucket];
+      const std::lock_guard lock(state.lock);
+      for (; i < end; i++) {
+        if (known(state, group, bucket, keys.keys[i], keys.tables[i])) continue;
+        out.buckets.push_back(bucket);
+        out.fences.push_back(state.loading->fence);
+        out.keys.push_back(keys.keys[i]);
+        out.tables.push_back(keys.tables[i]);
+      }
+    }
+  }
+  return out;
+}
+
+void Store::import_unread(const RunsView& runs, i64 fence) {
+  if (spec_.serving) throw std::invalid_argument("a serving store takes values, not packed rows: use import_values");
+  check_runs(runs);
+  for (const RunEntry& run : runs.directory) {
+    const u8 table = static_cast<u8>(run.table);
+    Group& group = *groups_[group_of(table)];
+    const u32 packed = group.layout.packed_bytes();
+    const u8 *keys = runs.of(run), *records = keys + run.keys_bytes();
+    BucketState& state = states_[run.bucket];
+    for (u32 first = 0; first < run.rows; first += taken_at_once) {
+      const std::lock_guard lock(state.lock);
+      if (!state.loading || state.loading->fence != fence) break;
+      for (u32 i = first; i < std::min(run.rows, first + taken_at_once); i++)
+        if (const u64 key = load_key(keys, i); !known(state, group, run.bucket, key, table))
+          import_row(group, run.bucket, key, table, records + size_t{i} * packed);
+    }
+  }
+}
+
+void Store::settle(const i64* buckets, const u8* tables, const u64* keys, size_t n, i64 fence) {
+  for (size_t i = 0; i < n; i++) {
+    const u32 bucket = bucket_of(keys[i]);
+    if (bucket != buckets[i]) throw std::invalid_argument("a key is of another bucket");
+    const Group& group = *groups_[group_of(tables[i])];
+    BucketState& state = states_[bucket];
+    const std::lock_guard lock(state.lock);
+    if (!state.loading || state.loading->fence != fence) continue;
+    if (group.find(group.bin(bucket), keys[i], tables[i]) == Group::none) state.loading->absent.insert({keys[i], tables[i]});
+  }
+}
+
+}  // namespace freshet

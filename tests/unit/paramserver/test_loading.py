@@ -1,0 +1,367 @@
+"""A shard that takes buckets over answers from the row store while it loads them, and every row is right."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from freshet.clock import SYSTEM_CLOCK
+from freshet.errors import Unavailable
+from freshet.paramserver.shard import Shard
+from freshet.seams.eventlog import EventLog
+from freshet.seams.rowstore import FlushOutcome
+from freshet.seams.rowstore.sqlite import SqliteRowStore
+from freshet.spec.layout import layout_of
+from freshet.tables.runs import runs_of, widths_of
+from freshet.testing.contracts.rowservice import Row, look_up, push_of
+from freshet.types import I64, U8, U64, Bucket, Fence, Flush, RowRuns, TopicPartition
+from tests.unit.paramserver.test_published import PARSED, TOPICS, log
+
+__all__ = ["log"]
+
+STORED: list[Row] = [
+    (table, (key * 0x9E3779B97F4A7C15) % (1 << 64)) for table in (0, 1) for key in range(1, 60)
+]
+"""Rows that were learned before anybody takes over; in every bucket."""
+NEW: list[Row] = [
+    (table, (key * 0x9E3779B97F4A7C15) % (1 << 64)) for table in (0, 1) for key in range(60, 90)
+]
+EVERY_BUCKET = [Bucket(b) for b in range(PARSED.buckets)]
+
+
+class Watched(SqliteRowStore):
+    """A row store that says what is read by key, and calls somebody before it reads, and before it hands out
+    what it has read."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.asked: list[int] = []  # keys of each reading
+        self.before_piece: Callable[[], None] = lambda: None
+        self.before_read: Callable[[], None] = lambda: None
+        self.before_rows: Callable[[], None] = lambda: None
+
+    def scan(self, buckets: Sequence[Bucket]) -> Iterator[RowRuns]:
+        for runs in super().scan(buckets):
+            for i in range(len(runs.directory)):
+                self.before_piece()
+                yield runs.slice(i, i + 1)
+
+    def read_many(self, buckets: I64, tables: U8, keys: U64) -> Iterator[RowRuns]:
+        self.before_read()
+        self.asked.append(len(keys))
+        for runs in super().read_many(buckets, tables, keys):
+            self.before_rows()
+            yield runs
+
+
+@pytest.fixture
+def rows(tmp_path: Path) -> Iterator[Watched]:
+    made = Watched(tmp_path / "rows.sqlite")
+    yield made
+    made.close()
+
+
+def shard_of(log: EventLog, rows: SqliteRowStore, name: str) -> Shard:
+    return Shard(
+        spec=PARSED,
+        layout=layout_of(PARSED),
+        spec_hash="hash",
+        topics=TOPICS,
+        log=log,
+        rows=rows,
+        clock=SYSTEM_CLOCK,
+        name=name,
+    )
+
+
+@pytest.fixture
+def initial(log: EventLog, rows: Watched) -> dict[Row, list[float]]:
+    """Values of all rows before anything is learned; the row store holds STORED, one push later."""
+    former = shard_of(log, rows, "former")
+    former.create()
+    former.take(EVERY_BUCKET, Fence(10), whole=True)
+    values = look_up(former, STORED + NEW, create=True)
+    former.push(push_of({0: (0, 1)}, ones(STORED)))
+    former.flush()
+    return values
+
+
+@pytest.fixture
+def shard(log: EventLog, rows: Watched, initial: dict[Row, list[float]]) -> Shard:
+    """It has taken every bucket, and loaded none."""
+    made = shard_of(log, rows, "heir")
+    made.take(EVERY_BUCKET, Fence(11))
+    return made
+
+
+def ones(wanted: list[Row]) -> dict[Row, list[float]]:
+    """Gradients of a push that takes one off each of their floats."""
+    return {row: [1.0, 1.0] for row in wanted}
+
+
+def load(shard: Shard) -> None:
+    while shard.loader.waits:
+        shard.load_some()
+
+
+def pushes(
+    shard: Shard, initial: dict[Row, list[float]], wanted: list[Row], *, create: bool = False
+) -> dict[Row, int]:
+    """{row: how many pushes it has learned from}."""
+    found = look_up(shard, wanted, create=create)
+    counts = {row: round(initial[row][0] - values[0]) for row, values in found.items()}
+    for row, values in found.items():
+        np.testing.assert_allclose(values, [value - counts[row] for value in initial[row]], atol=1e-5)
+    return counts
+
+
+def next_owner(log: EventLog, rows: SqliteRowStore) -> Shard:
+    """It has read everything."""
+    fence = int(rows.metas([Bucket(0)])[Bucket(0)].fence)
+    next_one = shard_of(log, rows, "next")
+    next_one.take(EVERY_BUCKET, Fence(fence + 1), whole=True)
+    return next_one
+
+
+def test_a_lookup_is_answered_before_anything_is_loaded(
+    shard: Shard, rows: Watched, initial: dict[Row, list[float]]
+) -> None:
+    assert shard.held() == EVERY_BUCKET
+    assert shard.applied() == {0: [1], 1: [0]}
+    assert pushes(shard, initial, STORED[:10], create=True) == dict.fromkeys(STORED[:10], 1)
+    assert rows.asked == [10], "only what was asked for is read"
+    assert pushes(shard, initial, STORED[:10], create=True) == dict.fromkeys(STORED[:10], 1)
+    assert rows.asked == [10], "and it is read once"
+
+
+def test_what_the_row_store_does_not_have_is_absent_and_not_asked_for_again(
+    shard: Shard, rows: Watched, initial: dict[Row, list[float]]
+) -> None:
+    zeros = {row: [0.0, 0.0] for row in NEW}
+    assert look_up(shard, NEW, create=False) == zeros
+    assert look_up(shard, NEW, create=False) == zeros
+    assert look_up(shard, NEW, create=True) == {row: initial[row] for row in NEW}
+    assert rows.asked == [len(NEW)]
+
+
+def test_a_push_to_rows_that_nobody_looked_up_reads_them_first(
+    shard: Shard, rows: Watched, initial: dict[Row, list[float]]
+) -> None:
+    assert shard.push(push_of({0: (1, 2)}, ones(STORED + NEW)))
+    assert not shard.push(push_of({0: (1, 2)}, ones(STORED + NEW)))
+    expected = dict.fromkeys(STORED, 2) | dict.fromkeys(NEW, 1)
+    assert pushes(shard, initial, STORED + NEW) == expected
+    load(shard)
+    assert pushes(shard, initial, STORED + NEW) == expected
+    assert rows.asked == [len(STORED + NEW)]
+
+
+def test_a_push_that_was_applied_already_reads_nothing(shard: Shard, rows: Watched) -> None:
+    assert not shard.push(push_of({0: (0, 1)}, ones(STORED)))
+    assert rows.asked == []
+
+
+@pytest.mark.parametrize("when", ["before", "during", "after"])
+def test_a_row_that_learns_before_the_scan_comes_to_it_keeps_what_it_learned(
+    shard: Shard, log: EventLog, rows: Watched, initial: dict[Row, list[float]], when: str
+) -> None:
+    left = [True]
+
+    def learn() -> None:
+        if left:
+            left.pop()
+            shard.push(push_of({0: (1, 2)}, ones(STORED[::2] + NEW)))
+
+    if when == "before":
+        learn()
+    rows.before_piece = learn if when == "during" else lambda: None
+    load(shard)
+    if when == "after":
+        learn()
+    assert not left
+    expected = dict.fromkeys(STORED, 1) | dict.fromkeys(STORED[::2], 2) | dict.fromkeys(NEW, 1)
+    assert pushes(shard, initial, STORED + NEW, create=False) == expected
+    shard.flush()
+    metas = rows.metas(EVERY_BUCKET)
+    assert sum(meta.rows for meta in metas.values()) == len(STORED + NEW)
+    assert {meta.applied[0] for meta in metas.values()} == {2}
+    assert pushes(next_owner(log, rows), initial, STORED + NEW) == expected
+
+
+def test_a_row_that_was_removed_while_its_bucket_loads_does_not_come_back(
+    shard: Shard, log: EventLog, rows: Watched, initial: dict[Row, list[float]]
+) -> None:
+    gone = STORED[:5]
+    look_up(shard, gone, create=True)
+    keys = np.array([key for _, key in gone], np.uint64)
+    assert shard.store.remove(0, keys) == len(gone)
+    load(shard)
+    shard.flush()
+    assert look_up(shard, gone, create=False) == {row: [0.0, 0.0] for row in gone}
+    assert look_up(next_owner(log, rows), gone, create=False) == {row: [0.0, 0.0] for row in gone}
+
+
+def test_a_read_that_fails_is_no_absence_and_changes_nothing(
+    shard: Shard, rows: Watched, initial: dict[Row, list[float]]
+) -> None:
+    def fail() -> None:
+        raise Unavailable("the row store is away")
+
+    look_up(shard, STORED[:5], create=True)
+    rows.before_read = fail
+    with pytest.raises(Unavailable, match="away"):
+        look_up(shard, STORED, create=True)
+    with pytest.raises(Unavailable, match="away"):
+        shard.push(push_of({0: (1, 2)}, ones(STORED)))
+    assert shard.applied() == {0: [1], 1: [0]}
+    shard.push(push_of({0: (1, 2)}, ones(STORED[:5])))  # rows that are here learn on
+    rows.before_read = lambda: None
+    expected = dict.fromkeys(STORED, 1) | dict.fromkeys(STORED[:5], 2)
+    assert pushes(shard, initial, STORED, create=True) == expected
+
+
+def test_a_scan_that_fails_is_begun_again(
+    shard: Shard, rows: Watched, initial: dict[Row, list[float]]
+) -> None:
+    def fail() -> None:
+        rows.before_piece = lambda: None
+        raise Unavailable("the row store is away")
+
+    rows.before_piece = fail
+    with pytest.raises(Unavailable, match="away"):
+        shard.load_some()
+    load(shard)
+    assert pushes(shard, initial, STORED, create=False) == dict.fromkeys(STORED, 1)
+    assert shard.loader.progress.buckets == 0
+
+
+def test_a_bucket_is_flushed_once_it_is_loaded_and_not_before(shard: Shard, rows: Watched) -> None:
+    shard.push(push_of({0: (1, 2)}, ones(STORED)))
+    shard.flush()
+    assert {meta.applied[0] for meta in rows.metas(EVERY_BUCKET).values()} == {1}
+    shard.load_some()
+    shard.flush()
+    still = shard.loader.loading()
+    assert 0 < len(still) < len(EVERY_BUCKET)
+    for bucket, meta in rows.metas(EVERY_BUCKET).items():
+        assert meta.applied[0] == (1 if bucket in still else 2)
+
+
+def test_what_is_left_to_load_is_told(shard: Shard) -> None:
+    before = shard.loader.progress
+    assert (before.buckets, before.rows) == (len(EVERY_BUCKET), len(STORED))
+    shard.load_some()
+    assert 0 < shard.loader.progress.buckets < before.buckets
+    assert shard.loader.progress.rows < before.rows
+    load(shard)
+    assert (shard.loader.progress.buckets, shard.loader.progress.rows) == (0, 0)
+
+
+def write_as_somebody_else(rows: SqliteRowStore, bucket: int) -> None:
+    """Bring a bucket one seq further, as an owner can whom a failover has forgotten the claim against."""
+    meta, identity = rows.metas([Bucket(bucket)])[Bucket(bucket)], rows.identity()
+    assert identity is not None
+    flush = Flush(
+        buckets=np.array([bucket]),
+        fences=np.array([meta.fence]),
+        seqs=np.array([meta.seq + 1]),
+        rows=np.array([meta.rows]),
+        applied=np.array([[meta.applied[p] for p in range(PARSED.partitions)]]),
+        rows_offsets=np.array([meta.rows_offset]),
+        clocks_ms=np.array([meta.clock_ms]),
+        runs=runs_of([], widths_of(identity.record_bytes)),
+    )
+    assert rows.flush(flush).tolist() == [FlushOutcome.DONE]
+
+
+def test_a_bucket_that_was_written_while_it_was_loaded_is_dropped_and_told(
+    shard: Shard, log: EventLog, rows: Watched, initial: dict[Row, list[float]]
+) -> None:
+    shard.push(push_of({0: (1, 2)}, ones(STORED)))
+    write_as_somebody_else(rows, 3)
+    load(shard)
+    assert shard.doubtful() == {3}
+    assert shard.doubtful() == set()
+    assert shard.held() == [b for b in EVERY_BUCKET if b != 3]
+    shard.flush()
+    assert rows.metas([Bucket(3)])[Bucket(3)].applied[0] == 1, "nothing that it learned was written"
+
+    shard.take([Bucket(3)], Fence(12), whole=True)
+    assert shard.applied()[0] == [1, 2], "what it learned is to be replayed"
+    assert shard.push(push_of({0: (1, 2)}, {})), "by the bucket that had lost it"
+
+
+@pytest.mark.parametrize("reading", ["the scan", "a lookup", "a lookup of rows that were absent"])
+def test_what_was_read_for_an_earlier_claim_is_not_taken_for_a_later_one(
+    shard: Shard, log: EventLog, rows: Watched, initial: dict[Row, list[float]], reading: str
+) -> None:
+    """The buckets go to another shard and come back while rows are on their way."""
+    other = shard_of(log, rows, "other")
+    moved: list[bool] = []
+
+    def come_back() -> None:
+        rows.before_rows = rows.before_piece = lambda: None
+        moved.append(True)
+        shard.drop(EVERY_BUCKET)
+        other.take(EVERY_BUCKET, Fence(12), whole=True)
+        other.push(push_of({0: (1, 2)}, ones(STORED + NEW)))
+        other.flush()
+        shard.take(EVERY_BUCKET, Fence(13))
+
+    if reading == "the scan":
+        rows.before_piece = come_back
+        load(shard)
+    else:
+        rows.before_rows = come_back
+        wanted = STORED if reading == "a lookup" else NEW
+        assert pushes(shard, initial, wanted, create=True) == dict.fromkeys(wanted, 1 + (wanted is STORED))
+    assert moved
+    assert shard.doubtful() == set(), "buckets of the later claim are none of an earlier scan's affair"
+    expected = dict.fromkeys(STORED, 2) | dict.fromkeys(NEW, 1)
+    assert pushes(shard, initial, STORED + NEW, create=True) == expected
+    load(shard)
+    assert pushes(shard, initial, STORED + NEW) == expected
+
+
+def test_a_bucket_that_is_taken_again_is_read_again(
+    shard: Shard, rows: Watched, initial: dict[Row, list[float]]
+) -> None:
+    shard.push(push_of({0: (1, 2)}, ones(STORED + NEW)))
+    shard.take(EVERY_BUCKET, Fence(12))
+    assert shard.applied() == {0: [1], 1: [0]}
+    assert pushes(shard, initial, STORED) == dict.fromkeys(STORED, 1)
+    assert look_up(shard, NEW, create=False) == {row: [0.0, 0.0] for row in NEW}
+
+
+def test_buckets_can_be_given_up_while_they_load(
+    shard: Shard, log: EventLog, rows: Watched, initial: dict[Row, list[float]]
+) -> None:
+    shard.push(push_of({0: (1, 2)}, ones(STORED)))
+    shard.give_up(EVERY_BUCKET)
+    load(shard)
+    assert (shard.held(), shard.doubtful(), shard.loader.progress.buckets) == ([], set(), 0)
+    assert shard.store.memory().rows == {0: 0, 1: 0}
+    assert pushes(next_owner(log, rows), initial, STORED) == dict.fromkeys(STORED, 1)
+
+
+def test_a_shard_that_is_stopped_while_it_loads_ends_with_the_next_piece(
+    log: EventLog, rows: Watched, initial: dict[Row, list[float]]
+) -> None:
+    shard = shard_of(log, rows, "heir")
+    pieces: list[int] = []
+
+    def stop() -> None:
+        pieces.append(1)
+        shard._stop.set()  # as `stop` does before it waits for the threads
+
+    rows.before_piece = stop
+    shard.take(EVERY_BUCKET, Fence(11))
+    shard.start()
+    shard.stop()
+    assert len(pieces) <= 1
+    assert shard.failed is None
+    end = {p: log.bounds(TopicPartition(TOPICS.samples, p)).end for p in range(PARSED.partitions)}
+    assert end == {0: 0, 1: 0}
