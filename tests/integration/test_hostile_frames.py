@@ -83,13 +83,17 @@ def shard(tmp_path: Path) -> Iterator[GrpcServer]:
 
 def row_requests(widths: tuple[int, ...]) -> list[bytes]:
     keys, tables = np.arange(1, 6, dtype=np.uint64), np.zeros(5, np.uint8)
-    gradients = np.ones((5, widths[0]), np.float32)
+    gradients, everything = np.ones((5, widths[0]), np.float32), np.ones(BUCKETS, np.bool_)
     return [
         lookup_frame(1, [(0, keys, tables)], RowCodec.FP32, create=True),
         lookup_frame(2, [(0, keys, tables)], RowCodec.INT8, create=False),
         lookup_frame(3, [(0, keys, tables)], RowCodec.FP32, create=True, states=True),
-        push_frame(3, [OffsetRange(0, 0, 7)], 10, 5, [(0, keys, tables, gradients)], RowCodec.FP32, everything),
-        push_frame(4, [OffsetRange(0, 0, 7)], 10, 5, [(0, keys, tables, gradients)], RowCodec.INT8, everything),
+        push_frame(
+            3, [OffsetRange(0, 0, 7)], 10, 5, [(0, keys, tables, gradients)], RowCodec.FP32, everything
+        ),
+        push_frame(
+            4, [OffsetRange(0, 0, 7)], 10, 5, [(0, keys, tables, gradients)], RowCodec.INT8, everything
+        ),
         encode_frame(Frame(Kind.ASK, 5)),
     ]
 

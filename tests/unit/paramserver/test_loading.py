@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from freshet.clock import SYSTEM_CLOCK
-from freshet.errors import Unavailable
+from freshet.errors import Refused, Unavailable
 from freshet.paramserver.shard import Shard
 from freshet.seams.eventlog import EventLog
 from freshet.seams.rowstore import FlushOutcome
@@ -365,3 +366,30 @@ def test_a_shard_that_is_stopped_while_it_loads_ends_with_the_next_piece(
     assert shard.failed is None
     end = {p: log.bounds(TopicPartition(TOPICS.samples, p)).end for p in range(PARSED.partitions)}
     assert end == {0: 0, 1: 0}
+
+
+def test_a_push_touches_only_buckets_that_its_sender_believes_to_be_here(
+    shard: Shard, initial: dict[Row, list[float]]
+) -> None:
+    """Its sender has not heard yet that bucket 3 came: what it has for its rows went to the former owner."""
+    elsewhere = [row for row in STORED if row[1] >> 60 == 3]
+    here = [row for row in STORED if row not in elsewhere]
+    believed = np.ones(PARSED.buckets, np.bool_)
+    believed[3] = False
+    assert shard.push(replace(push_of({0: (1, 2)}, ones(here)), owned=believed))
+    assert shard.store.applied_of(3) == {0: 1, 1: 0}
+    assert shard.push(replace(push_of({0: (1, 2)}, ones(STORED)), owned=np.ones(PARSED.buckets, np.bool_)))
+    assert pushes(shard, initial, STORED) == dict.fromkeys(STORED, 2)
+
+
+def test_a_push_is_refused_if_a_bucket_is_not_here_that_its_sender_believes_to_be(shard: Shard) -> None:
+    shard.drop([Bucket(3)])
+    with pytest.raises(Refused):
+        shard.push(replace(push_of({0: (1, 2)}, {}), owned=np.ones(PARSED.buckets, np.bool_)))
+    assert shard.applied() == {0: [1], 1: [0]}
+
+
+def test_a_push_is_refused_that_holds_rows_of_buckets_that_it_does_not_name(shard: Shard) -> None:
+    with pytest.raises(Refused):
+        shard.push(replace(push_of({0: (1, 2)}, ones(STORED)), owned=np.zeros(PARSED.buckets, np.bool_)))
+    assert shard.applied() == {0: [1], 1: [0]}

@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-from freshet.types import F32, U8, U32, U64, Fence, OffsetRange, TimeMs, Bool
+from freshet.types import F32, U8, U32, U64, Bool, Fence, OffsetRange, TimeMs
 
 __all__ = ["KeyGroup", "OwnersChange", "Push", "PushesAhead", "RowService", "StatesToo"]
 
