@@ -5,7 +5,8 @@
 | `Lookup` (stream) | LOOKUP: KEYS and TABLES of each group; the codec that the answer shall have; flag 1:
 create; flag 2: states | ROWS: VALUES (and SCALES) of each group; with flag 2 STATES of those that have any |
 | `Push` (stream) | PUSH: RANGES, NUMBERS (fence, clock in ms), OWNED (buckets that are the
-receiver's, as the sender believes), KEYS, TABLES, VALUES (and SCALES) of each group | PUSHED: flag 1: applied, 0: all of it was there |
+receiver's, as the sender believes), KEYS, TABLES, VALUES (and SCALES) of each
+group | PUSHED: flag 1: applied, 0: all of it was there |
 | `Applied` | ASK | TOLD: APPLIED (every distinct offset of a partition), NUMBERS (the buckets held) |
 | `Describe` | ASK | TOLD: TEXT (JSON) |
 """
