@@ -36,6 +36,18 @@ class TestPipelinedStreamWithOwnWrites(BatchStreamContract):
         log.close()
 
 
+class TestRemoteStreamWithOwnWrites(BatchStreamContract):
+    answers_at_once = False
+
+    @pytest.fixture
+    def scene(self, tmp_path: Path) -> Iterator[Scene]:
+        log = SqliteEventLog(tmp_path)
+        scene = RemoteScene(log, own_writes=True)
+        yield scene
+        scene.close()
+        log.close()
+
+
 class TestRemoteStream(BatchStreamContract):
     answers_at_once = False
 

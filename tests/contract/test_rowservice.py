@@ -160,18 +160,18 @@ def test_rows_come_with_the_state_that_steps_them(tmp_path: Path, shards: int) -
     keys, _ = keys_of(rows)
     with served(tmp_path, spec, shards) as (remote, _):
 
-        def told() -> tuple[F32, F32]:
+        def told(pushed: dict[int, int]) -> tuple[F32, F32]:
             values = np.full((len(rows), group.width), 77, np.float32)
             states = np.full((len(rows), group.state_floats), 77, np.float32)
-            remote.lookup_with_states([keys], [values], [states])
+            assert remote.lookup_with_states([keys], [values], [states]) == pushed
             return values, states
 
-        values, states = told()
+        values, states = told({})
         for step in range(3):
             push = push_of({0: (step, step + 1)}, {row: [step + 1.0, row[1] % 7] for row in rows[::2]})
             assert remote.push(push)
             RowSteps(group).step(keys, values, states, push.groups[0], push.gradients[0])
-        for copy, row in zip((values, states), told(), strict=True):
+        for copy, row in zip((values, states), told({0: 3}), strict=True):
             np.testing.assert_array_equal(copy, row)
         assert np.ptp(values) > 0.1, "nothing was stepped"
 

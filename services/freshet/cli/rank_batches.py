@@ -19,6 +19,7 @@ from freshet.errors import Unavailable
 from freshet.features import SampleDecoder
 from freshet.runtime.lifecycle import Cleanup
 from freshet.seams.batches import BatchStream
+from freshet.seams.batches.own_writes import OwnWrites
 from freshet.seams.batches.remote import RemoteStream, Seat
 from freshet.seams.eventlog import EventLog
 from freshet.seams.eventlog.claims import Claims
@@ -90,7 +91,8 @@ class FromEmbedders:
     def __init__(self, parts: RankParts, wire: Wire) -> None:
         """Connects when batches are taken."""
         self._parts, self._wire = parts, wire
-        self._names = names_of(parts.spec, layout_of(parts.spec))
+        self._layout = layout_of(parts.spec)
+        self._names = names_of(parts.spec, self._layout)
         self._stream: RemoteStream | None = None
         self._before = RankCounts()
 
@@ -112,6 +114,7 @@ class FromEmbedders:
             topic=parts.topics.samples,
             clock=parts.clock,
             ahead=0 if train.mode == "sync" else 1 + train.staleness_rows // train.batch_rows,
+            own=None if train.mode == "sync" else OwnWrites(self._layout),
             codec=self._wire.gradients,
         )
         return self._stream
@@ -187,7 +190,7 @@ class FromShards:
             batch_rows=spec.train.batch_rows,
             staleness_rows=spec.train.staleness_rows,
             recent=parts.recent,
-            own_writes=True,
+            own_writes="here",
         )
         return self._stream
 

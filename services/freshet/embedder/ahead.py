@@ -16,13 +16,13 @@ from freshet.embedder.core import BatchPlan
 from freshet.embedder.decoding import BlockDecoder
 from freshet.embedder.desk import CreditDesk
 from freshet.embedder.making import Made, Maker, Slot
-from freshet.embedder.own_writes import OwnWrites, Seen, Write
 from freshet.embedder.patience import Patience
 from freshet.embedder.pushing import Pusher
 from freshet.embedder.recent import Recent
 from freshet.embedder.source import Source
 from freshet.errors import Unavailable
 from freshet.seams.batches import TrainBatch
+from freshet.seams.batches.own_writes import Begun, OwnWrites, Write
 from freshet.seams.rowservice import RowService
 from freshet.types import F32, Fence
 
@@ -75,7 +75,7 @@ class _Flight:
     ready: bool = False
     dropped: bool = False
     since: float = 0.0  # of the lookup or push that is under way
-    seen: Seen | None = None  # by its lookup, until its rows were brought up
+    begun: Begun | None = None  # its lookup, until its rows were brought up
     write: Write | None = None  # its gradients, once they are there
 
 
@@ -124,7 +124,6 @@ class AheadLane:
             moved=self._notify,
             refused=lambda refused: self.void(f"a push was refused: {refused}"),
             failed=self._fail,
-            sent=self._sent,
         )
         self._thread = threading.Thread(target=self._run, name=f"ahead-{index}", daemon=True)
 
@@ -145,9 +144,9 @@ class AheadLane:
             flight.looking = not self._common.ahead
         if not self._common.ahead and not self._look_up_now(flight, deadline):
             return None
-        if self._common.own is not None and (seen := flight.seen) is not None:
-            flight.seen = None
-            flight.made.bring_up(self._common.own, seen)
+        if self._common.own is not None and (begun := flight.begun) is not None:
+            flight.begun = None
+            flight.made.bring_up(self._common.own, begun)
         with self._changed:
             self._covered.update({r.partition: r.stop for r in flight.batch.ranges})
             self.counts.batches += 1
@@ -168,7 +167,7 @@ class AheadLane:
                 flight.since = self._common.clock.monotonic()
                 if self._common.own is not None and not flight.made.replayed:  # shards may have those
                     flight.write = self._common.own.given(
-                        flight.made.groups, kept, partial(self._free, flight.slot)
+                        batch.ranges, flight.made.groups, kept, partial(self._free, flight.slot)
                     )
                 self._pusher.give(flight.made.push(self._fence, kept), flight)
                 return
@@ -271,7 +270,7 @@ class AheadLane:
         self.stages.mark("decode")
         replayed = self._source.replayed(plan)
         made = self._common.maker.make(plan, decoded, slot, replayed=replayed, stages=self.stages)
-        flight = _Flight(made, slot, made.batch(self._fence), epoch)
+        flight = _Flight(made, slot, made.batch(self._fence, looked=self._common.own is None), epoch)
         if self._common.ahead:
             flight.credit = self._credit(plan)
             self.stages.mark("credit")
@@ -369,17 +368,17 @@ class AheadLane:
         self._common.arrived()
 
     def _look_anew(self, flight: _Flight) -> None:
-        """What the lookup sees that is about to be sent."""
+        """Its lookup is about to be sent."""
         self._forget(flight)
         if self._common.own is not None and self._common.ahead:
-            flight.seen = self._common.own.looking()
+            flight.begun = self._common.own.looking()
 
     def _forget(self, flight: _Flight) -> None:
         """The flight's rows will not be brought up."""
         with self._changed:
-            seen, flight.seen = flight.seen, None
-        if self._common.own is not None and seen is not None:
-            self._common.own.forget(seen)
+            begun, flight.begun = flight.begun, None
+        if self._common.own is not None and begun is not None:
+            self._common.own.forget(begun)
 
     def _look_up_now(self, flight: _Flight, deadline: float) -> bool:
         """Mode `sync`: take the credit and look up on the trainer's thread; False if there is no batch."""
@@ -437,10 +436,6 @@ class AheadLane:
         with self._changed:
             self._slots.append(slot)
             self._changed.notify_all()
-
-    def _sent(self, flight: _Flight) -> None:
-        if self._common.own is not None and flight.write is not None:
-            self._common.own.sent(flight.write)
 
     def _notify(self) -> None:
         with self._changed:

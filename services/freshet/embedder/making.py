@@ -10,9 +10,9 @@ import numpy as np
 from freshet.clock import Stages
 from freshet.embedder.core import BatchPlan
 from freshet.embedder.decoding import DecodedBatch
-from freshet.embedder.own_writes import OwnWrites, Seen
 from freshet.model.inputs import GroupInputs, Labels, ModelInputs
 from freshet.seams.batches import TrainBatch
+from freshet.seams.batches.own_writes import Begun, Looked, OwnWrites
 from freshet.seams.rowservice import KeyGroup, Push, RowService, StatesToo
 from freshet.spec.layout import Layout, item_of
 from freshet.spec.model import Spec
@@ -66,25 +66,25 @@ class Made:
     inputs: ModelInputs  # its rows are filled by `look_up`
     items: U64 | None
     replayed: bool
-    states: Sequence[F32] | None = None  # per group (U, T): optimiser state of the rows, if it is wanted
+    looked: Looked | None = None  # filled in by the lookup; None: nothing is wanted beside the rows
 
     def look_up(self, rows: RowService) -> None:
         """Fill in the rows, creating those that are absent. Raises as `RowService.lookup` does."""
         out = [group.rows for group in self.inputs.groups]
-        if self.states is None:
+        if self.looked is None:
             rows.lookup(self.groups, out, create=True)
         elif isinstance(rows, StatesToo):
-            rows.lookup_with_states(self.groups, out, self.states)
+            self.looked.pushed = rows.lookup_with_states(self.groups, out, self.looked.states)
         else:
             raise TypeError(f"expected a row service that tells optimiser state, found {type(rows).__name__}")
 
-    def bring_up(self, own: OwnWrites, seen: Seen) -> None:
-        """Take into the rows what their lookup has not seen of the stream's own writes."""
-        if self.states is not None:
-            own.bring_up(seen, self.groups, [group.rows for group in self.inputs.groups], self.states)
+    def bring_up(self, own: OwnWrites, begun: Begun) -> None:
+        """Take into the rows what their lookup did not know of the stream's own writes."""
+        if self.looked is not None:
+            own.bring_up(self.looked, [group.rows for group in self.inputs.groups], begun)
 
-    def batch(self, fence: Fence) -> TrainBatch:
-        """What the trainer is handed."""
+    def batch(self, fence: Fence, *, looked: bool) -> TrainBatch:
+        """What the trainer is handed; `looked`: it brings the rows up itself."""
         decoded = self.decoded
         return TrainBatch(
             ranges=self.plan.ranges,
@@ -98,6 +98,7 @@ class Made:
             replayed=self.replayed,
             explored=decoded.columns.explored,
             items=self.items,
+            looked=self.looked if looked else None,
         )
 
     def push(self, fence: Fence, gradients: Sequence[F32]) -> Push:
@@ -140,10 +141,10 @@ class Maker:
         labels = Labels(decoded.label_index, decoded.label_value, decoded.weight)
         columns = decoded.columns
         whole = ModelInputs(columns.size, inputs, columns.dense, labels)
-        states = (
-            [slot.state_room(g, len(group.keys)) for g, group in enumerate(groups)] if self._states else None
-        )
-        return Made(plan, decoded, groups, whole, self._items(decoded), replayed, states)
+        looked = None
+        if self._states:
+            looked = Looked(groups, [slot.state_room(g, len(keys.keys)) for g, keys in enumerate(groups)], {})
+        return Made(plan, decoded, groups, whole, self._items(decoded), replayed, looked)
 
     def _items(self, decoded: DecodedBatch) -> U64 | None:
         """(B,) the item's key of each sample, where the spec has a feature of it."""

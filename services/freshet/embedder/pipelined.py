@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Literal
 
 from freshet.clock import Clock
 from freshet.embedder.ahead import AheadLane, Common, LaneCounts
@@ -13,18 +14,18 @@ from freshet.embedder.core import Credits
 from freshet.embedder.decoding import BlockDecoder
 from freshet.embedder.desk import CreditDesk
 from freshet.embedder.making import Maker
-from freshet.embedder.own_writes import OwnWrites
 from freshet.embedder.recent import Recent
 from freshet.embedder.source import Sizes, Source, lag_of
 from freshet.model.inputs import ModelInputs
 from freshet.seams.batches import TrainBatch
+from freshet.seams.batches.own_writes import OwnWrites
 from freshet.seams.eventlog import EventLog
 from freshet.seams.rowservice import OwnersChange, RowService
 from freshet.spec.layout import Layout
 from freshet.spec.model import Spec
 from freshet.types import F32, Fence
 
-__all__ = ["DenseApplied", "PipelinedStream", "Share"]
+__all__ = ["DenseApplied", "OwnWritesOf", "PipelinedStream", "Share"]
 
 CLOSE_WAIT_S = 5.0
 """How long `close` goes on pushing what was given back. What is left is trained on again after a restart."""
@@ -39,6 +40,9 @@ a second."""
 
 DenseApplied = Callable[[], Mapping[int, Sequence[int]]]
 """What the trainer has applied; Unavailable while it cannot tell."""
+
+
+OwnWritesOf = Literal["here", "taker"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,15 +77,16 @@ class PipelinedStream:
         batch_rows: int,
         staleness_rows: int,
         recent: Recent | None = None,
-        own_writes: bool = False,
+        own_writes: OwnWritesOf | None = None,
     ) -> None:
         """Begin to read and look up at once.
 
         Args:
             dense_applied: may raise Unavailable: it is asked again.
             recent: where samples are kept for the gate, if they outlive this stream.
-            own_writes: bring rows up to what this stream has pushed when they are taken, where lookups go
-                ahead. The row service `StatesToo` then.
+            own_writes: who brings rows up to what their trainer has pushed since, where lookups go ahead:
+                this stream when they are taken, or whoever takes them, by `TrainBatch.looked`; None: nobody.
+                The row service `StatesToo` then.
         """
         self._topic, self._log, self._clock = topic, log, clock
         self._closed = False
@@ -93,13 +98,13 @@ class PipelinedStream:
         self._error: BaseException | None = None
         self._lanes: list[AheadLane] = []
         self._arrived = threading.Condition()
-        own = OwnWrites(layout) if own_writes and ahead else None
+        own = OwnWrites(layout) if own_writes == "here" and ahead else None
         common = Common(
             rows,
             rows.ownership if isinstance(rows, OwnersChange) else lambda: 0,
             self._desk,
             self._recent,
-            Maker(spec, layout, states=own is not None),
+            Maker(spec, layout, states=own_writes is not None and ahead),
             self._lookups,
             clock,
             ahead,

@@ -48,7 +48,6 @@ class Pusher(Generic[T]):
         moved: Callable[[], None],
         refused: Callable[[Refused], None],
         failed: Callable[[BaseException], None],
-        sent: Callable[[T], None] = lambda _: None,
     ) -> None:
         """The calls come from the pusher's thread and hold none of its locks.
 
@@ -58,11 +57,10 @@ class Pusher(Generic[T]):
             moved: after either of these; `idle` may be true now.
             refused: it does not continue what is applied; who is called calls `drop`.
             failed: anything else; likewise.
-            sent: it is on its way; again, if it is sent again.
         """
         self._rows = rows
         self._acknowledged, self._dropped, self._moved = acknowledged, dropped, moved
-        self._refused, self._failed, self._told_sent = refused, failed, sent
+        self._refused, self._failed = refused, failed
         self._changed = threading.Condition()  # guards all below
         self._waiting: deque[_Parcel[T]] = deque()
         self._sent: deque[_Parcel[T]] = deque()
@@ -130,7 +128,6 @@ class Pusher(Generic[T]):
             parcel = self._waiting.popleft()
             self._sent.append(parcel)
         parcel.answer = self._begin(parcel.push)
-        self._told_sent(parcel.of)
         parcel.answer.add_done_callback(self._answered)
 
     def _begin(self, push: Push) -> Future[bool]:

@@ -58,6 +58,8 @@ def names_of(spec: Spec, layout: Layout) -> Names:
         tuple(spec.train.segments),
         tuple(label.name for label in spec.labels),
         tuple(group.width for group in layout.groups),
+        tuple(group.state_floats for group in layout.groups),
+        spec.buckets,
     )
 
 
@@ -155,6 +157,7 @@ class Embedder:
             clock=self._clock,
             batch_rows=train.batch_rows,
             staleness_rows=train.staleness_rows,
+            own_writes="taker",
         )
         return stream, [place for place, _ in shares]
 

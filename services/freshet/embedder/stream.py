@@ -160,4 +160,4 @@ class LocalStream:
         made.look_up(self._rows)
         state.stages.mark("lookup")
         state.made = made
-        return made.batch(self._fence)
+        return made.batch(self._fence, looked=False)

@@ -59,11 +59,12 @@ class MeteredRows:
 
     def lookup_with_states(
         self, groups: Sequence[KeyGroup], out: Sequence[F32], states: Sequence[F32]
-    ) -> None:
+    ) -> Mapping[int, int]:
         """As `StatesToo.lookup_with_states`; for training, so as `lookup` with `create`."""
         self._check_room()
-        self._rows.lookup_with_states(groups, out, states)
+        pushed = self._rows.lookup_with_states(groups, out, states)
         self._count(groups)
+        return pushed
 
     def push(self, push: Push) -> bool:
         """As `RowService.push`."""

@@ -13,6 +13,7 @@ from freshet.types import F32, Bucket
 from freshet.wire.frames import BadFrame, Frame
 from freshet.wire.row_frames import (
     Described,
+    Known,
     applied_frame,
     described_frame,
     lookup_of,
@@ -34,7 +35,7 @@ class HeldRows(Protocol):
 
     def lookup_with_states(
         self, groups: Sequence[KeyGroup], out: Sequence[F32], states: Sequence[F32]
-    ) -> None:
+    ) -> Mapping[int, int]:
         """As `StatesToo.lookup_with_states`."""
 
     def push(self, push: Push) -> bool:
@@ -77,8 +78,8 @@ class _Rows:
             return rows_frame(frame.id, out, frame.codec)
         floats = self._described.states
         states = {g.group: np.empty((len(g.keys), floats[g.group]), np.float32) for g in groups}
-        self._rows.lookup_with_states(asked, list(out.values()), list(states.values()))
-        return rows_frame(frame.id, out, frame.codec, states)
+        pushed = self._rows.lookup_with_states(asked, list(out.values()), list(states.values()))
+        return rows_frame(frame.id, out, frame.codec, Known(states, pushed))
 
     def push(self, frame: Frame) -> bytes:
         request = push_of(frame, self._described.buckets, self._described.widths)

@@ -126,6 +126,7 @@ class Shard:
         self._failed: FreshetError | None = None
         self.on_failed: Callable[[], None] = lambda: None
         self._push_fences = PushFences()
+        self._pushed: dict[int, int] = {}  # {partition: where its last push ended that all buckets have}
         self.counts = ShardCounts()
 
     # --- life
@@ -298,11 +299,13 @@ class Shard:
 
     def lookup_with_states(
         self, groups: Sequence[KeyGroup], out: Sequence[F32], states: Sequence[F32]
-    ) -> None:
+    ) -> Mapping[int, int]:
         """As `lookup`, with the rows' optimiser state; see the protocol."""
+        pushed = dict(self._pushed)
         for group, rows, state in zip(groups, out, states, strict=True):
             while not self._look_up(group, rows, create=True, states=state):
                 self._loader.read(groups)
+        return pushed
 
     def push(self, push: Push) -> bool:
         """Apply a batch's gradients; see the protocol."""
@@ -313,6 +316,8 @@ class Shard:
             applied = self._smallest_applied()  # of no partition where no bucket is held: they are given away
             ranges = ", ".join(f"{r.partition}:[{r.start}, {r.stop})" for r in push.ranges)
             raise Refused(f"push of {ranges} does not continue what is applied", applied)
+        for r in push.ranges:
+            self._pushed[r.partition] = r.stop
         self.counts.pushes += 1
         self.counts.skipped += outcome is PushOutcome.SKIPPED
         return outcome is PushOutcome.APPLIED

@@ -45,11 +45,14 @@ class ReferenceRowService:
 
     def lookup_with_states(
         self, groups: Sequence[KeyGroup], out: Sequence[F32], states: Sequence[F32]
-    ) -> None:
+    ) -> Mapping[int, int]:
         """As `lookup`: SGD keeps no state."""
         if any(state.shape[1] for state in states):
             raise ValueError("rows stepped by SGD have no optimiser state")
+        with self._lock:
+            pushed = dict(self._applied)
         self.lookup(groups, out, create=True)
+        return pushed
 
     def push(self, push: Push) -> bool:
         """Apply a batch's gradients; False if they were applied before."""

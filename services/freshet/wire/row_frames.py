@@ -3,7 +3,8 @@
 | method | asks | is told |
 |---|---|---|
 | `Lookup` (stream) | LOOKUP: KEYS and TABLES of each group; the codec that the answer shall have; flag 1:
-create; flag 2: states | ROWS: VALUES (and SCALES) of each group; with flag 2 STATES of those that have any |
+create; flag 2: states | ROWS: VALUES (and SCALES) of each group; with flag 2 STATES of those that have any,
+and APPLIED (what all rows know) |
 | `Push` (stream) | PUSH: RANGES, NUMBERS (fence, clock in ms), OWNED (buckets that are the
 receiver's, as the sender believes), KEYS, TABLES, VALUES (and SCALES) of each
 group | PUSHED: flag 1: applied, 0: all of it was there |
@@ -29,6 +30,7 @@ from freshet.wire.values import RowCodec
 __all__ = [
     "Described",
     "GroupKeys",
+    "Known",
     "PushRequest",
     "applied_frame",
     "applied_of",
@@ -39,6 +41,7 @@ __all__ = [
     "push_frame",
     "push_of",
     "pushed_frame",
+    "pushed_of",
     "rows_frame",
     "rows_into",
     "states_into",
@@ -109,15 +112,24 @@ def lookup_of(frame: Frame, buckets: int) -> tuple[list[GroupKeys], bool, bool]:
     return _groups_of(frame, buckets), create, states
 
 
-def rows_frame(
-    frame_id: int, rows: Mapping[int, F32], codec: RowCodec, states: Mapping[int, F32] | None = None
-) -> bytes:
-    """The answer to a lookup: rows of each group, and their states, as they are, if those are wanted."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Known:
+    """What a lookup with states tells besides rows."""
+
+    states: Mapping[int, F32]  # {group: (U, T)}
+    pushed: Mapping[int, int]  # {partition: offset}, see `StatesToo.lookup_with_states`
+
+
+def rows_frame(frame_id: int, rows: Mapping[int, F32], codec: RowCodec, known: Known | None = None) -> bytes:
+    """The answer to a lookup: rows of each group; of one with states those too, whole in any codec."""
     sections: dict[tuple[Part, int], NDArray[Any]] = {}
     for group, values in rows.items():
         add_values(sections, group, values, codec)
-        if states is not None and states[group].shape[1]:
-            sections[Part.STATES, group] = states[group]
+    if known is not None:
+        sections[Part.APPLIED, 0] = np.array(sorted(known.pushed.items()), np.int64).reshape(-1, 2)
+        for group, states in known.states.items():
+            if states.shape[1]:
+                sections[Part.STATES, group] = states
     return encode_frame(Frame(Kind.ROWS, frame_id, codec, sections=sections))
 
 
@@ -133,6 +145,11 @@ def states_into(frame: Frame, out: Mapping[int, F32]) -> None:
     for group, states in out.items():
         if states.shape[1]:
             states[...] = frame.array(Part.STATES, np.float32, states.shape, group=group)
+
+
+def pushed_of(frame: Frame) -> dict[int, int]:
+    """{partition: offset} of an answer with states. Raises BadFrame."""
+    return dict(frame.array(Part.APPLIED, np.int64, (None, 2)).tolist())
 
 
 def push_frame(

@@ -9,7 +9,7 @@ import numpy as np
 from freshet.clock import SYSTEM_CLOCK
 from freshet.embedder.core import partitions_of_lane
 from freshet.embedder.decoding import DecodedBatch, Places
-from freshet.embedder.pipelined import PipelinedStream, Share
+from freshet.embedder.pipelined import OwnWritesOf, PipelinedStream, Share
 from freshet.embedder.recent import Recent
 from freshet.embedder.serving import BatchServer, Shape
 from freshet.embedder.stream import LocalStream
@@ -17,6 +17,7 @@ from freshet.features import Decoded, GroupKeys, encode_block, read_blocks
 from freshet.runtime.grpc_server import GrpcServer
 from freshet.seams.batches import BatchStream
 from freshet.seams.batches.frames import Names
+from freshet.seams.batches.own_writes import OwnWrites
 from freshet.seams.batches.remote import RemoteStream, Seat
 from freshet.seams.eventlog.sqlite import SqliteEventLog
 from freshet.seams.rowservice import RowService
@@ -131,7 +132,7 @@ class PipelinedScene(LocalScene):
 
     def __init__(self, log: SqliteEventLog, *, own_writes: bool = False) -> None:
         super().__init__(log)
-        self.own_writes = own_writes
+        self.own_writes: OwnWritesOf | None = "here" if own_writes else None
 
     def stream(
         self, *, lanes: int = 1, batch_rows: int = 8, staleness_rows: int = 1000, mode: str = "hybrid"
@@ -146,7 +147,7 @@ class PipelinedScene(LocalScene):
         )
 
 
-NAMES = Names((), ("click",), (WIDTH,))
+NAMES = Names((), ("click",), (WIDTH,), (0,), BUCKETS)
 
 
 class ServedEmbedder:
@@ -181,9 +182,11 @@ class ServedEmbedder:
 class RemoteScene(LocalScene):
     """The same over gRPC: an embedder that owns every partition, and a trainer's rank."""
 
-    def __init__(self, log: SqliteEventLog, *, codec: RowCodec = RowCodec.FP32) -> None:
+    def __init__(
+        self, log: SqliteEventLog, *, codec: RowCodec = RowCodec.FP32, own_writes: bool = False
+    ) -> None:
         super().__init__(log)
-        self.codec = codec
+        self.codec, self.own_writes = codec, own_writes
         self.ends: list[Callable[[], None]] = []
 
     def stream(
@@ -205,8 +208,9 @@ class RemoteScene(LocalScene):
         """One that owns these partitions, and listens."""
         parts = self.parts(mode)
         del parts["dense_applied"]
-        sizes = {"batch_rows": batch_rows, "staleness_rows": staleness_rows}
-        embedder = ServedEmbedder({**parts, **sizes}, owned, fence, self.codec)
+        parts |= {"batch_rows": batch_rows, "staleness_rows": staleness_rows}
+        parts["own_writes"] = "taker" if self.own_writes else None
+        embedder = ServedEmbedder(parts, owned, fence, self.codec)
         self.ends.append(embedder.stop)
         return embedder
 
@@ -235,6 +239,7 @@ class RemoteScene(LocalScene):
             topic="samples",
             clock=SYSTEM_CLOCK,
             ahead=0 if mode == "sync" else 3,
+            own=OwnWrites(layout_of(self.spec)) if self.own_writes and mode != "sync" else None,
             codec=self.codec,
         )
         self.ends.append(stream.close)

@@ -1,3 +1,4 @@
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -20,11 +21,13 @@ from freshet.seams.batches.frames import (
     gradients_of,
     take_frame,
 )
-from freshet.types import Fence, OffsetRange
+from freshet.seams.batches.own_writes import Looked
+from freshet.seams.rowservice import KeyGroup
+from freshet.types import U64, Fence, OffsetRange, bucket_of
 from freshet.wire.frames import BadFrame, Frame, Kind, Part, decode_frame, encode_frame
 from freshet.wire.values import RowCodec
 
-NAMES = Names(("country",), ("click", "buy"), (3, 1))
+NAMES = Names(("country",), ("click", "buy"), (3, 1), (2, 0), 16)
 ASKED = Asked(7, Fence(9), 1, 2, 3, 2, 50)
 MAX = 1 << 20
 
@@ -58,7 +61,21 @@ def a_batch(b: int = 4, seed: int = 0) -> TrainBatch:
         replayed=True,
         explored=rng.random(b) < 0.5,
         items=rng.integers(0, 9, b).astype(np.uint64),
+        looked=Looked(
+            [
+                keys_of(g, np.sort(rng.integers(1, 2**63, u).astype(np.uint64) * 2))
+                for g, u in ((0, 5), (1, 2))
+            ],
+            [rng.random((5, 2), np.float32), np.empty((2, 0), np.float32)],
+            {0: 3, 4: 17},
+        ),
     )
+
+
+def keys_of(group: int, keys: U64) -> KeyGroup:
+    """Keys in order of their buckets."""
+    starts = np.searchsorted(bucket_of(keys, NAMES.buckets), np.arange(NAMES.buckets + 1)).astype(np.uint32)
+    return KeyGroup(group, keys, np.full(len(keys), 3, np.uint8), starts)
 
 
 @pytest.mark.parametrize("b", [1, 4, 100])
@@ -80,6 +97,24 @@ def test_a_batch_comes_back_as_it_was_sent(b):
         np.testing.assert_array_equal(got.feature_starts, group.feature_starts)
         for one, other in zip(got.list_ends, group.list_ends, strict=True):
             np.testing.assert_array_equal([] if one is None else one, [] if other is None else other)
+    assert batch.looked is not None
+    assert sent.looked is not None
+    assert batch.looked.pushed == {0: 3, 4: 17}
+    for keys, others in zip(batch.looked.groups, sent.looked.groups, strict=True):
+        for name in ("group", "keys", "tables", "bucket_starts"):
+            np.testing.assert_array_equal(getattr(keys, name), getattr(others, name))
+    for states, other_states in zip(batch.looked.states, sent.looked.states, strict=True):
+        np.testing.assert_array_equal(states, other_states)
+        assert states.flags.writeable, "they are stepped"
+
+
+def test_a_batch_whose_rows_nobody_brings_up_carries_no_keys():
+    sent = replace(a_batch(), looked=None)
+    frame = decode_frame(batch_frame(3, 99, sent, NAMES, RowCodec.FP32), max_bytes=MAX)
+    made = batch_of(frame, NAMES)
+    assert made is not None
+    assert made[1].looked is None
+    assert not frame.has(Part.KEYS)
 
 
 def test_an_empty_answer_is_no_batch():
@@ -109,6 +144,11 @@ WRONG: dict[str, tuple[Part, int, NDArray[Any]]] = {
     "lists that fall": (Part.LIST_ENDS, 0, np.array([[3, 2, 6, 6]], np.uint32)),
     "lists that end elsewhere": (Part.LIST_ENDS, 0, np.array([[0, 0, 0, 99]], np.uint32)),
     "a range that is none": (Part.RANGES, 0, np.array([[0, 5, 5]], np.int64)),
+    "keys that are not sorted": (Part.KEYS, 1, np.array([2**63, 1], np.uint64)),
+    "keys of fewer rows": (Part.KEYS, 1, np.array([1], np.uint64)),
+    "tables of fewer rows": (Part.TABLES, 0, np.zeros(4, np.uint8)),
+    "states of another width": (Part.STATES, 0, np.zeros((5, 3), np.float32)),
+    "what is known as a list": (Part.APPLIED, 0, np.zeros(4, np.int64)),
     "times of fewer samples": (Part.EVENT_TIMES, 0, np.zeros(3, np.int64)),
 }
 
@@ -141,6 +181,9 @@ def test_whatever_arrives_is_a_batch_that_fits_or_is_refused(kind, part, group, 
     except FreshetError:
         return
     assert made is not None
+    if made[1].looked is not None:
+        for keys, inputs in zip(made[1].looked.groups, made[1].inputs.groups, strict=True):
+            assert len(keys.keys) == len(keys.tables) == len(inputs.rows) == keys.bucket_starts[-1]
     for one in made[1].inputs.groups:
         assert -1 <= one.positions.min(initial=-1) <= one.positions.max(initial=-1) < max(len(one.rows), 1)
         assert one.feature_starts[-1] == len(one.positions)

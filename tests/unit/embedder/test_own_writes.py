@@ -8,15 +8,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from freshet.embedder.own_writes import OwnWrites
+from freshet.seams.batches.own_writes import Looked, OwnWrites
 from freshet.seams.eventlog.sqlite import SqliteEventLog
 from freshet.spec.layout import layout_of
 from freshet.spec.parse import parse_spec
 from freshet.testing.contracts.batches import gradients_of, take
 from freshet.testing.contracts.rowservice import WIDTH, A, B, C, keys_of
-from freshet.types import F32
+from freshet.types import F32, OffsetRange
 from tests.unit.embedder.linked import HeldRows
-from tests.unit.embedder.scene import SPEC, PipelinedScene
+from tests.unit.embedder.scene import SPEC, PipelinedScene, RemoteScene
 
 DEADLINE_S = 20.0
 BATCH = 4
@@ -24,22 +24,26 @@ NO_STATE = np.empty((1, 0), np.float32)
 
 
 class Writes:
-    """Own writes of one-row batches, and what was freed."""
+    """Own writes of one-row batches, block after block of partition 0, and what was freed."""
 
     def __init__(self) -> None:
         self.own = OwnWrites(layout_of(parse_spec(SPEC)))
-        self.freed: list[str] = []
+        self.freed: list[int] = []
+        self.blocks = 0
 
-    def give(self, name: str, row=A, gradient: float = 1.0):
+    def give(self, row=A, gradient: float = 1.0):
         group, _ = keys_of([row])
         gradients: F32 = np.full((1, WIDTH), gradient, np.float32)
-        return self.own.given([group], [gradients], lambda: self.freed.append(name))
+        block, self.blocks = self.blocks, self.blocks + 1
+        return self.own.given(
+            [OffsetRange(0, block, block + 1)], [group], [gradients], lambda: self.freed.append(block)
+        )
 
-    def row_of(self, seen, row=A) -> float:
-        """The first float of a row that was 0 when it was looked up."""
+    def row_of(self, begun=None, row=A, pushed: int = 0) -> float:
+        """The first float of a row that was 0 when it was looked up, and knew the blocks below `pushed`."""
         group, _ = keys_of([row])
         values = np.zeros((1, WIDTH), np.float32)
-        self.own.bring_up(seen, [group], [values], [NO_STATE])
+        self.own.bring_up(Looked([group], [NO_STATE], {0: pushed} if pushed else {}), [values], begun)
         return float(values[0, 0])
 
 
@@ -48,62 +52,79 @@ def writes() -> Writes:
     return Writes()
 
 
-def test_a_lookup_misses_what_was_not_sent_before_it(writes):
-    first, second, third = writes.give("1", gradient=1.0), writes.give("2", gradient=10.0), None
-    writes.own.sent(first)
-    seen = writes.own.looking()
-    writes.own.sent(second)
-    third = writes.give("3", gradient=100.0)
-    assert writes.row_of(seen) == -110.0
-    assert writes.own.stepped_rows == 2
-    for write in (first, second, third):
-        writes.own.sent(write)
-        writes.own.acknowledged(write)
-    assert sorted(writes.freed) == ["1", "2", "3"]
+def test_rows_are_stepped_by_what_they_do_not_know(writes):
+    for gradient in (1.0, 10.0, 100.0):
+        writes.give(gradient=gradient)
+    assert [writes.row_of(pushed=n) for n in range(4)] == [-111.0, -110.0, -100.0, 0.0]
+    assert writes.own.stepped_rows == 6
+
+
+def test_a_partition_that_nothing_is_known_of_knows_no_write(writes):
+    writes.give()
+    group, _ = keys_of([A])
+    values = np.zeros((1, WIDTH), np.float32)
+    writes.own.bring_up(Looked([group], [NO_STATE], {1: 100}), [values])
+    assert values[0, 0] == -1.0
+
+
+def test_what_was_acknowledged_before_the_lookup_is_known_whatever_shards_tell(writes):
+    """A shard that has just taken over does not know how far pushes have come."""
+    early = writes.own.looking()
+    write = writes.give()
+    writes.own.acknowledged(write)
+    late = writes.own.looking()
+    assert (writes.row_of(late), writes.row_of(early)) == (0.0, -1.0)
 
 
 def test_only_rows_of_the_write_are_stepped(writes):
-    seen = [writes.own.looking() for _ in range(3)]
-    writes.give("1", row=A)
-    assert [writes.row_of(s, row) for s, row in zip(seen, (A, B, C), strict=True)] == [-1.0, 0.0, 0.0]
+    writes.give(row=A)
+    assert [writes.row_of(row=row) for row in (A, B, C)] == [-1.0, 0.0, 0.0]
 
 
-def test_a_write_is_kept_until_no_lookup_is_left_that_missed_it(writes):
+def test_a_write_is_kept_until_no_lookup_is_left_that_can_have_missed_it(writes):
     early = writes.own.looking()
-    write = writes.give("1")
-    late_before_sent = writes.own.looking()
-    writes.own.sent(write)
-    after = writes.own.looking()
+    write = writes.give()
+    other = writes.own.looking()
     writes.own.acknowledged(write)
+    after = writes.own.looking()
     assert writes.freed == []
     assert writes.row_of(early) == -1.0
     assert writes.freed == []
-    writes.own.forget(late_before_sent)
-    assert writes.freed == ["1"]
+    writes.own.forget(other)
+    assert writes.freed == [0]
     assert writes.row_of(after) == 0.0
 
 
 def test_what_was_given_up_steps_nothing_and_is_freed_at_once(writes):
-    seen = writes.own.looking()
-    sent, unsent = writes.give("sent"), writes.give("unsent")
-    writes.own.sent(sent)
-    writes.own.drop(sent)
-    writes.own.drop(unsent)
-    assert writes.freed == ["sent", "unsent"]
-    assert writes.row_of(seen) == 0.0
+    begun = writes.own.looking()
+    for write in (writes.give(), writes.give()):
+        writes.own.drop(write)
+    assert writes.freed == [0, 1]
+    assert writes.row_of(begun) == 0.0
 
 
-def test_what_is_sent_again_was_seen_by_lookups_since_the_first_time(writes):
-    write = writes.give("1")
-    writes.own.sent(write)
-    seen = writes.own.looking()
-    writes.own.sent(write)
-    assert writes.row_of(seen) == 0.0
+def test_a_batch_from_before_voids_what_was_given_from_there_on(writes):
+    for gradient in (1.0, 10.0, 100.0):
+        writes.give(gradient=gradient)
+    writes.own.restarted([OffsetRange(0, 3, 4)])
+    writes.own.restarted([OffsetRange(1, 0, 1)])
+    assert writes.freed == []
+    writes.own.restarted([OffsetRange(0, 1, 2)])
+    assert writes.freed == [1, 2]
+    assert writes.row_of() == -1.0
+
+
+def test_the_newest_are_kept_for_who_is_told_of_no_acknowledgement(writes):
+    for gradient in (1.0, 10.0, 100.0):
+        writes.give(gradient=gradient)
+    writes.own.keep(2)
+    assert writes.freed == [0]
+    assert writes.row_of() == -110.0
 
 
 def test_a_write_that_is_given_up_while_rows_are_stepped_by_it_is_freed_after(writes):
     """The slot's memory may be used again by the next batch."""
-    seen, write = writes.own.looking(), writes.give("1")
+    begun, write = writes.own.looking(), writes.give()
     stepping, go_on = threading.Event(), threading.Event()
     steps = writes.own._steps[0]
 
@@ -114,23 +135,28 @@ def test_a_write_that_is_given_up_while_rows_are_stepped_by_it_is_freed_after(wr
             return steps.step(*args)
 
     writes.own._steps = [Slow()]
-    thread = threading.Thread(target=writes.row_of, args=(seen,))
+    thread = threading.Thread(target=writes.row_of, args=(begun,))
     thread.start()
     assert stepping.wait(DEADLINE_S)
     writes.own.drop(write)
     assert writes.freed == []
     go_on.set()
     thread.join()
-    assert writes.freed == ["1"]
+    assert writes.freed == [0]
 
 
 # --- in a stream
 
 
-@pytest.fixture
-def scene(tmp_path: Path):
+@pytest.fixture(params=["in one process", "through an embedder"])
+def scene(tmp_path: Path, request: pytest.FixtureRequest):
     log = SqliteEventLog(tmp_path)
-    yield PipelinedScene(log, own_writes=True)
+    if request.param == "in one process":
+        yield PipelinedScene(log, own_writes=True)
+    else:
+        remote = RemoteScene(log, own_writes=True)
+        yield remote
+        remote.close()
     log.close()
 
 
@@ -142,12 +168,13 @@ def test_rows_looked_up_ahead_are_as_if_they_had_been_looked_up_now(scene):
     for _ in range(6):
         rows.lookups.release()
     stream = scene.stream(batch_rows=BATCH, staleness_rows=5 * BATCH)
+    batch = take(stream)
     with rows.changed:
         assert rows.changed.wait_for(lambda: rows.lookups_asked == 6, DEADLINE_S)
 
     found = []
     for i in range(6):
-        batch = take(stream)
+        batch = batch if i == 0 else take(stream)
         found.append(batch.inputs.groups[0].rows[0].copy())
         stream.give_back(0, batch, gradients_of(batch, float(10**i)))
     np.testing.assert_allclose(
@@ -195,6 +222,9 @@ def test_samples_that_come_again_are_not_taken_for_new_ones(scene):
     stream.give_back(0, second, None)  # the lane is void: what is out comes again
     stream.give_back(0, first, gradients_of(first, 1.0))
     again = take(stream)
+    while again.ranges != first.ranges:  # sent before its embedder knew
+        stream.give_back(0, again, None)
+        again = take(stream)
     np.testing.assert_array_equal(again.inputs.groups[0].rows[0], before)
     for _ in range(8):
         rows.pushes.release()

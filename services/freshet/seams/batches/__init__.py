@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from freshet.model.inputs import ModelInputs
+from freshet.seams.batches.own_writes import Looked
 from freshet.types import F32, I64, U64, Bool, Fence, OffsetRange
 
 __all__ = ["BatchStream", "TrainBatch"]
@@ -33,6 +34,7 @@ class TrainBatch:
     )
     explored: Bool | None = None  # (B,) served in random order; None: it is not known of any
     items: U64 | None = None  # (B,) key of the item, 0: null; None: the spec has no feature for it
+    looked: Looked | None = None  # what its rows can be brought up by; None: they are as they should be
 
     def __len__(self) -> int:
         return len(self.sample_ids)

@@ -7,8 +7,9 @@ embedder.
 | `Give` | GRADIENTS, id of the batch: NUMBERS as above, APPLIED, VALUES of each group unless it was not used | GIVEN, flag 1 |
 
 A BATCH holds RANGES, NUMBERS (fence), and the columns of the batch; of each store group VALUES, POSITIONS,
-FEATURE_STARTS, LISTS (u8, a feature: whether it is a list) and LIST_ENDS (lists × samples). What arrives is
-checked here, as native code trusts it: positions lie within the rows, ends rise.
+FEATURE_STARTS, LISTS (u8, a feature: whether it is a list) and LIST_ENDS (lists × samples). Where the rank
+brings rows up to its own pushes, APPLIED (what all rows know), and of each group KEYS, TABLES and STATES. What
+arrives is checked here, as native code trusts it: positions lie within the rows, ends rise, keys are sorted.
 """  # noqa: E501  the table
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ from numpy.typing import NDArray
 
 from freshet.model.inputs import GroupInputs, Labels, ModelInputs
 from freshet.seams.batches import TrainBatch
-from freshet.types import F32, I32, U32, Fence, OffsetRange
+from freshet.seams.batches.own_writes import Looked
+from freshet.seams.rowservice import KeyGroup
+from freshet.types import F32, I32, U32, Fence, OffsetRange, bucket_of
 from freshet.wire.frames import BadFrame, Frame, Kind, Part, add_values, encode_frame, values_into
 from freshet.wire.values import RowCodec, value_type
 
@@ -75,6 +78,8 @@ class Names:
     segments: tuple[str, ...]
     labels: tuple[str, ...]
     widths: tuple[int, ...]  # floats of a row, by store group
+    states: tuple[int, ...]  # floats of its optimiser state
+    buckets: int  # of the model
 
 
 def take_frame(frame_id: int, asked: Asked, applied: Mapping[int, int]) -> bytes:
@@ -163,6 +168,8 @@ def batch_frame(frame_id: int, batch_id: int, batch: TrainBatch, names: Names, c
     if batch.items is not None:
         sections[Part.ITEMS, 0] = batch.items
     _add_inputs(sections, batch.inputs, codec)
+    if batch.looked is not None:
+        _add_looked(sections, batch.looked)
     return encode_frame(Frame(Kind.BATCH, frame_id, codec, REPLAYED if batch.replayed else 0, sections))
 
 
@@ -190,10 +197,11 @@ def batch_of(frame: Frame, names: Names, room: Sequence[F32] | None = None) -> t
         for i, label in enumerate(names.labels)
         if frame.has(Part.SERVED, i)
     }
+    inputs = _inputs(frame, len(ids), names, room)
     return batch_id, TrainBatch(
         ranges=_ranges(frame),
         fence=Fence(fence),
-        inputs=_inputs(frame, len(ids), names, room),
+        inputs=inputs,
         sample_ids=ids,
         request_ids=frame.array(Part.REQUEST_IDS, np.uint64, b),
         event_times_ms=frame.array(Part.EVENT_TIMES, np.int64, b),
@@ -202,6 +210,7 @@ def batch_of(frame: Frame, names: Names, room: Sequence[F32] | None = None) -> t
         replayed=bool(frame.flags & REPLAYED),
         explored=explored,
         items=items,
+        looked=_looked(frame, inputs, names) if frame.has(Part.APPLIED) else None,
     )
 
 
@@ -235,6 +244,31 @@ def _add_inputs(sections: Sections, inputs: ModelInputs, codec: RowCodec) -> Non
         sections[Part.LISTS, g] = np.array([ends is not None for ends in group.list_ends], np.uint8)
         if lists and inputs.size:
             sections[Part.LIST_ENDS, g] = np.stack(lists)
+
+
+def _add_looked(sections: Sections, looked: Looked) -> None:
+    sections[Part.APPLIED, 0] = np.array(sorted(looked.pushed.items()), np.int64).reshape(-1, 2)
+    for g, (keys, states) in enumerate(zip(looked.groups, looked.states, strict=True)):
+        sections[Part.KEYS, g], sections[Part.TABLES, g] = keys.keys, keys.tables
+        if states.shape[1]:
+            sections[Part.STATES, g] = states
+
+
+def _looked(frame: Frame, inputs: ModelInputs, names: Names) -> Looked:
+    groups, states = [], []
+    for g, floats in enumerate(names.states):
+        u = len(inputs.groups[g].rows)
+        keys = frame.array(Part.KEYS, np.uint64, (u,), group=g)
+        of = bucket_of(keys, names.buckets)
+        if (np.diff(of.astype(np.int64)) < 0).any():
+            raise BadFrame(f"batch: keys of group {g} are not sorted by bucket", "shape")
+        starts = np.searchsorted(of, np.arange(names.buckets + 1)).astype(np.uint32)
+        groups.append(KeyGroup(g, keys, frame.array(Part.TABLES, np.uint8, (u,), group=g), starts))
+        given: F32 = np.empty((u, 0), np.float32)
+        if floats:
+            given = frame.array(Part.STATES, np.float32, (u, floats), group=g).copy()
+        states.append(given)
+    return Looked(groups, states, dict(frame.array(Part.APPLIED, np.int64, (None, 2)).tolist()))
 
 
 def _inputs(frame: Frame, size: int, names: Names, room: Sequence[F32] | None) -> ModelInputs:

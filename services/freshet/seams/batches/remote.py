@@ -30,6 +30,7 @@ from freshet.seams.batches.frames import (
     settle_frame,
     take_frame,
 )
+from freshet.seams.batches.own_writes import OwnWrites
 from freshet.seams.eventlog import EventLog
 from freshet.seams.rowservice.link import Link
 from freshet.seams.transport import MIB, Transport
@@ -107,6 +108,7 @@ class RemoteStream:
         topic: str,
         clock: Clock,
         ahead: int,
+        own: OwnWrites | None = None,
         codec: RowCodec = RowCodec.FP32,
     ) -> None:
         """Connects when batches are taken.
@@ -123,13 +125,15 @@ class RemoteStream:
             log, topic: for the lag.
             clock: for deadlines.
             ahead: batches asked for before the last was taken; 0: none (mode `sync`).
+            own: brings rows up to what this rank has given back since their lookup, where embedders send
+                what that takes; None: they are trained on as they come.
             codec: how gradients are sent.
         """
         self._seat, self._names, self._partitions, self._owners = seat, names, partitions, owners
         self._transport, self._metadata = transport, metadata
         self._dense_applied, self._remember, self._newest = dense_applied, remember, newest
         self._log, self._topic, self._clock = log, topic, clock
-        self._ahead, self._codec = ahead, codec
+        self._ahead, self._own, self._codec = ahead, own, codec
         self._changed = threading.Condition()  # guards all below
         self._feeds: dict[tuple[int, str], _Feed] = {}
         self._turns = [0] * seat.lanes
@@ -157,6 +161,7 @@ class RemoteStream:
             for i, _ in enumerate(feeds):
                 taken = feeds[(turn + i) % len(feeds)].pop()
                 if taken is not None and self._is_current(lane, taken):
+                    self._bring_up(taken.batch)
                     return taken.batch
             self._forget_broken()
             if self._clock.monotonic() >= deadline:
@@ -170,6 +175,7 @@ class RemoteStream:
             raise ValueError(f"a batch of {batch.ranges} is given back that is not out")
         if gradients is not None and not batch.replayed:
             self._remember(batch.inputs)
+            self._note(batch, gradients)
         out.feed.give(out.id, gradients)
         out.feed.recycle([group.rows for group in batch.inputs.groups])
 
@@ -236,6 +242,26 @@ class RemoteStream:
                 lambda: self._closed or any(feed.has_news for feed in feeds),
                 max(0.0, deadline - self._clock.monotonic()),
             )
+
+    def _note(self, batch: TrainBatch, gradients: Sequence[F32]) -> None:
+        """Keep what is given back for batches whose lookup cannot know it.
+
+        A rank is told of no acknowledgement. But a feed has no more batches under way than were asked for,
+        and an embedder no more that it has not pushed.
+        """
+        if self._own is None or batch.looked is None:
+            return
+        self._own.given(batch.ranges, batch.looked.groups, [one.copy() for one in gradients])
+        with self._changed:
+            feeds = len(self._feeds)
+        self._own.keep(2 * (1 + self._ahead) * max(1, feeds))
+
+    def _bring_up(self, batch: TrainBatch) -> None:
+        """Take into the rows what this rank has given back and they do not know. A batch from before that
+        says that its embedder has begun again: what was given from there on was given up."""
+        if self._own is not None and batch.looked is not None:
+            self._own.restarted(batch.ranges)
+            self._own.bring_up(batch.looked, [group.rows for group in batch.inputs.groups])
 
     def _is_current(self, lane: int, taken: _Out) -> bool:
         """Whether no other embedder has claimed a partition of the batch since (a zombie is refused)."""

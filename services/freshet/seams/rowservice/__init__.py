@@ -90,9 +90,12 @@ class StatesToo(Protocol):
 
     def lookup_with_states(
         self, groups: Sequence[KeyGroup], out: Sequence[F32], states: Sequence[F32]
-    ) -> None:
+    ) -> Mapping[int, int]:
         """As `lookup` with `create`, and write each row's optimiser state into `states[g]` (U, T): of all its
         slots in their order, as `freshet.spec.optimizers` counts them. Values and state are as of one moment.
+
+        Returns {partition: offset}: every push of samples below it was applied before a row was read. Those
+        from there on may be in some of the rows. Absent: nothing is known.
         """
 
 

@@ -24,7 +24,7 @@ from freshet.seams.rowservice.owners import NOBODY, Owners
 from freshet.seams.transport import MIB, Transport
 from freshet.types import F32, I64, U8, U64
 from freshet.wire.frames import BadFrame, Frame, Kind, Part
-from freshet.wire.row_frames import applied_of, lookup_frame, push_frame, rows_into, states_into
+from freshet.wire.row_frames import applied_of, lookup_frame, push_frame, pushed_of, rows_into, states_into
 from freshet.wire.values import RowCodec
 
 __all__ = ["RemoteRows", "Served"]
@@ -96,9 +96,9 @@ class RemoteRows:
 
     def lookup_with_states(
         self, groups: Sequence[KeyGroup], out: Sequence[F32], states: Sequence[F32]
-    ) -> None:
+    ) -> Mapping[int, int]:
         """As `lookup`, with the rows' optimiser state, whole in any codec; see `StatesToo`."""
-        self._until_deadline(lambda: self._look_up(groups, out, states, create=True))
+        return self._until_deadline(lambda: self._look_up(groups, out, states, create=True))
 
     def push(self, push: Push) -> bool:
         """Apply a batch's gradients; see the protocol.
@@ -224,7 +224,7 @@ class RemoteRows:
 
     def _look_up(
         self, groups: Sequence[KeyGroup], out: Sequence[F32], states: Sequence[F32] | None, create: bool
-    ) -> None:
+    ) -> dict[int, int]:
         owners = self._owners()
         _check_owned(groups, owners)
         asked = []
@@ -238,12 +238,17 @@ class RemoteRows:
         deadline = time.monotonic() + self._attempt_s
         rows_of = {g.group: rows for g, rows in zip(groups, out, strict=True)}
         states_of = {} if states is None else {g.group: s for g, s in zip(groups, states, strict=True)}
+        pushed: list[dict[int, int]] = []
         for link, places, future in asked:
             frame = self._answer(link, "Lookup", future, deadline)
+            if states is not None:
+                pushed.append(pushed_of(frame))
             for group in [group for group in places if frame.has(Part.VALUES, group)]:
                 _scatter(frame, group, places[group], rows_of[group], rows_into)
                 if states_of:
                     _scatter(frame, group, places[group], states_of[group], states_into)
+        known = set.intersection(*map(set, pushed)) if pushed else set()
+        return {partition: min(one[partition] for one in pushed) for partition in known}
 
     def _answer(self, link: Link, method: str, future: Future[Frame], deadline: float) -> Frame:
         try:
