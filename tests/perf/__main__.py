@@ -50,6 +50,7 @@ BY_HAND = {
     "remote_rows": "lookups and pushes of a shard over gRPC, beside the same in its process",
     "remote_batches": "batches to a trainer over gRPC: bytes of a sample and time of a batch, by codec",
     "modes": "training modes with a delay between trainer and shard: rates and AUC; needs the retail stream",
+    "resharding": "a shard joins and leaves under load: the longest wait, rows lost or doubled",
     "spread": "end to end with one and two shards and embedders, beside one process",
     "wires": "bytes a sample on each wire by codec, and the AUC with each; needs the retail stream",
     "streams": "downloads recorded streams and makes them events",
