@@ -7,7 +7,7 @@ embedders do, each with a partition of its own: they look the rows of a batch up
 learning rate 1, and begin again at what is applied when owners change (PROTOCOL 7). So in the end each row
 says how often it was pushed: `rows_wrong` counts those of which one was lost or doubled. `stall` is the
 longest time between two pushes of a partition that were acknowledged, `lookup` the longest of a lookup; both
-with everything tried again, and told of the phase in which they began. `moved` is the time from a shard's
+with everything tried again, and told of the phase in which they ended. `moved` is the time from a shard's
 seat, or the signal to stop, until all slices have their new owners.
 """
 
@@ -59,7 +59,7 @@ RETRY_S = 0.005
 
 @dataclass(slots=True)
 class Phase:
-    """What pushing went through for a while."""
+    """What pushing went through for a while, until it went on again."""
 
     name: str
     began_s: float
@@ -155,7 +155,7 @@ class Embedding:
 
     def _run(self, partition: int) -> None:
         try:
-            at, number, acknowledged, phase = 0, -1, time.monotonic(), self.phases[-1]
+            at, number, acknowledged = 0, -1, time.monotonic()
             while not self._stop.is_set():
                 try:
                     if (now := self.rows.ownership()) != number:
@@ -167,7 +167,7 @@ class Embedding:
                     number = -1
                     self._stop.wait(RETRY_S)
                     continue
-                waited = time.monotonic() - acknowledged
+                phase, waited = self.phases[-1], time.monotonic() - acknowledged
                 acknowledged += waited
                 phase.batches += 1
                 self._acknowledged[partition] += 1
@@ -175,15 +175,14 @@ class Embedding:
                 phase.stall_s = max(phase.stall_s, waited)
                 at += 1
                 self._tops[partition] = max(self._tops[partition], at)
-                phase = self.phases[-1]  # in which the next wait begins
         except BaseException as error:
             self._failed.append(error)
 
     def _look_up(self, group: KeyGroup) -> None:
         out = np.empty((len(group.keys), self._group.width), np.float32)
-        phase, began = self.phases[-1], time.monotonic()
+        began = time.monotonic()
         self.rows.lookup([group], [out])
-        phase.lookup_s = max(phase.lookup_s, time.monotonic() - began)
+        self.phases[-1].lookup_s = max(self.phases[-1].lookup_s, time.monotonic() - began)
 
     def _catch_up(self) -> None:
         """Push what was lost with the last owners' memory again."""
