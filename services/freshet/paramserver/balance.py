@@ -119,6 +119,14 @@ class Balance:
             self._settled, self._seats = asked, frozenset(seats)
         return found
 
+    def told_by(self, number: int) -> str | None:
+        """The seat that told of a slice last: it serves it, or did then."""
+        return self._owners[number]
+
+    def last_rate(self, number: int) -> int:
+        """Of a slice, as it was told last."""
+        return self._rates[number][-1].rate if self._rates[number] else 0
+
     def sizes(self) -> F64:
         """(S,) bytes that each slice's rows take with their owners, as far as they told."""
         return self._sizes.copy()

@@ -26,6 +26,11 @@ REPORT_S = 5.0
 """Between two reports of load, or a twelfth of the interval that plans are made by, if that is less."""
 
 
+MOVED_SLICES, MOVED_ROWS = 4, 65_000
+"""Given away at once, one slice at least: rows that are loaded in about a tenth of a second, for which
+everybody waits."""
+
+
 @dataclass(frozen=True, slots=True)
 class Bounds:
     """When load moves slices, and how much a shard may hold."""
@@ -51,6 +56,8 @@ class Balancing:
         self.meter.rates(clock.monotonic())
         self._report_s = min(REPORT_S, bounds.interval_s / 12)
         self._due_s = clock.monotonic()
+        self._rates: dict[str, int] = {}  # of slices, as measured for the last report
+        self._told: list[str] | None = None  # slices of the last report; None: it may not have been written
         self._without_room = 0
         self.rate = 0.0  # rows looked up and pushed here a second, as of the last report
         self.unevenness = 0.0  # of the shards, as of the last report
@@ -71,10 +78,7 @@ class Balancing:
             owners = self._claims.owners()
             current = [seat_of(owners[what].owner) if what in owners else None for what in self._slices]
         self._balance.hear(self._claims.loads(), now_s)
-        if now_s >= self._due_s:
-            self.unevenness = self._balance.unevenness(current, alive)
-            self._claims.tell(self._load(seat, mine, now_s))
-            self._due_s = now_s + self._report_s
+        self._report(seat, list(mine), current, alive, now_s)
         if not alive or alive[0] != seat.what:
             return
         decided = self._balance.decide(current, alive, now_s)
@@ -84,11 +88,19 @@ class Balancing:
             moved = sum(was != seat for was, seat in zip(current, decided.seats, strict=True))
             log.info("a plan was written", shards=len(alive), why=decided.why.value, slices_moved=moved)
 
-    def hottest_first(self, slices: Iterable[str]) -> list[str]:
-        """In the order in which they should move."""
+    def told_by(self, what: str) -> str | None:
+        """The seat that told last that it serves a slice."""
+        return self._balance.told_by(self._number[what])
+
+    def next_to_move(self, slices: Sequence[str]) -> list[str]:
+        """The hottest of these, as many as nobody has to wait for long."""
+        if not slices:
+            return []
         weights = self._balance.weights()
         heat: F64 = np.zeros(len(self._slices)) if weights is None else weights
-        return sorted(slices, key=lambda what: -heat[self._number[what]])
+        chosen = sorted(slices, key=lambda what: -heat[self._number[what]])[:MOVED_SLICES]
+        rows = np.cumsum([self._rows_of(what) for what in chosen])
+        return chosen[: max(1, int((rows <= MOVED_ROWS).sum()))]
 
     def fitting(self, wanted: Sequence[str]) -> list[str]:
         """Of the slices that are wanted here those that there is memory for, as far as is known."""
@@ -130,15 +142,30 @@ class Balancing:
             "  training waits and nothing is lost; start another shard, or this one with a higher limit"
         )
 
-    def _load(self, seat: Held, mine: Iterable[str], now_s: float) -> Load:
-        rates, rows = self.meter.rates(now_s), self._shard.stored_rows
+    def _report(
+        self, seat: Held, mine: list[str], current: Sequence[str | None], alive: Sequence[str], now_s: float
+    ) -> None:
+        """Tell, if it is time or other slices are served than were told. Rates are only measured when it is
+        time: those of an instant say nothing."""
+        if now_s >= self._due_s:
+            rates = self.meter.rates(now_s).round()
+            self._rates = {what: int(rates[self._number[what]]) for what in mine}
+            self.rate, self._due_s = float(rates.sum()), now_s + self._report_s
+            self.unevenness = self._balance.unevenness(current, alive)
+        elif mine == self._told:
+            return
         parts = []
         for what in mine:
-            i, buckets = self._number[what], self._slices[what]
-            stored = int(rows[buckets.start : buckets.stop].sum())
-            parts.append(SliceLoad(i, round(float(rates[i])), stored))
-        self.rate = float(rates.sum())
-        return Load(seat.what, seat.fence, self._expected(), self._bounds.memory_bytes, tuple(parts))
+            i = self._number[what]
+            rate = self._rates.get(what, self._balance.last_rate(i))
+            parts.append(SliceLoad(i, rate, self._rows_of(what)))
+        self._told = None
+        self._claims.tell(Load(seat.what, seat.fence, self._expected(), self._bounds.memory_bytes, tuple(parts)))
+        self._told = mine
+
+    def _rows_of(self, what: str) -> int:
+        buckets = self._slices[what]
+        return int(self._shard.stored_rows[buckets.start : buckets.stop].sum())
 
     def _held(self) -> int:
         return self._shard.store.memory_bytes

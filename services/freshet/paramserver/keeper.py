@@ -9,7 +9,7 @@ a lease. It gives a slice away by flushing it and releasing the claim.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import structlog
@@ -19,7 +19,7 @@ from freshet.errors import Fenced, FreshetError, Unavailable
 from freshet.paramserver.balancing import Balancing
 from freshet.paramserver.shard import Shard
 from freshet.seams.eventlog.claims import Claims, Held
-from freshet.seams.rowservice.slices import SEATS, owner_text, slices_of
+from freshet.seams.rowservice.slices import SEATS, owner_text, seat_of, slices_of
 from freshet.types import Bucket
 
 __all__ = ["Keeper", "KeeperCounts"]
@@ -31,9 +31,6 @@ ROUND_S = 0.05
 
 CLAIM_S = 1.0
 """How long a claim may take to be read back; another shard may have been faster."""
-
-MOVED_AT_ONCE = 4
-"""Slices given away at once; the next ones when these have an owner again: the rest is served meanwhile."""
 
 
 @dataclass(slots=True)
@@ -69,6 +66,7 @@ class Keeper:
         self._seat: Held | None = None
         self._mine: dict[str, Held] = {}  # slices that are served
         self._doubted: set[str] = set()  # to be read whole before they are served again
+        self._leaving = False
         self.counts = KeeperCounts()
 
     def take_seat(self, deadline: float) -> None:
@@ -96,20 +94,24 @@ class Keeper:
         if plan is None or len(plan.seats) != len(self._slices):
             return
         planned = dict(zip(self._slices, plan.seats, strict=True))
-        wanted = [
-            what for what, seat in planned.items() if seat == self._seat_name and what not in self._mine
-        ]
-        self._take(self._balancing.fitting(wanted))
-        alive = {claim.what for claim in self._claims.alive(SEATS)}
-        # What those that load have learned could not be flushed.
-        loading = self._with_buckets(self._shard.loader.loading())
-        away = [
-            what
-            for what in self._mine
-            if planned[what] != self._seat_name and planned[what] in alive and what not in loading
-        ]
-        if away and not self._claims.free(what for what, seat in planned.items() if seat in alive):
-            self._give(self._balancing.hottest_first(away)[:MOVED_AT_ONCE])
+        if not self._leaving:
+            mine = [what for what, seat in planned.items() if seat == self._seat_name]
+            self._take(self._balancing.fitting([what for what in mine if what not in self._mine]))
+        self._give(self._balancing.next_to_move(self._away(planned)))
+
+    def leave(self, deadline: float) -> None:
+        """Give up the seat, and serve on while others take over, a little at a time, until the clock's
+        `deadline`. What is left then, or if nobody else is there, is for `drain`."""
+        assert self._seat is not None, "take_seat comes first"
+        self._leaving, pause = True, threading.Event()
+        self._seat.release()
+        while self._mine and self._clock.monotonic() < deadline and self._claims.alive(SEATS):
+            try:
+                self.step()
+            except FreshetError as error:
+                log.warning("slices are not handed over one by one", reason=str(error))
+                return
+            pause.wait(ROUND_S)
 
     def drain(self) -> None:
         """Flush and release everything, so that others need not wait for a lease. Raises Unavailable."""
@@ -150,6 +152,30 @@ class Keeper:
             self._mine.pop(what).release([what])
             self._doubted.add(what)
             self.counts.doubted += 1
+
+    def _away(self, planned: Mapping[str, str]) -> list[str]:
+        """Slices that others should have, if it is time for this shard to give some of them away.
+
+        One shard gives at a time, and the next slices go when the last ones are served again: whoever looks
+        rows up or pushes waits for all of them together, and in between must find everything served.
+        """
+        claims, living = self._claims.survey()
+        givers = set()
+        for what, seat in planned.items():
+            if seat not in living:
+                continue
+            owner = seat_of(claims[what].owner) if what in living else None
+            if owner == seat and self._balancing.told_by(what) == seat:
+                continue
+            released = owner == self._seat_name and what not in self._mine  # and not read back yet
+            if owner is None or owner == seat or released:
+                return []  # nobody's, or not served yet
+            givers.add(owner)
+        if min(givers, default=None) != self._seat_name:
+            return []
+        loading = self._with_buckets(self._shard.loader.loading())  # what they learn could not be flushed yet
+        away = [what for what in self._mine if planned[what] != self._seat_name and planned[what] in living]
+        return [what for what in away if what not in loading]
 
     def _take(self, wanted: Sequence[str]) -> None:
         free = self._claims.free(wanted)

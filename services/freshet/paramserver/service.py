@@ -128,7 +128,7 @@ class ParamServer:
             Unavailable: another process of this name lives.
             Mismatch: the stores are of another model, spec or log.
         """
-        self._spec, self._place, self._bounds = spec, place, bounds
+        self._spec, self._place, self._bounds, self._clock = spec, place, bounds, clock
         self._cleanup = Cleanup()
         topics = ensure_topics(log, spec)
         layout = layout_of(spec)
@@ -245,7 +245,8 @@ class ParamServer:
         }
 
     def _drain(self, drain_s: float) -> None:
-        self.server.stop(drain_s)
+        self.keeper.leave(self._clock.monotonic() + drain_s / 2)
+        self.server.stop(drain_s / 2)
         try:
             self.keeper.drain()
         except Unavailable as error:  # then the leases run out, and samples are replayed

@@ -1,0 +1,175 @@
+"""Slices change owners a few at a time, and the next when the last are served. Claims are real, on a
+log of SQLite; shards only note what is asked of them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from freshet.clock import SYSTEM_CLOCK
+from freshet.paramserver.balancing import MOVED_ROWS, MOVED_SLICES, Balancing, Bounds
+from freshet.paramserver.keeper import Keeper
+from freshet.paramserver.shard import Shard
+from freshet.seams.eventlog.claimbook import Plan
+from freshet.seams.eventlog.claims import Claims
+from freshet.seams.eventlog.sqlite import SqliteEventLog
+from freshet.seams.rowservice.slices import slices_of
+from freshet.types import Bucket, Fence
+from tests.system.waiting import wait_until
+
+BUCKETS = 64
+SLICES = list(slices_of(BUCKETS))
+WITHIN_S = 20.0
+
+
+class Rows:
+    """What a keeper asks of a shard."""
+
+    failed = None
+
+    def __init__(self) -> None:
+        self.stored_rows = np.full(BUCKETS, 10)
+        self.loaded: list[int] = []
+        self.given: list[int] = []
+        self.given_at_once: list[int] = []
+
+    @property
+    def store(self) -> Any:
+        class Store:
+            memory_bytes = 1_000
+
+        return Store
+
+    def take(self, buckets: Sequence[Bucket], fence: Fence) -> int:
+        self.loaded += buckets
+        return 0
+
+    def give_up(self, buckets: Sequence[Bucket]) -> None:
+        self.given += buckets
+        self.given_at_once.append(len(buckets))
+
+    def drop(self, buckets: Sequence[Bucket]) -> None:
+        pass
+
+
+class One:
+    """A shard's keeper, stepped by hand."""
+
+    def __init__(self, log: SqliteEventLog, name: str) -> None:
+        self.rows = Rows()
+        shard = cast(Shard, self.rows)
+        self.claims = Claims(log, "control")
+        balancing = Balancing(shard, self.claims, Bounds(), buckets=BUCKETS, clock=SYSTEM_CLOCK)
+        self.keeper = Keeper(
+            shard,
+            self.claims,
+            balancing,
+            name=name,
+            address="127.0.0.1:1",
+            life="1",
+            buckets=BUCKETS,
+            clock=SYSTEM_CLOCK,
+        )
+
+    def sit(self) -> None:
+        self.keeper.take_seat(SYSTEM_CLOCK.monotonic() + WITHIN_S)
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Iterator[SqliteEventLog]:
+    made = SqliteEventLog(tmp_path)
+    made.create_topic("control", partitions=1)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def shards(log: SqliteEventLog) -> Iterator[list[One]]:
+    """Two that share all slices, and one that has just sat down."""
+    made = [One(log, name) for name in "abc"]
+    for each in made[:2]:
+        each.sit()
+    step_until(made[:2], lambda: [len(one.keeper.slices) for one in made] == [32, 32, 0])
+    made[2].sit()
+    for each in made:
+        each.rows.given_at_once.clear()
+    yield made
+    for each in made:
+        each.claims.close()
+
+
+def step_until(shards: Sequence[One], holds: Any) -> None:
+    def is_so() -> bool:
+        for each in shards:
+            each.keeper.step()
+        return bool(holds())
+
+    wait_until("slices are where they should be", is_so, within_s=WITHIN_S)
+
+
+def steps(shards: Sequence[One], times: int) -> None:
+    """Rounds, in each of which all that was written is read."""
+    for _ in range(times):
+        for each in shards:
+            each.keeper.step()
+        seen = max(each.claims._next for each in shards)
+        wait_until("all is read", partial(_have_read, shards, seen), within_s=WITHIN_S)
+
+
+def _have_read(shards: Sequence[One], upto: int) -> bool:
+    return all(each.claims._next >= upto for each in shards)
+
+
+def test_nothing_more_is_given_until_what_was_given_is_served(shards: list[One]) -> None:
+    a, b, c = shards
+    step_until([a, b], lambda: a.rows.given_at_once or b.rows.given_at_once)
+    steps([a, b], 5)
+    assert [len(a.rows.given_at_once), len(b.rows.given_at_once)] == [1, 0], "nobody has taken them yet"
+
+    step_until(shards, lambda: len(c.keeper.slices) == 21)
+    assert len(c.rows.loaded) == 21
+    assert len(a.rows.given) + len(b.rows.given) >= 21
+    assert max(a.rows.given_at_once + b.rows.given_at_once) <= MOVED_SLICES
+
+
+def test_slices_with_many_rows_go_one_by_one(shards: list[One]) -> None:
+    a, b, c = shards
+    for each in (a, b):
+        each.rows.stored_rows[:] = MOVED_ROWS + 1
+    step_until(shards, lambda: len(c.keeper.slices) == 21)
+    assert set(a.rows.given_at_once + b.rows.given_at_once) == {1}
+
+
+def test_who_leaves_serves_until_others_have_taken_over(shards: list[One]) -> None:
+    a, b, c = shards
+    step_until(shards, lambda: len(c.keeper.slices) == 21)
+    leaving = threading.Thread(target=lambda: c.keeper.leave(SYSTEM_CLOCK.monotonic() + WITHIN_S))
+    leaving.start()
+    step_until([a, b], lambda: not leaving.is_alive())
+    assert list(c.keeper.slices) == []
+    assert max(c.rows.given_at_once) <= MOVED_SLICES
+    step_until([a, b], lambda: len(a.keeper.slices) + len(b.keeper.slices) == len(SLICES))
+
+
+def test_who_leaves_alone_does_not_wait(log: SqliteEventLog) -> None:
+    only = One(log, "a")
+    only.sit()
+    step_until([only], lambda: len(only.keeper.slices) == len(SLICES))
+    only.keeper.leave(SYSTEM_CLOCK.monotonic() + WITHIN_S)
+    assert len(only.keeper.slices) == len(SLICES), "they are for `drain`"
+    only.keeper.drain()
+    assert len(only.rows.given) == BUCKETS
+    only.claims.close()
+
+
+def test_a_plan_for_who_is_not_there_moves_nothing(shards: list[One]) -> None:
+    a, b, _ = shards
+    a.claims.advise(Plan("shard:a", Fence(0), ("shard:nobody",) * len(SLICES)))
+    steps([b], 5)
+    assert b.rows.given == []
