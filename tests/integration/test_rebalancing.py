@@ -14,7 +14,7 @@ import pytest
 
 from freshet.errors import Unavailable
 from freshet.seams.rowservice import KeyGroup
-from freshet.seams.rowservice.slices import seat_of, slices_of
+from freshet.seams.rowservice.slices import slices_of
 from freshet.types import I64, bucket_of
 from tests.integration.test_shards import (
     BUCKETS_OF_KEYS,
@@ -64,10 +64,8 @@ def owners_of(run: Run, slices: list[int]) -> list[int]:
 
 def is_quiet(run: Run, port: int) -> bool:
     """Will no slice move any more."""
-    plan, owners = run.claims.plan(), run.claims.owners()
-    seats = [seat_of(owners[what].owner) for what in slices_of(SPEC.buckets) if not owners[what].released]
     told = json.loads(asked(port, "/status")[1])["load"]
-    return plan is not None and list(plan.seats) == seats and told["unevenness"] == 0
+    return run.is_as_planned() and told["unevenness"] == 0
 
 
 def asked(port: int, path: str) -> tuple[int, str]:

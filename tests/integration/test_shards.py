@@ -27,7 +27,7 @@ from freshet.seams.eventlog.topics import ensure_topics
 from freshet.seams.open import open_rowstore
 from freshet.seams.rowservice import KeyGroup, Push
 from freshet.seams.rowservice.remote import RemoteRows, Served
-from freshet.seams.rowservice.slices import ShardMap
+from freshet.seams.rowservice.slices import ShardMap, seat_of, slices_of
 from freshet.seams.transport import MIB, Transport
 from freshet.settings import load_settings
 from freshet.spec import load_spec
@@ -101,16 +101,22 @@ class Run:
         return made
 
     def wait_for_owners(self, shards: int, *, least: int | None = None) -> None:
-        """Until so many shards own all buckets between them, each at least so many, or half an equal share:
-        it is load that is dealt evenly."""
+        """Until so many shards own all buckets between them, as the last plan says, and each at least so many,
+        or half an equal share: it is load that is dealt evenly."""
         wanted = SPEC.buckets // shards // 2 if least is None else least
 
         def balanced() -> bool:
-            owners = self.owners()
-            counts = np.bincount(owners.of_bucket + 1, minlength=shards + 1)
-            return len(owners.addresses) == shards and not counts[0] and counts[1:].min() >= wanted
+            counts = np.bincount(self.owners().of_bucket + 1, minlength=shards + 1)
+            return len(counts) == 1 + shards and counts[1:].min() >= wanted and self.is_as_planned()
 
         wait_for(balanced, f"{shards} shards own all buckets")
+
+    def is_as_planned(self) -> bool:
+        """Does every slice belong to whom the last plan gives it."""
+        plan, owners = self.claims.plan(), self.claims.owners()
+        claims = [owners[what] for what in slices_of(SPEC.buckets) if what in owners]
+        seats = [None if claim.released else seat_of(claim.owner) for claim in claims]
+        return plan is not None and list(plan.seats) == seats
 
     def close(self) -> None:
         for client in self.clients:

@@ -160,7 +160,9 @@ class Balancing:
             rate = self._rates.get(what, self._balance.last_rate(i))
             parts.append(SliceLoad(i, rate, self._rows_of(what)))
         self._told = None
-        self._claims.tell(Load(seat.what, seat.fence, self._expected(), self._bounds.memory_bytes, tuple(parts)))
+        self._claims.tell(
+            Load(seat.what, seat.fence, self._expected(), self._bounds.memory_bytes, tuple(parts))
+        )
         self._told = mine
 
     def _rows_of(self, what: str) -> int:

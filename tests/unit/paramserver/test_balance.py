@@ -216,6 +216,31 @@ def test_load_moves_nothing_to_where_there_is_no_room():
     assert [found.why for found in shards.decided] == [Why.LOAD]
 
 
+def test_what_is_within_the_bound_moves_nothing_though_it_could_be_more_even():
+    shards = Shards()
+    shards.go_on(400, lambda _: np.where([seat == "a" for seat in EVEN], 1_630, 1_000))
+    assert shards.balance.unevenness(EVEN, SEATS) == pytest.approx(0.235, abs=0.005)
+    assert shards.decided == []
+
+
+def test_nothing_moves_for_a_little():
+    rates = np.zeros(SLICES)
+    rates[[0, 2]], rates[1] = 10_000, 9_000  # moving one of the two makes 19 to 10 of 20 to 9
+    shards = Shards()
+    shards.go_on(400, lambda _: rates)
+    assert [EVEN[i] for i in range(3)] == ["a", "b", "a"]
+    assert shards.balance.unevenness(EVEN, SEATS) > 0.25
+    assert shards.decided == []
+
+
+def test_a_slice_that_nobody_told_of_counts_as_the_others_do():
+    balance = Balance(SLICES, bound=0.25, interval_s=INTERVAL_S)
+    balance.hear({"a": Load("a", Fence(1), 10, 0, tuple(SliceLoad(i, 3_000, 1) for i in range(2)))}, 0.0)
+    weights = balance.weights()
+    assert weights is not None
+    assert weights == pytest.approx(np.full(SLICES, 3_060))
+
+
 def test_reports_of_slices_that_the_model_has_not_are_ignored():
     balance = Balance(SLICES, bound=0.25, interval_s=INTERVAL_S)
     balance.hear({"a": Load("a", Fence(1), 10, 0, (SliceLoad(SLICES, 10**9, 1),))}, 0.0)
