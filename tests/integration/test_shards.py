@@ -101,8 +101,8 @@ class Run:
         return made
 
     def wait_for_owners(self, shards: int, *, least: int | None = None) -> None:
-        """Until so many shards own all buckets between them, as the last plan says, and each at least so many,
-        or half an equal share: it is load that is dealt evenly."""
+        """Until so many shards own all buckets between them, as the last plan says, and each at least so
+        many, or half an equal share: it is load that is dealt evenly."""
         wanted = SPEC.buckets // shards // 2 if least is None else least
 
         def balanced() -> bool:
