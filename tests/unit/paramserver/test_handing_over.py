@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -38,15 +39,14 @@ class Rows:
         self.loaded: list[int] = []
         self.given: list[int] = []
         self.given_at_once: list[int] = []
+        self.loading: list[Bucket] = []
+        self.store = SimpleNamespace(memory_bytes=1_000, tables=(), resident_bytes=int)
+        self.loader = SimpleNamespace(loading=lambda: self.loading, progress=SimpleNamespace(rows=0))
 
-    @property
-    def store(self) -> Any:
-        class Store:
-            memory_bytes = 1_000
+    def doubtful(self) -> list[Bucket]:
+        return []
 
-        return Store
-
-    def take(self, buckets: Sequence[Bucket], fence: Fence) -> int:
+    def take(self, buckets: Sequence[Bucket], fence: Fence, *, whole: bool) -> int:
         self.loaded += buckets
         return 0
 
@@ -144,6 +144,16 @@ def test_slices_with_many_rows_go_one_by_one(shards: list[One]) -> None:
         each.rows.stored_rows[:] = MOVED_ROWS + 1
     step_until(shards, lambda: len(c.keeper.slices) == 21)
     assert set(a.rows.given_at_once + b.rows.given_at_once) == {1}
+
+
+def test_what_is_still_loading_is_not_given_away(shards: list[One]) -> None:
+    a, b, c = shards
+    a.rows.loading = [Bucket(i) for i in range(BUCKETS)]
+    step_until(shards, lambda: (plan := c.claims.plan()) is not None and "shard:c" in plan.seats)
+    steps(shards, 5)
+    assert (a.rows.given, b.rows.given) == ([], []), "and others wait for their turn"
+    a.rows.loading = []
+    step_until(shards, lambda: len(c.keeper.slices) == 21)
 
 
 def test_who_leaves_serves_until_others_have_taken_over(shards: list[One]) -> None:
