@@ -89,7 +89,7 @@ class Balancing:
             log.info("a plan was written", shards=len(alive), why=decided.why.value, slices_moved=moved)
 
     def told_by(self, what: str) -> str | None:
-        """The seat that told last that it serves a slice."""
+        """The seat that told last that it has loaded a slice."""
         return self._balance.told_by(self._number[what])
 
     def next_to_move(self, slices: Sequence[str]) -> list[str]:

@@ -89,7 +89,8 @@ class Keeper:
             raise self._shard.failed
         self._drop_lost()
         self._leave_doubtful()
-        self._balancing.step(self._seat, self._mine)
+        loading = self._with_buckets(self._shard.loader.loading())
+        self._balancing.step(self._seat, [what for what in self._mine if what not in loading])
         plan = self._claims.plan()
         if plan is None or len(plan.seats) != len(self._slices):
             return
@@ -156,8 +157,8 @@ class Keeper:
     def _away(self, planned: Mapping[str, str]) -> list[str]:
         """Slices that others should have, if it is time for this shard to give some of them away.
 
-        One shard gives at a time, and the next slices go when the last ones are served again: whoever looks
-        rows up or pushes waits for all of them together, and in between must find everything served.
+        One shard gives at a time, and the next slices go when the last ones are loaded and told of: whoever
+        looks rows up or pushes waits for all of them together, and in between must find everything served.
         """
         claims, living = self._claims.survey()
         givers = set()
@@ -169,7 +170,7 @@ class Keeper:
                 continue
             released = owner == self._seat_name and what not in self._mine  # and not read back yet
             if owner is None or owner == seat or released:
-                return []  # nobody's, or not served yet
+                return []  # nobody's, or not loaded yet
             givers.add(owner)
         if min(givers, default=None) != self._seat_name:
             return []

@@ -98,6 +98,7 @@ def shards(log: SqliteEventLog) -> Iterator[list[One]]:
     step_until(made[:2], lambda: [len(one.keeper.slices) for one in made] == [32, 32, 0])
     made[2].sit()
     for each in made:
+        each.rows.given.clear()
         each.rows.given_at_once.clear()
     yield made
     for each in made:
@@ -144,6 +145,16 @@ def test_slices_with_many_rows_go_one_by_one(shards: list[One]) -> None:
         each.rows.stored_rows[:] = MOVED_ROWS + 1
     step_until(shards, lambda: len(c.keeper.slices) == 21)
     assert set(a.rows.given_at_once + b.rows.given_at_once) == {1}
+
+
+def test_the_next_go_when_the_last_are_loaded(shards: list[One]) -> None:
+    a, b, c = shards
+    c.rows.loading = [Bucket(i) for i in range(BUCKETS)]
+    step_until(shards, lambda: len(c.keeper.slices) > 0)
+    steps(shards, 5)
+    assert len(a.rows.given_at_once) + len(b.rows.given_at_once) == 1
+    c.rows.loading = []
+    step_until(shards, lambda: len(c.keeper.slices) == 21)
 
 
 def test_what_is_still_loading_is_not_given_away(shards: list[One]) -> None:
