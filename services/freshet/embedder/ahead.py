@@ -144,8 +144,9 @@ class AheadLane:
             flight.looking = not self._common.ahead
         if not self._common.ahead and not self._look_up_now(flight, deadline):
             return None
-        if self._common.own is not None and (begun := flight.begun) is not None:
-            flight.begun = None
+        with self._changed:
+            begun, flight.begun = flight.begun, None
+        if self._common.own is not None and begun is not None:
             flight.made.bring_up(self._common.own, begun)
         with self._changed:
             self._covered.update({r.partition: r.stop for r in flight.batch.ranges})
@@ -265,11 +266,11 @@ class AheadLane:
     def _prepare(self, plan: BatchPlan, slot: Slot) -> None:
         """Decode, plan, and, where lookups go ahead, take a credit and ask for the rows."""
         epoch = self._epoch
-        self.stages.begin()
-        decoded = self._decoder.decode(plan.blocks, plan.places)
-        self.stages.mark("decode")
-        replayed = self._source.replayed(plan)
-        made = self._common.maker.make(plan, decoded, slot, replayed=replayed, stages=self.stages)
+        try:
+            made = self._made(plan, slot)
+        except BaseException:  # what cannot be decoded is reported, and the log may be away
+            self._free(slot)
+            raise
         flight = _Flight(made, slot, made.batch(self._fence, looked=self._common.own is None), epoch)
         if self._common.ahead:
             flight.credit = self._credit(plan)
@@ -285,6 +286,13 @@ class AheadLane:
             self._dropped(flight)
         elif self._common.ahead:
             self._common.lookups.submit(self._look_up, flight)
+
+    def _made(self, plan: BatchPlan, slot: Slot) -> Made:
+        self.stages.begin()
+        decoded = self._decoder.decode(plan.blocks, plan.places)
+        self.stages.mark("decode")
+        replayed = self._source.replayed(plan)
+        return self._common.maker.make(plan, decoded, slot, replayed=replayed, stages=self.stages)
 
     def _credit(self, plan: BatchPlan) -> int:
         """Wait for a credit; 0 if the lane is void before there is one."""

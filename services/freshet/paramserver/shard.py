@@ -126,7 +126,7 @@ class Shard:
         self._failed: FreshetError | None = None
         self.on_failed: Callable[[], None] = lambda: None
         self._push_fences = PushFences()
-        self._pushed: dict[int, int] = {}  # {partition: where its last push ended that all buckets have}
+        self._pushed: dict[int, int] = {}  # {partition: where the last push ended that all buckets have}
         self.counts = ShardCounts()
 
     # --- life
@@ -163,13 +163,14 @@ class Shard:
                 if whole:
                     metas = self._loader.read_whole(metas, fence)
                 self._check_replay_is_possible(metas)
-            except FreshetError:
+                rows = {p: TopicPartition(self._topics.rows, p) for p in range(ROWS_PARTITIONS)}
+                ends = {p: self._log.bounds(at).end for p, at in rows.items()}
+            except FreshetError:  # nothing is owned yet
                 self._forget(buckets)
                 raise
             with self._publishing:
                 self._book.claimed(metas)
-                for p in range(ROWS_PARTITIONS):
-                    end = self._log.bounds(TopicPartition(self._topics.rows, p)).end
+                for p, end in ends.items():
                     self._rows_next[p] = max(self._rows_next[p], end)
                 if whole:
                     for bucket, meta in metas.items():
@@ -177,11 +178,13 @@ class Shard:
                 else:
                     self._loader.begin(metas, fence)
                 # A flush publishes before it writes, so what is stored is published.
-                self._published = self._published_to(self._smallest_applied())
+                applied = self._smallest_applied()
+                self._published = self._published_to(applied)
+                self._pushed = applied
         self._to_load.set()
-        rows = sum(meta.rows for meta in metas.values())
-        log.info("buckets claimed", buckets=len(buckets), rows=rows, fence=int(fence), loaded=whole)
-        return rows
+        stored = sum(meta.rows for meta in metas.values())
+        log.info("buckets claimed", buckets=len(buckets), rows=stored, fence=int(fence), loaded=whole)
+        return stored
 
     def load_some(self) -> None:
         """Load some of the buckets that are served already; the shard's thread does this until all are.

@@ -41,7 +41,7 @@ __all__ = [
 ]
 
 MAGIC = 0xB5
-VERSION = 1
+VERSION = 2
 _HEAD = struct.Struct("<BBHI")  # magic, version, 0, crc of all that follows
 _REST = struct.Struct("<BBHIQ")  # kind, codec, sections, flags, id
 HEADER_BYTES = _HEAD.size + _REST.size

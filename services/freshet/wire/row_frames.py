@@ -145,6 +145,8 @@ def states_into(frame: Frame, out: Mapping[int, F32]) -> None:
     for group, states in out.items():
         if states.shape[1]:
             states[...] = frame.array(Part.STATES, np.float32, states.shape, group=group)
+            if not np.isfinite(states).all():
+                raise BadFrame(f"rows: states of group {group} are not all finite", "shape")
 
 
 def pushed_of(frame: Frame) -> dict[int, int]:

@@ -65,7 +65,7 @@ FRESHET_INLINE Prepared prepare(const Slot& s, float* state, float squared) {
     state[0] = s.beta2 * state[0] + (1.0f - s.beta2) * (squared / static_cast<float>(s.width));
     p.rate = s.lr / (std::sqrt(state[0]) + s.eps);
   } else if (s.rule == Rule::adam) {
-    state[0] = std::min(state[0] + 1.0f, most_steps);
+    state[0] = std::min(std::max(state[0], 0.0f) + 1.0f, most_steps);
     const u32 t = static_cast<u32>(state[0]);
     p.correct_mean = static_cast<float>(1.0 - power(static_cast<double>(s.beta1), t));
     p.correct_square = static_cast<float>(1.0 - power(static_cast<double>(s.beta2), t));

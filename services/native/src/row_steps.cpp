@@ -68,7 +68,7 @@ size_t RowSteps::step(const Keys& mine, float* values, float* states, const Keys
       layout_.step(&row, gradients + size_t{at} * width, 1, &stepped);
       layout_.load(row, values + size_t{i} * width);
       std::copy_n(layout_.state(row), state_floats, state);
-      found++;
+      found += stepped;
     }
   }
   return found;

@@ -73,6 +73,23 @@ u32 Store::create_row(Group& group, u32 bucket, u64 key, u8 table) {
   return slot;
 }
 
+namespace {
+
+// Adds up for a counter that others share, which it is added to when it goes.
+struct Tally {
+  explicit Tally(std::atomic<i64>& to) : to(to) {}
+  ~Tally() {
+    if (n) to.fetch_add(n, std::memory_order_relaxed);
+  }
+  Tally(const Tally&) = delete;
+  Tally& operator=(const Tally&) = delete;
+
+  std::atomic<i64>& to;
+  i64 n = 0;
+};
+
+}  // namespace
+
 std::optional<Missing> Store::lookup(u32 index, const Keys& keys, float* out, bool create, u8* found, u32* touched,
                                      float* states) {
   check_keys(index, keys);
@@ -82,7 +99,7 @@ std::optional<Missing> Store::lookup(u32 index, const Keys& keys, float* out, bo
   Group& group = *groups_[index];
   const u32 width = group.layout.width(), state_floats = group.layout.state_floats();
   Ahead ahead(group, keys.keys, keys.n);
-  i64 created = 0;
+  Tally created(created_);  // rows that were made count, whatever this returns
   for (size_t i = 0; i < keys.n;) {
     const u32 bucket = bucket_of(keys.keys[i]);
     const size_t end = keys.bucket_starts[bucket + 1];
@@ -104,7 +121,7 @@ std::optional<Missing> Store::lookup(u32 index, const Keys& keys, float* out, bo
         Admission* gate = admission_[table].get();
         if (!gate || gate->see(bucket, key)) {
           slot = create_row(group, bucket, key, table);
-          created++;
+          created.n++;
         } else {
           group.layout.initial(row, key, table, spec_.seed);
           if (states) group.layout.initial_state(row, states + i * state_floats);
@@ -121,7 +138,6 @@ std::optional<Missing> Store::lookup(u32 index, const Keys& keys, float* out, bo
       if (states) std::copy_n(group.layout.state(group.row(slot)), state_floats, states + i * state_floats);
     }
   }
-  if (created) created_.fetch_add(created, std::memory_order_relaxed);
   return std::nullopt;
 }
 

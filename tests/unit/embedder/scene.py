@@ -8,7 +8,7 @@ import numpy as np
 
 from freshet.clock import SYSTEM_CLOCK
 from freshet.embedder.core import partitions_of_lane
-from freshet.embedder.decoding import DecodedBatch, Places
+from freshet.embedder.decoding import BlockDecoder, DecodedBatch, Places
 from freshet.embedder.pipelined import OwnWritesOf, PipelinedStream, Share
 from freshet.embedder.recent import Recent
 from freshet.embedder.serving import BatchServer, Shape
@@ -87,6 +87,7 @@ class LocalScene:
         self.spec, self.log = parse_spec(SPEC), log
         self.rows: RowService = ReferenceRowService([WIDTH], dict.fromkeys(range(PARTITIONS), 0))
         self.dense_applied: dict[int, int] = {}
+        self.decoder: Callable[[], BlockDecoder] = IdDecoder  # type: ignore[assignment]  # stands in for it
         self.told: Callable[[], Mapping[int, Sequence[int]]] | None = None  # instead, if it moves
         log.create_topic("samples", partitions=PARTITIONS)
         self.writer = log.writer()
@@ -121,7 +122,7 @@ class LocalScene:
             "topic": "samples",
             "log": self.log,
             "rows": self.rows,
-            "decoder": IdDecoder,
+            "decoder": self.decoder,
             "dense_applied": told,
             "clock": SYSTEM_CLOCK,
         }

@@ -147,6 +147,7 @@ WRONG: dict[str, tuple[Part, int, NDArray[Any]]] = {
     "keys that are not sorted": (Part.KEYS, 1, np.array([2**63, 1], np.uint64)),
     "keys of fewer rows": (Part.KEYS, 1, np.array([1], np.uint64)),
     "tables of fewer rows": (Part.TABLES, 0, np.zeros(4, np.uint8)),
+    "states that are not finite": (Part.STATES, 0, np.full((5, 2), np.nan, np.float32)),
     "states of another width": (Part.STATES, 0, np.zeros((5, 3), np.float32)),
     "what is known as a list": (Part.APPLIED, 0, np.zeros(4, np.int64)),
     "times of fewer samples": (Part.EVENT_TIMES, 0, np.zeros(3, np.int64)),

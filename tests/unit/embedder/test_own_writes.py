@@ -67,6 +67,13 @@ def test_a_partition_that_nothing_is_known_of_knows_no_write(writes):
     assert values[0, 0] == -1.0
 
 
+def test_a_shard_that_has_nothing_to_tell_yet_does_not_make_old_writes_unknown(writes):
+    old, new = writes.give(gradient=1.0), writes.give(gradient=10.0)
+    assert writes.row_of(pushed=1) == -10.0
+    assert (old.known, new.known) == (True, False)
+    assert writes.row_of() == -10.0, "nothing is told: what a lookup knew, later ones know"
+
+
 def test_what_was_acknowledged_before_the_lookup_is_known_whatever_shards_tell(writes):
     """A shard that has just taken over does not know how far pushes have come."""
     early = writes.own.looking()

@@ -13,7 +13,7 @@ from freshet.testing.faults import Faulty
 from freshet.testing.reference import ReferenceRowService
 from freshet.trainer.core import Counts, DenseLedger
 from tests.unit.embedder.linked import HeldRows, LossyRows
-from tests.unit.embedder.scene import PipelinedScene
+from tests.unit.embedder.scene import IdDecoder, PipelinedScene
 
 DEADLINE_S = 20.0
 BATCH = 4
@@ -238,3 +238,24 @@ def test_closing_leaves_no_thread(scene):
     stream = scene.stream(lanes=2)
     stream.close()
     assert set(threading.enumerate()) <= before
+
+
+def test_a_lane_whose_decoder_waits_for_the_log_goes_on_when_it_is_back(scene):
+    """Reporting a sample that cannot be decoded takes the log: each attempt gives its memory back."""
+    scene.append(0, [1] * BATCH)
+    attempts: list[int] = []
+
+    class Reporting(IdDecoder):
+        def decode(self, *arguments):
+            attempts.append(1)
+            if len(attempts) <= 12:  # more than the lane has room for
+                raise Unavailable("what cannot be decoded cannot be reported")
+            return super().decode(*arguments)
+
+    scene.decoder = Reporting
+    stream = scene.stream(batch_rows=BATCH, staleness_rows=BATCH)
+    batch = take(stream)
+    assert batch.sample_ids.tolist() == [1] * BATCH
+    stream.give_back(0, batch, gradients_of(batch))
+    assert stream.settled(DEADLINE_S)
+    stream.close()

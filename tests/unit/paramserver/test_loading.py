@@ -17,7 +17,8 @@ from freshet.seams.rowstore import FlushOutcome
 from freshet.seams.rowstore.sqlite import SqliteRowStore
 from freshet.spec.layout import layout_of
 from freshet.tables.runs import runs_of, widths_of
-from freshet.testing.contracts.rowservice import Row, look_up, push_of
+from freshet.testing.contracts.rowservice import Row, keys_of, look_up, push_of
+from freshet.testing.faults import Faulty
 from freshet.types import I64, U8, U64, Bucket, Fence, Flush, RowRuns, TopicPartition
 from tests.unit.paramserver.test_published import PARSED, TOPICS, log
 
@@ -393,3 +394,32 @@ def test_a_push_is_refused_that_holds_rows_of_buckets_that_it_does_not_name(shar
     with pytest.raises(Refused):
         shard.push(replace(push_of({0: (1, 2)}, ones(STORED)), owned=np.zeros(PARSED.buckets, np.bool_)))
     assert shard.applied() == {0: [1], 1: [0]}
+
+
+def test_a_claim_during_which_the_log_goes_away_owns_nothing(
+    log: EventLog, rows: Watched, initial: dict[Row, list[float]]
+) -> None:
+    """A bucket that was owned in the books alone would hold retention back for ever."""
+    faulty = Faulty(log)
+    shard = shard_of(faulty, rows, "heir")
+    starts = PARSED.partitions  # asked before the ends of rows
+    faulty.script("bounds", nth=starts + 1, error=Unavailable("the log is away"))
+    with pytest.raises(Unavailable):
+        shard.take(EVERY_BUCKET, Fence(11))
+    assert list(shard.held()) == []
+    assert shard._book.smallest_applied() == {}
+    shard.take(EVERY_BUCKET, Fence(12))
+    assert list(shard.held()) == EVERY_BUCKET
+
+
+def test_a_shard_that_has_taken_over_tells_what_all_its_rows_know(
+    shard: Shard, initial: dict[Row, list[float]]
+) -> None:
+    group, _ = keys_of(STORED)
+    out = [np.empty((len(group.keys), 2), np.float32)]
+    states = [np.empty((len(group.keys), 0), np.float32)]
+    assert shard.lookup_with_states([group], out, states)[0] == 1
+    shard.push(push_of({0: (1, 2)}, ones(STORED), fence=11))
+    assert shard.lookup_with_states([group], out, states)[0] == 2
+    shard.take(EVERY_BUCKET, Fence(12))  # from the row store: that push is to come again
+    assert shard.lookup_with_states([group], out, states)[0] == 1

@@ -113,8 +113,8 @@ def test_a_frame_beyond_the_limit_is_refused_unread():
 
 def test_another_version_is_refused_by_name():
     data = bytearray(a_frame())
-    data[1] = 2
-    with pytest.raises(OtherFrame, match="expected version 1, found 2") as refused:
+    data[1] = 3
+    with pytest.raises(OtherFrame, match="expected version 2, found 3") as refused:
         decode_frame(resealed(data), max_bytes=LIMIT)
     assert (refused.value.reason, isinstance(refused.value, Mismatch)) == ("version", True)
 

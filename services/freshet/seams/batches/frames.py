@@ -267,6 +267,8 @@ def _looked(frame: Frame, inputs: ModelInputs, names: Names) -> Looked:
         given: F32 = np.empty((u, 0), np.float32)
         if floats:
             given = frame.array(Part.STATES, np.float32, (u, floats), group=g).copy()
+            if not np.isfinite(given).all():
+                raise BadFrame(f"batch: states of group {g} are not all finite", "shape")
         states.append(given)
     return Looked(groups, states, dict(frame.array(Part.APPLIED, np.int64, (None, 2)).tolist()))
 

@@ -45,6 +45,7 @@ class Write:
     gradients: Sequence[F32]  # per group (U, S)
     free: Callable[[], None]  # nobody needs the arrays any more
     ended: int = 0  # counts from 1 in the order of acknowledgements; 0: not yet
+    known: bool = False  # to some lookup: so to those that cannot tell
     void: bool = False  # it was given up: its samples come again
     readers: int = 0  # who step rows by it at this moment
 
@@ -128,7 +129,7 @@ class OwnWrites:
         """Step looked-up rows (U, S), of each group, by every write that they do not know; `begun` is done
         with."""
         with self._lock:
-            missed = [w for w in self._writes if not w.void and _missed(w, looked.pushed, begun)]
+            missed = [w for w in self._writes if not w.void and self._missed(w, looked.pushed, begun)]
             for write in missed:
                 write.readers += 1
         stepped = 0
@@ -162,12 +163,14 @@ class OwnWrites:
         for write in free:
             write.free()
 
-
-def _missed(write: Write, pushed: Mapping[int, int], begun: Begun | None) -> bool:
-    if begun is not None and 0 < write.ended <= begun.ended:
-        return False
-    return not _knows(pushed, write)
-
-
-def _knows(pushed: Mapping[int, int], write: Write) -> bool:
-    return all(r.stop <= pushed.get(r.partition, 0) for r in write.ranges)
+    @staticmethod
+    def _missed(write: Write, pushed: Mapping[int, int], begun: Begun | None) -> bool:
+        """Under the lock. Shards that have nothing to tell of a partition yet do not make what an earlier
+        lookup knew unknown again."""
+        if begun is not None and 0 < write.ended <= begun.ended:
+            return False
+        told = [r.stop <= pushed[r.partition] for r in write.ranges if r.partition in pushed]
+        if len(told) == len(write.ranges):
+            write.known = write.known or all(told)
+            return not all(told)
+        return not write.known or not all(told)

@@ -12,7 +12,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -251,7 +251,9 @@ class RemoteStream:
         """
         if self._own is None or batch.looked is None:
             return
-        self._own.given(batch.ranges, batch.looked.groups, [one.copy() for one in gradients])
+        # Copies: the arrays are views of a message of many others, and the gradients the model's own.
+        groups = [replace(g, keys=g.keys.copy(), tables=g.tables.copy()) for g in batch.looked.groups]
+        self._own.given(batch.ranges, groups, [one.copy() for one in gradients])
         with self._changed:
             feeds = len(self._feeds)
         self._own.keep(2 * (1 + self._ahead) * max(1, feeds))
