@@ -79,6 +79,14 @@ class RedisServer:
         """SIGCONT."""
         self._process.resume()
 
+    def fill(self) -> None:
+        """Let its memory be full: reads are answered, writes refused."""
+        self.ask("CONFIG", "SET", "maxmemory", 1)
+
+    def make_room(self) -> None:
+        """Let it take writes again."""
+        self.ask("CONFIG", "SET", "maxmemory", 0)
+
     @property
     def alive(self) -> bool:
         """Does it run, or is it paused?"""

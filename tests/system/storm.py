@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 from tests.servers.kafka import Kafka
 from tests.servers.redis_cluster import RedisCluster
@@ -18,17 +18,18 @@ from tests.system.watching import Watch
 
 __all__ = ["Fault", "Progress", "Storm"]
 
-Way = Literal["kill", "pause"]
+Way = Literal["kill", "pause", "fill"]
 
 SERVICES = ("gateway", "joiner", "paramserver", "embedder", "trainer", "inference")
 ROUND: tuple[tuple[str, Way], ...] = (
     *((role, way) for role in SERVICES for way in ("kill", "kill", "pause")),
     ("redis", "kill"),
     ("redis", "pause"),
+    ("redis", "fill"),
     ("kafka", "kill"),
     ("kafka", "pause"),
 )
-"""Faults are dealt in rounds of these, in random order: 22 of them."""
+"""Faults are dealt in rounds of these, in random order: 23 of them."""
 
 LOOK_S = 0.05
 AT_ONCE = 0.25  # share of faults that do not wait until the one before is over
@@ -51,6 +52,17 @@ class Server(Protocol):
 
     def resume(self) -> None:
         """SIGCONT."""
+
+
+@runtime_checkable
+class Fillable(Protocol):
+    """What can be full."""
+
+    def fill(self) -> None:
+        """Refuse writes."""
+
+    def make_room(self) -> None:
+        """Take them again."""
 
 
 @dataclass(slots=True, eq=False)
@@ -144,7 +156,7 @@ class Storm:
         """Faults and times to resume, role by role; bracketed where something else was away as well."""
         lines = [f"{len(self.faults)} faults; seconds until the work went on; [n]: another was away as well"]
         for role in dict.fromkeys(role for role, _ in ROUND):
-            for way in ("kill", "pause"):
+            for way in ("kill", "pause", "fill"):
                 mine = [f for f in self.faults if (f.role, f.way) == (role, way)]
                 if mine:
                     lines.append(f"  {role:11} {way:5} {len(mine):3}: {_times(mine)}")
@@ -156,12 +168,12 @@ class Storm:
     def _strike(self, role: str, way: Way) -> None:
         self._wait(f"a {role} to strike", lambda: bool(self._fit(role)))
         name, server = self.rng.choice(self._fit(role))
-        late = way == "pause" or self.rng.random() < STAYS_AWAY
+        late = way != "kill" or self.rng.random() < STAYS_AWAY
         alone = not self.open()
         for other in self.open():
             other.alone = False
         now = time.monotonic()
-        (server.kill if way == "kill" else server.pause)()
+        _begin(server, way)
         back_at = now + (self.rng.uniform(*AWAY_S) if late else 0.0)
         self.faults.append(Fault(name, role, way, now, server, back_at, alone))
 
@@ -185,10 +197,7 @@ class Storm:
         now = time.monotonic()
         for fault in self.open():
             if not fault.returned and now >= fault.back_at:
-                if fault.way == "pause":
-                    fault.server.resume()
-                else:
-                    fault.server.launch()
+                _end(fault.server, fault.way)
                 fault.back_at, fault.returned = time.monotonic(), True
             if fault.resumed_s is None:
                 url = self.fleet.url(fault.name) if fault.role in SERVICES else ""
@@ -219,6 +228,26 @@ class Storm:
             if left <= 0:
                 return
             pause.wait(min(LOOK_S, left))
+
+
+def _begin(server: Server, way: Way) -> None:
+    if way == "kill":
+        server.kill()
+    elif way == "pause":
+        server.pause()
+    else:
+        assert isinstance(server, Fillable)
+        server.fill()
+
+
+def _end(server: Server, way: Way) -> None:
+    if way == "kill":
+        server.launch()
+    elif way == "pause":
+        server.resume()
+    else:
+        assert isinstance(server, Fillable)
+        server.make_room()
 
 
 def _times(faults: Sequence[Fault]) -> str:

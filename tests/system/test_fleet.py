@@ -1,8 +1,8 @@
 """The production shape: several of each service on a real Kafka and a real Redis Cluster. Members of every
-role, a Redis master and the broker are killed, or stand still for longer than their lease and return;
-everything acknowledged counts once, everywhere.
+role, a Redis master and the broker are killed, or stand still for longer than their lease and return, or a
+master has no memory left; everything acknowledged counts once, everywhere.
 
-`FRESHET_TEST_FAULTS` kills and pauses (22 by default: each kind once or twice); `FRESHET_TEST_SEED` repeats
+`FRESHET_TEST_FAULTS` faults (23 by default: each kind once or twice); `FRESHET_TEST_SEED` repeats
 a run's traffic and choice of victims, not its timing. `pytest -s` shows how long the work stood still.
 """
 
@@ -36,7 +36,7 @@ from tests.system.waiting import wait_until, wait_until_nothing_differs
 from tests.system.watching import Watch
 
 COUNTS = {"joiner": 2, "paramserver": 2, "embedder": 2, "trainer": 2, "inference": 2, "gateway": 2}
-FAULTS = int(os.environ.get("FRESHET_TEST_FAULTS", "22"))
+FAULTS = int(os.environ.get("FRESHET_TEST_FAULTS", "23"))
 GAP_S = float(os.environ.get("FRESHET_TEST_FAULT_GAP", "1.0"))
 SEED = int(os.environ.get("FRESHET_TEST_SEED", "0")) or random.SystemRandom().randrange(1, 2**31)
 
