@@ -37,6 +37,7 @@ from freshet.spec.schemas import load_schemas
 from freshet.types import I64, Fence, OffsetRange, TimeMs, bucket_of
 from tests.servers.processes import Process, lasting_ports
 from tests.system.waiting import wait_until
+from tests.system.zombies import stop_between_transactions
 
 SPEC_FILE = Path(__file__).parents[1] / "system" / "ledger" / "freshet.toml"
 SPEC = load_spec(SPEC_FILE)
@@ -235,7 +236,7 @@ def killed(run: Run) -> None:
 
 def paused(run: Run) -> None:
     """Frozen for longer than its lease; when it comes back its slices are somebody else's."""
-    run.shards["a"].pause()
+    stop_between_transactions(run.shards["a"].pid, run.folder)
 
 
 def ended(run: Run) -> None:

@@ -33,7 +33,7 @@ def replace_while_it_stands_still(
     wait_until(f"{role} runs", lambda: killer.pid(role) is not None, within_s=GOES_ON_S)
     pid = killer.pid(role)
     assert pid is not None
-    _stop_between_transactions(pid, killer.folder)
+    stop_between_transactions(pid, killer.folder)
     before = progress() or 0.0
     other = _start(role, killer.folder)
     try:
@@ -56,7 +56,7 @@ def replace_while_it_stands_still(
     return stood_s
 
 
-def _stop_between_transactions(pid: int, folder: Path) -> None:
+def stop_between_transactions(pid: int, folder: Path) -> None:
     """SIGSTOP while the process holds no lock of SQLite's: a lock of a living process can be taken by nobody,
     so that a machine's whole log waits for it; leases are about the others."""
 
