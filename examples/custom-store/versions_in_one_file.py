@@ -43,7 +43,6 @@ class OneFile:
         self._path, self._lock = path, threading.RLock()
         with self._disk():
             self._file = sqlite3.connect(path, timeout=10.0, isolation_level=None, check_same_thread=False)
-            self._file.execute("PRAGMA journal_mode = WAL")
             self._file.execute("PRAGMA synchronous = FULL")  # a commit that returned is on disk
             self._file.execute("PRAGMA foreign_keys = ON")
             self._file.executescript(SCHEMA)

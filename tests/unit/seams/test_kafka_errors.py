@@ -10,7 +10,7 @@ import structlog
 from confluent_kafka import KafkaError, KafkaException
 
 from freshet.errors import Fenced
-from freshet.seams.eventlog import kafka_writer
+from freshet.seams.eventlog import kafka_errors, kafka_writer
 from freshet.seams.eventlog.kafka_errors import Heard, family
 from freshet.seams.eventlog.kafka_writer import KafkaWriter, Transactions
 from freshet.types import Append, BytesColumn
@@ -39,6 +39,21 @@ def test_so_it_is_if_the_client_is_ended_within_a_report() -> None:
 
     heard.serve = ended
     assert isinstance(family(FENCED, "a commit failed", heard), Fenced)
+
+
+def test_a_reason_is_not_hidden_by_the_broker_that_counts_as_away_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = [100.0]
+    monkeypatch.setattr(kafka_errors.time, "monotonic", lambda: now[0])
+    heard = Heard()
+    heard(KafkaError(KafkaError._AUTHENTICATION, "authentication failed"))
+    now[0] += 4.0
+    heard(KafkaError(KafkaError._ALL_BROKERS_DOWN, "1/1 brokers are down"))
+    assert str(heard) == "; heard 4.0 s ago: authentication failed"
+    now[0] += 2.0
+    heard(KafkaError(KafkaError._ALL_BROKERS_DOWN, "1/1 brokers are down"))
+    assert str(heard) == "; heard 0.0 s ago: 1/1 brokers are down", "that was long ago"
 
 
 def test_what_else_goes_wrong_within_the_client_is_raised() -> None:

@@ -37,6 +37,9 @@ AWAY = frozenset({KafkaError._ALL_BROKERS_DOWN, KafkaError._TRANSPORT, KafkaErro
 _TELL_EVERY_S = 10.0
 """A client that looks for brokers says every second that they are away."""
 
+_KEPT_S = 5.0
+"""How long another reason is told instead of that: a client that is turned away tries again every second."""
+
 
 class Heard:
     """What a client was last told of its connections, for messages: that is why an answer does not come."""
@@ -49,13 +52,16 @@ class Heard:
     def __call__(self, error: KafkaError) -> None:
         """librdkafka's `error_cb`."""
         now = time.monotonic()
-        if error.code() in AWAY:
+        away = error.code() in AWAY
+        if away:
             tell = now - self._told_s >= _TELL_EVERY_S
             self._told_s = now if tell else self._told_s
         else:
             tell = error.code() != self._code
         if tell:
             _log.warning("kafka", error=error.str(), code=error.name())
+        if away and self._code and self._code not in AWAY and now - self._when_s < _KEPT_S:
+            return  # a broker that lets nobody in counts as away, too, right after it has said why
         self._code, self._text, self._when_s = error.code(), error.str(), now
 
     def __str__(self) -> str:
