@@ -10,7 +10,7 @@ import structlog
 from confluent_kafka import KafkaError, KafkaException
 
 from freshet.errors import Fenced
-from freshet.seams.eventlog import kafka_errors, kafka_writer
+from freshet.seams.eventlog import kafka_writer
 from freshet.seams.eventlog.kafka_errors import Heard, family
 from freshet.seams.eventlog.kafka_writer import KafkaWriter, Transactions
 from freshet.types import Append, BytesColumn
@@ -45,7 +45,7 @@ def test_a_reason_is_not_hidden_by_the_broker_that_counts_as_away_for_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now = [100.0]
-    monkeypatch.setattr(kafka_errors.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr("freshet.seams.eventlog.kafka_errors.time.monotonic", lambda: now[0])
     heard = Heard()
     heard(KafkaError(KafkaError._AUTHENTICATION, "authentication failed"))
     now[0] += 4.0
