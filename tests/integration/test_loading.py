@@ -15,10 +15,9 @@ import pytest
 from freshet.paramserver.service import ParamServer, Place
 from freshet.seams.open import open_rowstore
 from freshet.seams.rowservice import KeyGroup
-from freshet.seams.rowstore import FlushOutcome, RowStore
+from freshet.seams.rowstore import RowStore
 from freshet.seams.transport import MIB, Transport
-from freshet.tables.runs import runs_of, widths_of
-from freshet.types import Bucket, BucketMeta, Flush, RowRuns
+from freshet.types import Bucket, RowRuns
 from tests.integration.test_shards import (
     BUCKETS_OF_KEYS,
     DEADLINE_S,
@@ -34,6 +33,7 @@ from tests.integration.test_shards import (
     wait_for,
 )
 from tests.servers.redis_cluster import RedisCluster
+from tests.unit.paramserver.test_loading import write_as_somebody_else
 
 ALL = [Bucket(b) for b in range(SPEC.buckets)]
 
@@ -138,23 +138,6 @@ def test_who_replaces_a_killed_shard_answers_before_it_has_loaded_anything(run: 
     np.testing.assert_array_equal(stored(run), pushing.expected())
 
 
-def write_as_somebody_else(store: RowStore, bucket: Bucket, meta: BucketMeta) -> None:
-    """Bring a bucket one seq further, as an owner can whom a failover has forgotten the claim against."""
-    identity = store.identity()
-    assert identity is not None
-    flush = Flush(
-        buckets=np.array([bucket]),
-        fences=np.array([meta.fence]),
-        seqs=np.array([meta.seq + 1]),
-        rows=np.array([meta.rows]),
-        applied=np.array([[meta.applied[p] for p in range(SPEC.partitions)]]),
-        rows_offsets=np.array([meta.rows_offset]),
-        clocks_ms=np.array([meta.clock_ms]),
-        runs=runs_of([], widths_of(identity.record_bytes)),
-    )
-    assert store.flush(flush).tolist() == [FlushOutcome.DONE]
-
-
 def test_buckets_that_are_written_while_they_load_are_claimed_anew_and_pushes_replayed(
     run: Run, store: RowStore
 ) -> None:
@@ -163,7 +146,7 @@ def test_buckets_that_are_written_while_they_load_are_claimed_anew_and_pushes_re
     with shard_in_this_process(run, rows) as heir:
         pushing.go_on(100)
         touched = Bucket(int(BUCKETS_OF_KEYS[0]))
-        write_as_somebody_else(store, touched, store.metas([touched])[touched])
+        write_as_somebody_else(store, touched)
         rows.let_go.set()
         wait_for(lambda: heir.keeper.counts.doubted == 1, "a slice is doubted")
         wait_for(lambda: heir.shard.loader.progress.buckets == 0, "everything is loaded")

@@ -32,8 +32,11 @@ from tests.perf.codecs import GOLDEN, spec_of
 from tests.perf.redis import IN_MEMORY
 from tests.perf.report import Figures, command
 from tests.servers.redis_cluster import RedisCluster
+from tests.system.waiting import wait_until
 
 SAMPLES, TABLES = 256, 26
+LOADED_S = 600.0
+"""Longer than any number of rows that is worth measuring takes to load."""
 PUSHED = 20_000
 """Rows of a table that one push makes."""
 
@@ -122,8 +125,7 @@ def taken_over(shard: Shard, buckets: list[Bucket], fence: Fence, batch: KeyGrou
     again = time.perf_counter()
     shard.lookup([batch], [out])
     figures["same_batch_again_ms"] = (time.perf_counter() - again) * 1e3
-    while shard.loader.progress.buckets:
-        time.sleep(0.005)
+    wait_until("all is loaded", lambda: not shard.loader.progress.buckets, within_s=LOADED_S, look_s=0.005)
     figures["loaded_s"] = passed()
     figures["keys_read"] = shard.loader.keys_read
     shard.stop()

@@ -9,14 +9,15 @@ from collections.abc import Callable, Iterable
 LOOK_S = 0.05
 
 
-def wait_until(what: str, holds: Callable[[], bool], *, within_s: float) -> float:
-    """Wait until something holds; returns how many seconds it took. AssertionError names what never did."""
+def wait_until(what: str, holds: Callable[[], bool], *, within_s: float, look_s: float = LOOK_S) -> float:
+    """Wait until something holds, which is looked at every `look_s`; returns how many seconds it took.
+    AssertionError names what never did."""
     began = time.monotonic()
     pause = threading.Event()
     while not holds():
         waited = time.monotonic() - began
         assert waited < within_s, f"after {within_s:g} s still not: {what}"
-        pause.wait(LOOK_S)
+        pause.wait(look_s)
     return time.monotonic() - began
 
 

@@ -13,13 +13,14 @@ from freshet.clock import SYSTEM_CLOCK
 from freshet.errors import Refused, Unavailable
 from freshet.paramserver.shard import Shard
 from freshet.seams.eventlog import EventLog
-from freshet.seams.rowstore import FlushOutcome
+from freshet.seams.rowstore import FlushOutcome, RowStore
 from freshet.seams.rowstore.sqlite import SqliteRowStore
 from freshet.spec.layout import layout_of
 from freshet.tables.runs import runs_of, widths_of
 from freshet.testing.contracts.rowservice import Row, keys_of, look_up, push_of
+from freshet.testing.contracts.rowstore import Change, flush_of, next_meta
 from freshet.testing.faults import Faulty
-from freshet.types import I64, U8, U64, Bucket, Fence, Flush, RowRuns, TopicPartition
+from freshet.types import I64, U8, U64, Bucket, Fence, RowRuns, TopicPartition
 from tests.unit.paramserver.test_published import PARSED, TOPICS, log
 
 __all__ = ["log"]
@@ -262,21 +263,13 @@ def test_what_is_left_to_load_is_told(shard: Shard) -> None:
     assert (shard.loader.progress.buckets, shard.loader.progress.rows) == (0, 0)
 
 
-def write_as_somebody_else(rows: SqliteRowStore, bucket: int) -> None:
+def write_as_somebody_else(store: RowStore, bucket: int) -> None:
     """Bring a bucket one seq further, as an owner can whom a failover has forgotten the claim against."""
-    meta, identity = rows.metas([Bucket(bucket)])[Bucket(bucket)], rows.identity()
+    meta, identity = store.metas([Bucket(bucket)])[Bucket(bucket)], store.identity()
     assert identity is not None
-    flush = Flush(
-        buckets=np.array([bucket]),
-        fences=np.array([meta.fence]),
-        seqs=np.array([meta.seq + 1]),
-        rows=np.array([meta.rows]),
-        applied=np.array([[meta.applied[p] for p in range(PARSED.partitions)]]),
-        rows_offsets=np.array([meta.rows_offset]),
-        clocks_ms=np.array([meta.clock_ms]),
-        runs=runs_of([], widths_of(identity.record_bytes)),
-    )
-    assert rows.flush(flush).tolist() == [FlushOutcome.DONE]
+    flush = flush_of(Change(bucket, next_meta(meta, rows=meta.rows), {}))
+    flush = replace(flush, runs=runs_of([], widths_of(identity.record_bytes)))
+    assert store.flush(flush).tolist() == [FlushOutcome.DONE]
 
 
 def test_a_bucket_that_was_written_while_it_was_loaded_is_dropped_and_told(
