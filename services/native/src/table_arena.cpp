@@ -2,11 +2,13 @@
 
 #include <sys/mman.h>
 #include <sys/resource.h>
+#include <sys/sysinfo.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <bit>
 #include <new>
+#include <string>
 #include <system_error>
 
 namespace freshet {
@@ -14,10 +16,12 @@ namespace freshet {
 namespace {
 
 constexpr size_t huge_page = 2u << 20;
-constexpr size_t most_reserved = size_t{1} << 40;   // addresses only; 47 bits of them are ours
+constexpr size_t most_reserved = size_t{1} << 40;
 constexpr size_t least_reserved = size_t{1} << 28;  // where a limit on addresses is set (ulimit -v)
 
 constexpr size_t whole_huge_pages(size_t bytes) { return (bytes + huge_page - 1) & ~(huge_page - 1); }
+
+std::string mib(size_t bytes) { return std::to_string(bytes >> 20) + " MiB"; }
 
 // Bytes to have ready beyond those in use: a quarter, from half a huge page on, so that small tables stay small; and at
 // most what 100 batches of 2,000 new rows take.
@@ -34,19 +38,37 @@ __attribute__((no_sanitize("thread"))) void touch(u8* from, const u8* to, size_t
   }
 }
 
+// Addresses for the next arena: twice the memory that the machine has, so that no table is short of them, and at most a
+// 64th of what is left of 2^46, half of what a process has: two arenas for each group of each store share it.
+std::atomic<size_t> reserved_by_all{0};
+
+size_t addresses_for_next() {
+  constexpr size_t shared = size_t{1} << 46;
+  struct sysinfo machine{};
+  const bool known = sysinfo(&machine) == 0;
+  const size_t memory = known ? (size_t{machine.totalram} + machine.totalswap) * machine.mem_unit : most_reserved;
+  const size_t left = shared - std::min(shared, reserved_by_all.load(std::memory_order_relaxed));
+  return std::clamp(std::min(std::bit_ceil(2 * memory), std::bit_floor(left / 64)), least_reserved, most_reserved);
+}
+
 }  // namespace
 
+NoMemory::NoMemory(const std::string& what)
+    : what_(std::make_shared<const std::string>("rows of a table: " + what)) {}
+
 Arena::Arena(size_t piece) : piece_(piece), page_(static_cast<size_t>(sysconf(_SC_PAGESIZE))) {
-  for (size_t bytes = most_reserved; bytes >= least_reserved; bytes /= 2) {
+  for (size_t bytes = addresses_for_next(); bytes >= least_reserved; bytes /= 2) {
     void* p = mmap(nullptr, bytes + huge_page, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (p == MAP_FAILED) continue;
     mapping_ = static_cast<u8*>(p);
     mapping_bytes_ = bytes + huge_page;
     base_ = reinterpret_cast<u8*>((reinterpret_cast<std::uintptr_t>(p) + huge_page - 1) & ~(huge_page - 1));
     reserved_ = bytes;
+    reserved_by_all += bytes;
     return;
   }
-  throw std::bad_alloc();
+  throw NoMemory("no range of " + mib(least_reserved) +
+                 " of addresses is left in this process; raise its limit (ulimit -v), or let stores go that are no longer used");
 }
 
 Arena::~Arena() {
@@ -54,6 +76,7 @@ Arena::~Arena() {
   wanted_.notify_one();
   if (toucher_.joinable()) toucher_.join();
   munmap(mapping_, mapping_bytes_);
+  reserved_by_all -= reserved_;
 }
 
 // Makes the range usable up to `bytes`, in steps that double up to 64 MiB: one mapping, never many. Two threads may do the
@@ -61,10 +84,14 @@ Arena::~Arena() {
 void Arena::commit(size_t bytes) {
   size_t now = committed_.load(std::memory_order_relaxed);
   if (bytes <= now) return;
-  if (bytes > reserved_) throw std::bad_alloc();
+  if (bytes > reserved_)
+    throw NoMemory(mib(bytes) + " are asked for, and " + mib(reserved_) +
+                   " of addresses are reserved; spread the rows over more shards, or give tables max_rows or a ttl");
   size_t target = std::max(bytes, now + std::clamp(now, huge_page, size_t{64} << 20));
   target = std::min(whole_huge_pages(target), reserved_);
-  if (mprotect(base_ + now, target - now, PROT_READ | PROT_WRITE) != 0) throw std::bad_alloc();
+  if (mprotect(base_ + now, target - now, PROT_READ | PROT_WRITE) != 0)
+    throw NoMemory("the system refused " + mib(target - now) + " beyond " + mib(now) +
+                   "; give the process more memory, spread the rows over more shards, or give tables max_rows or a ttl");
   madvise(base_ + now, target - now, MADV_HUGEPAGE);  // a wish; without it pages are small
   while (now < target && !committed_.compare_exchange_weak(now, target, std::memory_order_relaxed)) {
   }

@@ -8,7 +8,9 @@
 #include <chrono>
 #include <cmath>
 #include <map>
+#include <memory>
 #include <random>
+#include <string>
 #include <thread>
 
 #include "table_support.hpp"
@@ -96,6 +98,24 @@ TEST(Arena, PiecesInUseNeverOverlap) {
       arena.give_back(gone->first, gone->second);
       used.erase(gone);
     }
+  }
+}
+
+// 37 stores of two groups, alive at once, once took all addresses of a process.
+TEST(Arena, ManyAreAliveAtOnce) {
+  std::vector<std::unique_ptr<Arena>> arenas;
+  for (int i = 0; i < 2000; i++) arenas.push_back(std::make_unique<Arena>(64));
+  const auto last = arenas.back()->take(100);
+  std::memset(arenas.back()->base() + last * 64, 1, 6400);
+}
+
+TEST(Arena, SaysWhatCouldNotBeHad) {
+  Arena arena(size_t{1} << 30);
+  try {
+    arena.take(u64{1} << 20);  // 2^50 bytes
+    FAIL() << "took more than there is";
+  } catch (const std::bad_alloc& error) {
+    EXPECT_NE(std::string(error.what()).find("spread the rows over more shards"), std::string::npos) << error.what();
   }
 }
 

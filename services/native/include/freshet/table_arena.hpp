@@ -2,7 +2,10 @@
 #pragma once
 
 #include <atomic>
+#include <memory>
 #include <mutex>
+#include <new>
+#include <string>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -10,6 +13,16 @@
 #include "freshet/simd.hpp"
 
 namespace freshet {
+
+// Says what could not be had, and what to do.
+class NoMemory : public std::bad_alloc {
+ public:
+  explicit NoMemory(const std::string& what);
+  const char* what() const noexcept override { return what_->c_str(); }
+
+ private:
+  std::shared_ptr<const std::string> what_;  // shared: exceptions are copied without throwing
+};
 
 // Pieces handed out of one reserved range. Addresses stay mapped, readable and writable, until the arena dies; a freed
 // piece reads as zeros or its old bytes, and a page that no piece in use touches any more goes back to the system.
@@ -26,7 +39,7 @@ class Arena {
   Arena& operator=(const Arena&) = delete;
 
   u8* base() const { return base_; }
-  // `n` pieces in a row; returns the number of the first. Throws std::bad_alloc at the end of the range or of memory.
+  // `n` pieces in a row; returns the number of the first. Throws NoMemory at the end of the range or of memory.
   u64 take(u64 n);
   void give_back(u64 first, u64 n);
   size_t bytes_in_use() const;
