@@ -53,6 +53,12 @@ TRAINER_METRICS = (
     ),
     Metric("freshet_trainer_version", "gauge", "number", "Newest version written by this process."),
     Metric(
+        "freshet_trainer_versions_failed",
+        "counter",
+        "versions",
+        "Versions that could not be written; training went on, and the next one was tried.",
+    ),
+    Metric(
         "freshet_trainer_quality",
         "gauge",
         "figure",
@@ -128,6 +134,7 @@ def _of_training(status: Mapping[str, Any]) -> dict[str, Reading]:
         "freshet_trainer_stage_seconds": {(s,): seconds for s, seconds in status["stage_seconds"].items()},
         "freshet_trainer_event_time_ms": status["event_time_ms"],
         "freshet_trainer_version": status["version"],
+        "freshet_trainer_versions_failed": status["versions_failed"],
         "freshet_trainer_ranks": status.get("ranks", ALONE)["ranks"],
         "freshet_trainer_worlds": status.get("ranks", ALONE)["worlds"],
         "freshet_trainer_lost": status.get("ranks", ALONE)["lost"],

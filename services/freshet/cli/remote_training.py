@@ -124,6 +124,8 @@ class RemoteTraining:
             "steps": progress.steps,
             "event_time_ms": progress.event_time_ms,
             "version": progress.version,
+            "versions_failed": progress.versions_failed,
+            "version_error": progress.version_error,
             "applied": dict(self.ledger.applied),
             "batches": counts.batches,
             "sent_bytes": counts.sent_bytes,

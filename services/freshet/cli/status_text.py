@@ -58,6 +58,8 @@ def _figures(services: Mapping[str, Any], versions: Mapping[str, Any]) -> Iterat
             f"trained   {trainer.get('samples', 0)} samples in {trainer.get('steps', 0)} steps; "
             f"{sum(trainer.get('rows', {}).values())} rows; {trainer.get('lag_blocks', 0)} blocks behind"
         )
+        if error := trainer.get("version_error"):
+            yield f"  no version could be written: {error}"
         for of, labels in trainer.get("measures", {}).items():
             yield from _measures(of, labels, trainer.get("lately", {}).get(of, {}))
     if versions["newest"] is not None:

@@ -186,6 +186,8 @@ class Training:
             "steps": self.trainer.progress.steps,
             "event_time_ms": self.trainer.progress.event_time_ms,
             "version": self.trainer.progress.version,
+            "versions_failed": self.trainer.progress.versions_failed,
+            "version_error": self.trainer.progress.version_error,
             "applied": dict(self.ledger.applied),
             "batches": self.shard.counts.pushes,
             "stage_seconds": {**self.stream.seconds(), **self.trainer.stage_seconds()},

@@ -31,6 +31,8 @@ class Progress:
     steps: int = 0
     event_time_ms: int = 0  # newest event learned from
     version: int = 0  # newest written by this rank
+    versions_failed: int = 0  # that could not be written
+    version_error: str = ""  # why the newest could not; empty: it was written, or is being
 
 
 @dataclass

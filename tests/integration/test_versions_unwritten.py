@@ -1,0 +1,67 @@
+"""A version store that cannot be written, as when its disk is full: training goes on, says so, and writes
+versions again once it can."""
+
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+from freshet.cli.figures import trainer_readings
+from freshet.cli.pipeline import Pipeline
+from freshet.cli.status_text import as_text
+from freshet.cli.training import Training
+from freshet.errors import Unavailable
+from freshet.testing.faults import Faulty
+from tests.perf.workload import Workload, append, plain_spec
+from tests.system.waiting import wait_until
+
+ROWS = 1_024
+FULL = "versions/0000000001: cannot write: No space left on device"
+
+
+def test_versions_that_cannot_be_written_are_told_and_training_goes_on(tmp_path: Path) -> None:
+    pipeline = Pipeline(plain_spec("", 'version_interval = "100ms"'), tmp_path, 2)
+    rows = Workload(rows=ROWS, cardinality=100).arrays()
+    versions = Faulty(pipeline.stores.versions)
+    stores = replace(pipeline.stores, versions=versions)
+    training = Training(pipeline.spec, stores, spec_hash=pipeline.spec_hash, lanes=1)
+    versions.script("put", nth=1, times=2, error=Unavailable(FULL))
+    thread = threading.Thread(target=training.run)
+    thread.start()
+    appended = 0
+
+    def learns() -> None:
+        nonlocal appended
+        appended += append(pipeline, rows)
+        wait_until("all is trained on", lambda: training.status()["samples"] == appended, within_s=30)
+
+    def failed(times: int) -> bool:
+        learns()
+        return bool(training.status()["versions_failed"] >= times)
+
+    def written() -> bool:
+        learns()
+        return bool(training.status()["version"] > 0)
+
+    try:
+        wait_until("a version could not be written", lambda: failed(1), within_s=30)
+        full = dict(training.status())
+        wait_until("the next one could not either", lambda: failed(2), within_s=30)
+        wait_until("a version is written", written, within_s=30)
+        well = dict(training.status())
+    finally:
+        training.stop()
+        thread.join()
+        pipeline.close()
+
+    assert full["version_error"] == FULL
+    assert trainer_readings(full)["freshet_trainer_versions_failed"] == 1
+    assert (well["versions_failed"], well["version_error"]) == (2, "")
+    assert _shown(full).count(FULL) == 1
+    assert "could be written" not in _shown(well)
+
+
+def _shown(figures: dict[str, object]) -> str:
+    """As `freshet status` prints it."""
+    service = dict.fromkeys(("state", "pid", "port", "up_s", "restarts", "memory_mb", "reason", "last_exit"))
+    versions = {"newest": None}
+    return as_text({"services": {"trainer": {**service, "figures": figures}}, "versions": versions})
