@@ -1,4 +1,5 @@
-"""A link of chosen delay in front of a server: what is sent either way arrives so much later, in order.
+"""A link of chosen delay in front of a server: what is sent either way arrives so much later, in order. It
+can be cut in the two ways in which links are: connections are reset, or nothing arrives and nobody is told.
 
     python -m tests.servers.slow_link 127.0.0.2:7020 127.0.0.1:7020 --delay-ms 5
 
@@ -14,8 +15,10 @@ import argparse
 import contextlib
 import queue
 import socket
+import struct
 import threading
 import time
+from collections.abc import Callable
 
 __all__ = ["SlowLink"]
 
@@ -33,10 +36,38 @@ class SlowLink:
         self._to, self._delay_s = to, delay_s
         self._listener = socket.create_server(at)
         self.port: int = self._listener.getsockname()[1]
-        self._connections: list[socket.socket] = []
-        self._workers: list[threading.Thread] = []
+        self._resets = threading.Event()
+        self._asks, self._answers = threading.Event(), threading.Event()  # set: what is sent arrives
+        self._lock = threading.Lock()
+        self._connections: set[_Connection] = set()
+        self.mend()
         self._thread = threading.Thread(target=self._accept, name="slow-link", daemon=True)
         self._thread.start()
+
+    def reset(self) -> None:
+        """Reset every connection, and each that is made from now on."""
+        with self._lock:
+            self._resets.set()
+            carried = list(self._connections)
+        for connection in carried:
+            connection.reset()
+
+    def lose(self, *, asks: bool = True, answers: bool = True) -> None:
+        """Nothing arrives any more that is sent to the server, or by it; nobody is told, ends of connections
+        are lost too, and new connections are made in which it is the same.
+
+        What was sent arrives when the link is mended: a sender's TCP sends it again until then.
+        """
+        if asks:
+            self._asks.clear()
+        if answers:
+            self._answers.clear()
+
+    def mend(self) -> None:
+        """Carry again."""
+        self._resets.clear()
+        self._asks.set()
+        self._answers.set()
 
     def close(self) -> None:
         """Cut every connection and listen no more."""
@@ -44,13 +75,11 @@ class SlowLink:
             self._listener.shutdown(socket.SHUT_RDWR)  # wakes who accepts
         self._listener.close()
         self._thread.join()
-        for connection in self._connections:
-            with contextlib.suppress(OSError):
-                connection.shutdown(socket.SHUT_RDWR)
-        for worker in self._workers:
-            worker.join()
-        for connection in self._connections:
-            connection.close()
+        self.mend()
+        with self._lock:
+            carried = list(self._connections)
+        for connection in carried:
+            connection.end()
 
     def _accept(self) -> None:
         while True:
@@ -58,18 +87,60 @@ class SlowLink:
                 near, _ = self._listener.accept()
             except OSError:
                 return
+            if self._resets.is_set():
+                _reset(near)
+                continue
             try:
                 far = socket.create_connection(self._to)
             except OSError:
                 near.close()
                 continue
-            self._connections += [near, far]
-            for source, sink in ((near, far), (far, near)):
-                source.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                self._carry(source, sink)
+            connection = _Connection(near, far, self._delay_s, self._forget)
+            with self._lock:
+                self._connections.add(connection)
+            connection.start(self._asks, self._answers)
+            if self._resets.is_set():  # meanwhile
+                connection.reset()
 
-    def _carry(self, source: socket.socket, sink: socket.socket) -> None:
-        """One direction of a connection, in two threads."""
+    def _forget(self, connection: _Connection) -> None:
+        with self._lock:
+            self._connections.discard(connection)
+
+
+class _Connection:
+    """One connection, carried by two threads each way until both ways have ended."""
+
+    def __init__(
+        self, near: socket.socket, far: socket.socket, delay_s: float, ended: Callable[[_Connection], None]
+    ) -> None:
+        self._near, self._far, self._delay_s, self._ended = near, far, delay_s, ended
+        self._lock = threading.Lock()
+        self._ways = 2  # that have not ended
+        self._workers: list[threading.Thread] = []
+
+    def start(self, asks: threading.Event, answers: threading.Event) -> None:
+        """Carry; each way while its event is set."""
+        for source, sink, arrives in ((self._near, self._far, asks), (self._far, self._near, answers)):
+            source.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._carry(source, sink, arrives)
+        for worker in self._workers:
+            worker.start()
+
+    def reset(self) -> None:
+        """Both ends see that it was reset."""
+        _reset(self._near)
+        _reset(self._far)
+
+    def end(self) -> None:
+        """Both ends see its end; returns when nothing is carried any more."""
+        for end in (self._near, self._far):
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+        for worker in self._workers:
+            worker.join()
+
+    def _carry(self, source: socket.socket, sink: socket.socket, arrives: threading.Event) -> None:
+        """One way, in two threads."""
         way: queue.Queue[tuple[float, bytes]] = queue.Queue(PIECES)
 
         def take() -> None:
@@ -86,18 +157,36 @@ class SlowLink:
                 while True:
                     due, data = way.get()
                     time.sleep(max(0.0, due - time.monotonic()))
+                    arrives.wait()
                     if not data:
                         break
                     sink.sendall(data)
             with contextlib.suppress(OSError):
                 sink.shutdown(socket.SHUT_WR)
-            while way.qsize() or data:  # a sender must not wait for who is gone
+            while data:  # a sender must not wait for who is gone
                 _, data = way.get()
+            self._one_way_ended()
 
-        for work in (take, give):
-            worker = threading.Thread(target=work, name="slow-link", daemon=True)
-            self._workers.append(worker)
-            worker.start()
+        self._workers += [
+            threading.Thread(target=work, name="slow-link", daemon=True) for work in (take, give)
+        ]
+
+    def _one_way_ended(self) -> None:
+        with self._lock:
+            self._ways -= 1
+            if self._ways:
+                return
+        self._near.close()
+        self._far.close()
+        self._ended(self)
+
+
+def _reset(end: socket.socket) -> None:
+    """Close with a reset instead of an end. Who waits to receive holds the socket: woken first."""
+    with contextlib.suppress(OSError):
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        end.shutdown(socket.SHUT_RD)
+    end.close()
 
 
 def main() -> None:

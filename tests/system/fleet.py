@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -15,7 +16,9 @@ from freshet.seams.eventlog import EventLog
 from freshet.seams.eventlog.tail import newest
 from freshet.spec.topics import Topics
 from freshet.types import TopicPartition
+from tests.servers.disk import Disk
 from tests.servers.processes import Process, lasting_ports
+from tests.servers.slow_link import SlowLink
 from tests.system import audit
 from tests.system.waiting import wait_until
 
@@ -36,9 +39,17 @@ PORTS: Mapping[str, tuple[str, ...]] = {
 
 NAMED = ("joiner", "paramserver", "embedder")
 
+LINKED: Mapping[str, int] = {"paramserver": 1, "embedder": 1}
+"""Roles that are known to others by the address of a link, and which of PORTS it leads to."""
+
+LINK_HOST = "127.0.0.2"
+
 
 class Fleet:
-    """Processes of one model, by names such as `joiner-0`. Killed or paused, each comes back on its ports."""
+    """Processes of one model, by names such as `joiner-0`. Killed or paused, each comes back on its ports.
+
+    Whoever asks a shard or an embedder reaches it through a link of its own, which can be cut.
+    """
 
     def __init__(
         self, spec: Path, folder: Path, stores: Mapping[str, str], counts: Mapping[str, int]
@@ -53,8 +64,10 @@ class Fleet:
         """
         self._folder, self._stores = folder, dict(stores)
         self.names = [f"{role}-{i}" for role, count in counts.items() for i in range(count)]
-        self._ports = {name: lasting_ports(len(PORTS[role_of(name)])) for name in self.names}
+        self.links: dict[str, SlowLink] = {}
+        self._ports = {name: self._ports_of(name) for name in self.names}
         self.processes = {name: self._process(name, spec) for name in self.names}
+        self.disk = Disk(self.processes.values)
         self._client = httpx.Client(timeout=2)
 
     def start(self) -> None:
@@ -138,13 +151,32 @@ class Fleet:
         """SIGKILL all that run. Idempotent."""
         for process in self.processes.values():
             process.kill()
+        for link in self.links.values():
+            link.close()
         self._client.close()
+
+    def _ports_of(self, name: str) -> list[int]:
+        """Ports of a process; its link is there where it has one, at the same port of another address."""
+        role = role_of(name)
+        while True:
+            ports = lasting_ports(len(PORTS[role]))
+            if role in LINKED:
+                port = ports[LINKED[role]]
+                try:
+                    self.links[name] = SlowLink((LINK_HOST, port), ("127.0.0.1", port), 0.0)
+                except OSError as error:
+                    if error.errno == errno.EADDRINUSE:
+                        continue
+                    raise
+            return ports
 
     def _process(self, name: str, spec: Path) -> Process:
         role = role_of(name)
         own = dict(zip(PORTS[role], map(str, self._ports[name]), strict=True))
         if role in NAMED:
             own[f"{role.upper()}_NAME"] = name
+        if role in LINKED:
+            own[f"{role.upper()}_ADVERTISED_HOST"] = LINK_HOST
         if role == "trainer":
             own["TRAINER_BATCHES"] = "embedders"
         env = os.environ | self._stores | {f"FRESHET_{key}": value for key, value in own.items()}

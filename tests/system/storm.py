@@ -8,61 +8,22 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol, runtime_checkable
 
 from tests.servers.kafka import Kafka
 from tests.servers.redis_cluster import RedisCluster
+from tests.system.faults import LINKS, ROUND, SERVICES, WAYS, Strike, Victim, Way, strike_on
 from tests.system.fleet import Fleet
 from tests.system.traffic import Asker, Traffic
 from tests.system.watching import Watch
 
 __all__ = ["Fault", "Progress", "Storm"]
 
-Way = Literal["kill", "pause", "fill"]
-
-SERVICES = ("gateway", "joiner", "paramserver", "embedder", "trainer", "inference")
-ROUND: tuple[tuple[str, Way], ...] = (
-    *((role, way) for role in SERVICES for way in ("kill", "kill", "pause")),
-    ("redis", "kill"),
-    ("redis", "pause"),
-    ("redis", "fill"),
-    ("kafka", "kill"),
-    ("kafka", "pause"),
-)
-"""Faults are dealt in rounds of these, in random order: 23 of them."""
-
 LOOK_S = 0.05
 AT_ONCE = 0.25  # share of faults that do not wait until the one before is over
 STAYS_AWAY = 0.4  # share of killed processes that come back only after a lease: others take over
 AWAY_S = (3.5, 6.0)  # longer than a lease (3 s), and than Redis takes to see that a master is silent (2 s)
+FULL_S = (6.0, 9.0)  # several versions, for which there is no room
 WAIT_S = 180.0  # who has not gone on by then is a failure; on a busy machine a broker needs a minute to start
-
-
-class Server(Protocol):
-    """What can be struck."""
-
-    def launch(self) -> None:
-        """Start it, and wait for nothing."""
-
-    def kill(self) -> None:
-        """SIGKILL."""
-
-    def pause(self) -> None:
-        """SIGSTOP."""
-
-    def resume(self) -> None:
-        """SIGCONT."""
-
-
-@runtime_checkable
-class Fillable(Protocol):
-    """What can be full."""
-
-    def fill(self) -> None:
-        """Refuse writes."""
-
-    def make_room(self) -> None:
-        """Take them again."""
 
 
 @dataclass(slots=True, eq=False)
@@ -73,18 +34,19 @@ class Fault:
     role: str
     way: Way
     at: float
-    server: Server
-    back_at: float  # when it is started again, or resumed
+    strike: Strike
+    back_at: float  # when it is started again, or resumed, or mended
     alone: bool  # nothing else was away
     returned: bool = False
     position: Mapping[int, int] | None = None  # where the samples ended, as seen first after the fault
+    trained_s: float | None = None  # until the dense weights went on
     resumed_s: float | None = None  # None: not yet
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far the fleet has come: where the log of samples ends, offsets that the dense weights, and all rows
-    in the store, have applied; and what gateways and inference have answered.
+    """How far the fleet has come: where the log of samples ends, offsets that the dense weights, the newest
+    version, and all rows in the store, have applied; and what gateways and inference have answered.
 
     Training goes on when of each partition a sample is applied that was not in the log at the fault: what was
     then on its way does not count.
@@ -92,6 +54,7 @@ class Progress:
 
     ends: Watch
     dense: Watch
+    versions: Watch
     stored: Watch
     traffic: Traffic
     askers: Mapping[str, Asker]
@@ -107,11 +70,17 @@ class Progress:
                 fault.position = self.ends.highest
             gone_on = False
         else:
-            watch = self.stored if fault.role in ("paramserver", "redis") else self.dense
-            found = watch.highest
-            gone_on = all(found.get(p, 0) > offset for p, offset in fault.position.items())
+            gone_on = _behind(self._watch(fault.role), fault.position)
+            if fault.trained_s is None and _behind(self.dense, fault.position):
+                fault.trained_s = now - fault.at
         if gone_on:
             fault.resumed_s = now - fault.at
+
+    def _watch(self, role: str) -> Watch:
+        """What shows that the work goes on."""
+        if role == "disk":
+            return self.versions
+        return self.stored if role in ("paramserver", "paramserver-link", "redis") else self.dense
 
 
 @dataclass
@@ -156,10 +125,10 @@ class Storm:
         """Faults and times to resume, role by role; bracketed where something else was away as well."""
         lines = [f"{len(self.faults)} faults; seconds until the work went on; [n]: another was away as well"]
         for role in dict.fromkeys(role for role, _ in ROUND):
-            for way in ("kill", "pause", "fill"):
+            for way in WAYS:
                 mine = [f for f in self.faults if (f.role, f.way) == (role, way)]
                 if mine:
-                    lines.append(f"  {role:11} {way:5} {len(mine):3}: {_times(mine)}")
+                    lines.append(f"  {role:16} {way:5} {len(mine):3}: {_times(mine)}")
         lines += [f"  {len(self.ended)} processes ended by themselves:", *self.ended]
         return "\n".join(lines)
 
@@ -167,24 +136,31 @@ class Storm:
 
     def _strike(self, role: str, way: Way) -> None:
         self._wait(f"a {role} to strike", lambda: bool(self._fit(role)))
-        name, server = self.rng.choice(self._fit(role))
+        name, victim = self.rng.choice(self._fit(role))
+        strike = strike_on(victim, way, self.rng)
         late = way != "kill" or self.rng.random() < STAYS_AWAY
         alone = not self.open()
         for other in self.open():
             other.alone = False
         now = time.monotonic()
-        _begin(server, way)
-        back_at = now + (self.rng.uniform(*AWAY_S) if late else 0.0)
-        self.faults.append(Fault(name, role, way, now, server, back_at, alone))
+        strike.begin()
+        away_s = self.rng.uniform(*(FULL_S if role == "disk" else AWAY_S)) if late else 0.0
+        back_at = now + away_s
+        self.faults.append(Fault(name, role, way, now, strike, back_at, alone))
 
-    def _fit(self, role: str) -> list[tuple[str, Server]]:
-        """Members of a role that can be struck now."""
+    def _fit(self, role: str) -> Sequence[tuple[str, Victim]]:
+        """Members of a role that can be struck now, by the names that faults have."""
         away = {f.name for f in self.open() if not f.returned}
         if role == "redis":
             busy = any(f.role == role for f in self.open())
             return [] if busy or not self.redis.is_whole() else [(n.address, n) for n in self.redis.masters()]
         if role == "kafka":
             return [] if any(f.role == role for f in self.open()) else [("kafka", self.kafka)]
+        if role == "disk":
+            return [] if self.fleet.disk.is_full else [("disk", self.fleet.disk)]
+        if role in LINKS:
+            links = [(f"{name}'s link", self.fleet.links[name]) for name in self.fleet.of(LINKS[role])]
+            return [(name, link) for name, link in links if name not in away]
         return [
             (name, self.fleet.processes[name])
             for name in self.fleet.of(role)
@@ -197,11 +173,12 @@ class Storm:
         now = time.monotonic()
         for fault in self.open():
             if not fault.returned and now >= fault.back_at:
-                _end(fault.server, fault.way)
+                fault.strike.end()
                 fault.back_at, fault.returned = time.monotonic(), True
             if fault.resumed_s is None:
                 url = self.fleet.url(fault.name) if fault.role in SERVICES else ""
                 self.progress.note(fault, url, now)
+        self.fleet.disk.keep_full()
         away = {f.name for f in self.open() if not f.returned}
         for name, process in self.fleet.processes.items():
             if name not in away and not process.alive:
@@ -230,24 +207,9 @@ class Storm:
             pause.wait(min(LOOK_S, left))
 
 
-def _begin(server: Server, way: Way) -> None:
-    if way == "kill":
-        server.kill()
-    elif way == "pause":
-        server.pause()
-    else:
-        assert isinstance(server, Fillable)
-        server.fill()
-
-
-def _end(server: Server, way: Way) -> None:
-    if way == "kill":
-        server.launch()
-    elif way == "pause":
-        server.resume()
-    else:
-        assert isinstance(server, Fillable)
-        server.make_room()
+def _behind(watch: Watch, position: Mapping[int, int]) -> bool:
+    found = watch.highest
+    return all(found.get(p, 0) > offset for p, offset in position.items())
 
 
 def _times(faults: Sequence[Fault]) -> str:
