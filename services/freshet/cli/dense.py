@@ -55,13 +55,22 @@ class Dense:
     progress: Progress
 
 
-def restored(spec: Spec, log: EventLog, versions: VersionStore, topics: Topics, spec_hash: str) -> Dense:
-    """The newest version that training may start from, or initial weights.
+def restored(
+    spec: Spec, log: EventLog, versions: VersionStore, topics: Topics, spec_hash: str, device: str = "cpu"
+) -> Dense:
+    """The newest version that training may start from, or initial weights; on `device`.
 
-    Raises Mismatch, Corrupt: the versions do not fit this spec or log, or the code of its transforms.
+    Raises:
+        ConfigError: the model cannot be computed on the device.
+        Mismatch, Corrupt: the versions do not fit this spec or log, or the code of its transforms.
     """
     log_id = str(log.topics()[topics.samples].log_id)
-    model, quality = build_model(spec, training=True), Quality(spec)
+    model, quality = build_model(spec, training=True, device=device), Quality(spec)
+    if device != "cpu":
+        _log.info("the network computes on a GPU", device=device)
+        from freshet.model.trial import try_out
+
+        try_out(spec, device=device)
     start = restart_point(versions, spec_hash, log_id)
     if start is None:
         starts = {p: log.bounds(TopicPartition(topics.samples, p)).start for p in range(spec.partitions)}

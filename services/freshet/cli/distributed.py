@@ -59,6 +59,7 @@ def rank_of(
         batches=FromShards if settings.trainer.batches == "shards" else FromEmbedders,
         address=settings.trainer.advertised_host or settings.common.bind_address,
         answer_s=settings.trainer.rank_answer_ms / 1000,
+        device=settings.trainer.device,
     )
 
 

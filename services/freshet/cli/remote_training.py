@@ -45,11 +45,13 @@ class RemoteTraining:
         answer_s: float = LEASE_S,
         clock: Clock = SYSTEM_CLOCK,
         lanes: int | None = None,
+        device: str = "cpu",
     ) -> None:
         """Load the last version. Embedders, shards and other ranks are found in `control`; `address` is this
         host's, as other ranks reach it, and who of them is silent for `answer_s` is lost.
 
-        Raises Mismatch, Corrupt: the stores do not fit this spec, or each other.
+        Raises ConfigError: the model cannot be computed on `device`; Mismatch, Corrupt: the stores do not fit
+        this spec, or each other.
         """
         self._cleanup = Cleanup()
         self._spec, self._clock = spec, clock
@@ -57,7 +59,7 @@ class RemoteTraining:
         topics = ensure_topics(log, spec)
         claims = Claims(log, topics.control, clock)
         self._cleanup.add("claims", claims.close)
-        dense = restored(spec, log, versions, topics, spec_hash)
+        dense = restored(spec, log, versions, topics, spec_hash, device)
         self.ledger, self.quality = dense.ledger, dense.quality
         self.lanes = lanes = (
             lanes

@@ -49,10 +49,12 @@ class Training:
         spec_hash: str,
         clock: Clock = SYSTEM_CLOCK,
         lanes: int | None = None,
+        device: str = "cpu",
     ) -> None:
         """Claim buckets, partitions and the seat, load rows and the last version.
 
         Raises:
+            ConfigError: the model cannot be computed on `device`.
             Unavailable: somebody else holds a claim for longer than `CLAIM_WAIT_S`.
             Mismatch, DataLost, Corrupt: the stores do not fit this spec, or each other; or the code of
                 its transforms.
@@ -86,7 +88,7 @@ class Training:
             held=lambda: not shard_claim.lost.is_set(),
         )
         self.shard.load()
-        dense = restored(spec, stores.log, stores.versions, topics, spec_hash)
+        dense = restored(spec, stores.log, stores.versions, topics, spec_hash, device)
         self.ledger, self.quality = dense.ledger, dense.quality
         self.lanes = lanes = (
             lanes

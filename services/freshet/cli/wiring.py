@@ -143,7 +143,14 @@ def run_trainer(spec: Spec, settings: Settings, stop: threading.Event) -> None:
         else:
             rows = open_rowstore(settings.common.rows_url)
             cleanup.add("rows", rows.close)
-            training.append(Training(spec, Stores(log, rows, versions), spec_hash=spec_hash))
+            training.append(
+                Training(
+                    spec,
+                    Stores(log, rows, versions),
+                    spec_hash=spec_hash,
+                    device=settings.trainer.device,
+                )
+            )
 
         def stop_when_told() -> None:
             stop.wait()

@@ -9,13 +9,14 @@ gathered, so that every rank that adds up the same sums makes the same step.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
+from freshet.errors import ConfigError
 from freshet.model.inputs import GroupInputs, Labels, ModelInputs
 from freshet.spec.model import Spec
 from freshet.types import F32, F64
@@ -35,6 +36,8 @@ __all__ = [
 ]
 
 Precision = Literal["fp32", "bf16"]
+
+NATIVE_KINDS = ("hedge", "mlp", "linear")
 
 State = Mapping[str, NDArray[Any]]
 """Dense state by name: `weights/…`, `optimizer/…`, `hedge/…`, `statistics/…`."""
@@ -123,28 +126,56 @@ class SplitStep(Protocol):
         """Part `part` of `parts`, counted from 0."""
 
 
-def build_model(spec: Spec, *, training: bool, precision: Precision | None = None) -> DenseModel:
-    """The dense part that `spec.model.kind` names, in its initial state. `precision` defaults to the spec's.
+def build_model(
+    spec: Spec, *, training: bool, precision: Precision | None = None, device: str = "cpu"
+) -> DenseModel:
+    """The dense part that `spec.model.kind` names, in its initial state.
 
     Native kinds (`hedge`, `mlp`, `linear`) and classes that make their own dense model import no torch; the
     others do, here.
-    Raises ConfigError for a kind that does not exist.
+
+    Args:
+        precision: that of the spec, if not given.
+        device: `cpu`, or for a torch network `cuda` or `cuda:N`; rows and their gradients are arrays here
+            whatever it is.
+
+    Raises ConfigError for a kind that does not exist, or a device that it cannot compute on.
     """
     precision = precision or spec.train.precision
-    if spec.model.kind in ("hedge", "mlp", "linear"):
+    if device != "cpu" and not _is_torch(spec):
+        raise ConfigError(
+            "the trainer's device",
+            "",
+            f"{device!r} for a model of kind {spec.model.kind!r}",
+            "cpu: this kind is native code; on a GPU run dlrm, deepfm, dcnv2 and classes of your own",
+        )
+    if spec.model.kind in NATIVE_KINDS:
         from freshet.model.hedge import HedgeDense  # noqa: PLC0415 - loads the native core
 
         return HedgeDense(spec, training=training, precision=precision)
-    if ":" in spec.model.kind:
-        from freshet.model.own import DENSE_MODEL_HOOK, class_of  # noqa: PLC0415 - a module of the user's
-
-        build = getattr(class_of(spec.model.kind, spec.folder), DENSE_MODEL_HOOK, None)
-        if build is not None:
-            own: DenseModel = build(spec, training=training, precision=precision)
-            return own
+    build = _own_hook(spec)
+    if build is not None:
+        own: DenseModel = build(spec, training=training, precision=precision)
+        return own
     from freshet.model.alone import build_alone  # noqa: PLC0415 - imports torch
 
-    return build_alone(spec, training=training, precision=precision)
+    return build_alone(spec, training=training, precision=precision, device=device)
+
+
+def _is_torch(spec: Spec) -> bool:
+    return spec.model.kind not in NATIVE_KINDS and _own_hook(spec) is None
+
+
+def _own_hook(spec: Spec) -> Callable[..., DenseModel] | None:
+    """What makes the dense model of a class of the user's, if it makes its own."""
+    if ":" not in spec.model.kind:
+        return None
+    from freshet.model.own import DENSE_MODEL_HOOK, class_of  # noqa: PLC0415 - a module of the user's
+
+    hook: Callable[..., DenseModel] | None = getattr(
+        class_of(spec.model.kind, spec.folder), DENSE_MODEL_HOOK, None
+    )
+    return hook
 
 
 def ones_mixture(labels: int) -> F32:

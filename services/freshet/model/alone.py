@@ -8,6 +8,7 @@ from freshet.errors import ConfigError, FreshetError
 from freshet.model import Precision
 from freshet.model.custom import Model
 from freshet.model.own import DENSE_MODEL_HOOK, class_of
+from freshet.model.place import places
 from freshet.model.torched import TorchDense
 from freshet.model.towers import DLRM, DCNv2, DeepFM
 from freshet.spec.model import Spec
@@ -17,15 +18,16 @@ __all__ = ["build_alone"]
 KINDS: dict[str, type[Model]] = {"dlrm": DLRM, "deepfm": DeepFM, "dcnv2": DCNv2}
 
 
-def build_alone(spec: Spec, *, training: bool, precision: Precision) -> TorchDense:
+def build_alone(spec: Spec, *, training: bool, precision: Precision, device: str = "cpu") -> TorchDense:
     """Build the network that `spec.model.kind` names. Raises ConfigError if there is none, or it cannot be
-    built."""
+    built, or torch cannot compute on the device."""
     kind = spec.model.kind
+    place_of = places(device)
     if kind in KINDS:
-        return TorchDense(spec, KINDS[kind], training=training, precision=precision)
+        return TorchDense(spec, KINDS[kind], training=training, precision=precision, place_of=place_of)
     build = partial(_network_class(kind, spec.folder), **dict(spec.model.options))
     try:
-        return TorchDense(spec, build, training=training, precision=precision)
+        return TorchDense(spec, build, training=training, precision=precision, place_of=place_of)
     except FreshetError:
         raise
     except TypeError as error:

@@ -1,7 +1,8 @@
 """A torch network as a `DenseModel`: native gather and row gradients around autograd.
 
-Threads of torch are the trainer's business: a lane wants `torch.set_num_threads(1)`. Letters: B samples, L
-labels, W columns of vectors, D dense columns.
+Native code gathers a batch's inputs and sums the rows' gradients on this processor; the network between
+them, its gradients and its step are where its `Place` is. Letters: B samples, L labels, W columns of vectors,
+D dense columns.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from freshet.model import Lane, ModelInputs, Precision, State, StepResult, ones_
 from freshet.model.custom import Inputs, Model, Shape
 from freshet.model.heads import STANDARD_LIMIT, Heads, Sums
 from freshet.model.inputs import Labels
+from freshet.model.place import Here, Place
 from freshet.model.plan import InputPlan, groups_of, input_plan
 from freshet.spec.layout import layout_of
 from freshet.spec.model import Spec
@@ -44,8 +46,16 @@ class TorchDense:
     once."""
 
     def __init__(
-        self, spec: Spec, build: Callable[[Shape], Model], *, training: bool, precision: Precision
+        self,
+        spec: Spec,
+        build: Callable[[Shape], Model],
+        *,
+        training: bool,
+        precision: Precision,
+        place_of: Callable[[], Place] = Here,
     ) -> None:
+        """The network that `build` makes; `place_of` makes the lanes' places, all on one device."""
+        self.place, self.place_of = place_of(), place_of
         self.spec, self.training, self.precision = spec, training, precision
         self.labels = len(spec.labels)
         self.experts: tuple[str, ...] = (spec.model.kind.rpartition(":")[2],)
@@ -58,7 +68,7 @@ class TorchDense:
         )
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(spec.model.seed)
-            self.network = build(_shape(spec, self.plan))
+            self.network = build(_shape(spec, self.plan)).to(self.place.device)
         self.names, self.flat = _flatten(self.network)
         self.first, self.second = torch.zeros_like(self.flat), torch.zeros_like(self.flat)
         self._steps = 0
@@ -71,14 +81,16 @@ class TorchDense:
     def step(self, lanes: Sequence[Lane]) -> None:
         """One update from the lanes' sums."""
         first, *others = [lane for lane in lanes if isinstance(lane, TorchLane)]
-        for other in others:
-            first.merge(other)
-        rows = first.sums.rows
-        if rows > 0:
-            self._steps += 1
-            self.heads.step(first.sums)
-            self._adam(first.gradient / rows)
-        first.clear()
+        with self.place.running():
+            for other in others:
+                first.merge(other)
+            rows = first.sums.rows
+            if rows > 0:
+                self._steps += 1
+                self.heads.step(first.sums)
+                self._adam(first.summed() / rows)
+            first.clear()
+            self.place.fetch({})  # lanes have streams of their own: it is done when they go on
 
     def score(self, inputs: ModelInputs) -> F32:
         """(B, L) predictions."""
@@ -126,6 +138,7 @@ class TorchDense:
                     assert flat[place].shape == (int(np.prod(shape)),)
         for name, buffer in _kept_buffers(self.network).items():
             buffer.copy_(torch.from_numpy(np.array(state[f"weights/buffer/{name}"])))
+        self.place.fetch({})
         for name, field in HEAD_STATE.items():
             if name in wanted:
                 setattr(self.heads, field, np.array(state[name], np.float64))
@@ -146,7 +159,7 @@ class TorchDense:
         return ones_mixture(self.labels)
 
     def _named(self, prefix: str, flat: torch.Tensor) -> dict[str, NDArray[Any]]:
-        whole = flat.detach().numpy()
+        whole = flat.detach().cpu().numpy()
         return {f"{prefix}/{name}": whole[place].reshape(shape).copy() for name, place, shape in self.names}
 
     def _adam(self, mean: torch.Tensor) -> None:
@@ -164,16 +177,19 @@ class TorchLane:
     """`Lane` of a torch network."""
 
     def __init__(self, model: TorchDense) -> None:
-        self.model = model
+        self.model, self.place = model, model.place_of()
         self.native = _native.InputLane(model.plan.native)
         self.sums = Sums(model.labels, len(model.heads.standard))
-        self.gradient = torch.zeros_like(model.flat)
+        self._reduced: F32 | None = None  # the gradient where others add to it, until the step
+        with self.place.running():
+            self.gradient = torch.zeros_like(model.flat)
+            self.place.fetch({})
 
     def score(self, inputs: ModelInputs) -> F32:
         """(B, L) predictions."""
-        with torch.inference_mode():
+        with torch.inference_mode(), self.place.running():
             _, _, logits = self._forward(inputs, learning=False)
-            return self.model.heads.predict(logits.float().numpy())
+            return self.model.heads.predict(self.place.fetch({"logits": logits.float()})["logits"])
 
     def forward_backward(self, inputs: ModelInputs, dense_weight: float = 1.0) -> StepResult:
         """Predict, then take the loss's gradients."""
@@ -184,59 +200,80 @@ class TorchLane:
             raise RuntimeError("this model was built for serving: build it with training=True to train")
         if inputs.size and int(labels.index.max()) >= model.labels:
             raise ValueError(f"label index {labels.index.max()} of a spec with {model.labels} labels")
-        vectors, linear, logits = self._forward(inputs, learning=True)
         seen = model.heads.count(labels)
-        bias, scale, teaches = (torch.from_numpy(a.astype(np.float32)) for a in model.heads.learning(seen))
-        own = torch.from_numpy(labels.index.astype(np.int64))
-        z = logits.float().gather(1, own[:, None])[:, 0] + bias[own]
-        losses = self._losses(z, labels, scale[own]) * torch.from_numpy(labels.weight) * teaches[own]
-        parameters = list(model.network.parameters())
-        wanted = [z, vectors, linear, *(parameters if dense_weight else [])]
-        grads = _gradients(losses.sum(), wanted)
+        with self.place.running():
+            vectors, linear, logits = self._forward(inputs, learning=True)
+            z, losses = self._losses(logits, labels, seen)
+            parameters = list(model.network.parameters()) if dense_weight else []
+            of_z, of_vectors, of_linear, *dense = _gradients(losses.sum(), [z, vectors, linear, *parameters])
+            if dense:
+                self.gradient += torch.cat([g.reshape(-1) for g in dense])
+            found = self.place.fetch(
+                {
+                    "logits": logits.float(),
+                    "losses": losses,
+                    "of_z": of_z,
+                    "of_vectors": of_vectors,
+                    "of_linear": of_linear,
+                }
+            )
         result = StepResult(
-            model.heads.predict(logits.detach().float().numpy()),
-            self._row_gradients(inputs, grads[1], grads[2]),
+            model.heads.predict(found["logits"]),
+            self._row_gradients(inputs, found["of_vectors"], found["of_linear"]),
             seen[:, 0].copy(),
-            np.bincount(labels.index, losses.detach().numpy(), model.labels)[:, None].astype(np.float64),
+            np.bincount(labels.index, found["losses"], model.labels)[:, None].astype(np.float64),
         )
         if dense_weight:
             self.sums.label += seen
-            self.sums.gradient += np.bincount(labels.index, grads[0].numpy(), model.labels)
+            self.sums.gradient += np.bincount(labels.index, found["of_z"], model.labels)
             model.heads.count_dense(inputs.dense, self.sums.dense)
-            if parameters:
-                self.gradient += torch.cat([g.reshape(-1) for g in grads[3:]])
         return result
 
     def reduce_buffers(self) -> list[F32 | F64]:
-        """The lane's sums as flat arrays (views)."""
-        return [self.gradient.numpy(), self.sums.all]
+        """The lane's sums as flat arrays; what is added to them is part of the next step."""
+        with self.place.running():
+            self._reduced = self.place.fetch({"gradient": self.gradient})["gradient"]
+        return [self._reduced, self.sums.all]
+
+    def summed(self) -> torch.Tensor:
+        """The gradient, with what others have added to it."""
+        if self._reduced is None:
+            return self.gradient
+        return self.place.send("back/gradient", self._reduced)
 
     def merge(self, other: Lane) -> None:
         """Take another lane's sums and zero them."""
         if not isinstance(other, TorchLane):
             raise TypeError("lanes of different models cannot be merged")
         self.sums.all += other.sums.all
-        self.gradient += other.gradient
-        other.clear()
+        with self.place.running():
+            self.gradient += other.gradient
+            other.clear()
+            self.place.fetch({})
 
     def clear(self) -> None:
         """Zero the sums."""
         self.sums.all[:] = 0.0
         self.gradient.zero_()
+        self._reduced = None
 
     def _forward(
         self, inputs: ModelInputs, *, learning: bool
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Leaves: vectors (B, W padded) and linear (B, L), and the logits (B, L)."""
         plan, model = self.model.plan, self.model
-        x = np.empty((inputs.size, plan.width), np.float32)
-        scalars = np.empty((inputs.size, plan.native[2]), np.float32)
+        x = self.place.room("x", (inputs.size, plan.width))
+        scalars = self.place.room("scalars", (inputs.size, plan.native[2]))
         mean, scale = model.heads.standards()
         mean, scale = np.where(model.heads.standard, mean, 0.0), np.where(model.heads.standard, scale, 1.0)
         self.native.gather(groups_of(inputs), inputs.dense, mean, scale, STANDARD_LIMIT, x, scalars)
-        whole = torch.from_numpy(x)
+        whole = self.place.send("x", x)
         vectors = whole[:, plan.vectors_from :]
-        linear = torch.from_numpy(scalars) if plan.scalars else torch.zeros(inputs.size, model.labels)
+        linear = (
+            self.place.send("scalars", scalars)
+            if plan.scalars
+            else torch.zeros(inputs.size, model.labels, device=self.place.device)
+        )
         if learning:
             vectors, linear = vectors.requires_grad_(), linear.requires_grad_()
         by_name = {
@@ -260,23 +297,29 @@ class TorchLane:
 
     def _precision(self) -> AbstractContextManager[Any]:
         bf16 = self.model.precision == "bf16"
-        return torch.autocast("cpu", torch.bfloat16, enabled=bf16)
+        return torch.autocast(self.place.device.type, torch.bfloat16, enabled=bf16)
 
-    def _losses(self, z: torch.Tensor, labels: Labels, scale: torch.Tensor) -> torch.Tensor:
-        """Each sample's loss (B,) by the kind of its label."""
-        y = torch.from_numpy(labels.value)
+    def _losses(self, logits: torch.Tensor, labels: Labels, seen: F64) -> tuple[torch.Tensor, torch.Tensor]:
+        """Each sample's logit for its own label, bias included, and its loss by the kind of the label; (B,)
+        both."""
+        send, heads = self.place.send, self.model.heads
+        bias, scale, teaches = (a.astype(np.float32)[labels.index] for a in heads.learning(seen))
+        own = send("own", labels.index.astype(np.int64))
+        z = logits.float().gather(1, own[:, None])[:, 0] + send("bias", bias)
+        y = send("y", labels.value)
         kinds = np.array([label.loss for label in self.model.spec.labels])[labels.index]
         losses = functional.binary_cross_entropy_with_logits(z, y.clamp(0, 1), reduction="none")
         if (kinds != "logloss").any():
-            huber = functional.huber_loss(z, y / scale, reduction="none")
-            losses = torch.where(torch.from_numpy(kinds == "huber"), huber, losses)
-            losses = torch.where(torch.from_numpy(kinds == "mse"), 0.5 * (z - y / scale) ** 2, losses)
-        return losses
+            scaled = y / send("scale", scale)
+            huber = functional.huber_loss(z, scaled, reduction="none")
+            losses = torch.where(send("huber", kinds == "huber"), huber, losses)
+            losses = torch.where(send("mse", kinds == "mse"), 0.5 * (z - scaled) ** 2, losses)
+        return z, losses * send("weight", labels.weight * teaches)
 
-    def _row_gradients(self, inputs: ModelInputs, vectors: torch.Tensor, linear: torch.Tensor) -> list[F32]:
+    def _row_gradients(self, inputs: ModelInputs, vectors: F32, linear: F32) -> list[F32]:
         gradients = [np.empty_like(group.rows) for group in inputs.groups]
-        scalars = linear.numpy() if self.model.plan.scalars else np.empty((inputs.size, 0), np.float32)
-        dx, d_scalars = np.ascontiguousarray(vectors.numpy()), np.ascontiguousarray(scalars)
+        scalars = linear if self.model.plan.scalars else np.empty((inputs.size, 0), np.float32)
+        dx, d_scalars = np.ascontiguousarray(vectors), np.ascontiguousarray(scalars)
         self.native.reduce(groups_of(inputs), inputs.dense, dx, d_scalars, gradients)
         return gradients
 

@@ -206,6 +206,13 @@ class Trainer:
     gradients: Literal["fp32", "bf16", "fp16", "int8"] = option(
         "deployment", "how gradients travel to embedder processes, or to the shards", CODEC, default="fp32"
     )
+    device: str = option(
+        "deployment",
+        "where the network of kinds dlrm, deepfm, dcnv2 and classes of your own computes: cpu, cuda, or "
+        "cuda:N. Rows stay in memory; ranks of a model are all on one kind of device",
+        Text("cpu, cuda or cuda:N", r"cpu|cuda(:[0-9]{1,2})?"),
+        default="cpu",
+    )
     advertised_host: str = option(
         "deployment",
         "the host that other ranks reach this one by; without it, the bind address",
