@@ -5,6 +5,7 @@ import pytest
 
 from freshet.seams.eventlog.sqlite import SqliteEventLog
 from freshet.testing.contracts.batches import BatchStreamContract, Scene
+from freshet.wire.pieces import SMALLEST_LIMIT
 from tests.unit.embedder.scene import LocalScene, PipelinedScene, RemoteScene
 
 
@@ -55,6 +56,20 @@ class TestRemoteStream(BatchStreamContract):
     def scene(self, tmp_path: Path) -> Iterator[Scene]:
         log = SqliteEventLog(tmp_path)
         scene = RemoteScene(log)
+        yield scene
+        scene.close()
+        log.close()
+
+
+class TestRemoteStreamInPieces(BatchStreamContract):
+    """Nearly every message is longer than one may be."""
+
+    answers_at_once = False
+
+    @pytest.fixture
+    def scene(self, tmp_path: Path) -> Iterator[Scene]:
+        log = SqliteEventLog(tmp_path)
+        scene = RemoteScene(log, own_writes=True, max_message_bytes=SMALLEST_LIMIT)
         yield scene
         scene.close()
         log.close()

@@ -1,5 +1,6 @@
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -31,6 +32,7 @@ from freshet.testing.contracts.rowservice import (
 from freshet.testing.reference import ReferenceRowService
 from freshet.types import F32, Fence
 from freshet.wire.frames import BadFrame, decode_frame
+from freshet.wire.pieces import SMALLEST_LIMIT
 from freshet.wire.row_frames import Described, lookup_frame, lookup_of
 from freshet.wire.values import RowCodec
 
@@ -98,7 +100,9 @@ class TestShard(RowServiceContract):
 
 
 @contextmanager
-def served(folder: Path, spec: Spec, shards: int) -> Iterator[tuple[RemoteRows, list[Shard]]]:
+def served(
+    folder: Path, spec: Spec, shards: int, transport: Transport = TRANSPORT
+) -> Iterator[tuple[RemoteRows, list[Shard]]]:
     """Shards in this process, reached over gRPC on the loopback, each with its share of the buckets."""
     groups = layout_of(spec).groups
     widths, states = tuple(g.width for g in groups), tuple(g.state_floats for g in groups)
@@ -116,7 +120,7 @@ def served(folder: Path, spec: Spec, shards: int) -> Iterator[tuple[RemoteRows, 
             mine = range(i * share, (i + 1) * share)
             for bucket in set(range(BUCKETS)) - set(mine):
                 shard.store.drop_bucket(bucket)
-            server = GrpcServer("127.0.0.1:0", TRANSPORT, identity=identity_of("contract", "hash"))
+            server = GrpcServer("127.0.0.1:0", transport, identity=identity_of("contract", "hash"))
             described = Described(f"shard-{i}", "contract", "hash", BUCKETS, PARTITIONS, widths, states)
             serve_rows(server, shard, described)
             server.start()
@@ -124,7 +128,7 @@ def served(folder: Path, spec: Spec, shards: int) -> Iterator[tuple[RemoteRows, 
             owned[f"127.0.0.1:{server.port}"] = mine
             made.append(shard)
         owners = Owners.of(owned, buckets=BUCKETS)
-        remote = RemoteRows(Served("contract", "hash"), lambda: owners, TRANSPORT)
+        remote = RemoteRows(Served("contract", "hash"), lambda: owners, transport)
         stack.callback(remote.close)
         yield remote, made
 
@@ -133,10 +137,11 @@ class Remote(RowServiceContract):
     """Behind a link."""
 
     shards = 1
+    transport = TRANSPORT
 
     @pytest.fixture
     def service(self, tmp_path: Path) -> Iterator[RowService]:
-        with served(tmp_path, parse_spec(SPEC), self.shards) as (remote, _):
+        with served(tmp_path, parse_spec(SPEC), self.shards, self.transport) as (remote, _):
             yield remote
 
 
@@ -148,17 +153,30 @@ class TestTwoRemoteShards(Remote):
     shards = 2
 
 
+class TestTwoRemoteShardsInPieces(Remote):
+    """Nearly every message is longer than one may be."""
+
+    shards = 2
+    transport = replace(TRANSPORT, max_message_bytes=SMALLEST_LIMIT)
+
+
 del Remote  # not a suite of its own
 
 
+LIMITS = (SMALLEST_LIMIT, 1000, 4096, MIB)
+"""Of a message: lookups, their answers with states and pushes of 118 rows lie on both sides of them."""
+
+
+@pytest.mark.parametrize("limit", LIMITS)
 @pytest.mark.parametrize("shards", [1, 2])
-def test_rows_come_with_the_state_that_steps_them(tmp_path: Path, shards: int) -> None:
+def test_rows_come_with_the_state_that_steps_them(tmp_path: Path, shards: int, limit: int) -> None:
     """A copy that takes a push's gradients itself equals what the shards then say, over the wire."""
     spec = parse_spec(SPEC.replace('"sgd", lr = 1.0', '"adam", lr = 0.1'))
     (group,) = layout_of(spec).groups
     rows = [(t, (k << 56) + k) for t in (0, 1) for k in range(1, 60)]
     keys, _ = keys_of(rows)
-    with served(tmp_path, spec, shards) as (remote, _):
+    transport = replace(TRANSPORT, max_message_bytes=limit)
+    with served(tmp_path, spec, shards, transport) as (remote, _):
 
         def told(pushed: dict[int, int]) -> tuple[F32, F32]:
             values = np.full((len(rows), group.width), 77, np.float32)

@@ -8,10 +8,12 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import grpc
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from freshet.errors import BadInput, Corrupt, FreshetError, Mismatch, TooLarge
 from freshet.paramserver.server import identity_of, serve_rows
@@ -25,7 +27,17 @@ from freshet.spec.parse import parse_spec
 from freshet.testing.contracts.rowservice import BUCKETS, PARTITIONS
 from freshet.types import Fence, OffsetRange
 from freshet.wire.failures import failure_of
-from freshet.wire.frames import BadFrame, Frame, Kind, LargeFrame, OtherFrame, decode_frame, encode_frame
+from freshet.wire.frames import (
+    BadFrame,
+    Frame,
+    Kind,
+    LargeFrame,
+    OtherFrame,
+    Part,
+    decode_frame,
+    encode_frame,
+)
+from freshet.wire.pieces import pieces_of
 from freshet.wire.row_frames import Described, lookup_frame, push_frame
 from freshet.wire.values import RowCodec
 from tests.contract.test_rowservice import SPEC, shard_of, topics_made
@@ -95,7 +107,18 @@ def row_requests(widths: tuple[int, ...]) -> list[bytes]:
             4, [OffsetRange(0, 0, 7)], 10, 5, [(0, keys, tables, gradients)], RowCodec.INT8, everything
         ),
         encode_frame(Frame(Kind.ASK, 5)),
+        *a_piece(),
     ]
+
+
+def a_piece() -> list[bytes]:
+    """The first of a long message, and all of a short one."""
+    long = lookup_frame(
+        6, [(0, np.arange(99, dtype=np.uint64), np.zeros(99, np.uint8))], RowCodec.FP32, create=True
+    )
+    numbers, zeros = np.array([48, 0]), np.zeros(48, np.uint8)
+    alone: dict[tuple[Part, int], NDArray[Any]] = {(Part.NUMBERS, 0): numbers, (Part.BYTES, 0): zeros}
+    return [next(pieces_of(long, 400)), encode_frame(Frame(Kind.PIECE, 7, sections=alone))]
 
 
 def test_a_shard_refuses_hostile_frames_and_lives(shard: GrpcServer) -> None:
@@ -140,6 +163,7 @@ def test_an_embedder_refuses_hostile_frames_and_lives(tmp_path: Path) -> None:
         gradients_frame(2, an_asked(), {0: 3}, 1, gradients, RowCodec.FP32),
         gradients_frame(3, an_asked(), {0: 3}, 1, None, RowCodec.FP32),
         settle_frame(4, an_asked(), {0: 3}),
+        *a_piece(),
     ]
     chance = random.Random(6)
     try:

@@ -15,6 +15,7 @@ from freshet.embedder.service import Embedder
 from freshet.features import SampleDecoder
 from freshet.runtime.grpc_server import GrpcServer
 from freshet.runtime.lifecycle import Cleanup
+from freshet.seams.batches.sizes import check_messages
 from freshet.seams.eventlog import EventLog
 from freshet.seams.eventlog.claims import Claims
 from freshet.seams.eventlog.topics import ensure_topics
@@ -31,15 +32,17 @@ from freshet.wire.values import RowCodec
 __all__ = ["Embedding", "rank_of", "transport_by"]
 
 
-def transport_by(settings: Settings) -> Transport:
-    """Certificates, token and limits. Raises ConfigError as `transport_of` does."""
-    return transport_of(
+def transport_by(settings: Settings, spec: Spec) -> Transport:
+    """Certificates, token and limits. Raises ConfigError as `transport_of` and `check_messages` do."""
+    transport = transport_of(
         ca_file=settings.grpc.ca_file,
         cert_file=settings.grpc.cert_file,
         key_file=settings.grpc.key_file,
         token_file=settings.grpc.token_file,
         max_message_bytes=settings.grpc.max_message_bytes,
     )
+    check_messages(spec, transport)
+    return transport
 
 
 def rank_of(
@@ -51,7 +54,7 @@ def rank_of(
         log,
         versions,
         Wire(
-            transport_by(settings),
+            transport_by(settings, spec),
             RowCodec[settings.trainer.rows.upper()],
             RowCodec[settings.trainer.gradients.upper()],
         ),
@@ -69,7 +72,7 @@ class Embedding:
     def __init__(self, spec: Spec, log: EventLog, settings: Settings, spec_hash: str) -> None:
         """Nothing is claimed before `run`. Raises as opening any of the parts does."""
         self._cleanup = Cleanup()
-        transport = transport_by(settings)
+        transport = transport_by(settings, spec)
         topics, served = ensure_topics(log, spec), Served(spec.name, spec_hash)
         claims = Claims(log, topics.control)
         self._cleanup.add("claims", claims.close)

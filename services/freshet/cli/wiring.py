@@ -196,7 +196,7 @@ def run_paramserver(spec: Spec, settings: Settings, stop: threading.Event) -> No
     from freshet.paramserver.balancing import Bounds
     from freshet.paramserver.service import ParamServer, Place
 
-    transport = transport_by(settings)
+    transport = transport_by(settings, spec)
     bounds = Bounds(
         settings.paramserver.rebalance_unevenness,
         settings.paramserver.rebalance_interval_ms / 1000,

@@ -89,11 +89,7 @@ class BatchServer:
         def take(requests: Iterator[bytes], _: grpc.ServicerContext) -> Iterator[bytes]:
             feeds: set[tuple[int, int]] = set()
             try:
-                for request in requests:
-                    made, go_on = server.answer("Take", request, lambda frame: self.take(frame, feeds))
-                    yield made
-                    if not go_on:
-                        return
+                yield from server.answers("Take", requests, lambda frame: self.take(frame, feeds))
             finally:
                 for place, feed in feeds:
                     self.leave(place, feed)

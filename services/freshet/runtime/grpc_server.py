@@ -10,6 +10,7 @@ from __future__ import annotations
 import hmac
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -29,6 +30,7 @@ from freshet.seams.transport import (
 )
 from freshet.wire.failures import failure_frame
 from freshet.wire.frames import BadFrame, Frame, LargeFrame, OtherFrame, decode_frame
+from freshet.wire.pieces import Whole, check_whole, pieces_of
 
 __all__ = ["GRPC_METRICS", "Answer", "GrpcServer", "ListenerCounts", "grpc_readings"]
 
@@ -90,17 +92,17 @@ class GrpcServer:
 
         def serve(requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
             with self._open(method):
-                yield from self._answer_all(method, requests, answer)
+                yield from self.answers(method, requests, answer)
 
         self.add(service, method, grpc.stream_stream_rpc_method_handler(serve))
 
     def answered_once(self, service: str, method: str, answer: Answer) -> None:
         """A call of one frame with one answer."""
 
-        def serve(request: bytes, context: grpc.ServicerContext) -> bytes:
-            return self.answer(method, request, answer)[0]
+        def serve(request: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
+            return self.answers(method, iter([request]), answer)
 
-        self.add(service, method, grpc.unary_unary_rpc_method_handler(serve))
+        self.add(service, method, grpc.unary_stream_rpc_method_handler(serve))
 
     def start(self) -> None:
         """Listen. Raises ConfigError if the address cannot be bound."""
@@ -143,30 +145,52 @@ class GrpcServer:
         with self._lock:
             self.counts.refused[reason] += 1
 
-    def answer(self, method: str, request: bytes, answer: Answer) -> tuple[bytes, bool]:
-        """(The answer to one message, whether the stream may go on): not after what is no frame."""
-        size = len(request)
-        with self._lock:
-            self.counts.frames[method] += 1
-            self.counts.received_bytes[method] += size
+    def answers(self, method: str, requests: Iterator[bytes], answer: Answer) -> Iterator[bytes]:
+        """Answer the messages of one stream in turn, whole ones and pieces; what is no frame ends it."""
+        whole, limit = Whole(self._transport.whole_bytes), self._transport.max_message_bytes
+        taken, refused = 0, None
         try:
-            frame = decode_frame(request, max_bytes=self._transport.max_message_bytes)
-        except (BadFrame, LargeFrame, OtherFrame) as error:
-            self.refuse(error.reason)
-            return failure_frame(error, 0), False
-        try:
-            self._take_work(size)
-        except Unavailable as error:
-            return failure_frame(error, frame.id), True
-        try:
-            made = self._answer_of(frame, answer)
+            for request in requests:
+                self._count(self.counts.frames, method, 1)
+                self._count(self.counts.received_bytes, method, len(request))
+                first = not whole.begun
+                try:
+                    frame = whole.take(decode_frame(request, max_bytes=limit))
+                except (BadFrame, LargeFrame, OtherFrame) as error:
+                    yield self._ending(error)
+                    return
+                if first:  # a message counts as work from its first piece on
+                    taken, refused = self._taken(whole.size if frame is None else len(request))
+                if frame is None:
+                    if refused is not None:
+                        whole.drop()
+                    continue
+                made = failure_frame(refused, frame.id) if refused else self._made(frame, answer)
+                self._done(taken)
+                taken = 0
+                self._count(self.counts.sent_bytes, method, len(made))
+                yield from pieces_of(made, limit)
+            if whole.begun:
+                yield self._ending(BadFrame("the stream ended within a message", "truncated"))
         finally:
-            with self._lock:
-                self._work -= size
-                self._lock.notify_all()
+            self._done(taken)
+
+    def _ending(self, error: BadFrame | LargeFrame | OtherFrame) -> bytes:
+        self.refuse(error.reason)
+        return failure_frame(error, 0)
+
+    def _count(self, counter: Counter[str], method: str, n: int) -> None:
         with self._lock:
-            self.counts.sent_bytes[method] += len(made)
-        return made, True
+            counter[method] += n
+
+    def _made(self, frame: Frame, answer: Answer) -> bytes:
+        made = self._answer_of(frame, answer)
+        try:
+            check_whole(made, self._transport.max_message_bytes)
+        except LargeFrame as error:
+            self.refuse(error.reason)
+            return failure_frame(error, frame.id)
+        return made
 
     def _answer_of(self, frame: Frame, answer: Answer) -> bytes:
         try:
@@ -183,12 +207,18 @@ class GrpcServer:
             log.exception("a request failed", error=repr(error))
             return failure_frame(error, frame.id)
 
-    def _answer_all(self, method: str, requests: Iterator[bytes], answer: Answer) -> Iterator[bytes]:
-        for request in requests:
-            made, go_on = self.answer(method, request, answer)
-            yield made
-            if not go_on:
-                return
+    def _taken(self, size: int) -> tuple[int, Unavailable | None]:
+        """(Bytes taken as work, why none were)."""
+        try:
+            self._take_work(size)
+        except Unavailable as error:
+            return 0, error
+        return size, None
+
+    def _done(self, size: int) -> None:
+        with self._lock:
+            self._work -= size
+            self._lock.notify_all()
 
     def _take_work(self, size: int) -> None:
         with self._lock:

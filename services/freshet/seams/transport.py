@@ -15,6 +15,7 @@ from typing import Any
 import grpc
 
 from freshet.errors import BadInput, ConfigError, FreshetError, Mismatch, Overloaded, TooLarge, Unavailable
+from freshet.wire.pieces import MOST_PIECES
 
 __all__ = [
     "MIB",
@@ -54,7 +55,12 @@ class Transport:
     cert: bytes = b""  # empty: no TLS
     key: bytes = field(default=b"", repr=False)
     token: str = field(default="", repr=False)  # empty: none is asked for
-    max_message_bytes: int = 64 * MIB
+    max_message_bytes: int = 64 * MIB  # what is longer goes in pieces
+
+    @property
+    def whole_bytes(self) -> int:
+        """Of a message with all its pieces (`freshet.wire.pieces`)."""
+        return MOST_PIECES * self.max_message_bytes
 
     @property
     def secure(self) -> bool:

@@ -313,7 +313,11 @@ class Grpc:
         default="",
     )
     max_message_bytes: int = option(
-        "deployment", "a larger message is refused", Integer(KIB, GIB), default=64 * MIB
+        "deployment",
+        "of a message between services; a longer one goes in pieces, at most 64, which a start checks to be "
+        "enough for the spec's batches. The same on every service of a model",
+        Integer(KIB, GIB),
+        default=64 * MIB,
     )
 
 

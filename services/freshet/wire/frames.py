@@ -37,6 +37,7 @@ __all__ = [
     "decode_frame",
     "encode_frame",
     "encoded_bytes",
+    "frame_id_of",
     "values_into",
 ]
 
@@ -89,6 +90,7 @@ class Kind(enum.IntEnum):
     GIVEN = 9
     ASK = 10  # a call without arguments → TOLD
     TOLD = 11
+    PIECE = 12  # of a message that is longer than one may be: see `freshet.wire.pieces`
 
 
 class Part(enum.IntEnum):
@@ -121,6 +123,7 @@ class Part(enum.IntEnum):
     LISTS = 24  # (features,) u8: which features of a group are lists
     STATES = 25  # (U, T) f32: optimiser state of rows
     OWNED = 26  # (B / 8,) u8: a bit for each bucket, the lowest first
+    BYTES = 27  # (N,) u8: of another message
 
 
 _TYPES: Mapping[int, np.dtype[Any]] = {
@@ -258,6 +261,11 @@ def decode_frame(data: bytes, *, max_bytes: int) -> Frame:
     if codec not in RowCodec.__members__.values():
         raise BadFrame(f"frame {_kind_name(kind)}: expected a codec from 0 to 3, found {codec}", "shape")
     return Frame(kind, frame_id, RowCodec(codec), flags, sections)
+
+
+def frame_id_of(data: bytes) -> int:
+    """The id of a message that we have encoded ourselves."""
+    return int(_REST.unpack_from(data, _CRC_FROM)[-1])
 
 
 def add_values(

@@ -21,7 +21,7 @@ from freshet.seams.batches.own_writes import OwnWrites
 from freshet.seams.batches.remote import RemoteStream, Seat
 from freshet.seams.eventlog.sqlite import SqliteEventLog
 from freshet.seams.rowservice import RowService
-from freshet.seams.transport import Transport
+from freshet.seams.transport import MIB, Transport
 from freshet.spec.layout import layout_of
 from freshet.spec.parse import parse_spec
 from freshet.testing.contracts.rowservice import BUCKETS, PARTITIONS, WIDTH
@@ -154,10 +154,17 @@ NAMES = Names((), ("click",), (WIDTH,), (0,), BUCKETS)
 class ServedEmbedder:
     """A batch server on a free port."""
 
-    def __init__(self, parts: dict[str, Any], owned: Sequence[int], fence: Fence, codec: RowCodec) -> None:
+    def __init__(
+        self,
+        parts: dict[str, Any],
+        owned: Sequence[int],
+        fence: Fence,
+        codec: RowCodec,
+        transport: Transport,
+    ) -> None:
         self._parts, self._owned, self._fence = parts, owned, fence
         self.batches = BatchServer(NAMES, codec, self._make)
-        self.server = GrpcServer("127.0.0.1:0", Transport())
+        self.server = GrpcServer("127.0.0.1:0", transport)
         self.batches.add_to(self.server)
         self.server.start()
         self.address = f"127.0.0.1:{self.server.port}"
@@ -184,10 +191,16 @@ class RemoteScene(LocalScene):
     """The same over gRPC: an embedder that owns every partition, and a trainer's rank."""
 
     def __init__(
-        self, log: SqliteEventLog, *, codec: RowCodec = RowCodec.FP32, own_writes: bool = False
+        self,
+        log: SqliteEventLog,
+        *,
+        codec: RowCodec = RowCodec.FP32,
+        own_writes: bool = False,
+        max_message_bytes: int = MIB,
     ) -> None:
         super().__init__(log)
         self.codec, self.own_writes = codec, own_writes
+        self.transport = Transport(max_message_bytes=max_message_bytes)
         self.ends: list[Callable[[], None]] = []
 
     def stream(
@@ -211,7 +224,7 @@ class RemoteScene(LocalScene):
         del parts["dense_applied"]
         parts |= {"batch_rows": batch_rows, "staleness_rows": staleness_rows}
         parts["own_writes"] = "taker" if self.own_writes else None
-        embedder = ServedEmbedder(parts, owned, fence, self.codec)
+        embedder = ServedEmbedder(parts, owned, fence, self.codec, self.transport)
         self.ends.append(embedder.stop)
         return embedder
 
@@ -231,7 +244,7 @@ class RemoteScene(LocalScene):
             names=NAMES,
             partitions=PARTITIONS,
             owners=owners,
-            transport=Transport(),
+            transport=self.transport,
             metadata=(),
             dense_applied=parts["dense_applied"],
             remember=recent.add,

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -14,9 +15,11 @@ from prometheus_client import CollectorRegistry, generate_latest
 from freshet.errors import BadInput, ConfigError, Corrupt, Fenced, Mismatch, Overloaded, TooLarge, Unavailable
 from freshet.runtime.grpc_server import GRPC_METRICS, Answer, GrpcServer, grpc_readings
 from freshet.runtime.metrics import register
+from freshet.seams.rowservice.link import Link
 from freshet.seams.transport import Transport, error_of, method_name, open_channel, transport_of
 from freshet.wire.failures import failure_of
-from freshet.wire.frames import Frame, Kind, Part, decode_frame, encode_frame
+from freshet.wire.frames import Frame, Kind, Part, decode_frame, encode_frame, encoded_bytes
+from freshet.wire.pieces import MOST_PIECES, Whole, pieces_of
 
 PLAIN = Transport(max_message_bytes=1 << 16)
 ECHO = method_name("Test", "Echo")
@@ -94,6 +97,82 @@ def test_a_defect_of_the_listener_is_answered_too():
         failed, fine = calling(server, PLAIN, [a_frame(1, 3), a_frame(2)])
         assert "a defect" in str(failure_of(failed))
         assert fine.id == 2
+
+
+# Messages in pieces
+
+
+def whole_answers(server: GrpcServer, transport: Transport, frames: list[bytes]) -> list[Frame]:
+    """As `calling`, with long messages sent and received in pieces."""
+    pieces = [piece for data in frames for piece in pieces_of(data, transport.max_message_bytes)]
+    answers = calling(server, transport, pieces)
+    whole = Whole(transport.whole_bytes)
+    return [made for frame in answers if (made := whole.take(frame)) is not None]
+
+
+def test_a_long_message_and_its_answer_go_in_pieces_between_others():
+    with listening() as server:
+        sizes = [3, 100_000, 4, 8190]
+        answers = whole_answers(server, PLAIN, [a_frame(i, size=n) for i, n in enumerate(sizes, 1)])
+        assert [(a.id, len(a.array(Part.KEYS, np.uint64))) for a in answers] == list(enumerate(sizes, 1))
+        assert server.counts.refused.total() == 0
+        assert server.counts.sent_bytes["Echo"] == sum(encoded_bytes(a.sections) for a in answers)
+
+
+def test_a_call_of_one_answer_may_get_it_in_pieces():
+    with closing_link(lambda frame: a_frame(frame.id, size=100_000)) as link:
+        assert len(link.call("Once", DEADLINE_S).array(Part.KEYS, np.uint64)) == 100_000
+
+
+@contextmanager
+def closing_link(answer: Answer) -> Iterator[Link]:
+    server = GrpcServer("127.0.0.1:0", PLAIN)
+    server.answered_once("Test", "Once", answer)
+    server.start()
+    link = Link(f"127.0.0.1:{server.port}", PLAIN, "Test", (), in_flight_bytes=1 << 20)
+    try:
+        yield link
+    finally:
+        link.close()
+        server.stop(0.0)
+
+
+def test_a_stream_that_ends_within_a_message_is_refused_and_counted():
+    with listening() as server:
+        (answer,) = calling(server, PLAIN, list(pieces_of(a_frame(size=100_000), 1 << 16))[:-1])
+        assert (answer.id, answer.kind) == (0, Kind.FAILURE)
+        assert server.counts.refused["truncated"] == 1
+
+
+def test_an_answer_that_no_pieces_can_carry_is_refused_with_what_to_raise():
+    small = Transport(max_message_bytes=1024)
+    with listening(small, lambda frame: a_frame(frame.id, size=100_000)) as server:
+        (failed,) = calling(server, small, [a_frame()])
+        error = failure_of(failed)
+        assert isinstance(error, TooLarge)
+        assert f"to {-(-len(a_frame(size=100_000)) // MOST_PIECES)}" in str(error)
+        assert server.counts.refused["oversized"] == 1
+
+
+def test_a_long_message_counts_as_work_from_its_first_piece_and_is_refused_as_a_whole():
+    begun, go_on = threading.Event(), threading.Event()
+
+    def slow(frame: Frame) -> bytes:
+        begun.set()
+        assert go_on.wait(DEADLINE_S)
+        return echo(frame)
+
+    with listening(answer=slow, work_bytes=1 << 19) as server:
+        with ThreadPoolExecutor(1) as pool:
+            first = pool.submit(whole_answers, server, PLAIN, [a_frame(1)])
+            assert begun.wait(DEADLINE_S)
+            waiting = whole_answers(server, PLAIN, [a_frame(2, size=100_000)])
+            go_on.set()
+            assert first.result(DEADLINE_S)[0].id == 1
+        (failed,) = waiting
+        assert (failed.id, type(failure_of(failed))) == (2, Overloaded)
+        (after,) = whole_answers(server, PLAIN, [a_frame(3, size=100_000)])
+        assert after.id == 3
 
 
 # Who is let in

@@ -33,7 +33,7 @@ from freshet.seams.batches.frames import (
 from freshet.seams.batches.own_writes import OwnWrites
 from freshet.seams.eventlog import EventLog
 from freshet.seams.rowservice.link import Link
-from freshet.seams.transport import MIB, Transport
+from freshet.seams.transport import Transport
 from freshet.types import F32, Fence, TopicPartition
 from freshet.wire.frames import Frame
 from freshet.wire.values import RowCodec
@@ -50,9 +50,6 @@ WAIT_MS = 500
 
 AGAIN_S = 0.2
 """Between two attempts to reach an embedder."""
-
-IN_FLIGHT_BYTES = 64 * MIB
-"""Of gradients that an embedder has not taken yet, a lane."""
 
 _ENDS = (ConfigError, Corrupt, DataLost, Mismatch)
 """What no further attempt can mend. A feed that is fenced ends alone: another embedder has its partitions."""
@@ -313,8 +310,10 @@ class RemoteStream:
                 raise feed.error
 
     def feed_link(self, address: str) -> Link:
-        """A connection of one lane's own."""
-        return Link(address, self._transport, BATCHES, self._metadata, in_flight_bytes=IN_FLIGHT_BYTES)
+        """A connection of one lane's own. What is under way on it is bounded by credits: one more limit could
+        only break the feed, and have the batches issued again."""
+        bytes_under_way = self._transport.whole_bytes
+        return Link(address, self._transport, BATCHES, self._metadata, in_flight_bytes=bytes_under_way)
 
     def asked(self, feed: int, lane: int) -> Asked:
         """Who asks."""

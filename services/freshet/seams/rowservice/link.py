@@ -17,10 +17,11 @@ from dataclasses import dataclass
 
 import grpc
 
-from freshet.errors import FreshetError, Overloaded, Unavailable
+from freshet.errors import FreshetError, Overloaded, TooLarge, Unavailable
 from freshet.seams.transport import RETRY_AFTER_S, Transport, error_of, method_name, open_channel
 from freshet.wire.failures import failure_of
-from freshet.wire.frames import Frame, Kind, decode_frame, encode_frame
+from freshet.wire.frames import BadFrame, Frame, Kind, decode_frame, encode_frame
+from freshet.wire.pieces import Whole, check_whole, pieces_of
 
 __all__ = ["Link", "LinkCounts"]
 
@@ -63,10 +64,15 @@ class Link:
         """Hand a request over to a stream; `make` encodes it under the id it is given.
 
         The future holds the answer, or one of our errors: what the shard answered as a failure, Unavailable
-        if the stream broke (nothing is known to have been done), Overloaded beyond the limit.
+        if the stream broke (nothing is known to have been done), Overloaded beyond the limit, TooLarge if no
+        pieces can carry it.
         """
         frame_id = next(self._ids)
         data = make(frame_id)
+        try:
+            check_whole(data, self._transport.max_message_bytes)
+        except TooLarge as error:
+            return _failed(error)
         with self._lock:
             stream = self._streams.get(method)
             if self._closed:
@@ -79,12 +85,16 @@ class Link:
 
     def call(self, method: str, timeout_s: float) -> Frame:
         """Ask a question without arguments and wait. Raises Unavailable, Mismatch, ConfigError, Corrupt."""
-        call = self._channel.unary_unary(method_name(self._service, method))
+        call = self._channel.unary_stream(method_name(self._service, method))
+        whole = Whole(self._transport.whole_bytes)
+        frame: Frame | None = None
         try:
-            data = call(encode_frame(Frame(Kind.ASK)), timeout=timeout_s, metadata=self._metadata)
+            for data in call(encode_frame(Frame(Kind.ASK)), timeout=timeout_s, metadata=self._metadata):
+                frame = whole.take(decode_frame(data, max_bytes=self._transport.max_message_bytes))
         except grpc.RpcError as error:
             raise error_of(error, self.address) from error
-        frame = decode_frame(data, max_bytes=self._transport.max_message_bytes)
+        if frame is None:
+            raise BadFrame(f"{self.address}: expected an answer to {method}, found none", "truncated")
         if frame.kind == Kind.FAILURE:
             raise failure_of(frame)
         return frame
@@ -106,9 +116,9 @@ class Link:
         self._channel.close()
 
     @property
-    def max_bytes(self) -> int:
-        """The largest message."""
-        return self._transport.max_message_bytes
+    def transport(self) -> Transport:
+        """Limits of messages."""
+        return self._transport
 
 
 class _Stream:
@@ -155,15 +165,18 @@ class _Stream:
 
     def _requests(self) -> Iterator[bytes]:
         while (data := self._outgoing.get()) is not None:
-            yield data
+            yield from pieces_of(data, self._link.transport.max_message_bytes)
 
     def _receive(self) -> None:
-        where = self._link.address
+        where, limits = self._link.address, self._link.transport
+        whole = Whole(limits.whole_bytes)
         error: FreshetError = Unavailable(f"{where}: the shard has ended the stream")
         try:
             for data in self._call:
                 self._link.counts.received_bytes += len(data)
-                frame = decode_frame(data, max_bytes=self._link.max_bytes)
+                frame = whole.take(decode_frame(data, max_bytes=limits.max_message_bytes))
+                if frame is None:
+                    continue
                 if frame.id == 0:  # about the stream, which ends
                     error = failure_of(frame)
                     break

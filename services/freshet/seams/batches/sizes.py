@@ -1,0 +1,55 @@
+"""How long messages of a spec's batches may become: known before the first of them."""
+
+from __future__ import annotations
+
+from freshet.errors import ConfigError
+from freshet.seams.transport import Transport
+from freshet.spec.layout import Layout, layout_of
+from freshet.spec.model import Spec
+from freshet.wire.pieces import MOST_PIECES, SMALLEST_LIMIT
+
+__all__ = ["check_messages", "largest_batch_bytes"]
+
+BLOCK_ROWS = 256
+"""Samples of a block, which a batch takes whole even if it has fewer rows."""
+
+SAMPLE_BYTES = 8 + 8 + 8 + 1 + 4 + 4 + 1 + 8
+"""Ids of sample and request, time, label, value, weight, explored, item."""
+
+KEY_BYTES = 8 + 1 + 4 + 4
+"""Key and table of a row, its scale in the codec int8, and the position of an occurrence."""
+
+AROUND_BYTES = 1 << 16
+"""Header, directory, ranges and offsets of 256 partitions."""
+
+
+def largest_batch_bytes(spec: Spec, layout: Layout) -> int:
+    """Of a batch on its way to a trainer with the optimiser state of its rows, if every list is as long as it
+    may be and no two keys are equal. Nothing else that is sent of a batch is longer.
+
+    A request of which more samples were decided at once than a batch has rows may exceed it.
+    """
+    train = spec.train
+    sample = SAMPLE_BYTES + 8 * len(spec.train.segments) + 4 * len(spec.labels) + 8 * len(layout.dense)
+    for group in layout.groups:
+        features = [spec.features[f] for f in group.features]
+        keys = sum(feature.max or 1 for feature in features)
+        lists = sum(feature.kind == "list" for feature in features)
+        sample += 4 * lists + keys * (KEY_BYTES + 4 * (group.width + group.state_floats))
+    return AROUND_BYTES + max(train.batch_rows, train.batch_behind_rows, BLOCK_ROWS) * sample
+
+
+def check_messages(spec: Spec, transport: Transport) -> None:
+    """Raise ConfigError if no pieces could carry a batch that the spec allows."""
+    largest = largest_batch_bytes(spec, layout_of(spec))
+    needed = max(SMALLEST_LIMIT, -(-largest // MOST_PIECES))
+    if transport.max_message_bytes < needed:
+        raise ConfigError(
+            "grpc",
+            "max_message_bytes",
+            transport.max_message_bytes,
+            f"at least {needed}: a batch of {spec.name} may have {largest} bytes, and goes in {MOST_PIECES} "
+            "messages at most",
+            f"raise FRESHET_GRPC_MAX_MESSAGE_BYTES to {needed} on every service of the model, or take fewer "
+            "rows in a batch (train.batch.rows, train.batch.behind) or shorter lists (max)",
+        )
