@@ -74,6 +74,7 @@ class Store:
         found: U8 | None,
         touched: U32 | None = None,
         states: F32 | None = None,
+        known_pushes: I64 | None = None,
     ) -> int: ...
     def push(
         self,

@@ -10,8 +10,9 @@ from freshet.clock import SYSTEM_CLOCK
 from freshet.paramserver.server import identity_of, serve_rows
 from freshet.paramserver.shard import Shard
 from freshet.runtime.grpc_server import GrpcServer
+from freshet.seams.batches.own_writes import Looked, OwnWrites
 from freshet.seams.eventlog.sqlite import SqliteEventLog
-from freshet.seams.rowservice import RowService
+from freshet.seams.rowservice import KeyGroup, Push, RowService, RowStates
 from freshet.seams.rowservice.owners import Owners
 from freshet.seams.rowservice.remote import RemoteRows, Served
 from freshet.seams.rowstore.sqlite import SqliteRowStore
@@ -30,11 +31,9 @@ from freshet.testing.contracts.rowservice import (
     push_of,
 )
 from freshet.testing.reference import ReferenceRowService
-from freshet.types import F32, Fence
-from freshet.wire.frames import BadFrame, decode_frame
+from freshet.types import F32, Bool, Fence, bucket_of
 from freshet.wire.pieces import SMALLEST_LIMIT
-from freshet.wire.row_frames import Described, lookup_frame, lookup_of
-from freshet.wire.values import RowCodec
+from freshet.wire.row_frames import Described
 
 TRANSPORT = Transport(token="sesame-of-the-suite", max_message_bytes=MIB)
 
@@ -181,7 +180,10 @@ def test_rows_come_with_the_state_that_steps_them(tmp_path: Path, shards: int, l
         def told(pushed: dict[int, int]) -> tuple[F32, F32]:
             values = np.full((len(rows), group.width), 77, np.float32)
             states = np.full((len(rows), group.state_floats), 77, np.float32)
-            assert remote.lookup_with_states([keys], [values], [states]) == pushed
+            beside = RowStates([states])
+            remote.lookup([keys], [values], states=beside)
+            assert beside.known is not None
+            assert beside.known.offsets.tolist() == [list(pushed.values())]
             return values, states
 
         values, states = told({0: 0, 1: 0})
@@ -194,7 +196,39 @@ def test_rows_come_with_the_state_that_steps_them(tmp_path: Path, shards: int, l
         assert np.ptp(values) > 0.1, "nothing was stepped"
 
 
-def test_states_without_create_are_refused() -> None:
-    frame = decode_frame(lookup_frame(1, [], RowCodec.FP32, create=False, states=True), max_bytes=MIB)
-    with pytest.raises(BadFrame, match="flag 1"):
-        lookup_of(frame, BUCKETS)
+@pytest.mark.parametrize("shards", [1, 2])
+def test_a_push_that_half_of_the_buckets_have_is_known_to_their_rows_alone(
+    tmp_path: Path, shards: int
+) -> None:
+    """What a lookup meets that runs beside a push, which goes from bucket to bucket, and to every shard."""
+    spec = parse_spec(SPEC)
+    rows = [(t, (k << 56) + k) for t in (0, 1) for k in range(1, 60)]
+    keys, _ = keys_of(rows)
+    with served(tmp_path, spec, shards) as (remote, made):
+        looked = [Looked([keys], RowStates([np.empty((len(rows), 0), np.float32)])) for _ in range(3)]
+        values = [np.zeros((len(rows), WIDTH), np.float32) for _ in looked]
+        push = push_of({0: (0, 1)}, {row: [1.0, row[1] % 7] for row in rows})
+        own = OwnWrites(layout_of(spec))
+        own.given(push.ranges, push.groups, push.gradients)
+        for at in range(3):
+            if at:  # first the even buckets of each shard, then the odd ones
+                for shard in made:
+                    mine = np.isin(np.arange(BUCKETS), shard.held()) & (np.arange(BUCKETS) % 2 == at - 1)
+                    assert shard.push(only(push, mine))
+            remote.lookup([keys], [values[at]], states=looked[at].states)
+        known = [one.states.known for one in looked]
+        assert [len(one.offsets) for one in known if one is not None] == [1, 2, 1]
+        for one, copies in zip(looked, values, strict=True):
+            own.bring_up(one, [copies])
+        np.testing.assert_array_equal(values[0], values[2])
+        np.testing.assert_array_equal(values[1], values[2])
+
+
+def only(push: Push, buckets: Bool) -> Push:
+    """The same for these buckets (B,) alone."""
+    (group,), (gradients,) = push.groups, push.gradients
+    rows = buckets[bucket_of(group.keys, BUCKETS)]
+    of = bucket_of(group.keys[rows], BUCKETS)
+    starts = np.searchsorted(of, np.arange(BUCKETS + 1)).astype(np.uint32)
+    part = KeyGroup(group.group, group.keys[rows], group.tables[rows], starts)
+    return replace(push, groups=[part], gradients=[gradients[rows]], owned=buckets)

@@ -73,6 +73,13 @@ TRAINER_METRICS = (
         "Groups of ranks that this one was in: one more whenever a rank joins, leaves or is lost.",
     ),
     Metric("freshet_trainer_lost", "counter", "worlds", "Of these, those that ended as a rank was lost."),
+    Metric(
+        "freshet_trainer_stepped_rows",
+        "counter",
+        "rows",
+        "Copies of rows, looked up ahead, stepped by the rank's own pushes before they were trained on; one "
+        "that several pushes have stepped counts for each.",
+    ),
     Metric("freshet_shard_rows", "gauge", "rows", "Rows resident, by table.", ("table",)),
     Metric("freshet_shard_evicted_rows", "counter", "rows", "Rows evicted, by table.", ("table",)),
     Metric(
@@ -138,6 +145,7 @@ def _of_training(status: Mapping[str, Any]) -> dict[str, Reading]:
         "freshet_trainer_ranks": status.get("ranks", ALONE)["ranks"],
         "freshet_trainer_worlds": status.get("ranks", ALONE)["worlds"],
         "freshet_trainer_lost": status.get("ranks", ALONE)["lost"],
+        "freshet_trainer_stepped_rows": status.get("stepped_rows", 0),
         "freshet_trainer_quality": {
             (of, label, measure): float(value)
             for of, labels in status["measures"].items()

@@ -66,6 +66,7 @@ class RankCounts:
     batches: int = 0  # handed out
     sent_bytes: int = 0  # to embedders or shards
     received_bytes: int = 0
+    stepped_rows: int = 0  # copies of rows brought up to this rank's own pushes
     seconds: dict[str, float] = field(default_factory=dict)  # of batches in each stage on this side
 
 
@@ -133,6 +134,7 @@ class FromEmbedders:
             before.batches + now.batches,
             before.sent_bytes + now.sent_bytes,
             before.received_bytes + now.received_bytes,
+            before.stepped_rows + self._stream.stepped_rows,
         )
 
     def close(self) -> None:
@@ -204,13 +206,18 @@ class FromShards:
 
     def counts(self) -> RankCounts:
         """Bytes of requests to shards and of their answers; see the protocol."""
-        batches, seconds = self._before.batches, dict(self._before.seconds)
+        batches, seconds, stepped = (
+            self._before.batches,
+            dict(self._before.seconds),
+            self._before.stepped_rows,
+        )
         if self._stream is not None:
             batches += sum(lane.batches for lane in self._stream.counts())
+            stepped += self._stream.stepped_rows
             for name, value in self._stream.seconds().items():
                 seconds[name] = seconds.get(name, 0.0) + value
         told = self.rows.total()
-        return RankCounts(batches, told.sent_bytes, told.received_bytes, seconds)
+        return RankCounts(batches, told.sent_bytes, told.received_bytes, stepped, seconds)
 
     def close(self) -> None:
         """Close the connections to the shards."""

@@ -132,6 +132,7 @@ class RemoteTraining:
             "batches": counts.batches,
             "sent_bytes": counts.sent_bytes,
             "received_bytes": counts.received_bytes,
+            "stepped_rows": counts.stepped_rows,
             "stage_seconds": {**counts.seconds, **self.trainer.stage_seconds()},
             "lag_blocks": sum(stream.lag().values()) if stream is not None else 0,
             "ranks": self.course.standing(),

@@ -13,7 +13,7 @@ from freshet.embedder.decoding import DecodedBatch
 from freshet.model.inputs import GroupInputs, Labels, ModelInputs
 from freshet.seams.batches import TrainBatch
 from freshet.seams.batches.own_writes import Begun, Looked, OwnWrites
-from freshet.seams.rowservice import KeyGroup, Push, RowService, StatesToo
+from freshet.seams.rowservice import KeyGroup, Push, RowService, RowStates
 from freshet.spec.layout import Layout, item_of
 from freshet.spec.model import Spec
 from freshet.tables import Plan
@@ -71,12 +71,7 @@ class Made:
     def look_up(self, rows: RowService) -> None:
         """Fill in the rows, creating those that are absent. Raises as `RowService.lookup` does."""
         out = [group.rows for group in self.inputs.groups]
-        if self.looked is None:
-            rows.lookup(self.groups, out, create=True)
-        elif isinstance(rows, StatesToo):
-            self.looked.pushed = rows.lookup_with_states(self.groups, out, self.looked.states)
-        else:
-            raise TypeError(f"expected a row service that tells optimiser state, found {type(rows).__name__}")
+        rows.lookup(self.groups, out, states=None if self.looked is None else self.looked.states)
 
     def bring_up(self, own: OwnWrites, begun: Begun) -> None:
         """Take into the rows what their lookup did not know of the stream's own writes."""
@@ -143,7 +138,8 @@ class Maker:
         whole = ModelInputs(columns.size, inputs, columns.dense, labels)
         looked = None
         if self._states:
-            looked = Looked(groups, [slot.state_room(g, len(keys.keys)) for g, keys in enumerate(groups)], {})
+            floats = [slot.state_room(g, len(keys.keys)) for g, keys in enumerate(groups)]
+            looked = Looked(groups, RowStates(floats))
         return Made(plan, decoded, groups, whole, self._items(decoded), replayed, looked)
 
     def _items(self, decoded: DecodedBatch) -> U64 | None:

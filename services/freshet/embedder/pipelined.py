@@ -86,7 +86,6 @@ class PipelinedStream:
             recent: where samples are kept for the gate, if they outlive this stream.
             own_writes: who brings rows up to what their trainer has pushed since, where lookups go ahead:
                 this stream when they are taken, or whoever takes them, by `TrainBatch.looked`; None: nobody.
-                The row service `StatesToo` then.
         """
         self._topic, self._log, self._clock = topic, log, clock
         self._closed = False
@@ -98,7 +97,7 @@ class PipelinedStream:
         self._error: BaseException | None = None
         self._lanes: list[AheadLane] = []
         self._arrived = threading.Condition()
-        own = OwnWrites(layout) if own_writes == "here" and ahead else None
+        self._own = own = OwnWrites(layout) if own_writes == "here" and ahead else None
         common = Common(
             rows,
             rows.ownership if isinstance(rows, OwnersChange) else lambda: 0,
@@ -197,6 +196,11 @@ class PipelinedStream:
     def counts(self) -> list[LaneCounts]:
         """What each lane has done."""
         return [lane.counts for lane in self._lanes]
+
+    @property
+    def stepped_rows(self) -> int:
+        """Copies of rows brought up to own pushes so far."""
+        return self._own.stepped_rows if self._own is not None else 0
 
     @property
     def desk(self) -> CreditDesk:

@@ -8,7 +8,7 @@ import numpy as np
 
 from freshet.errors import Unavailable
 from freshet.paramserver.server import HeldRows
-from freshet.seams.rowservice import KeyGroup, Push
+from freshet.seams.rowservice import KeyGroup, Push, RowStates
 from freshet.types import F32, F64, I64, U32, Bucket
 
 __all__ = ["LoadMeter", "MeteredRows"]
@@ -49,22 +49,20 @@ class MeteredRows:
         self._rows, self._meter, self._full = rows, meter, full
         self.refused = 0  # lookups
 
-    def lookup(self, groups: Sequence[KeyGroup], out: Sequence[F32], *, create: bool = True) -> None:
+    def lookup(
+        self,
+        groups: Sequence[KeyGroup],
+        out: Sequence[F32],
+        *,
+        create: bool = True,
+        states: RowStates | None = None,
+    ) -> None:
         """As `RowService.lookup`. Lookups that may create rows are Unavailable while the memory is full:
         training stands still then, which loses nothing. What is looked up already may still be pushed."""
         if create:
             self._check_room()
-        self._rows.lookup(groups, out, create=create)
+        self._rows.lookup(groups, out, create=create, states=states)
         self._count(groups)
-
-    def lookup_with_states(
-        self, groups: Sequence[KeyGroup], out: Sequence[F32], states: Sequence[F32]
-    ) -> Mapping[int, int]:
-        """As `StatesToo.lookup_with_states`; for training, so as `lookup` with `create`."""
-        self._check_room()
-        pushed = self._rows.lookup_with_states(groups, out, states)
-        self._count(groups)
-        return pushed
 
     def push(self, push: Push) -> bool:
         """As `RowService.push`."""

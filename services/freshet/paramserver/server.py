@@ -8,12 +8,11 @@ from typing import Protocol
 import numpy as np
 
 from freshet.runtime.grpc_server import GrpcServer
-from freshet.seams.rowservice import KeyGroup, Push
+from freshet.seams.rowservice import KeyGroup, Push, RowStates
 from freshet.types import F32, Bucket
 from freshet.wire.frames import BadFrame, Frame
 from freshet.wire.row_frames import (
     Described,
-    Known,
     applied_frame,
     described_frame,
     lookup_of,
@@ -30,13 +29,15 @@ ROWS = "Rows"
 class HeldRows(Protocol):
     """A row service of some of a model's buckets."""
 
-    def lookup(self, groups: Sequence[KeyGroup], out: Sequence[F32], *, create: bool = True) -> None:
+    def lookup(
+        self,
+        groups: Sequence[KeyGroup],
+        out: Sequence[F32],
+        *,
+        create: bool = True,
+        states: RowStates | None = None,
+    ) -> None:
         """As `RowService.lookup`."""
-
-    def lookup_with_states(
-        self, groups: Sequence[KeyGroup], out: Sequence[F32], states: Sequence[F32]
-    ) -> Mapping[int, int]:
-        """As `StatesToo.lookup_with_states`."""
 
     def push(self, push: Push) -> bool:
         """As `RowService.push`."""
@@ -77,9 +78,10 @@ class _Rows:
             self._rows.lookup(asked, list(out.values()), create=create)
             return rows_frame(frame.id, out, frame.codec)
         floats = self._described.states
-        states = {g.group: np.empty((len(g.keys), floats[g.group]), np.float32) for g in groups}
-        pushed = self._rows.lookup_with_states(asked, list(out.values()), list(states.values()))
-        return rows_frame(frame.id, out, frame.codec, Known(states, pushed))
+        made = {g.group: np.empty((len(g.keys), floats[g.group]), np.float32) for g in groups}
+        states = RowStates(list(made.values()))
+        self._rows.lookup(asked, list(out.values()), create=create, states=states)
+        return rows_frame(frame.id, out, frame.codec, made, states.known)
 
     def push(self, frame: Frame) -> bytes:
         request = push_of(frame, self._described.buckets, self._described.widths)

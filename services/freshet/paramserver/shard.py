@@ -10,25 +10,23 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
 
 import numpy as np
 import structlog
 
 from freshet.clock import Clock
 from freshet.errors import DataLost, Fenced, FreshetError, Refused, Unavailable
-from freshet.paramserver.core import FlushBook, PushFences
+from freshet.paramserver.core import PushFences
+from freshet.paramserver.flushing import Flusher, PublishedTo, ShardCounts
 from freshet.paramserver.loading import Loader
-from freshet.paramserver.publishing import records_of
 from freshet.seams.eventlog import EventLog
-from freshet.seams.rowservice import KeyGroup, Push
+from freshet.seams.rowservice import KeyGroup, Push, RowStates
 from freshet.seams.rowstore import RowStore, StoreIdentity
 from freshet.spec.layout import Layout
 from freshet.spec.model import Spec
-from freshet.spec.topics import ROWS_PARTITIONS, Topics
-from freshet.tables import Flushed, PushOutcome, RowsUnread, Store
-from freshet.types import F32, I64, Bucket, BucketMeta, Fence, Flush, TimeMs, TopicPartition
+from freshet.spec.topics import Topics
+from freshet.tables import KnownPushes, PushOutcome, RowsUnread, Store
+from freshet.types import F32, I64, Bucket, BucketMeta, Fence, TimeMs, TopicPartition
 
 __all__ = ["PublishedTo", "Shard", "ShardCounts"]
 
@@ -45,40 +43,11 @@ and back to back they took as much as a lane."""
 LONGEST_FLUSH_WAIT_S = 20.0
 """However much a flush costs: what was not flushed is trained on again after a crash."""
 
-PUBLISH_ROWS = 50_000
-"""Rows copied out of the store at once; bounds the memory of a publish and the time that others wait for
-it."""
-
 EVICT_ROWS = 20_000
 """Rows looked at for eviction between two flushes."""
 
 LOAD_AGAIN_S = 0.5
 """Before a row store that was away is asked again for buckets that are being loaded."""
-
-
-@dataclass(slots=True)
-class ShardCounts:
-    """What the shard has done since it started."""
-
-    pushes: int = 0
-    skipped: int = 0
-    refused: int = 0
-    published_rows: int = 0
-    flushed_rows: int = 0
-    flushes: int = 0
-    replaced_buckets: int = 0
-    room_blocks: dict[str, int] = field(default_factory=dict)
-    """{partition of samples: blocks between the log's start and what a restart replays} as of the last flush
-    (PROTOCOL 12)"""
-
-
-@dataclass(frozen=True, slots=True)
-class PublishedTo:
-    """What serving can know: rows have learned from every sample below `applied` in the records below
-    `rows_next`."""
-
-    applied: Mapping[int, int]  # {partition of samples: next offset}
-    rows_next: Mapping[int, int]  # {partition of rows: next offset}
 
 
 class Shard:
@@ -109,25 +78,29 @@ class Shard:
         """
         self._spec, self._layout, self._spec_hash, self._topics = spec, layout, spec_hash, topics
         self._log, self._rows, self._clock, self._held = log, rows, clock, held
-        self._fence, self._name = fence, name
+        self._fence = fence
         self._store = Store.of(spec, layout, held=False)
         self._loader = Loader(self._store, rows, buckets=spec.buckets)
         self._to_load = threading.Event()
         self._telling, self._doubtful = threading.Lock(), set[Bucket]()
-        self._book = FlushBook(buckets=spec.buckets, partitions=spec.partitions)
-        self._writer = log.writer()
-        self._publishing = threading.Lock()
-        self._flushing = threading.RLock()  # flushes, and changes of what is owned; before `_publishing`
-        self._rows_next = [0] * ROWS_PARTITIONS
-        self._published = PublishedTo({}, {})
+        self.counts = ShardCounts()
+        self._flusher = Flusher(
+            spec,
+            topics,
+            log,
+            rows,
+            self._store,
+            self.counts,
+            name=name,
+            alone=fence is not None,
+            drop=self.drop,
+        )
+        self._book, self._flushing = self._flusher.book, self._flusher.lock
         self._stop = threading.Event()
         self._threads: list[threading.Thread] = []
-        self._unanswered: Flush | None = None  # sent, or about to be; of the thread that flushes
         self._failed: FreshetError | None = None
         self.on_failed: Callable[[], None] = lambda: None
         self._push_fences = PushFences()
-        self._pushed: dict[int, int] = {}  # {partition: where the last push ended that all buckets have}
-        self.counts = ShardCounts()
 
     # --- life
 
@@ -163,24 +136,15 @@ class Shard:
                 if whole:
                     metas = self._loader.read_whole(metas, fence)
                 self._check_replay_is_possible(metas)
-                rows = {p: TopicPartition(self._topics.rows, p) for p in range(ROWS_PARTITIONS)}
-                ends = {p: self._log.bounds(at).end for p, at in rows.items()}
+                with self._flusher.taking(metas):
+                    if whole:
+                        for bucket, meta in metas.items():
+                            self._store.set_applied(bucket, meta.applied, meta.clock_ms)
+                    else:
+                        self._loader.begin(metas, fence)
             except FreshetError:  # nothing is owned yet
                 self._forget(buckets)
                 raise
-            with self._publishing:
-                self._book.claimed(metas)
-                for p, end in ends.items():
-                    self._rows_next[p] = max(self._rows_next[p], end)
-                if whole:
-                    for bucket, meta in metas.items():
-                        self._store.set_applied(bucket, meta.applied, meta.clock_ms)
-                else:
-                    self._loader.begin(metas, fence)
-                # A flush publishes before it writes, so what is stored is published.
-                applied = self._smallest_applied()
-                self._published = self._published_to(applied)
-                self._pushed = applied
         self._to_load.set()
         stored = sum(meta.rows for meta in metas.values())
         log.info("buckets claimed", buckets=len(buckets), rows=stored, fence=int(fence), loaded=whole)
@@ -263,7 +227,7 @@ class Shard:
     @property
     def published(self) -> PublishedTo:
         """How far rows are published; from any thread. Empty before `load`."""
-        return self._published
+        return self._flusher.published
 
     @property
     def store(self) -> Store:
@@ -278,37 +242,51 @@ class Shard:
 
     # --- RowService
 
-    def lookup(self, groups: Sequence[KeyGroup], out: Sequence[F32], *, create: bool = True) -> None:
+    def lookup(
+        self,
+        groups: Sequence[KeyGroup],
+        out: Sequence[F32],
+        *,
+        create: bool = True,
+        states: RowStates | None = None,
+    ) -> None:
         """Write each key's slots into `out`; see the protocol."""
-        for group, rows in zip(groups, out, strict=True):
-            while not self._look_up(group, rows, create=create):
-                self._loader.read(groups)
+        if states is None:
+            for group, rows in zip(groups, out, strict=True):
+                self._look_up(groups, group, rows, create)
+            return
+        read = []
+        for group, rows, floats in zip(groups, out, states.floats, strict=True):
+            read.append(np.empty((self._spec.buckets, self._spec.partitions), np.int64))
+            self._look_up(groups, group, rows, create, floats, read[-1])
+        states.known = KnownPushes.of(groups, read)
 
-    def _look_up(self, group: KeyGroup, rows: F32, *, create: bool, states: F32 | None = None) -> bool:
-        """False if rows must be read first."""
-        try:
-            self._store.lookup(
-                group.group,
-                group.keys,
-                group.tables,
-                group.bucket_starts,
-                rows,
-                create=create,
-                states=states,
-            )
-        except RowsUnread:
-            return False
-        return True
-
-    def lookup_with_states(
-        self, groups: Sequence[KeyGroup], out: Sequence[F32], states: Sequence[F32]
-    ) -> Mapping[int, int]:
-        """As `lookup`, with the rows' optimiser state; see the protocol."""
-        pushed = dict(self._pushed)
-        for group, rows, state in zip(groups, out, states, strict=True):
-            while not self._look_up(group, rows, create=True, states=state):
+    def _look_up(
+        self,
+        groups: Sequence[KeyGroup],
+        group: KeyGroup,
+        rows: F32,
+        create: bool,
+        states: F32 | None = None,
+        known: I64 | None = None,
+    ) -> None:
+        """One group's rows; if some must be read from the row store first, so are those of all groups."""
+        k = group
+        while True:
+            try:
+                self._store.lookup(
+                    k.group,
+                    k.keys,
+                    k.tables,
+                    k.bucket_starts,
+                    rows,
+                    create=create,
+                    states=states,
+                    known=known,
+                )
+                return
+            except RowsUnread:
                 self._loader.read(groups)
-        return pushed
 
     def push(self, push: Push) -> bool:
         """Apply a batch's gradients; see the protocol."""
@@ -316,11 +294,11 @@ class Shard:
             self._loader.read(push.groups)
         if outcome is PushOutcome.REFUSED:
             self.counts.refused += 1
-            applied = self._smallest_applied()  # of no partition where no bucket is held: they are given away
+            applied = (
+                self._flusher.smallest_applied()
+            )  # of no partition where no bucket is held: they are given away
             ranges = ", ".join(f"{r.partition}:[{r.start}, {r.stop})" for r in push.ranges)
             raise Refused(f"push of {ranges} does not continue what is applied", applied)
-        for r in push.ranges:
-            self._pushed[r.partition] = r.stop
         self.counts.pushes += 1
         self.counts.skipped += outcome is PushOutcome.SKIPPED
         return outcome is PushOutcome.APPLIED
@@ -344,87 +322,12 @@ class Shard:
     # --- publish and flush
 
     def publish(self) -> int:
-        """Publish the rows that have changed so far; returns how many. Durable when it returns."""
-        with self._publishing:
-            return self._publish_all()
+        """Publish the rows that have changed so far; see `Flusher`."""
+        return self._flusher.publish()
 
     def flush(self) -> None:
-        """Write every loaded bucket's changed rows and its offsets, dirty or not (PROTOCOL 12).
-
-        After a failure the next call first sends what was not answered, unchanged: whether it was written
-        nobody knows, and a store that has it takes its repetition for done (PROTOCOL 11).
-        """
-        with self._flushing:
-            if self._unanswered is not None:
-                self.publish()
-                self._write(self._unanswered)
-            self._write(self._copied(self._store.collect_flush, whole=False))
-            self.counts.flushes += 1
-            self._hold_retention()
-
-    def _copied(self, collect: Callable[[], Flushed], *, whole: bool) -> Flush:
-        """Copy what is to be written, and publish it. It is kept until the row store has answered."""
-        with self._publishing:
-            # Whatever a later delta holds must be at or past these offsets: readers follow from them.
-            offsets = np.array(self._rows_next, np.int64)
-            self._unanswered = self._book.next_flush(collect(), offsets, whole=whole)
-            self._publish_all()
-            return self._unanswered
-
-    def _write(self, flush: Flush) -> None:
-        """Send what was copied. Raises Unavailable if it is not known to be written, Fenced if the one claim
-        of all buckets is lost; a shard among others drops the buckets that it has lost."""
-        again, fenced = self._book.done(flush, self._rows.flush(flush))
-        self._unanswered = None
-        if len(fenced) and self._fence is not None:
-            raise Fenced(f"bucket {fenced[0]} has a new owner; this shard stops")
-        self.drop([Bucket(b) for b in fenced.tolist()])
-        if not flush.whole:
-            self.counts.flushed_rows += flush.runs.rows
-        elif len(again):
-            raise Unavailable(f"bucket {again[0]} could not be written whole; it is tried again")
-        else:
-            self.counts.replaced_buckets += len(flush.buckets)
-        if len(again):  # the store holds something else than this owner wrote last (PROTOCOL 11)
-            log.warning("buckets are written whole: the row store lost or mixed writes", buckets=len(again))
-            self._write(self._copied(lambda: self._store.collect_whole(again.tolist()), whole=True))
-
-    def _publish_all(self) -> int:
-        """All pieces of a round; returns rows. Under the lock.
-
-        What is applied when the round starts has marked its rows by then, so the round, or one before it,
-        has appended them all once every bucket had its turn. A round does not wait for what is pushed
-        meanwhile: under load there is always more.
-        """
-        applied = self._smallest_applied()
-        published, done = 0, self._store.drained() + self._spec.buckets
-        while self._store.drained() < done:
-            published += self._publish_some()
-        self._published = self._published_to(applied)
-        return published
-
-    def _smallest_applied(self) -> dict[int, int]:
-        return {p: min(offsets) for p, offsets in self._store.applied().items() if offsets}
-
-    def _published_to(self, applied: Mapping[int, int]) -> PublishedTo:
-        return PublishedTo(applied, dict(enumerate(self._rows_next)))
-
-    def _publish_some(self) -> int:
-        """One bounded piece of publishing, acknowledged; returns rows. Under the lock."""
-        batch = self._store.collect_publish(PUBLISH_ROWS)
-        appends = records_of(batch, self._topics.rows, self._book.fences)
-        if appends:
-            try:
-                firsts = self._writer.append(appends)
-            except FreshetError:
-                self._store.put_back_published(batch)
-                raise
-            for append, first in zip(appends, firsts, strict=True):
-                self._rows_next[append.partition] = max(
-                    self._rows_next[append.partition], first + len(append.values)
-                )
-        self.counts.published_rows += len(batch)
-        return len(batch)
+        """Write every loaded bucket's changed rows and its offsets; see `Flusher`."""
+        self._flusher.flush()
 
     def _publish_loop(self) -> None:
         interval = self._spec.train.publish_interval_ms / 1000
@@ -504,19 +407,3 @@ class Shard:
                     f"but the log starts at {start}\n"
                     "  samples between the two are gone; restore the log, or start the model anew"
                 )
-
-    def _hold_retention(self) -> None:
-        """Retention passes neither what a restart must replay nor what a reader must follow from."""
-        samples = self._book.smallest_applied()
-        with suppress(Unavailable):  # a figure for operators; what was written is written
-            found = self._log.all_bounds([TopicPartition(self._topics.samples, p) for p in samples])
-            self.counts.room_blocks = {
-                str(at.partition): samples[at.partition] - bounds.start for at, bounds in found.items()
-            }
-        share = self._spec.buckets // ROWS_PARTITIONS
-        held = {TopicPartition(self._topics.samples, p): offset for p, offset in samples.items()}
-        for p in range(ROWS_PARTITIONS):
-            smallest = self._book.smallest_rows_offset(range(p * share, (p + 1) * share))
-            if smallest is not None:
-                held[TopicPartition(self._topics.rows, p)] = smallest
-        self._log.hold("-".join(filter(None, ("shard", self._spec.name, self._name))), held)

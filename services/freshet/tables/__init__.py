@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from freshet.tables.changes import BucketChanges, Flushed, Published, PublishedTable
+    from freshet.tables.known import KnownPushes
     from freshet.tables.plan import Plan
     from freshet.tables.shapes import RowKeys
     from freshet.tables.steps import RowSteps
@@ -34,6 +35,7 @@ __all__ = [
     "BucketChanges",
     "Evicted",
     "Flushed",
+    "KnownPushes",
     "Memory",
     "Plan",
     "Published",
@@ -50,6 +52,7 @@ __all__ = [
 
 _HOME = {
     **dict.fromkeys(("BucketChanges", "Flushed", "Published", "PublishedTable"), "changes"),
+    "KnownPushes": "known",
     "Plan": "plan",
     "RowKeys": "shapes",
     "RowSteps": "steps",

@@ -232,12 +232,16 @@ class Store:
         found: U8 | None = None,
         touched: U32 | None = None,
         states: F32 | None = None,
+        known: I64 | None = None,
     ) -> None:
         """Write each key's slots into `out` (U, S), and whether it had a row into `found` (U,), if given.
 
         `touched` (U,), if given: seconds since 1970, in event time, at which each row had been touched last;
         0 where there was none. Training touches rows that it looks up or steps. `states` (U, T), if given:
         their optimiser state; of an absent row what a new one starts with, or zeros where `out` has zeros.
+
+        `known` (buckets, partitions), if given: what each bucket had applied as its rows were read, under one
+        lock; written for buckets that have keys.
 
         Absent rows: with `create` their initial values, and a row comes into being if the table admits the
         key; without it zeros. A row that is only looked up is not flushed or published: it can be made again.
@@ -247,7 +251,8 @@ class Store:
             RowsUnread: a bucket is being loaded, and rows must be read first; `out` is unfinished.
             Unavailable: a bucket is not held; `out` is unfinished.
         """
-        missing = self._native.lookup(group, keys, tables, bucket_starts, out, create, found, touched, states)
+        beside = (found, touched, states) if known is None else (found, touched, states, known)
+        missing = self._native.lookup(group, keys, tables, bucket_starts, out, create, *beside)
         if missing == _ROWS_UNREAD:
             raise RowsUnread("a bucket is being loaded, and does not know all of these keys yet")
         if missing >= 0:

@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from freshet.errors import Fenced, Refused
-from freshet.seams.rowservice import KeyGroup, Push
+from freshet.seams.rowservice import KeyGroup, Push, RowStates
+from freshet.tables.known import KnownPushes
 from freshet.types import F32
 
 __all__ = ["ReferenceRowService"]
@@ -35,24 +36,25 @@ class ReferenceRowService:
         self._lock = threading.Lock()
         self.non_finite = 0
 
-    def lookup(self, groups: Sequence[KeyGroup], out: Sequence[F32], *, create: bool = True) -> None:
-        """Write each key's slots into `out`."""
+    def lookup(
+        self,
+        groups: Sequence[KeyGroup],
+        out: Sequence[F32],
+        *,
+        create: bool = True,
+        states: RowStates | None = None,
+    ) -> None:
+        """Write each key's slots into `out`. SGD keeps no state."""
+        if states is not None and any(floats.shape[1] for floats in states.floats):
+            raise ValueError("rows stepped by SGD have no optimiser state")
         with self._lock:
             for group, rows in zip(groups, out, strict=True):
                 for i, row in enumerate(_rows_of(group)):
                     found = self._row(row) if create else self._rows.get(row)
                     rows[i] = 0.0 if found is None else found
-
-    def lookup_with_states(
-        self, groups: Sequence[KeyGroup], out: Sequence[F32], states: Sequence[F32]
-    ) -> Mapping[int, int]:
-        """As `lookup`: SGD keeps no state."""
-        if any(state.shape[1] for state in states):
-            raise ValueError("rows stepped by SGD have no optimiser state")
-        with self._lock:
-            pushed = dict(self._applied)
-        self.lookup(groups, out, create=True)
-        return pushed
+            if states is not None:
+                applied = [self._applied.get(p, 0) for p in range(max(self._applied) + 1)]
+                states.known = KnownPushes(np.array([applied], np.int64))
 
     def push(self, push: Push) -> bool:
         """Apply a batch's gradients; False if they were applied before."""

@@ -124,6 +124,8 @@ class Part(enum.IntEnum):
     STATES = 25  # (U, T) f32: optimiser state of rows
     OWNED = 26  # (B / 8,) u8: a bit for each bucket, the lowest first
     BYTES = 27  # (N,) u8: of another message
+    MOMENTS = 28  # (M, P) i64: what buckets had applied of each partition when their rows were read
+    MOMENT_OF = 29  # (B,) u32: which of them, of a store group's buckets; where M is above 1
 
 
 _TYPES: Mapping[int, np.dtype[Any]] = {

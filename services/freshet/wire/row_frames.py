@@ -4,7 +4,7 @@
 |---|---|---|
 | `Lookup` (stream) | LOOKUP: KEYS and TABLES of each group; the codec that the answer shall have; flag 1:
 create; flag 2: states | ROWS: VALUES (and SCALES) of each group; with flag 2 STATES of those that have any,
-and APPLIED (what all rows know) |
+MOMENTS and, where they are several, MOMENT_OF of each group (which pushes its rows know) |
 | `Push` (stream) | PUSH: RANGES, NUMBERS (fence, clock in ms), OWNED (buckets that are the
 receiver's, as the sender believes), KEYS, TABLES, VALUES (and SCALES) of each
 group | PUSHED: flag 1: applied, 0: all of it was there |
@@ -14,7 +14,7 @@ group | PUSHED: flag 1: applied, 0: all of it was there |
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -23,6 +23,7 @@ import orjson
 from numpy.typing import NDArray
 
 from freshet.errors import Corrupt
+from freshet.tables.known import KnownPushes
 from freshet.types import F32, I64, U8, U32, U64, Bool, Fence, OffsetRange, TimeMs, bucket_of
 from freshet.wire.frames import BadFrame, Frame, Kind, Part, add_values, encode_frame, values_into
 from freshet.wire.values import RowCodec
@@ -30,18 +31,18 @@ from freshet.wire.values import RowCodec
 __all__ = [
     "Described",
     "GroupKeys",
-    "Known",
     "PushRequest",
+    "add_known",
     "applied_frame",
     "applied_of",
     "described_frame",
     "described_of",
+    "known_of",
     "lookup_frame",
     "lookup_of",
     "push_frame",
     "push_of",
     "pushed_frame",
-    "pushed_of",
     "rows_frame",
     "rows_into",
     "states_into",
@@ -106,31 +107,46 @@ def lookup_frame(
 def lookup_of(frame: Frame, buckets: int) -> tuple[list[GroupKeys], bool, bool]:
     """(Groups, whether absent rows come into being, whether states are wanted). Raises BadFrame."""
     _expect(frame, Kind.LOOKUP)
-    create, states = bool(frame.flags & _CREATE), bool(frame.flags & _STATES)
-    if states and not create:
-        raise BadFrame("lookup: expected flag 1 (create) with flag 2 (states), found it missing", "shape")
-    return _groups_of(frame, buckets), create, states
+    return _groups_of(frame, buckets), bool(frame.flags & _CREATE), bool(frame.flags & _STATES)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Known:
-    """What a lookup with states tells besides rows."""
-
-    states: Mapping[int, F32]  # {group: (U, T)}
-    pushed: Mapping[int, int]  # {partition: offset}, see `StatesToo.lookup_with_states`
-
-
-def rows_frame(frame_id: int, rows: Mapping[int, F32], codec: RowCodec, known: Known | None = None) -> bytes:
-    """The answer to a lookup: rows of each group; of one with states those too, whole in any codec."""
+def rows_frame(
+    frame_id: int,
+    rows: Mapping[int, F32],
+    codec: RowCodec,
+    states: Mapping[int, F32] | None = None,
+    known: KnownPushes | None = None,
+) -> bytes:
+    """The answer to a lookup: rows of each group; of one with states those too, whole in any codec, and which
+    pushes they know."""
     sections: dict[tuple[Part, int], NDArray[Any]] = {}
     for group, values in rows.items():
         add_values(sections, group, values, codec)
+    for group, floats in (states or {}).items():
+        if floats.shape[1]:
+            sections[Part.STATES, group] = floats
     if known is not None:
-        sections[Part.APPLIED, 0] = np.array(sorted(known.pushed.items()), np.int64).reshape(-1, 2)
-        for group, states in known.states.items():
-            if states.shape[1]:
-                sections[Part.STATES, group] = states
+        add_known(sections, known)
     return encode_frame(Frame(Kind.ROWS, frame_id, codec, sections=sections))
+
+
+def add_known(sections: MutableMapping[tuple[Any, int], NDArray[Any]], known: KnownPushes) -> None:
+    """Put into a frame's sections which pushes its rows know."""
+    sections[Part.MOMENTS, 0] = known.offsets
+    for group, moments in known.moment_of.items():
+        sections[Part.MOMENT_OF, group] = moments
+
+
+def known_of(frame: Frame, groups: Sequence[int], buckets: int) -> KnownPushes:
+    """Which pushes a frame's rows of these groups know. Raises BadFrame."""
+    offsets = frame.array(Part.MOMENTS, np.int64, (None, None))
+    if len(offsets) <= 1:
+        return KnownPushes(offsets)
+    moment_of = {g: frame.array(Part.MOMENT_OF, np.uint32, (buckets,), group=g) for g in groups}
+    for group, moments in moment_of.items():
+        if int(moments.max()) >= len(offsets):
+            raise BadFrame(f"group {group}: moment {moments.max()}, but there are {len(offsets)}", "shape")
+    return KnownPushes(offsets, moment_of)
 
 
 def rows_into(frame: Frame, out: Mapping[int, F32]) -> None:
@@ -147,11 +163,6 @@ def states_into(frame: Frame, out: Mapping[int, F32]) -> None:
             states[...] = frame.array(Part.STATES, np.float32, states.shape, group=group)
             if not np.isfinite(states).all():
                 raise BadFrame(f"rows: states of group {group} are not all finite", "shape")
-
-
-def pushed_of(frame: Frame) -> dict[int, int]:
-    """{partition: offset} of an answer with states. Raises BadFrame."""
-    return dict(frame.array(Part.APPLIED, np.int64, (None, 2)).tolist())
 
 
 def push_frame(

@@ -44,7 +44,8 @@ Keys keys_of(const Store& store, const In<u64>& keys, const In<u8>& tables, cons
 }
 
 i64 lookup(Store& store, u32 group, In<u64> keys, In<u8> tables, In<u32> bucket_starts, Out2<float> out, bool create,
-           std::optional<Out<u8>> found, std::optional<Out<u32>> touched, std::optional<Out2<float>> states) {
+           std::optional<Out<u8>> found, std::optional<Out<u32>> touched, std::optional<Out2<float>> states,
+           std::optional<Out2<i64>> known_pushes) {
   const Keys batch = keys_of(store, keys, tables, bucket_starts);
   expect(group < store.groups(), "no such store group");
   expect(out.shape(0) == keys.size() && out.shape(1) == store.layout(group).width(), "out must be (keys, floats of a row)");
@@ -52,9 +53,12 @@ i64 lookup(Store& store, u32 group, In<u64> keys, In<u8> tables, In<u32> bucket_
   expect(!touched || touched->size() == keys.size(), "touched must be as long as keys");
   expect(!states || (states->shape(0) == keys.size() && states->shape(1) == store.layout(group).state_floats()),
          "states must be (keys, floats of a row's optimiser state)");
+  expect(!known_pushes || (known_pushes->shape(0) == store.buckets() && known_pushes->shape(1) == store.partitions()),
+         "known_pushes must be (buckets, partitions)");
   const nb::gil_scoped_release release;
   const auto missing = store.lookup(group, batch, out.data(), create, found ? found->data() : nullptr,
-                                    touched ? touched->data() : nullptr, states ? states->data() : nullptr);
+                                    touched ? touched->data() : nullptr, states ? states->data() : nullptr,
+                                    known_pushes ? known_pushes->data() : nullptr);
   if (!missing) return answered;
   return missing->unread ? rows_unread : static_cast<i64>(missing->bucket);
 }
@@ -225,7 +229,8 @@ void bind_store(nb::module_& m) {
            nb::arg("serving"), nb::arg("publish"), nb::arg("flush"), nb::arg("held"))
       .def("lookup", &lookup, nb::arg("group"), nb::arg("keys"), nb::arg("tables"), nb::arg("bucket_starts"),
            nb::arg("out").noconvert(), nb::arg("create"), nb::arg("found").noconvert().none(),
-           nb::arg("touched").noconvert().none() = nb::none(), nb::arg("states").noconvert().none() = nb::none())
+           nb::arg("touched").noconvert().none() = nb::none(), nb::arg("states").noconvert().none() = nb::none(),
+           nb::arg("known_pushes").noconvert().none() = nb::none())
       .def("push", &push, nb::arg("ranges"), nb::arg("clock_ms"), nb::arg("groups"),
            nb::arg("owned").none() = nb::none())
       .def("set_applied", &set_applied, nb::arg("bucket"), nb::arg("offsets"), nb::arg("clock_ms"))

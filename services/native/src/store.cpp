@@ -91,7 +91,7 @@ struct Tally {
 }  // namespace
 
 std::optional<Missing> Store::lookup(u32 index, const Keys& keys, float* out, bool create, u8* found, u32* touched,
-                                     float* states) {
+                                     float* states, i64* known_pushes) {
   check_keys(index, keys);
   if (create && spec_.serving) refuse("a serving store makes no rows on lookup; look up with create=False");
   // Before anything is counted or made: who must read rows first asks again.
@@ -107,6 +107,9 @@ std::optional<Missing> Store::lookup(u32 index, const Keys& keys, float* out, bo
     Bin& bin = group.bin(bucket);
     const std::lock_guard lock(state.lock);
     if (!state.held) return Missing{bucket, false};
+    if (known_pushes)
+      for (u32 p = 0; p < spec_.partitions; p++)
+        known_pushes[static_cast<size_t>(bucket) * spec_.partitions + p] = applied_[static_cast<size_t>(p) * spec_.buckets + bucket];
     const u32 now = seconds(spec_.serving ? clock_ms_.load(std::memory_order_relaxed) : state.clock_ms);
     for (; i < end; i++) {
       ahead.at(i);

@@ -52,6 +52,24 @@ TEST(Store, KnowsOnlyTheBucketsThatItHolds) {
   EXPECT_EQ(store.applied()[0], (std::set<i64>{0, 1}));
 }
 
+TEST(Store, TellsWhatEachBucketHadAppliedAsItsRowsWereRead) {
+  Store store(spec_of(mixed_slots()));
+  const Batch batch(numbered(1, 200), store.buckets());
+  std::vector<u8> even(store.buckets());
+  for (u32 b = 0; b < store.buckets(); b += 2) even[b] = 1;
+  std::vector<i64> range{1, 0, 5};
+  ASSERT_EQ(store.push(range.data(), 1, 0, {}, even.data()), Pushed::applied);
+  std::vector<float> out(batch.plan.unique() * store.layout(0).width());
+  std::vector<i64> known(static_cast<size_t>(store.buckets()) * store.partitions(), -1);
+  store.lookup(0, batch.keys(), out.data(), true, nullptr, nullptr, nullptr, known.data());
+  const Keys keys = batch.keys();
+  for (u32 b = 0; b < store.buckets(); b++)
+    for (u32 p = 0; p < store.partitions(); p++) {
+      const bool asked = keys.bucket_starts[b] != keys.bucket_starts[b + 1];
+      EXPECT_EQ(known[b * store.partitions() + p], !asked ? -1 : p == 1 && even[b] ? 5 : 0) << b << " " << p;
+    }
+}
+
 TEST(RowSteps, StepCopiesAsTheStoreStepsItsRows) {
   for (const u32 buckets : {16u, 2u}) {  // few rows a bucket, and so many that they are searched
     Store store(spec_of(mixed_slots(), buckets));

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 
 from freshet.errors import Refused, Unavailable
-from freshet.seams.rowservice import KeyGroup, Push
+from freshet.seams.rowservice import KeyGroup, Push, RowStates
 from freshet.testing.contracts.rowservice import PARTITIONS, WIDTH
 from freshet.testing.reference import ReferenceRowService
 from freshet.types import F32
@@ -24,12 +24,19 @@ class HeldRows(ReferenceRowService):
         self.lookups_asked = self.pushes_asked = 0
         self.changed = threading.Condition()
 
-    def lookup(self, groups: Sequence[KeyGroup], out: Sequence[F32], *, create: bool = True) -> None:
+    def lookup(
+        self,
+        groups: Sequence[KeyGroup],
+        out: Sequence[F32],
+        *,
+        create: bool = True,
+        states: RowStates | None = None,
+    ) -> None:
         with self.changed:
             self.lookups_asked += 1
             self.changed.notify_all()
         self.lookups.acquire()
-        super().lookup(groups, out, create=create)
+        super().lookup(groups, out, create=create, states=states)
 
     def push(self, push: Push) -> bool:
         with self.changed:
@@ -58,7 +65,14 @@ class LossyRows:
         self._thread = threading.Thread(target=self._serve, daemon=True)
         self._thread.start()
 
-    def lookup(self, groups: Sequence[KeyGroup], out: Sequence[F32], *, create: bool = True) -> None:
+    def lookup(
+        self,
+        groups: Sequence[KeyGroup],
+        out: Sequence[F32],
+        *,
+        create: bool = True,
+        states: RowStates | None = None,
+    ) -> None:
         if self._chance(self._losses):
             raise Unavailable("the link is cut")
         for rows in out:

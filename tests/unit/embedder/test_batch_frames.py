@@ -22,7 +22,8 @@ from freshet.seams.batches.frames import (
     take_frame,
 )
 from freshet.seams.batches.own_writes import Looked
-from freshet.seams.rowservice import KeyGroup
+from freshet.seams.rowservice import KeyGroup, RowStates
+from freshet.tables import KnownPushes
 from freshet.types import U64, Fence, OffsetRange, bucket_of
 from freshet.wire.frames import BadFrame, Frame, Kind, Part, decode_frame, encode_frame
 from freshet.wire.values import RowCodec
@@ -30,6 +31,12 @@ from freshet.wire.values import RowCodec
 NAMES = Names(("country",), ("click", "buy"), (3, 1), (2, 0), 16)
 ASKED = Asked(7, Fence(9), 1, 2, 3, 2, 50)
 MAX = 1 << 20
+
+
+KNOWN = KnownPushes(
+    np.array([[3, 0, 17], [4, 0, 17]]),
+    {g: np.arange(NAMES.buckets, dtype=np.uint32) % 2 for g in (0, 1)},
+)
 
 
 def a_batch(b: int = 4, seed: int = 0) -> TrainBatch:
@@ -66,8 +73,7 @@ def a_batch(b: int = 4, seed: int = 0) -> TrainBatch:
                 keys_of(g, np.sort(rng.integers(1, 2**63, u).astype(np.uint64) * 2))
                 for g, u in ((0, 5), (1, 2))
             ],
-            [rng.random((5, 2), np.float32), np.empty((2, 0), np.float32)],
-            {0: 3, 4: 17},
+            RowStates([rng.random((5, 2), np.float32), np.empty((2, 0), np.float32)], KNOWN),
         ),
     )
 
@@ -99,11 +105,15 @@ def test_a_batch_comes_back_as_it_was_sent(b):
             np.testing.assert_array_equal([] if one is None else one, [] if other is None else other)
     assert batch.looked is not None
     assert sent.looked is not None
-    assert batch.looked.pushed == {0: 3, 4: 17}
+    known = batch.looked.states.known
+    assert known is not None
+    np.testing.assert_array_equal(known.offsets, KNOWN.offsets)
+    for g, moments in KNOWN.moment_of.items():
+        np.testing.assert_array_equal(known.moment_of[g], moments)
     for keys, others in zip(batch.looked.groups, sent.looked.groups, strict=True):
         for name in ("group", "keys", "tables", "bucket_starts"):
             np.testing.assert_array_equal(getattr(keys, name), getattr(others, name))
-    for states, other_states in zip(batch.looked.states, sent.looked.states, strict=True):
+    for states, other_states in zip(batch.looked.states.floats, sent.looked.states.floats, strict=True):
         np.testing.assert_array_equal(states, other_states)
         assert states.flags.writeable, "they are stepped"
 
@@ -149,7 +159,9 @@ WRONG: dict[str, tuple[Part, int, NDArray[Any]]] = {
     "tables of fewer rows": (Part.TABLES, 0, np.zeros(4, np.uint8)),
     "states that are not finite": (Part.STATES, 0, np.full((5, 2), np.nan, np.float32)),
     "states of another width": (Part.STATES, 0, np.zeros((5, 3), np.float32)),
-    "what is known as a list": (Part.APPLIED, 0, np.zeros(4, np.int64)),
+    "what is known as a list": (Part.MOMENTS, 0, np.zeros(4, np.int64)),
+    "a moment that is not there": (Part.MOMENT_OF, 1, np.full(NAMES.buckets, 2, np.uint32)),
+    "moments of fewer buckets": (Part.MOMENT_OF, 0, np.zeros(NAMES.buckets - 1, np.uint32)),
     "times of fewer samples": (Part.EVENT_TIMES, 0, np.zeros(3, np.int64)),
 }
 

@@ -10,11 +10,13 @@ import pytest
 
 from freshet.seams.batches.own_writes import Looked, OwnWrites
 from freshet.seams.eventlog.sqlite import SqliteEventLog
+from freshet.seams.rowservice import RowStates
 from freshet.spec.layout import layout_of
 from freshet.spec.parse import parse_spec
+from freshet.tables import KnownPushes
 from freshet.testing.contracts.batches import gradients_of, take
-from freshet.testing.contracts.rowservice import WIDTH, A, B, C, keys_of
-from freshet.types import F32, OffsetRange
+from freshet.testing.contracts.rowservice import BUCKETS, WIDTH, A, B, C, keys_of
+from freshet.types import F32, OffsetRange, bucket_of
 from tests.unit.embedder.linked import HeldRows
 from tests.unit.embedder.scene import SPEC, PipelinedScene, RemoteScene
 
@@ -43,7 +45,8 @@ class Writes:
         """The first float of a row that was 0 when it was looked up, and knew the blocks below `pushed`."""
         group, _ = keys_of([row])
         values = np.zeros((1, WIDTH), np.float32)
-        self.own.bring_up(Looked([group], [NO_STATE], {0: pushed} if pushed else {}), [values], begun)
+        states = RowStates([NO_STATE], KnownPushes(np.array([[pushed]])))
+        self.own.bring_up(Looked([group], states), [values], begun)
         return float(values[0, 0])
 
 
@@ -63,15 +66,25 @@ def test_a_partition_that_nothing_is_known_of_knows_no_write(writes):
     writes.give()
     group, _ = keys_of([A])
     values = np.zeros((1, WIDTH), np.float32)
-    writes.own.bring_up(Looked([group], [NO_STATE], {1: 100}), [values])
+    writes.own.bring_up(
+        Looked([group], RowStates([NO_STATE], KnownPushes(np.empty((1, 0), np.int64)))), [values]
+    )
     assert values[0, 0] == -1.0
 
 
-def test_a_shard_that_has_nothing_to_tell_yet_does_not_make_old_writes_unknown(writes):
-    old, new = writes.give(gradient=1.0), writes.give(gradient=10.0)
-    assert writes.row_of(pushed=1) == -10.0
-    assert (old.known, new.known) == (True, False)
-    assert writes.row_of() == -10.0, "nothing is told: what a lookup knew, later ones know"
+def test_rows_are_stepped_by_writes_that_others_of_their_lookup_know(writes):
+    """A push was on its way from bucket to bucket while the rows were read."""
+    group, rows = keys_of([A, C])
+    assert len({int(bucket) for bucket in bucket_of(group.keys, BUCKETS)}) == 2
+    gradients: F32 = np.full((2, WIDTH), 1.0, np.float32)
+    writes.own.given([OffsetRange(0, 0, 1)], [group], [gradients])
+    for reached in (A, C):
+        moments = np.zeros(BUCKETS, np.uint32)
+        moments[bucket_of(group.keys[[rows.index(reached)]], BUCKETS)] = 1
+        values = np.zeros((2, WIDTH), np.float32)
+        states = RowStates([np.empty((2, 0), np.float32)], KnownPushes(np.array([[0], [1]]), {0: moments}))
+        writes.own.bring_up(Looked([group], states), [values])
+        assert dict(zip(rows, values[:, 0].tolist(), strict=True)) == {A: -1.0, C: -1.0} | {reached: 0.0}
 
 
 def test_what_was_acknowledged_before_the_lookup_is_known_whatever_shards_tell(writes):
@@ -189,6 +202,7 @@ def test_rows_looked_up_ahead_are_as_if_they_had_been_looked_up_now(scene):
         [[sum(10**j for j in range(i))] * WIDTH for i in range(6)],
         rtol=1e-5,
     )
+    assert stream.stepped_rows == sum(range(6))
     for _ in range(6):
         rows.pushes.release()
     assert stream.settled(DEADLINE_S)

@@ -13,6 +13,7 @@ from freshet.clock import SYSTEM_CLOCK
 from freshet.errors import Refused, Unavailable
 from freshet.paramserver.shard import Shard
 from freshet.seams.eventlog import EventLog
+from freshet.seams.rowservice import RowStates
 from freshet.seams.rowstore import FlushOutcome, RowStore
 from freshet.seams.rowstore.sqlite import SqliteRowStore
 from freshet.spec.layout import layout_of
@@ -410,9 +411,16 @@ def test_a_shard_that_has_taken_over_tells_what_all_its_rows_know(
 ) -> None:
     group, _ = keys_of(STORED)
     out = [np.empty((len(group.keys), 2), np.float32)]
-    states = [np.empty((len(group.keys), 0), np.float32)]
-    assert shard.lookup_with_states([group], out, states)[0] == 1
+    states = RowStates([np.empty((len(group.keys), 0), np.float32)])
+
+    def known() -> list[list[int]]:
+        shard.lookup([group], out, states=states)
+        assert states.known is not None
+        found: list[list[int]] = states.known.offsets.tolist()
+        return found
+
+    assert known() == [[1, 0]]
     shard.push(push_of({0: (1, 2)}, ones(STORED), fence=11))
-    assert shard.lookup_with_states([group], out, states)[0] == 2
+    assert known() == [[2, 0]]
     shard.take(EVERY_BUCKET, Fence(12))  # from the row store: that push is to come again
-    assert shard.lookup_with_states([group], out, states)[0] == 1
+    assert known() == [[1, 0]]

@@ -7,7 +7,8 @@ import pytest
 
 from freshet.errors import Refused, Unavailable
 from freshet.paramserver.metering import LoadMeter, MeteredRows
-from freshet.seams.rowservice import KeyGroup, Push
+from freshet.seams.rowservice import KeyGroup, Push, RowStates
+from freshet.tables import KnownPushes
 from freshet.types import F32, Bucket, Fence, OffsetRange, TimeMs
 
 BUCKETS, SLICES = 16, 4
@@ -25,13 +26,16 @@ class Rows:
 
     refuses = False
 
-    def lookup(self, groups: Sequence[KeyGroup], out: Sequence[F32], *, create: bool = True) -> None:
-        pass
-
-    def lookup_with_states(
-        self, groups: Sequence[KeyGroup], out: Sequence[F32], states: Sequence[F32]
-    ) -> Mapping[int, int]:
-        return {0: 7}
+    def lookup(
+        self,
+        groups: Sequence[KeyGroup],
+        out: Sequence[F32],
+        *,
+        create: bool = True,
+        states: RowStates | None = None,
+    ) -> None:
+        if states is not None:
+            states.known = KnownPushes(np.array([[7]]))
 
     def push(self, push: Push) -> bool:
         if self.refuses:
@@ -58,7 +62,10 @@ def test_rows_looked_up_and_pushed_are_counted_by_slice():
     rows.push(push(group(8, 8, 9)))
     assert meter.rows.tolist() == [2, 2, 3, 1]
     out, states = [np.zeros((1, 1), np.float32)], [np.zeros((1, 0), np.float32)]
-    assert rows.lookup_with_states([group(1)], out, states) == {0: 7}
+    told = RowStates(states)
+    rows.lookup([group(1)], out, states=told)
+    assert told.known is not None
+    assert told.known.offsets.tolist() == [[7]]
     assert meter.rows.tolist() == [3, 2, 3, 1]
 
 
@@ -91,7 +98,7 @@ def test_a_full_shard_refuses_lookups_of_training_and_takes_what_was_looked_up()
     with pytest.raises(Unavailable, match="rows take 11 of 10 bytes"):
         rows.lookup([group(1)], out)
     with pytest.raises(Unavailable, match="rows take 11 of 10 bytes"):
-        rows.lookup_with_states([group(1)], out, out)
+        rows.lookup([group(1)], out, states=RowStates(out))
     assert rows.refused == 2
     assert rows.push(push(group(1)))
     rows.lookup([group(1)], out, create=False)

@@ -12,7 +12,7 @@ import pytest
 
 from freshet.clock import SYSTEM_CLOCK
 from freshet.errors import Refused, Unavailable
-from freshet.paramserver import shard as module
+from freshet.paramserver import flushing as module
 from freshet.paramserver.shard import PublishedTo, Shard
 from freshet.seams.eventlog import EventLog, Writer
 from freshet.seams.eventlog.sqlite import SqliteEventLog
@@ -94,7 +94,7 @@ def push(shard: Shard, partition: int, at: int) -> None:
 
 
 def interrupted(shard: Shard) -> Interrupting:
-    shard._writer = writer = Interrupting(shard._writer)  # type: ignore[assignment]
+    shard._flusher._writer = writer = Interrupting(shard._flusher._writer)  # type: ignore[assignment]
     return writer
 
 

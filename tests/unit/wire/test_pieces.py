@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from freshet.errors import Corrupt, TooLarge
+from freshet.tables import KnownPushes
 from freshet.wire.frames import BadFrame, Frame, Kind, LargeFrame, Part, decode_frame, encode_frame
 from freshet.wire.pieces import MOST_PIECES, SMALLEST_LIMIT, Whole, check_whole, pieces_of
-from freshet.wire.row_frames import Known, rows_frame
+from freshet.wire.row_frames import rows_frame
 from freshet.wire.values import RowCodec
 
 LIMIT = 1 << 20
@@ -21,8 +22,8 @@ LIMIT = 1 << 20
 def a_message(rows: int, width: int = 3, floats: int = 6, frame_id: int = 7) -> bytes:
     """An answer to a lookup with Adam's state."""
     values = np.arange(rows * width, dtype=np.float32).reshape(rows, width)
-    states = {0: np.ones((rows, floats), np.float32)} if floats else {}
-    return rows_frame(frame_id, {0: values}, RowCodec.FP32, Known(states, {0: 5}))
+    states = {0: np.ones((rows, floats), np.float32)}
+    return rows_frame(frame_id, {0: values}, RowCodec.FP32, states, KnownPushes(np.array([[5]])))
 
 
 def frames_of(pieces: Sequence[bytes]) -> list[Frame]:

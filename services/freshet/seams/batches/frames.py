@@ -8,7 +8,8 @@ embedder.
 
 A BATCH holds RANGES, NUMBERS (fence), and the columns of the batch; of each store group VALUES, POSITIONS,
 FEATURE_STARTS, LISTS (u8, a feature: whether it is a list) and LIST_ENDS (lists × samples). Where the rank
-brings rows up to its own pushes, APPLIED (what all rows know), and of each group KEYS, TABLES and STATES. What
+brings rows up to its own pushes, MOMENTS (and MOMENT_OF: which pushes rows know), and of each group KEYS,
+TABLES and STATES. What
 arrives is checked here, as native code trusts it: positions lie within the rows, ends rise, keys are sorted.
 """  # noqa: E501  the table
 
@@ -24,9 +25,10 @@ from numpy.typing import NDArray
 from freshet.model.inputs import GroupInputs, Labels, ModelInputs
 from freshet.seams.batches import TrainBatch
 from freshet.seams.batches.own_writes import Looked
-from freshet.seams.rowservice import KeyGroup
+from freshet.seams.rowservice import KeyGroup, RowStates
 from freshet.types import F32, I32, U32, Fence, OffsetRange, bucket_of
 from freshet.wire.frames import BadFrame, Frame, Kind, Part, add_values, encode_frame, values_into
+from freshet.wire.row_frames import add_known, known_of
 from freshet.wire.values import RowCodec, value_type
 
 __all__ = [
@@ -210,7 +212,7 @@ def batch_of(frame: Frame, names: Names, room: Sequence[F32] | None = None) -> t
         replayed=bool(frame.flags & REPLAYED),
         explored=explored,
         items=items,
-        looked=_looked(frame, inputs, names) if frame.has(Part.APPLIED) else None,
+        looked=_looked(frame, inputs, names) if frame.has(Part.MOMENTS) else None,
     )
 
 
@@ -247,8 +249,10 @@ def _add_inputs(sections: Sections, inputs: ModelInputs, codec: RowCodec) -> Non
 
 
 def _add_looked(sections: Sections, looked: Looked) -> None:
-    sections[Part.APPLIED, 0] = np.array(sorted(looked.pushed.items()), np.int64).reshape(-1, 2)
-    for g, (keys, states) in enumerate(zip(looked.groups, looked.states, strict=True)):
+    if looked.states.known is None:
+        raise ValueError("a batch is sent after its lookup")
+    add_known(sections, looked.states.known)
+    for g, (keys, states) in enumerate(zip(looked.groups, looked.states.floats, strict=True)):
         sections[Part.KEYS, g], sections[Part.TABLES, g] = keys.keys, keys.tables
         if states.shape[1]:
             sections[Part.STATES, g] = states
@@ -270,7 +274,8 @@ def _looked(frame: Frame, inputs: ModelInputs, names: Names) -> Looked:
             if not np.isfinite(given).all():
                 raise BadFrame(f"batch: states of group {g} are not all finite", "shape")
         states.append(given)
-    return Looked(groups, states, dict(frame.array(Part.APPLIED, np.int64, (None, 2)).tolist()))
+    known = known_of(frame, range(len(groups)), names.buckets)
+    return Looked(groups, RowStates(states, known))
 
 
 def _inputs(frame: Frame, size: int, names: Names, room: Sequence[F32] | None) -> ModelInputs:

@@ -8,21 +8,21 @@ lookup. This is what "read-my-writes" adds to a bounded staleness (Ho et al. 201
 ML via a Stale Synchronous Parallel Parameter Server", section 3): without it gradients of a row that comes
 again and again are taken at values that miss its last steps, and together they overshoot.
 
-It is a better guess at the row, nothing more: the shard's own row is stepped once, by the push. A push that
-was being applied while rows were read counts as missed by all of them; then some copies have its step twice,
-until their next lookup.
+It is a better guess at the row, nothing more: the shard's own row is stepped once, by the push.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from freshet.seams.rowservice import KeyGroup
+import numpy as np
+
+from freshet.seams.rowservice import KeyGroup, RowStates
 from freshet.spec.layout import Layout
 from freshet.tables import RowSteps
-from freshet.types import F32, OffsetRange
+from freshet.types import F32, I64, OffsetRange
 
 __all__ = ["Begun", "Looked", "OwnWrites", "Write"]
 
@@ -32,8 +32,7 @@ class Looked:
     """What came with the rows of a batch, so that they can be brought up to later pushes."""
 
     groups: Sequence[KeyGroup]
-    states: Sequence[F32]  # per group (U, T): optimiser state; stepped with the rows
-    pushed: Mapping[int, int]  # {partition: offset} that all rows know, see `StatesToo`
+    states: RowStates  # stepped with the rows
 
 
 @dataclass(slots=True, eq=False)
@@ -45,7 +44,6 @@ class Write:
     gradients: Sequence[F32]  # per group (U, S)
     free: Callable[[], None]  # nobody needs the arrays any more
     ended: int = 0  # counts from 1 in the order of acknowledgements; 0: not yet
-    known: bool = False  # to some lookup: so to those that cannot tell
     void: bool = False  # it was given up: its samples come again
     readers: int = 0  # who step rows by it at this moment
 
@@ -129,17 +127,17 @@ class OwnWrites:
         """Step looked-up rows (U, S), of each group, by every write that they do not know; `begun` is done
         with."""
         with self._lock:
-            missed = [w for w in self._writes if not w.void and self._missed(w, looked.pushed, begun)]
+            missed = [w for w in self._writes if not w.void and _missed(w, looked.states, begun)]
             for write in missed:
                 write.readers += 1
         stepped = 0
         try:
             for write in missed:
-                theirs = {group.group: i for i, group in enumerate(write.groups)}
-                for mine, values, state in zip(looked.groups, rows, looked.states, strict=True):
-                    if (i := theirs.get(mine.group)) is not None:
-                        step = self._steps[mine.group].step
-                        stepped += step(mine, values, state, write.groups[i], write.gradients[i])
+                theirs = {of.group: (of, g) for of, g in zip(write.groups, write.gradients, strict=True)}
+                for mine, values, floats in zip(looked.groups, rows, looked.states.floats, strict=True):
+                    if mine.group in theirs:
+                        part = _unknown(*theirs[mine.group], write.ranges, looked.states)
+                        stepped += self._steps[mine.group].step(mine, values, floats, *part)
         finally:
             with self._lock:
                 self.stepped_rows += stepped
@@ -163,14 +161,22 @@ class OwnWrites:
         for write in free:
             write.free()
 
-    @staticmethod
-    def _missed(write: Write, pushed: Mapping[int, int], begun: Begun | None) -> bool:
-        """Under the lock. Shards that have nothing to tell of a partition yet do not make what an earlier
-        lookup knew unknown again."""
-        if begun is not None and 0 < write.ended <= begun.ended:
-            return False
-        told = [r.stop <= pushed[r.partition] for r in write.ranges if r.partition in pushed]
-        if len(told) == len(write.ranges):
-            write.known = write.known or all(told)
-            return not all(told)
-        return not write.known or not all(told)
+
+def _missed(write: Write, states: RowStates, begun: Begun | None) -> bool:
+    """Whether a row may not know it. What was acknowledged before the lookup all rows know."""
+    acknowledged = begun is not None and 0 < write.ended <= begun.ended
+    return not acknowledged and (states.known is None or not states.known.knowing(write.ranges).all())
+
+
+def _unknown(
+    theirs: KeyGroup, gradients: F32, ranges: Sequence[OffsetRange], states: RowStates
+) -> tuple[KeyGroup, F32]:
+    """A write's rows of one group, without those of buckets that had it when they were read: it was on its
+    way from bucket to bucket, or from shard to shard, while the lookup was."""
+    if states.known is None or not (knowing := states.known.knowing(ranges)).any():
+        return theirs, gradients
+    counts: I64 = np.diff(theirs.bucket_starts.astype(np.int64)).astype(np.int64)
+    known = knowing[states.known.moment_of[theirs.group]]
+    rows = np.repeat(~known, counts)
+    starts = np.concatenate([[0], np.cumsum(np.where(known, 0, counts))]).astype(np.uint32)
+    return KeyGroup(theirs.group, theirs.keys[rows], theirs.tables[rows], starts), gradients[rows]

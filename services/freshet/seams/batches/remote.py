@@ -204,6 +204,11 @@ class RemoteStream:
         """Stages are the embedders' own: none here."""
         return {}
 
+    @property
+    def stepped_rows(self) -> int:
+        """Copies of rows brought up to own pushes so far."""
+        return self._own.stepped_rows if self._own is not None else 0
+
     def close(self) -> None:
         """End the connections; embedders issue again what was out. Idempotent."""
         with self._changed:

@@ -22,6 +22,9 @@ KEY_BYTES = 8 + 1 + 4 + 4
 AROUND_BYTES = 1 << 16
 """Header, directory, ranges and offsets of 256 partitions."""
 
+MOMENTS = 256
+"""At which buckets may have been read, each with the offsets of all partitions: several a shard."""
+
 
 def largest_batch_bytes(spec: Spec, layout: Layout) -> int:
     """Of a batch on its way to a trainer with the optimiser state of its rows, if every list is as long as it
@@ -30,13 +33,14 @@ def largest_batch_bytes(spec: Spec, layout: Layout) -> int:
     A request of which more samples were decided at once than a batch has rows may exceed it.
     """
     train = spec.train
+    known = 8 * MOMENTS * spec.partitions + 4 * spec.buckets * len(layout.groups)
     sample = SAMPLE_BYTES + 8 * len(spec.train.segments) + 4 * len(spec.labels) + 8 * len(layout.dense)
     for group in layout.groups:
         features = [spec.features[f] for f in group.features]
         keys = sum(feature.max or 1 for feature in features)
         lists = sum(feature.kind == "list" for feature in features)
         sample += 4 * lists + keys * (KEY_BYTES + 4 * (group.width + group.state_floats))
-    return AROUND_BYTES + max(train.batch_rows, train.batch_behind_rows, BLOCK_ROWS) * sample
+    return AROUND_BYTES + known + max(train.batch_rows, train.batch_behind_rows, BLOCK_ROWS) * sample
 
 
 def check_messages(spec: Spec, transport: Transport) -> None:

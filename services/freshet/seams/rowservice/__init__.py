@@ -8,9 +8,10 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
+from freshet.tables.known import KnownPushes
 from freshet.types import F32, U8, U32, U64, Bool, Fence, OffsetRange, TimeMs
 
-__all__ = ["KeyGroup", "OwnersChange", "Push", "PushesAhead", "RowService", "StatesToo"]
+__all__ = ["KeyGroup", "OwnersChange", "Push", "PushesAhead", "RowService", "RowStates"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -37,11 +38,28 @@ class Push:
     push if one of them is not (PROTOCOL 4). None: all that the receiver has, which is in the same process."""
 
 
+@dataclass(slots=True, eq=False)
+class RowStates:
+    """What a lookup fills in beside the rows, for who steps copies of them."""
+
+    floats: Sequence[F32]
+    """Per group (U, T): optimiser state of all slots in their order, as `freshet.spec.optimizers` counts it;
+    of the same moment as the values."""
+    known: KnownPushes | None = None  # which pushes the rows know; None before the lookup
+
+
 class RowService(Protocol):
     """All shards of one model, as an embedder sees them. Thread-safe."""
 
-    def lookup(self, groups: Sequence[KeyGroup], out: Sequence[F32], *, create: bool = True) -> None:
-        """Write each key's slots into `out[g]` (U, S).
+    def lookup(
+        self,
+        groups: Sequence[KeyGroup],
+        out: Sequence[F32],
+        *,
+        create: bool = True,
+        states: RowStates | None = None,
+    ) -> None:
+        """Write each key's slots into `out[g]` (U, S), and fill in `states`, if given.
 
         An absent row yields the initial values of (model seed, table, key); with `create` it also comes into
         being (subject to the table's admission). Without `create` an absent row yields zeros: serving's view.
@@ -81,21 +99,6 @@ class PushesAhead(Protocol):
         waits for the answer to another. So if one is refused or lost, those after it of the same partitions
         are refused, too: none is applied out of turn. The arrays must not change until the future is done.
         Never blocks for longer than it takes to hand the bytes over; raises nothing.
-        """
-
-
-@runtime_checkable
-class StatesToo(Protocol):
-    """A row service that tells rows together with their optimiser state. Optional."""
-
-    def lookup_with_states(
-        self, groups: Sequence[KeyGroup], out: Sequence[F32], states: Sequence[F32]
-    ) -> Mapping[int, int]:
-        """As `lookup` with `create`, and write each row's optimiser state into `states[g]` (U, T): of all its
-        slots in their order, as `freshet.spec.optimizers` counts them. Values and state are as of one moment.
-
-        Returns {partition: offset}: every push of samples below it was applied before a row was read. Those
-        from there on may be in some of the rows. Absent: nothing is known.
         """
 
 

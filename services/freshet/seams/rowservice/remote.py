@@ -18,13 +18,14 @@ from typing import TypeVar
 import numpy as np
 
 from freshet.errors import Fenced, Overloaded, Refused, Unavailable
-from freshet.seams.rowservice import KeyGroup, Push
+from freshet.seams.rowservice import KeyGroup, Push, RowStates
 from freshet.seams.rowservice.link import Link, LinkCounts
 from freshet.seams.rowservice.owners import NOBODY, Owners
 from freshet.seams.transport import MIB, Transport
-from freshet.types import F32, I64, U8, U64
-from freshet.wire.frames import BadFrame, Frame, Kind, Part
-from freshet.wire.row_frames import applied_of, lookup_frame, push_frame, pushed_of, rows_into, states_into
+from freshet.tables.known import KnownPushes
+from freshet.types import F32, I64, U8, U64, Bool
+from freshet.wire.frames import BadFrame, Frame, Kind
+from freshet.wire.row_frames import applied_of, known_of, lookup_frame, push_frame, rows_into, states_into
 from freshet.wire.values import RowCodec
 
 __all__ = ["RemoteRows", "Served"]
@@ -90,15 +91,17 @@ class RemoteRows:
 
     # --- RowService
 
-    def lookup(self, groups: Sequence[KeyGroup], out: Sequence[F32], *, create: bool = True) -> None:
-        """Write each key's slots into `out`; see the protocol. Tried again until the deadline."""
-        self._until_deadline(lambda: self._look_up(groups, out, None, create))
-
-    def lookup_with_states(
-        self, groups: Sequence[KeyGroup], out: Sequence[F32], states: Sequence[F32]
-    ) -> Mapping[int, int]:
-        """As `lookup`, with the rows' optimiser state, whole in any codec; see `StatesToo`."""
-        return self._until_deadline(lambda: self._look_up(groups, out, states, create=True))
+    def lookup(
+        self,
+        groups: Sequence[KeyGroup],
+        out: Sequence[F32],
+        *,
+        create: bool = True,
+        states: RowStates | None = None,
+    ) -> None:
+        """Write each key's slots into `out`, and their states whole in any codec; see the protocol. Tried
+        again until the deadline."""
+        self._until_deadline(lambda: self._look_up(groups, out, create, states))
 
     def push(self, push: Push) -> bool:
         """Apply a batch's gradients; see the protocol.
@@ -223,8 +226,8 @@ class RemoteRows:
         )
 
     def _look_up(
-        self, groups: Sequence[KeyGroup], out: Sequence[F32], states: Sequence[F32] | None, create: bool
-    ) -> dict[int, int]:
+        self, groups: Sequence[KeyGroup], out: Sequence[F32], create: bool, states: RowStates | None
+    ) -> None:
         owners = self._owners()
         _check_owned(groups, owners)
         asked = []
@@ -234,21 +237,23 @@ class RemoteRows:
             wanted = [part for part in keys if len(part[1])]
             if wanted:
                 future = link.ask("Lookup", _lookup(wanted, self._lookup_codec, create, states is not None))
-                asked.append((link, places, future))
+                asked.append((shard, link, {group: places[group] for group, *_ in wanted}, future))
         deadline = time.monotonic() + self._attempt_s
         rows_of = {g.group: rows for g, rows in zip(groups, out, strict=True)}
-        states_of = {} if states is None else {g.group: s for g, s in zip(groups, states, strict=True)}
-        pushed: list[dict[int, int]] = []
-        for link, places, future in asked:
+        floats_of = {g.group: s for g, s in zip(groups, states.floats, strict=True)} if states else {}
+        known = []
+        for shard, link, places, future in asked:
             frame = self._answer(link, "Lookup", future, deadline)
+            for group, of in places.items():
+                _scatter(frame, group, of, rows_of[group], rows_into)
+                if states is not None:
+                    _scatter(frame, group, of, floats_of[group], states_into)
             if states is not None:
-                pushed.append(pushed_of(frame))
-            for group in [group for group in places if frame.has(Part.VALUES, group)]:
-                _scatter(frame, group, places[group], rows_of[group], rows_into)
-                if states_of:
-                    _scatter(frame, group, places[group], states_of[group], states_into)
-        known = set.intersection(*map(set, pushed)) if pushed else set()
-        return {partition: min(one[partition] for one in pushed) for partition in known}
+                known.append(
+                    (owners.of_bucket == shard, known_of(frame, list(places), len(owners.of_bucket)))
+                )
+        if states is not None:
+            states.known = _merged(list(rows_of), known)
 
     def _answer(self, link: Link, method: str, future: Future[Frame], deadline: float) -> Frame:
         try:
@@ -327,6 +332,13 @@ def _places_of(group: KeyGroup, owners: Owners, shard: int) -> I64 | None:
 
 def _keys_of(group: KeyGroup, places: I64 | None) -> tuple[U64, U8]:
     return (group.keys, group.tables) if places is None else (group.keys[places], group.tables[places])
+
+
+def _merged(groups: Sequence[int], told: Sequence[tuple[Bool, KnownPushes]]) -> KnownPushes:
+    """Which pushes rows know that several shards have sent. Raises BadFrame."""
+    if len({known.offsets.shape[1] for _, known in told}) > 1:
+        raise BadFrame("shards tell of different numbers of partitions", "shape")
+    return KnownPushes.merged(groups, told)
 
 
 def _lookup(

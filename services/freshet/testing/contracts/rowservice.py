@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from freshet.errors import Fenced, Refused
-from freshet.seams.rowservice import KeyGroup, Push, RowService
+from freshet.seams.rowservice import KeyGroup, Push, RowService, RowStates
 from freshet.types import F32, Fence, OffsetRange, TimeMs, bucket_of
 
 __all__ = ["BUCKETS", "PARTITIONS", "WIDTH", "RowServiceContract", "keys_of", "look_up", "push_of"]
@@ -176,6 +176,36 @@ class RowServiceContract:
         np.testing.assert_allclose(
             np.subtract(before, look_up(service, [A], create=False)[A]), [200.0, 100.0], rtol=1e-4
         )
+
+    def test_what_is_told_with_rows_is_what_they_know_while_pushes_go_on(self, service: RowService) -> None:
+        """A push takes one from each row: so rows tell themselves how many they know."""
+        group, rows = keys_of([(t, (k << 57) + k) for t in (0, 1) for k in range(1, 40)])
+        before = look_up(service, rows, create=True)
+        stop, moments = threading.Event(), set()
+
+        def push_on() -> None:
+            for block in range(100_000):
+                if stop.is_set():
+                    return
+                service.push(push_of({0: (block, block + 1)}, {row: [1.0, 0.0] for row in rows}))
+
+        pushing = threading.Thread(target=push_on)
+        pushing.start()
+        try:
+            for _ in range(200):
+                out: F32 = np.empty((len(rows), WIDTH), np.float32)
+                states = RowStates([np.empty((len(rows), 0), np.float32)])
+                service.lookup([group], [out], states=states)
+                assert states.known is not None
+                moment_of = states.known.moment_of.get(0, np.zeros(BUCKETS, np.uint32))
+                told = states.known.offsets[moment_of[bucket_of(group.keys, BUCKETS)], 0]
+                found = np.array([before[row][0] for row in rows]) - out[:, 0]
+                np.testing.assert_array_equal(np.rint(found).astype(np.int64), told)
+                moments.update(told.tolist())
+        finally:
+            stop.set()
+            pushing.join()
+        assert len(moments) > 1, "nothing was pushed meanwhile"
 
     def test_a_push_of_a_lower_fence_is_fenced(self, service: RowService) -> None:
         if not self.checks_fences_of_pushes:

@@ -143,8 +143,9 @@ class Store {
   // `create`; zeros otherwise. Returns a bucket that cannot answer, if any key needed it (then `out` is unfinished).
   // touched: (n,) seconds at which each row was last touched before, 0 for an absent one; null: not asked.
   // states: (n, T) optimiser state, of an absent row what a new one starts with, or zeros likewise; null: not asked.
+  // known_pushes: (buckets, partitions) what each bucket with keys had applied as its rows were read; null: not asked.
   std::optional<Missing> lookup(u32 group, const Keys& keys, float* out, bool create, u8* found, u32* touched = nullptr,
-                                float* states = nullptr);
+                                float* states = nullptr, i64* known_pushes = nullptr);
   // Apply gradients with the (n, 3) ranges partition, start, stop that they stand for. Every bucket is checked before any
   // is touched. Running out of memory in the middle ends the process: half a push must never be flushed.
   // owned: (buckets,) which are meant, all of which must be held; null: those that are held. No others are touched.

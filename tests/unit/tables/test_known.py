@@ -1,0 +1,88 @@
+"""Which pushes looked-up rows know: bucket by bucket, over groups and shards."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from freshet.tables import KnownPushes
+from freshet.types import I64, U8, U32, U64, OffsetRange
+
+BUCKETS, PARTITIONS = 8, 2
+
+counts = st.lists(st.integers(0, 2), min_size=BUCKETS, max_size=BUCKETS)
+offsets = st.lists(
+    st.lists(st.integers(0, 2), min_size=PARTITIONS, max_size=PARTITIONS), min_size=BUCKETS, max_size=BUCKETS
+)
+
+
+@dataclass
+class Group:
+    group: int
+    keys: U64
+    tables: U8
+    bucket_starts: U32
+
+
+def group_of(number: int, rows: list[int]) -> Group:
+    """So many rows of each bucket."""
+    starts = np.concatenate([[0], np.cumsum(rows)]).astype(np.uint32)
+    return Group(number, np.arange(sum(rows), dtype=np.uint64), np.zeros(sum(rows), np.uint8), starts)
+
+
+def told(known: KnownPushes, group: int, bucket: int) -> list[int]:
+    moment = known.moment_of[group][bucket] if known.moment_of else 0
+    found: list[int] = known.offsets[moment].tolist()
+    return found
+
+
+@given(rows=st.tuples(counts, counts), read=st.tuples(offsets, offsets))
+def test_each_bucket_with_keys_is_told_as_it_was_read(rows, read):
+    groups = [group_of(g, of) for g, of in enumerate(rows)]
+    known = KnownPushes.of(groups, [np.array(one, np.int64) for one in read])
+
+    asked = [(g, b) for g in range(2) for b in range(BUCKETS) if rows[g][b]]
+    assert [told(known, g, b) for g, b in asked] == [read[g][b] for g, b in asked]
+    assert len(known.offsets) == len({tuple(read[g][b]) for g, b in asked})
+
+
+@given(
+    rows=st.tuples(counts, counts),
+    read=st.tuples(offsets, offsets),
+    of=st.lists(st.integers(0, 2), min_size=8, max_size=8),
+)
+def test_shards_tell_together_what_each_has_told(rows, read, of):
+    owners = np.array(of)
+    parts, arrays = [], [np.array(one, np.int64) for one in read]
+    for shard in range(3):
+        mine = [np.where(owners == shard, one, 0).tolist() for one in rows]
+        groups = [group_of(g, one) for g, one in enumerate(mine) if any(one)]
+        if groups:
+            parts.append((owners == shard, KnownPushes.of(groups, [arrays[g.group] for g in groups])))
+    known = KnownPushes.merged([0, 1], parts)
+
+    asked = [(g, b) for g in range(2) for b in range(BUCKETS) if rows[g][b]]
+    assert [told(known, g, b) for g, b in asked] == [read[g][b] for g, b in asked]
+
+
+def test_where_all_buckets_are_of_one_moment_no_bucket_is_named():
+    same: I64 = np.full((BUCKETS, PARTITIONS), 7, np.int64)
+    known = KnownPushes.of([group_of(0, [1] * BUCKETS)], [same])
+    assert (known.offsets.tolist(), known.moment_of) == ([[7, 7]], {})
+    halves = [(np.arange(BUCKETS) % 2 == i, known) for i in range(2)]
+    merged = KnownPushes.merged([0], halves)
+    assert (merged.offsets.tolist(), merged.moment_of) == ([[7, 7]], {})
+
+
+def test_a_push_is_known_once_all_its_ranges_are():
+    known = KnownPushes(np.array([[3, 5], [4, 5], [4, 6]]))
+    assert known.knowing([OffsetRange(0, 3, 4)]).tolist() == [False, True, True]
+    assert known.knowing([OffsetRange(0, 3, 4), OffsetRange(1, 5, 6)]).tolist() == [False, False, True]
+    assert known.knowing([OffsetRange(2, 0, 1)]).tolist() == [False] * 3, "of that partition nothing is told"
+
+
+def test_a_lookup_without_keys_knows_nothing_that_could_matter():
+    none = KnownPushes.of([group_of(0, [0] * BUCKETS)], [np.zeros((BUCKETS, PARTITIONS), np.int64)])
+    assert (len(none.offsets), len(KnownPushes.of([], []).offsets)) == (0, 0)
+    assert len(KnownPushes.merged([0], []).offsets) == 0
