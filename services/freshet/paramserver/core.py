@@ -48,6 +48,7 @@ class FlushBook:
     def __init__(self, *, buckets: int, partitions: int) -> None:
         """Own no bucket yet."""
         self._owned: Bool = np.zeros(buckets, np.bool_)
+        self._left: Bool = np.zeros(buckets, np.bool_)  # not owned, and not known to be served by others
         self._fences: I64 = np.zeros(buckets, np.int64)
         self._seqs: I64 = np.zeros(buckets, np.int64)  # acknowledged last
         self._sent: I64 = np.zeros(buckets, np.int64)  # highest that went out
@@ -59,7 +60,7 @@ class FlushBook:
     def claimed(self, metas: Mapping[Bucket, BucketMeta]) -> None:
         """Take over buckets as the row store returned them from the claim, under the fence that it wrote."""
         for bucket, meta in metas.items():
-            self._owned[bucket] = True
+            self._owned[bucket], self._left[bucket] = True, False
             self._fences[bucket] = meta.fence
             self._seqs[bucket] = self._sent[bucket] = meta.seq
             self._applied[bucket] = [meta.applied.get(p, 0) for p in range(self._applied.shape[1])]
@@ -92,8 +93,21 @@ class FlushBook:
         )
 
     def lost(self, buckets: Sequence[Bucket]) -> None:
-        """Own them no longer. The fences they were owned under are remembered."""
+        """Own them no longer: somebody else does. The fences they were owned under are remembered."""
+        self._owned[buckets] = self._left[buckets] = False
+
+    def left(self, buckets: Sequence[Bucket]) -> None:
+        """Own them no longer, before anybody else does: whoever claims them replays from what is stored.
+        `smallest_applied` and `smallest_rows_offset` cover that until they are `claimed` or `lost`."""
+        self._left[buckets] |= self._owned[buckets]
         self._owned[buckets] = False
+
+    def found_stored(self, metas: Mapping[Bucket, BucketMeta]) -> None:
+        """What is stored of these is older than was written, or was written by somebody else."""
+        for bucket, meta in metas.items():
+            applied = [meta.applied.get(p, 0) for p in range(self._applied.shape[1])]
+            self._applied[bucket] = np.minimum(self._applied[bucket], applied)
+            self._rows_offsets[bucket] = min(int(self._rows_offsets[bucket]), meta.rows_offset)
 
     @property
     def fences(self) -> I64:
@@ -132,12 +146,12 @@ class FlushBook:
     def smallest_applied(self) -> dict[int, int]:
         """{partition: smallest stored offset}: what the log must still hold (rule 12). Empty without a
         bucket."""
-        owned = self._applied[self._owned]
+        owned = self._applied[self._owned | self._left]
         return dict(enumerate(owned.min(axis=0).tolist())) if len(owned) else {}
 
     def smallest_rows_offset(self, buckets: range) -> int | None:
         """Smallest `rows` offset named by the stored metas of these buckets: retention of `rows` stays below
-        it. None if none of them is owned."""
+        it. None if none of them is owned, or left."""
         within = slice(buckets.start, buckets.stop)
-        offsets = self._rows_offsets[within][self._owned[within]]
+        offsets = self._rows_offsets[within][(self._owned | self._left)[within]]
         return int(offsets.min()) if len(offsets) else None

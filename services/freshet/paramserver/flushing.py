@@ -28,6 +28,8 @@ __all__ = ["Flusher", "PublishedTo", "ShardCounts"]
 
 log = structlog.get_logger("freshet.paramserver")
 
+_NONE: Mapping[Bucket, BucketMeta] = {}
+
 PUBLISH_ROWS = 50_000
 """Rows copied out of the store at once; bounds the memory of a publish and the time that others wait for
 it."""
@@ -128,9 +130,13 @@ class Flusher:
         """{partition: smallest offset that a bucket has applied}; of none where no bucket is held."""
         return {p: min(offsets) for p, offsets in self._store.applied().items() if offsets}
 
-    def hold_retention(self) -> None:
-        """Retention passes neither what a restart must replay nor what a reader must follow from."""
+    def hold_retention(self, claimed: Mapping[Bucket, BucketMeta] = _NONE) -> None:
+        """Retention passes neither what a restart must replay nor what a reader must follow from; `claimed`:
+        of these buckets, too, which are about to be owned."""
         samples = self.book.smallest_applied()
+        for meta in claimed.values():
+            for p, offset in meta.applied.items():
+                samples[p] = min(offset, samples.get(p, offset))
         with suppress(Unavailable):  # a figure for operators; what was written is written
             found = self._log.all_bounds([TopicPartition(self._topics.samples, p) for p in samples])
             self._counts.room_blocks = {
@@ -140,7 +146,9 @@ class Flusher:
         held = {TopicPartition(self._topics.samples, p): offset for p, offset in samples.items()}
         for p in range(ROWS_PARTITIONS):
             smallest = self.book.smallest_rows_offset(range(p * share, (p + 1) * share))
-            if smallest is not None:
+            offsets = [m.rows_offset for b, m in claimed.items() if p * share <= b < (p + 1) * share]
+            if smallest is not None or offsets:
+                smallest = min([*offsets, *([] if smallest is None else [smallest])])
                 held[TopicPartition(self._topics.rows, p)] = smallest
         self._log.hold(self._hold_name, held)
 

@@ -66,6 +66,7 @@ class Keeper:
         self._seat: Held | None = None
         self._mine: dict[str, Held] = {}  # slices that are served
         self._doubted: set[str] = set()  # to be read whole before they are served again
+        self._left: set[str] = set()  # not known to be served by others; the log is held for them
         self._leaving = False
         self.counts = KeeperCounts()
 
@@ -89,6 +90,7 @@ class Keeper:
             raise self._shard.failed
         self._drop_lost()
         self._leave_doubtful()
+        self._let_go()
         loading = self._with_buckets(self._shard.loader.loading())
         self._balancing.step(self._seat, [what for what in self._mine if what not in loading])
         plan = self._claims.plan()
@@ -115,8 +117,14 @@ class Keeper:
             pause.wait(ROUND_S)
 
     def drain(self) -> None:
-        """Flush and release everything, so that others need not wait for a lease. Raises Unavailable."""
+        """Flush and release everything, so that others need not wait for a lease. Raises Unavailable.
+
+        Where others live, they take it over now, and hold the log themselves; a hold in this shard's name
+        would stand for as long as it stays away. If it is the last one, that is what is wanted.
+        """
         self._give(list(self._mine))
+        if any(claim.what != self._seat_name for claim in self._claims.alive(SEATS)):
+            self._shard.drop(self._buckets(sorted(self._left)))
         if self._seat is not None:
             self._seat.release()
 
@@ -149,10 +157,26 @@ class Keeper:
         """Give slices up whose rows changed while they were loaded: what they have learned is lost, and
         owners must be seen to change, so that it is replayed (PROTOCOL 7)."""
         for what in self._with_buckets(self._shard.doubtful()) & set(self._mine):
-            self._shard.drop(self._buckets([what]))
+            self._shard.leave(self._buckets([what]))
             self._mine.pop(what).release([what])
             self._doubted.add(what)
+            self._left.add(what)
             self.counts.doubted += 1
+
+    def _let_go(self) -> None:
+        """Others serve some of the slices that were left, and have told so: from then on what the log must
+        still hold for them is theirs to say."""
+        if not self._left:
+            return
+        claims, living = self._claims.survey()
+        served = []
+        for what in sorted(self._left & living.keys()):
+            seat = seat_of(claims[what].owner)
+            if seat != self._seat_name and self._balancing.told_by(what) == seat:
+                served.append(what)
+        if served:
+            self._shard.drop(self._buckets(served))
+            self._left -= set(served)
 
     def _away(self, planned: Mapping[str, str]) -> list[str]:
         """Slices that others should have, if it is time for this shard to give some of them away.
@@ -194,6 +218,7 @@ class Keeper:
             raise
         self._mine.update(dict.fromkeys(free, held))
         self._doubted -= set(free)
+        self._left -= set(free)
         self.counts.taken += len(free)
         log.info("slices are served", slices=len(free), rows=rows, fence=int(held.fence), loaded=whole)
 
@@ -203,6 +228,7 @@ class Keeper:
         self._shard.give_up(self._buckets(slices))
         for what in slices:
             self._mine.pop(what).release([what])
+        self._left.update(slices)
         self.counts.given += len(slices)
         log.info("slices were given away", slices=len(slices))
 

@@ -125,9 +125,9 @@ class Loader:
                 self._store.settle(part, fence)
             self.keys_read += len(unread)
 
-    def load_some(self, stopped: Callable[[], bool] = lambda: False) -> list[Bucket]:
+    def load_some(self, stopped: Callable[[], bool] = lambda: False) -> dict[Bucket, BucketMeta]:
         """Load the next part of what waits, in the order of the claims; returns those of its buckets whose
-        rows were not what they were when they were claimed.
+        rows were not what they were when they were claimed, with what is stored of them now.
 
         Whoever learned from such a bucket's rows must not keep it: the caller calls `forget`. Raises
         Unavailable, and begins this part again the next time.
@@ -135,23 +135,23 @@ class Loader:
         with self._lock:
             part = self._waiting[0] if self._waiting else None
         if part is None:
-            return []
+            return {}
         found: I64 = np.zeros(self._buckets, np.int64)
         if wanted := self._of(part):
             for runs in self._rows.scan(wanted):
                 if stopped():
-                    return []
+                    return {}
                 self._store.import_unread(runs, part.fence)
                 np.add.at(found, runs.directory["bucket"], runs.directory["rows"])
         after = self._rows.metas(wanted) if wanted else {}
         with self._lock:
             self._waiting.remove(part)
-            doubtful = []
+            doubtful: dict[Bucket, BucketMeta] = {}
             for bucket in wanted:
                 if self._part_of.get(bucket) is not part:
                     continue  # dropped meanwhile
                 if not _agree(part.metas[bucket], after[bucket], int(found[bucket])):
-                    doubtful.append(bucket)
+                    doubtful[bucket] = after[bucket]
                 elif self._store.finish_loading(bucket, part.fence):
                     del self._part_of[bucket]
         return doubtful

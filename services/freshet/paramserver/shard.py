@@ -133,6 +133,7 @@ class Shard:
             self._forget(buckets)
             try:
                 metas = self._rows.claim(buckets, fence)
+                self._flusher.hold_retention(metas)  # from now on this shard's to hold
                 if whole:
                     metas = self._loader.read_whole(metas, fence)
                 self._check_replay_is_possible(metas)
@@ -160,8 +161,9 @@ class Shard:
         if not doubtful:
             return
         with self._flushing:  # nobody takes them meanwhile
-            doubtful = sorted(set(doubtful) & set(self._loader.loading()))
-            self.drop(doubtful)
+            doubtful = {b: doubtful[b] for b in sorted(doubtful.keys() & set(self._loader.loading()))}
+            self._book.found_stored(doubtful)
+            self.leave(list(doubtful))
         with self._telling:
             self._doubtful.update(doubtful)
         log.warning(
@@ -189,13 +191,20 @@ class Shard:
         """
         with self._flushing:
             self.flush()
-            self.drop(buckets)
+            self.leave(buckets)
 
     def drop(self, buckets: Sequence[Bucket]) -> None:
         """Serve these no longer, and write nothing of them: somebody else owns them."""
         self._forget(buckets)
         with self._flushing:
             self._book.lost(buckets)
+
+    def leave(self, buckets: Sequence[Bucket]) -> None:
+        """As `drop`, before anybody else owns them: retention of the log is held for them until they are
+        taken again or, once others serve them, dropped (PROTOCOL 12)."""
+        self._forget(buckets)
+        with self._flushing:
+            self._book.left(buckets)
 
     def _forget(self, buckets: Sequence[Bucket]) -> None:
         self._loader.forget(buckets)

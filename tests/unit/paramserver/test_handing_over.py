@@ -37,6 +37,7 @@ class Rows:
         self.loaded: list[int] = []
         self.given: list[int] = []
         self.given_at_once: list[int] = []
+        self.dropped: list[int] = []
         self.loading: list[Bucket] = []
         self.store = SimpleNamespace(memory_bytes=1_000, tables=(), resident_bytes=int)
         self.loader = SimpleNamespace(loading=lambda: self.loading, progress=SimpleNamespace(rows=0))
@@ -53,6 +54,9 @@ class Rows:
         self.given_at_once.append(len(buckets))
 
     def drop(self, buckets: Sequence[Bucket]) -> None:
+        self.dropped += buckets
+
+    def leave(self, buckets: Sequence[Bucket]) -> None:
         pass
 
 
@@ -187,3 +191,17 @@ def test_who_leaves_alone_does_not_wait(log: SqliteEventLog) -> None:
     only.keeper.drain()
     assert len(only.rows.given) == BUCKETS
     only.claims.close()
+
+
+def test_what_was_given_away_is_let_go_when_others_have_told_that_they_serve_it(shards: list[One]) -> None:
+    """Until then the log is held for it."""
+    giver = shards[0]
+    dropped: list[int] = []
+
+    def served() -> bool:
+        told = {b for what in shards[2].keeper.slices for b in slices_of(BUCKETS)[what]}
+        dropped[:] = giver.rows.dropped
+        assert set(dropped) <= told
+        return bool(dropped) and set(dropped) == set(giver.rows.given)
+
+    step_until(shards, served)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -424,3 +425,78 @@ def test_a_shard_that_has_taken_over_tells_what_all_its_rows_know(
     assert known() == [[2, 0]]
     shard.take(EVERY_BUCKET, Fence(12))  # from the row store: that push is to come again
     assert known() == [[1, 0]]
+
+
+@pytest.fixture
+def holds(log: EventLog, monkeypatch: pytest.MonkeyPatch) -> dict[str, dict[TopicPartition, int]]:
+    """{who: from where on they hold the log}."""
+    held: dict[str, dict[TopicPartition, int]] = {}
+    monkeypatch.setattr(log, "hold", lambda name, offsets: held.update({name: dict(offsets)}))
+    return held
+
+
+SAMPLES = TopicPartition(TOPICS.samples, 0)
+HEIR = f"shard-{PARSED.name}-heir"
+
+
+def test_the_log_is_held_for_a_doubtful_bucket_until_it_is_claimed_anew(
+    shard: Shard, rows: Watched, holds: dict[str, dict[TopicPartition, int]]
+) -> None:
+    """Others have gone on; what the bucket needs would be gone with the log's retention."""
+    shard.push(push_of({0: (1, 5)}, {}))
+    write_as_somebody_else(rows, 3)
+    load(shard)
+    assert shard.doubtful() == {3}
+    for _ in range(2):
+        shard.flush()
+        assert holds[HEIR][SAMPLES] == 1
+
+    shard.take([Bucket(3)], Fence(12), whole=True)
+    assert holds[HEIR][SAMPLES] == 1
+    shard.push(push_of({0: (1, 5)}, {}))
+    shard.flush()
+    assert holds[HEIR][SAMPLES] == 5
+
+
+def test_the_log_is_held_for_what_a_failover_took_back(
+    shard: Shard, rows: Watched, holds: dict[str, dict[TopicPartition, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is stored of the doubtful bucket is older than what was when it was claimed."""
+    metas = rows.metas
+
+    def older(buckets: Sequence[Bucket]) -> Any:
+        found = metas(buckets)
+        return {b: replace(m, seq=m.seq - 1, applied={0: 0, 1: 0}) if b == 3 else m for b, m in found.items()}
+
+    monkeypatch.setattr(rows, "metas", older)
+    shard.push(push_of({0: (1, 5)}, {}))
+    load(shard)
+    assert shard.doubtful() == {3}
+    shard.flush()
+    assert holds[HEIR][SAMPLES] == 0
+
+
+def test_the_log_is_held_for_what_was_given_up_until_others_serve_it(
+    shard: Shard, holds: dict[str, dict[TopicPartition, int]]
+) -> None:
+    load(shard)
+    shard.give_up([Bucket(3)])
+    shard.push(push_of({0: (1, 5)}, {}))
+    shard.flush()
+    assert holds[HEIR][SAMPLES] == 1
+    shard.drop([Bucket(3)])
+    shard.flush()
+    assert holds[HEIR][SAMPLES] == 5
+
+
+def test_the_log_is_held_for_claimed_buckets_before_they_are_read(
+    log: EventLog,
+    rows: Watched,
+    initial: dict[Row, list[float]],
+    holds: dict[str, dict[TopicPartition, int]],
+) -> None:
+    shard = shard_of(log, rows, "heir")
+    found: list[int] = []
+    rows.before_piece = lambda: found.append(holds[HEIR][SAMPLES])
+    shard.take(EVERY_BUCKET, Fence(11), whole=True)
+    assert set(found) == {1}
