@@ -20,8 +20,9 @@ class Watermark:
       between. Its clock then advances by the monotonic time between the looks. A look that finds unread
       records, or a record, ends the idleness; time in which nobody looked after that (a paused process, a
       slow read) counts for nothing.
-    - After a restart, the wall-clock time since the commit counts as idle time for the topics that the first
-      look finds read to their end: nothing came there in all that time.
+    - After a restart, the wall-clock time since the commit counts as idle time for a topic that the first
+      look finds read to its end, but only up to the newest clock of the others: a wall clock that is wrong,
+      or another machine's, can make W wait for the next event, and never close what is to come.
     - An active topic never waits for more than that: an idle clock runs as fast as real time, so it stays
       behind the real event time by the latency that its last event had.
 
@@ -47,7 +48,8 @@ class Watermark:
         return {topic: clock for topic, clock in self._clocks.items() if clock is not None}
 
     def resume(self, value: int | None, clocks: Mapping[str, int], downtime_ms: int) -> None:
-        """Go on from what a commit says; `downtime_ms` is the wall-clock time since it was written."""
+        """Go on from what a commit says; `downtime_ms` is the wall-clock time since it was written, as far as
+        two clocks that may differ, or jump, can tell."""
         self._value = value
         for topic, clock in clocks.items():
             if topic in self._clocks:
@@ -74,8 +76,10 @@ class Watermark:
         if clock is None:
             return
         idle_ms = 0 if since is None else int((monotonic_s - since) * 1000)
-        self._clocks[topic] = clock + idle_ms + self._downtime_ms[topic]
-        self._downtime_ms[topic] = 0
+        behind_ms = max(0, max(self.clocks.values()) - clock - idle_ms)
+        down_ms = min(self._downtime_ms[topic], behind_ms)
+        self._clocks[topic] = clock + idle_ms + down_ms
+        self._downtime_ms[topic] -= down_ms
         # Whole milliseconds were credited; what is left of one is not lost.
         self._idle_from[topic] = monotonic_s if since is None else since + idle_ms / 1000
         self._move()

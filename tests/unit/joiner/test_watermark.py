@@ -90,6 +90,28 @@ def test_time_in_which_the_joiner_was_down_does_not_count_if_something_came() ->
     assert w.value == 1_000
 
 
+def test_a_wall_clock_that_is_an_hour_ahead_at_a_restart_makes_no_event_late() -> None:
+    w = Watermark(["a", "b"])
+    w.resume(1_000, {"a": 1_500, "b": 1_000}, downtime_ms=3_600_000)
+    w.at_end("a", 10.0)
+    w.at_end("b", 10.0)
+    assert w.value == 1_500
+    w.observe("a", 2_000, 2_100)
+    w.at_end("b", 10.1)
+    assert w.value == 2_100, "what lay in between is closed by an event, not by the clock"
+
+
+def test_time_in_which_the_joiner_was_down_still_counts_when_the_other_topic_speaks_at_last() -> None:
+    w = Watermark(["a", "b"])
+    w.resume(1_000, {"a": 1_000, "b": 1_000}, downtime_ms=5_000)
+    w.at_end("a", 10.0)
+    w.at_end("b", 10.0)
+    assert w.value == 1_000
+    w.observe("a", 9_000, 9_000)
+    w.at_end("b", 10.0)
+    assert w.value == 6_000, "no more than the time that was down"
+
+
 def test_a_wall_clock_that_went_back_costs_nothing() -> None:
     w = Watermark(["a"])
     w.resume(1_000, {"a": 1_000, "gone": 5}, downtime_ms=-999)
