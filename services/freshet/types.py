@@ -149,7 +149,9 @@ class Append:
     partition: int
     values: BytesColumn
     keys: BytesColumn | None = None  # None: all empty
-    times_ms: I64 | None = None  # None: the log's own clock
+    times_ms: I64 | None = (
+        None  # None: the log's own clock, which may be all that it takes (Kafka's brokers')
+    )
 
 
 def bucket_of(keys: U64, buckets: int) -> NDArray[np.int64]:

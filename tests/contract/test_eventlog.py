@@ -19,5 +19,6 @@ class TestSqlite(EventLogContract):
 class TestKafka(EventLogContract):
     @pytest.fixture
     def open_log(self, kafka: Kafka) -> Callable[[], EventLog]:
-        url = f"kafka://{kafka.bootstrap}/{uuid4().hex}"
+        given_times = "topic.message.timestamp.type=CreateTime"
+        url = f"kafka://{kafka.bootstrap}/{uuid4().hex}?{given_times}"
         return lambda: open_eventlog(url)

@@ -248,6 +248,21 @@ def test_a_record_of_megabytes_is_taken(log: EventLog) -> None:
     assert read_all(reader, 1) == {T: [(0, value)]}
 
 
+def test_records_carry_the_brokers_time_whatever_the_clock_of_a_writer_says(log: EventLog) -> None:
+    began_ms = time.time_ns() // 1_000_000
+    log.writer().append([append_to(T, [b"of 1970", b"too"], times=[5, 6])])
+    reader = log.reader()
+    reader.assign({T: 0})
+    times: list[int] = []
+    while len(times) < 2:
+        for _, records in reader.poll(10, 1.0):
+            times += records.times_ms.tolist()
+    reader.close()
+
+    assert all(began_ms <= ms <= time.time_ns() // 1_000_000 for ms in times)
+    assert log.offset_at(T, began_ms) == 0
+
+
 def test_a_compacted_topic_is_refused(log: EventLog, admin: AdminClient, prefix: str) -> None:
     entry = ConfigEntry("cleanup.policy", "compact", incremental_operation=AlterConfigOpType.SET)
     resource = ConfigResource(ResourceType.TOPIC, f"{prefix}.t", incremental_configs=[entry])

@@ -78,8 +78,10 @@ class KafkaAdmin:
             "retention.ms": str(-1 if retention_ms is None else retention_ms),
             "retention.bytes": "-1",
             "max.message.bytes": str(settings.max_record_bytes + _BATCH_OVERHEAD),
-            "message.timestamp.type": "CreateTime",
-            "message.timestamp.after.max.ms": str((1 << 63) - 1),  # recorded streams may lie in the future
+            # A writer whose clock is wrong would else have its records forgotten too soon, or the joiner
+            # believe events that lie in the future (PROTOCOL 19).
+            "message.timestamp.type": "LogAppendTime",
+            "message.timestamp.after.max.ms": str((1 << 63) - 1),  # where the URL says CreateTime
             **({} if settings.min_insync is None else {"min.insync.replicas": str(settings.min_insync)}),
             **settings.topic,
         }

@@ -57,7 +57,8 @@ class Sender(Protocol):
 
 
 class KafkaWriter:
-    """See `freshet.seams.eventlog.Writer`. A record time of 0 is the log's own clock.
+    """See `freshet.seams.eventlog.Writer`. Records' times are the brokers' in topics as we make them, in
+    others those that are given, or this machine's.
 
     A named writer that could not learn whether its transaction was committed takes no more appends: open a
     new one, which settles it, and look what the log says.
