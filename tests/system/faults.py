@@ -9,12 +9,14 @@ from functools import partial
 from typing import Literal, Protocol, get_args
 
 from tests.servers.disk import Disk
+from tests.servers.jumping_clock import JumpingClock
+from tests.servers.processes import Process
 from tests.servers.redis_cluster import RedisServer
 from tests.servers.slow_link import SlowLink
 
-__all__ = ["LINKS", "ROUND", "SERVICES", "WAYS", "Strike", "Victim", "Way", "strike_on"]
+__all__ = ["LINKS", "ROUND", "SERVICES", "WAYS", "Clocked", "Strike", "Victim", "Way", "strike_on"]
 
-Way = Literal["kill", "pause", "fill", "reset", "lose"]
+Way = Literal["kill", "pause", "fill", "reset", "lose", "ahead", "back"]
 WAYS: tuple[Way, ...] = get_args(Way)
 
 SERVICES = ("gateway", "joiner", "paramserver", "embedder", "trainer", "inference")
@@ -49,10 +51,15 @@ ROUND: tuple[tuple[str, Way], ...] = (
     ("paramserver-link", "lose"),
     ("embedder-link", "lose"),
     ("disk", "fill"),
+    ("clock", "ahead"),
+    ("clock", "back"),
 )
 """Faults are dealt in rounds of these, in random order."""
 
-Victim = Server | SlowLink | Disk
+JUMP_S: Mapping[Way, float] = {"ahead": 3_600.0, "back": -3_600.0}
+STARTS_IN_IT = (
+    0.5  # share of processes whose clock jumps that are killed in the same moment, and start with it
+)
 
 LOST: tuple[Mapping[str, bool], ...] = ({}, {"asks": False}, {"answers": False})
 """What a link loses, one of these: all, or only what one side sends."""
@@ -66,8 +73,34 @@ class Strike:
     end: Callable[[], object]
 
 
+@dataclass(frozen=True, slots=True)
+class Clocked:
+    """A process and its wall clock."""
+
+    process: Process
+    clock: JumpingClock
+    may_be_killed: bool  # too
+
+    def strike(self, way: Way, rng: random.Random) -> Strike:
+        """Its clock jumps, and later back; the process goes on, or is one that is started in between."""
+        starts = self.may_be_killed and rng.random() < STARTS_IN_IT
+
+        def begin() -> None:
+            self.clock.jump(JUMP_S[way])
+            if starts:
+                self.process.kill()
+                self.process.launch()
+
+        return Strike(begin, partial(self.clock.jump, 0.0))
+
+
+Victim = Server | SlowLink | Disk | Clocked
+
+
 def strike_on(victim: Victim, way: Way, rng: random.Random) -> Strike:
     """What is done to a victim, and what ends it."""
+    if isinstance(victim, Clocked):
+        return victim.strike(way, rng)
     if isinstance(victim, SlowLink):
         cut = victim.reset if way == "reset" else partial(victim.lose, **rng.choice(LOST))
         return Strike(cut, victim.mend)

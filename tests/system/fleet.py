@@ -17,6 +17,7 @@ from freshet.seams.eventlog.tail import newest
 from freshet.spec.topics import Topics
 from freshet.types import TopicPartition
 from tests.servers.disk import Disk
+from tests.servers.jumping_clock import JumpingClock, build_clock
 from tests.servers.processes import Process, lasting_ports
 from tests.servers.slow_link import SlowLink
 from tests.system import audit
@@ -48,7 +49,8 @@ LINK_HOST = "127.0.0.2"
 class Fleet:
     """Processes of one model, by names such as `joiner-0`. Killed or paused, each comes back on its ports.
 
-    Whoever asks a shard or an embedder reaches it through a link of its own, which can be cut.
+    Whoever asks a shard or an embedder reaches it through a link of its own, which can be cut; each process
+    has a wall clock of its own.
     """
 
     def __init__(
@@ -64,6 +66,8 @@ class Fleet:
         """
         self._folder, self._stores = folder, dict(stores)
         self.names = [f"{role}-{i}" for role, count in counts.items() for i in range(count)]
+        clock = build_clock(folder)
+        self.clocks = {name: JumpingClock(clock, folder / f"{name}.clock") for name in self.names}
         self.links: dict[str, SlowLink] = {}
         self._ports = {name: self._ports_of(name) for name in self.names}
         self.processes = {name: self._process(name, spec) for name in self.names}
@@ -179,7 +183,8 @@ class Fleet:
             own[f"{role.upper()}_ADVERTISED_HOST"] = LINK_HOST
         if role == "trainer":
             own["TRAINER_BATCHES"] = "embedders"
-        env = os.environ | self._stores | {f"FRESHET_{key}": value for key, value in own.items()}
+        env = {**os.environ, **self._stores, **self.clocks[name].environment}
+        env |= {f"FRESHET_{key}": value for key, value in own.items()}
         folder = self._folder / name
         folder.mkdir(parents=True)
         command = [sys.executable, "-m", "freshet", "run", role, str(spec), "--folder", str(folder)]

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 
 from tests.servers.kafka import Kafka
 from tests.servers.redis_cluster import RedisCluster
-from tests.system.faults import LINKS, ROUND, SERVICES, WAYS, Strike, Victim, Way, strike_on
-from tests.system.fleet import Fleet
+from tests.system.faults import LINKS, ROUND, WAYS, Clocked, Strike, Victim, Way, strike_on
+from tests.system.fleet import Fleet, role_of
 from tests.system.traffic import Asker, Traffic
 from tests.system.watching import Watch
 
@@ -32,6 +32,7 @@ class Fault:
 
     name: str
     role: str
+    member: str  # the process that it is about; empty: a server, or all of them
     way: Way
     at: float
     strike: Strike
@@ -61,16 +62,17 @@ class Progress:
 
     def note(self, fault: Fault, url: str, now: float) -> None:
         """See whether the work goes on that the fault held up."""
-        if fault.role == "gateway":
+        role = role_of(fault.member) if fault.role == "clock" else fault.role
+        if role == "gateway":
             gone_on = self.traffic.acked_begin[url] > fault.at
-        elif fault.role == "inference":
-            gone_on = self.askers[fault.name].last_ok_begin > fault.at
+        elif role == "inference":
+            gone_on = self.askers[fault.member].last_ok_begin > fault.at
         elif fault.position is None:
             if self.ends.began > fault.at:
                 fault.position = self.ends.highest
             gone_on = False
         else:
-            gone_on = _behind(self._watch(fault.role), fault.position)
+            gone_on = _behind(self._watch(role), fault.position)
             if fault.trained_s is None and _behind(self.dense, fault.position):
                 fault.trained_s = now - fault.at
         if gone_on:
@@ -93,6 +95,7 @@ class Storm:
     progress: Progress
     rng: random.Random
     gap_s: float
+    kinds: Sequence[tuple[str, Way]] = ROUND  # dealt in rounds
     faults: list[Fault] = field(default_factory=list)
     ended: list[str] = field(default_factory=list)
     """Processes that ended by themselves, with their last words."""
@@ -102,7 +105,7 @@ class Storm:
         left: list[tuple[str, Way]] = []
         for _ in range(count):
             if not left:
-                left = list(ROUND)
+                left = list(self.kinds)
                 self.rng.shuffle(left)
             if self.rng.random() >= AT_ONCE:
                 self._wait("all", lambda: not self.open())
@@ -135,8 +138,8 @@ class Storm:
     # --- strikes
 
     def _strike(self, role: str, way: Way) -> None:
-        self._wait(f"a {role} to strike", lambda: bool(self._fit(role)))
-        name, victim = self.rng.choice(self._fit(role))
+        self._wait(f"a {role} to strike", lambda: bool(self._fit(role, way)))
+        name, member, victim = self.rng.choice(self._fit(role, way))
         strike = strike_on(victim, way, self.rng)
         late = way != "kill" or self.rng.random() < STAYS_AWAY
         alone = not self.open()
@@ -146,26 +149,40 @@ class Storm:
         strike.begin()
         away_s = self.rng.uniform(*(FULL_S if role == "disk" else AWAY_S)) if late else 0.0
         back_at = now + away_s
-        self.faults.append(Fault(name, role, way, now, strike, back_at, alone))
+        self.faults.append(Fault(name, role, member, way, now, strike, back_at, alone))
 
-    def _fit(self, role: str) -> Sequence[tuple[str, Victim]]:
-        """Members of a role that can be struck now, by the names that faults have."""
+    def _fit(self, role: str, way: Way) -> Sequence[tuple[str, str, Victim]]:
+        """(name of the fault, of the process that it is about, who is struck) of those that can be now."""
         away = {f.name for f in self.open() if not f.returned}
+        busy = any(f.role == role for f in self.open())
         if role == "redis":
-            busy = any(f.role == role for f in self.open())
-            return [] if busy or not self.redis.is_whole() else [(n.address, n) for n in self.redis.masters()]
+            whole = not busy and self.redis.is_whole()
+            return [(n.address, "", n) for n in self.redis.masters()] if whole else []
         if role == "kafka":
-            return [] if any(f.role == role for f in self.open()) else [("kafka", self.kafka)]
+            return [] if busy else [("kafka", "", self.kafka)]
         if role == "disk":
-            return [] if self.fleet.disk.is_full else [("disk", self.fleet.disk)]
+            return [] if busy else [("disk", "", self.fleet.disk)]
         if role in LINKS:
-            links = [(f"{name}'s link", self.fleet.links[name]) for name in self.fleet.of(LINKS[role])]
-            return [(name, link) for name, link in links if name not in away]
-        return [
-            (name, self.fleet.processes[name])
-            for name in self.fleet.of(role)
-            if name not in away and self.fleet.processes[name].alive
-        ]
+            found: list[tuple[str, str, Victim]] = [
+                (f"{name}'s link", name, self.fleet.links[name]) for name in self.fleet.of(LINKS[role])
+            ]
+        elif role == "clock":
+            found = [(f"{name}'s clock", name, self._clocked(name)) for name in self._keep_time(way)]
+        else:
+            found = [(name, name, self.fleet.processes[name]) for name in self.fleet.of(role)]
+        well = (one for one in found if one[0] not in away)
+        return [one for one in well if one[0] != one[1] or self.fleet.processes[one[1]].alive]
+
+    def _clocked(self, name: str) -> Clocked:
+        answers = role_of(name) in ("gateway", "inference")  # whoever asks one that is there wants an answer
+        return Clocked(self.fleet.processes[name], self.fleet.clocks[name], may_be_killed=not answers)
+
+    def _keep_time(self, way: Way) -> list[str]:
+        """Whose clock may jump. A gateway that is an hour behind refuses events as an hour ahead, with the
+        reason: no traffic that is to be acknowledged."""
+        away = {f.name for f in self.open() if not f.returned}
+        there = [name for name in self.fleet.names if name not in away and self.fleet.processes[name].alive]
+        return [name for name in there if way != "back" or role_of(name) != "gateway"]
 
     # --- while time passes
 
@@ -176,7 +193,7 @@ class Storm:
                 fault.strike.end()
                 fault.back_at, fault.returned = time.monotonic(), True
             if fault.resumed_s is None:
-                url = self.fleet.url(fault.name) if fault.role in SERVICES else ""
+                url = self.fleet.url(fault.member) if fault.member else ""
                 self.progress.note(fault, url, now)
         self.fleet.disk.keep_full()
         away = {f.name for f in self.open() if not f.returned}

@@ -1,0 +1,49 @@
+"""The full disk that system tests give to running processes."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from tests.servers.disk import Disk
+from tests.servers.processes import Process
+from tests.system.waiting import wait_until
+
+WRITES = """
+import pathlib, sys, time
+while True:
+    try:
+        pathlib.Path(sys.argv[1]).write_text("some")
+    except OSError:
+        pathlib.Path(sys.argv[1]).touch()
+    time.sleep(0.01)
+"""
+
+
+def test_writes_of_a_process_are_refused_until_there_is_room_also_once_it_was_started_anew(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "file"
+    process = Process([sys.executable, "-c", WRITES, str(file)], tmp_path / "log")
+    disk = Disk(lambda: [process])
+
+    def written() -> bool:
+        return file.exists() and file.stat().st_size > 0
+
+    def refused() -> bool:
+        disk.keep_full()
+        return file.exists() and file.stat().st_size == 0
+
+    process.launch()
+    try:
+        wait_until("it writes", written, within_s=20)
+        disk.fill()
+        wait_until("it is refused", refused, within_s=20)
+        process.kill()
+        file.unlink()
+        process.launch()
+        wait_until("the new one is refused, too", refused, within_s=20)
+        disk.make_room()
+        wait_until("it writes again", written, within_s=20)
+    finally:
+        process.kill()

@@ -1,0 +1,48 @@
+"""Wall clocks of processes that jump while they run, as when somebody sets the time."""
+
+from __future__ import annotations
+
+import shutil
+import struct
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+
+__all__ = ["JumpingClock", "build_clock"]
+
+SOURCE = Path(__file__).with_suffix(".c")
+
+
+def build_clock(folder: Path) -> Path:
+    """Compile what is preloaded into processes. RuntimeError if that cannot be done.
+
+    It is our own and not libfaketime: under that one (0.9.10) Python's `time.sleep` fails when monotonic
+    clocks are left alone, and it does not know C11's waits, which librdkafka uses.
+    """
+    library, compiler = folder / "jumping_clock.so", shutil.which("cc") or shutil.which("c++")
+    if compiler is None:
+        raise RuntimeError("moving clocks needs a C compiler: install gcc, or g++ as for the native core")
+    command = [compiler, "-x", "c", "-O2", "-shared", "-fPIC", "-o", str(library), str(SOURCE), "-ldl"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(command)} ended with {done.returncode}:\n{done.stderr}")
+    return library
+
+
+class JumpingClock:
+    """The wall clock of one process, or of several: the machine's and an offset. Monotonic clocks go on."""
+
+    def __init__(self, library: Path, file: Path) -> None:
+        """No offset yet; `file` carries it."""
+        self._library, self._file = library, file
+        file.write_bytes(bytes(8))
+
+    @property
+    def environment(self) -> Mapping[str, str]:
+        """For the processes that have this clock."""
+        return {"LD_PRELOAD": str(self._library), "JUMPING_CLOCK": str(self._file)}
+
+    def jump(self, seconds: float) -> None:
+        """From now on it is so much ahead of the machine's (behind it, if negative)."""
+        with self._file.open("r+b") as file:
+            file.write(struct.pack("=q", round(seconds * 1e9)))
