@@ -16,6 +16,7 @@ import httpx
 import numpy as np
 import orjson
 
+from freshet.console.instances import Places, local_places
 from freshet.console.service import Sources, run
 from freshet.features import JsonTranscoder
 from freshet.seams.eventlog.sqlite import open_url as open_log
@@ -108,8 +109,8 @@ class ConsoleWorld:
         self.log.close()
 
     @contextmanager
-    def console(self, **variables: str) -> Iterator[Console]:
-        """The console on a thread, looking often."""
+    def console(self, places: Places | None = None, **variables: str) -> Iterator[Console]:
+        """The console on a thread, looking often; at the four fakes unless it is told of other places."""
         quick = {
             "console_port": "0",
             "console_poll": "50ms",
@@ -118,15 +119,14 @@ class ConsoleWorld:
         }
         made = settings(**{**quick, **variables})
         sources = Sources(SPEC, self.folder, self.log, self.versions)
-        ports = {name: fake.port for name, fake in self.fakes.items()}
+        local = local_places({name: fake.port for name, fake in self.fakes.items()}, {})
 
         def target(stop: threading.Event, ready: Callable[[str], None]) -> None:
             run(
                 sources,
                 made.console,
                 made.common,
-                ports=ports,
-                optional={},
+                places=places or local,
                 token=TOKEN,
                 stop=stop,
                 ready=ready,
@@ -216,6 +216,27 @@ def _events(lines: Iterator[str]) -> Iterator[dict[str, str]]:
         elif line and not line.startswith(":"):
             name, _, value = line.partition(": ")
             fields[name] = value
+
+
+@contextmanager
+def acting(world: ConsoleWorld, learn: Callable[[int], None]) -> Iterator[None]:
+    """Actions that are appended and joined again and again; `learn` is told where samples end then."""
+    ended = threading.Event()
+
+    def happen() -> None:
+        while not ended.is_set():  # the tracer takes one that comes while it waits
+            offset = world.append(world.topics.action, b"an action")
+            world.write(world.topics.joiner, {"kind": "commit", "next": {"action": offset + 1}})
+            learn(world.ends(world.topics.samples))
+            ended.wait(0.05)
+
+    thread = threading.Thread(target=happen)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
 
 
 def now_ms() -> int:

@@ -15,12 +15,13 @@ import httpx
 import orjson
 import pytest
 
+from freshet.console.instances import local_places
 from freshet.console.service import MOST_TRIES
 from freshet.console.services import BUSY_S, Services
 from freshet.settings import RunFolder
 from freshet.testing.clock import SettableClock
 from freshet.trainer.pins import Pin, Pins
-from tests.integration.console_world import TOKEN, Console, ConsoleWorld, Fake, now_ms
+from tests.integration.console_world import TOKEN, Console, ConsoleWorld, Fake, acting, now_ms
 from tests.system.waiting import wait_until
 
 
@@ -88,7 +89,7 @@ def test_a_service_that_dies_degrades_the_whole_and_one_that_comes_back_mends_it
     wait_until("it is noticed", lambda: console.state()["health"] == "degraded", within_s=10)
     state = console.state()
     assert [s["name"] for s in state["services"] if s["state"] == "down"] == ["joiner"]
-    assert any(note.startswith("joiner: nothing answers on port") for note in state["notes"])
+    assert any(note.startswith("joiner: nothing answers at 127.0.0.1:") for note in state["notes"])
 
     world.fakes["joiner"].start()
     wait_until("it is noticed", lambda: console.state()["health"] == "good", within_s=10)
@@ -98,7 +99,7 @@ def test_a_service_that_is_busy_for_a_moment_is_as_it_was_seen_last(tmp_path: Pa
     busy, clock, fake = threading.Event(), SettableClock(), Fake()
     fake.answers["/status"] = (200, {"samples": 7})
     fake.start()
-    services = Services(RunFolder(tmp_path), {"trainer": fake.port}, {}, clock)
+    services = Services(RunFolder(tmp_path), local_places({"trainer": fake.port}, {}), clock)
     assert services.look()["trainer"].state == "ready"
 
     fake.before["/status"] = lambda: assert_in_time(busy)
@@ -119,7 +120,7 @@ def test_a_service_that_is_busy_for_a_moment_is_as_it_was_seen_last(tmp_path: Pa
 def test_a_simulator_of_another_run_is_not_shown(tmp_path: Path) -> None:
     fake = Fake()
     fake.start()
-    services = Services(RunFolder(tmp_path), {}, {"simulator": fake.port})
+    services = Services(RunFolder(tmp_path), local_places({}, {"simulator": fake.port}))
     fake.answers["/status"] = (200, {"folder": str(tmp_path / "another")})
     assert services.look() == {}
 
@@ -560,6 +561,9 @@ def test_no_path_leads_out_of_the_page(console: Console) -> None:
 # --- an action on its way
 
 
+STAGES = ["logged", "joined", "trained", "published", "served"]
+
+
 def test_an_action_is_followed_through_all_stages_in_order(world: ConsoleWorld, console: Console) -> None:
     trainer, inference = world.fakes["trainer"], world.fakes["inference"]
     trainer.answers["/progress"] = (
@@ -567,29 +571,17 @@ def test_an_action_is_followed_through_all_stages_in_order(world: ConsoleWorld, 
         {"applied": {"0": 0}, "published": {"applied": {"0": 0}, "rows_next": {}}},
     )
     inference.answers["/v1/progress"] = (200, {"rows_next": {"0": 0}})
-    ended = threading.Event()
 
-    def happen() -> None:
-        while not ended.is_set():  # the tracer takes one that comes while it waits
-            offset = world.append(world.topics.action, b"an action")
-            end = world.ends(world.topics.samples)
-            world.write(world.topics.joiner, {"kind": "commit", "next": {"action": offset + 1}})
-            trainer.answers["/progress"] = (
-                200, {"applied": {"0": end}, "published": {"applied": {"0": end}, "rows_next": {"0": 5}}},
-            )  # fmt: skip
-            inference.answers["/v1/progress"] = (200, {"rows_next": {"0": 5}})
-            ended.wait(0.05)
+    def learn(end: int) -> None:
+        published = {"applied": {"0": end}, "rows_next": {"0": 5}}
+        trainer.answers["/progress"] = (200, {"applied": {"0": end}, "published": published})
+        inference.answers["/v1/progress"] = (200, {"rows_next": {"0": 5}})
 
-    thread = threading.Thread(target=happen)
-    thread.start()
-    try:
+    with acting(world, learn):
         wait_until("a trace is shown", lambda: console.state()["trace"] is not None, within_s=15)
         trace = console.state()["trace"]
-    finally:
-        ended.set()
-        thread.join()
 
-    assert [s["stage"] for s in trace["stages"]] == ["logged", "joined", "trained", "published", "served"]
+    assert [s["stage"] for s in trace["stages"]] == STAGES
     times = [s["ms"] for s in trace["stages"]]
     assert times == sorted(times)
     assert trace["failed"] is None

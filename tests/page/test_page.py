@@ -120,6 +120,43 @@ def test_a_server_that_answers_nothing_at_the_start_is_asked_again(console: Cons
     live(page)
 
 
+@pytest.mark.parametrize("width", [1440, 375])
+def test_a_fleet_is_drawn_by_role_and_listed_by_instance(
+    console: Console, opened: Opened, width: int
+) -> None:
+    page = live(opened(console(worlds.fleet()).url, width=width))
+
+    pipeline = page.locator("#pipeline")
+    expect(pipeline.locator("svg .node-name")).to_have_text(
+        ["clients", "gateway × 2", "joiner × 2", "trainer × 2", "inference × 2"]
+    )
+    expect(pipeline.locator("svg .node-state.warn")).to_have_text(["▲ 1 of 2 ready · 61 MB"] * 2)
+    expect(pipeline.locator("figcaption")).to_contain_text("1 of 2 inference not ready")
+    expect(page.locator("#services-sub")).to_contain_text("gateway 1 of 2, joiner 2, embedder 2")
+    rows = page.locator("#services tbody tr")
+    expect(rows).to_have_count(12)
+    expect(rows.filter(has_text="gateway-1")).to_contain_text("✕ down")
+    expect(rows.filter(has_text="gateway-0")).to_contain_text("gateway-0…:7000")
+    expect(rows.filter(has_text="gateway-0").locator("td.where span")).to_have_attribute(
+        "title", "gateway-0.gateway.news.svc.cluster.local:7000"
+    )
+    expect(page.get_by_role("columnheader", name="pid")).to_have_count(0)
+    assert serious(page) == []
+    assert overflow(page) <= 0
+
+
+def test_of_many_notes_the_first_are_told_and_how_many_more_there_are(
+    console: Console, opened: Opened
+) -> None:
+    world = worlds.fleet()
+    world["state"]["notes"] = [f"gateway-{i}: away" for i in range(20)]
+
+    page = live(opened(console(world).url))
+
+    expect(page.locator("#notes li")).to_have_count(9)
+    expect(page.locator("#notes")).to_contain_text("and 12 more, see Services")
+
+
 def test_an_empty_system_says_what_will_appear_where(console: Console, opened: Opened) -> None:
     page = live(opened(console(worlds.empty()).url))
 

@@ -121,6 +121,7 @@ def learning_state(now: int, drift: int) -> dict[str, Any]:
         "health": "good",
         "notes": [],
         "services": [service(i, name) for i, name in enumerate(SERVICES)],
+        "roles": [role(name) for name in SERVICES],
         "edges": edges(),
         "freshness_ms": 742,
         "trace": {"at_ms": now - 2_000, "n": 20, "stages": stages()},
@@ -147,14 +148,57 @@ def service(i: int, name: str) -> dict[str, Any]:
     killed = name == "trainer"
     return {
         "name": name,
+        "role": name,
         "state": "ready",
         "reason": None,
+        "host": None,
         "port": [7000, 7010, 7011, 7001, 7012, 7002][i],
         "pid": 4100 + i,
         "up_s": 84 if killed else 1_210,
         "restarts": 1 if killed else 0,
         "last_exit": "killed by SIGKILL 86 s ago" if killed else None,
         "memory_mb": 57.3 + 3 * i,
+    }
+
+
+def role(name: str, ready: int = 1, of: int = 1) -> dict[str, Any]:
+    """All instances of a role; if some are not ready, they do not answer."""
+    state = "ready" if ready == of else "degraded" if ready else "down"
+    return {"role": name, "state": state, "ready": ready, "of": of, "memory_mb": 61.2 * ready}
+
+
+FLEET = {"gateway": 2, "joiner": 2, "embedder": 2, "paramserver": 2, "trainer": 2, "inference": 2}
+AWAY = ("gateway-1", "inference-0")
+
+
+def fleet() -> dict[str, Any]:
+    """Two of each role on machines of their own; a gateway and a replica of inference do not answer."""
+    world = learning()
+    services = [instance(name, i) for name, count in FLEET.items() for i in range(count)]
+    world["state"] |= {
+        "health": "degraded",
+        "notes": [f"{s['name']}: {s['reason']}" for s in services if s["reason"]],
+        "services": services,
+        "roles": [role(name, 2 - sum(a.startswith(name) for a in AWAY), 2) for name in FLEET],
+        "simulator": None,
+    }
+    return world
+
+
+def instance(name: str, i: int) -> dict[str, Any]:
+    """One of several processes, on a machine of its own."""
+    host, port = f"{name}-{i}.{name}.news.svc.cluster.local", 7000 + 10 * list(FLEET).index(name)
+    away = f"{name}-{i}" in AWAY
+    return {
+        **service(0, name),
+        "name": f"{name}-{i}",
+        "state": "down" if away else "ready",
+        "reason": f"nothing answers at {host}:{port}: [Errno 111] Connection refused" if away else "",
+        "host": host,
+        "port": port,
+        "pid": None,
+        "last_exit": "",
+        "memory_mb": None if away else 61.2,
     }
 
 
@@ -316,6 +360,7 @@ def empty() -> dict[str, Any]:
             {**service(i, name), "last_exit": None, "restarts": 0, "up_s": 3}
             for i, name in enumerate(SERVICES[:4])
         ],
+        "roles": [role(name) for name in SERVICES[:4]],
         "edges": [{**e, "rate": 0.0, "lag": 0, "level": "idle"} for e in edges()],
         "freshness_ms": None,
         "trace": None,

@@ -28,9 +28,11 @@ import numpy as np
 
 from freshet.cli.local import Local, local
 from freshet.clock import SYSTEM_CLOCK
+from freshet.console.instances import Instance
 from freshet.console.tracer import Tracer
 from freshet.console.tracing import STAGES, Trace
 from freshet.joiner.plan import RAMP
+from freshet.runtime.addresses import Address
 from freshet.seams.open import open_eventlog
 from freshet.spec import Spec, load_spec
 from freshet.spec.model import Explore
@@ -75,14 +77,19 @@ class Clicks:
         self._http = httpx.Client(timeout=10)
         self._log = open_eventlog(f"sqlite:{system.folder / 'log'}")
         spec = spec_of_rows_only()
-        self._tracer = Tracer(spec, topics_of(spec), self._log, system.ports.get, SYSTEM_CLOCK, 0.0)
+        self._tracer = Tracer(spec, topics_of(spec), self._log, self._instances, SYSTEM_CLOCK, 0.0)
 
     def __enter__(self) -> Clicks:
         return self
 
     def __exit__(self, *_: object) -> None:
         self._http.close()
+        self._tracer.close()
         self._log.close()
+
+    def _instances(self, role: str) -> list[Instance]:
+        port = self._system.ports.get(role)
+        return [Instance(role, role, Address("127.0.0.1", port))] if port else []
 
     def one(self) -> Click:
         """Show a page, click on it, wait for the score. Raises TimeoutError if it never changes."""

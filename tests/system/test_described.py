@@ -130,11 +130,12 @@ def says_ready(url: str) -> bool:
 
 
 def exposed(world: World, service: str) -> dict[str, tuple[str, set[str]]]:
-    """{name: (kind, names of labels)} of what /metrics shows, but when counters began."""
+    """{name: (kind, names of labels)} of what /metrics shows, but when counters began and what Prometheus'
+    own client tells of any process."""
     found = {}
     for family in text_string_to_metric_families(world.ask(service, "/metrics").text):
         labels = {name for sample in family.samples for name in sample.labels} - {"le"}
-        if not family.name.endswith("_created"):
+        if not family.name.endswith("_created") and not family.name.startswith("process_"):
             found[family.name] = (family.type, labels)
     return found
 

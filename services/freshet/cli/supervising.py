@@ -106,7 +106,7 @@ def prepare(
         refuse_another_model(spec, schemas, settings)
         keep_spec(spec, settings)
         if console:
-            token_of(settings.console.token, run.state)
+            token_of(settings.console.token, run.state, settings.console.token_file)
     except BaseException:
         supervisor.close()
         raise
@@ -186,7 +186,8 @@ def console_address(run: Run) -> str | None:
     process = next((p for p in run.processes if p.name == "console"), None)
     if process is None:
         return None
-    token = token_of(run.settings.console.token, run.settings.common.run.state)
+    settings = run.settings
+    token = token_of(settings.console.token, settings.common.run.state, settings.console.token_file)
     return f"http://127.0.0.1:{process.port}/#token={token}"
 
 

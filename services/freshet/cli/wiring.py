@@ -217,6 +217,7 @@ def run_paramserver(spec: Spec, settings: Settings, stop: threading.Event) -> No
         registry=registry,
         ready=lambda: made[0].ready() if made else "taking the seat",
         status=lambda: made[0].status() if made else {},
+        progress=lambda: made[0].progress() if made else {},
     )
     cleanup.add("admin", admin.close)
     log = open_eventlog(settings.common.log_url)
@@ -303,24 +304,28 @@ def inference_door(settings: InferenceSettings, common: Common) -> Callable[[Inf
 def run_console(spec: Spec, settings: Settings, stop: threading.Event) -> None:
     """The page for people."""
     from freshet.cli.ports import optional_ports_of, ports_of
+    from freshet.console.instances import listed_places, local_places
     from freshet.console.service import Sources, run
     from freshet.runtime.token import token_of
 
     run_folder = settings.common.run
-    token = token_of(settings.console.token, run_folder.state)
+    token = token_of(settings.console.token, run_folder.state, settings.console.token_file)
+    if settings.console.services:
+        places = listed_places(settings.console.services)
+    else:
+        ports = {name: port for name, port in ports_of(settings).items() if name != "console"}
+        places = local_places(ports, optional_ports_of(settings))
     cleanup = Cleanup()
     log = open_eventlog(settings.common.log_url)
     cleanup.add("log", log.close)
     versions = open_versions(settings.common.versions_url)
     cleanup.add("versions", versions.close)
-    ports = {name: port for name, port in ports_of(settings).items() if name != "console"}
     try:
         run(
             Sources(spec, run_folder.path, log, versions),
             settings.console,
             settings.common,
-            ports=ports,
-            optional=optional_ports_of(settings),
+            places=places,
             token=token,
             stop=stop,
         )

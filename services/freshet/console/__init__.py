@@ -9,6 +9,7 @@ it says is not known (null), and one part that is away, slow or broken never kee
 others. Reading it costs the others a few small requests a second, whoever looks on: pages that are open
 share one look, and a page that does not read costs no memory.
 
-`core`, `series`, `segments`, `history`, `tracing` decide and are pure; `services`, `following`, `versions`,
-`letters`, `served`, `tracer` look; `collector` puts a `State` together once a second; `service` answers.
+`core`, `merging`, `series`, `segments`, `history`, `tracing` decide and are pure; `services`, `process`,
+`following`, `versions`, `letters`, `served`, `tracer` look; `collector` puts a `State` together once a
+second; `service` answers.
 """

@@ -33,15 +33,27 @@ TIME = integer("ms since 1970")
 SERVICE = record(
     "ServiceSeen",
     {
-        "name": text(),
+        "name": text("its role, or one of several"),
+        "role": text(),
         "state": words(("ready", "starting", "down")),
         "reason": text('why it is not ready; "": it is'),
+        "host": nullable(text("where it answers; null: on this machine")),
         "port": nullable(integer()),
-        "pid": nullable(integer()),
+        "pid": nullable(integer("of a process of this run")),
         "up_s": nullable(number()),
-        "restarts": nullable(integer()),
+        "restarts": nullable(integer("of a process elsewhere: since the console began")),
         "last_exit": text('how it last ended; "": it never did'),
         "memory_mb": nullable(number("resident")),
+    },
+)
+ROLE = record(
+    "RoleSeen",
+    {
+        "role": text(),
+        "state": words(("ready", "degraded", "starting", "down"), "degraded: some are ready, or some answer"),
+        "ready": integer("instances that are"),
+        "of": integer("instances"),
+        "memory_mb": nullable(number("resident, of those that are known")),
     },
 )
 EDGE = record(
@@ -124,7 +136,7 @@ VERSION = record(
 VERSIONS = record(
     "Versions",
     {
-        "serving": nullable(integer()),
+        "serving": nullable(integer(), "of replicas the oldest"),
         "aliases": mapping(integer()),
         "pinned": boolean("whether a person rolled back, and the gate promotes nothing"),
         "list": array(VERSION, "newest first"),
@@ -155,8 +167,11 @@ SYSTEM = record(
         "health": words(("good", "degraded", "starting", "down")),
         "notes": array(text(), "why it is not good"),
         "services": array(SERVICE),
+        "roles": array(ROLE, "services by their role"),
         "edges": array(EDGE),
-        "freshness_ms": nullable(integer(), "now minus the newest event that serving has learned from"),
+        "freshness_ms": nullable(
+            integer(), "now minus the newest event that serving has learned from; of replicas the worst"
+        ),
         "trace": nullable(TRACE),
         "quality": QUALITY,
         "segments": array(SEGMENT),

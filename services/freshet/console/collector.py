@@ -21,6 +21,7 @@ from freshet.console.core import Edge, Look, Rates, edges_of, health_of
 from freshet.console.following import Commits, Follower
 from freshet.console.history import History
 from freshet.console.letters import Letters
+from freshet.console.merging import roles_of
 from freshet.console.metrics import LOOK_SECONDS, LOOKS
 from freshet.console.recorder import Recorder
 from freshet.console.served import ServedSample
@@ -244,20 +245,22 @@ class Collector:
             "action": topics.action,
             "samples": topics.samples,
         }
-        bounds = self._sources.log.bounds
-        ends = {
-            what: sum(bounds(TopicPartition(topic, p)).end for p in partitions)
-            for what, topic in named.items()
-            if topic is not None
-        }
         rows = next(plan.partitions for plan in topics.plans if plan.name == topics.rows)
-        return ends | {"rows": sum(bounds(TopicPartition(topics.rows, p)).end for p in range(rows))}
+        wanted = {what: (topic, len(partitions)) for what, topic in named.items() if topic is not None}
+        wanted["rows"] = topics.rows, rows
+        places = {
+            TopicPartition(topic, p): what for what, (topic, count) in wanted.items() for p in range(count)
+        }
+        ends = dict.fromkeys(wanted, 0)
+        for at, bounds in self._sources.log.all_bounds(places).items():
+            ends[places[at]] += bounds.end
+        return ends
 
     # --- what is shown
 
     def _state(self, look: Look, edges: Sequence[Edge]) -> dict[str, Any]:
         services = list(look.services.values())
-        health, notes = health_of(services, edges, look)
+        health, notes = health_of(services, edges)
         reading, spec = self._reading, self._sources.spec
         serving = look.figure("inference", "version")
         nothing = {"serving": serving, "aliases": {}, "pinned": False, "list": []}
@@ -277,13 +280,14 @@ class Collector:
             "health": health if health != "good" or not self._notes else "degraded",
             "notes": [*notes, *self._notes],
             "services": [s.to_json() for s in services],
+            "roles": roles_of(services),
             "edges": [e.to_json() for e in edges],
             "freshness_ms": look.figure("inference", "freshness_ms"),
             "trace": self._traces.to_json(),
             "quality": quality_of(spec, look, self._history),
             "segments": segments_of(self._history, reading.served.text if reading else lambda *_: None),
             "tables": tables_of(spec.tables, look),
-            "rows_bytes": look.figure("trainer", "bytes"),
+            "rows_bytes": look.figure(look.holder, "bytes"),
             "versions": versions,
             "dead_letters": letters,
             "simulator": simulator_of(look, self._history),

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal
 
-__all__ = ["Edge", "Look", "Rates", "Service", "edges_of", "health_of", "level_of", "number"]
+from freshet.console.merging import merged
+from freshet.console.seen import Service, number, whole
+
+__all__ = ["Edge", "Look", "Rates", "edges_of", "health_of", "level_of"]
 
 Level = Literal["ok", "warn", "bad", "idle", "unknown"]
 Health = Literal["good", "degraded", "starting", "down"]
-
-PIPELINE = ("gateway", "joiner", "trainer", "inference")
-"""The services that an event goes through; without one of them the model does not learn, or not serve."""
 
 RATE_SPAN_S = 5.0
 """What a rate is the mean of: long enough to be calm, short enough to follow a change with the eye."""
@@ -22,59 +23,42 @@ WARN_BEHIND_S, BAD_BEHIND_S = 2.0, 10.0
 """How far behind, in seconds of work, is told: freshness promises about one second."""
 
 
-@dataclass(frozen=True, slots=True)
-class Service:
-    """One service as it was seen last. None: not known."""
-
-    name: str
-    state: Literal["ready", "starting", "down"]
-    reason: str  # why it is not ready; "" if it is
-    port: int | None
-    pid: int | None = None
-    up_s: float | None = None
-    restarts: int | None = None
-    last_exit: str = ""
-    memory_mb: float | None = None
-    figures: Mapping[str, Any] = field(default_factory=dict)  # its /status; empty while it does not answer
-
-    def to_json(self) -> dict[str, Any]:
-        """As the page gets it."""
-        return {
-            "name": self.name,
-            "state": self.state,
-            "reason": self.reason,
-            "port": self.port,
-            "pid": self.pid,
-            "up_s": self.up_s,
-            "restarts": self.restarts,
-            "last_exit": self.last_exit,
-            "memory_mb": self.memory_mb,
-        }
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Look:
     """What one look at services and log found."""
 
-    services: Mapping[str, Service]
+    services: Mapping[str, Service]  # by name
     joined: Mapping[str, int]  # stream role -> events that the joiner has taken; empty: not known
     ends: Mapping[str, int]  # what -> end offsets, summed over partitions: roles, "samples", "rows"
     log_served: bool  # whether inference logs what it served
 
-    def figure(self, service: str, *path: str) -> Any:
-        """A figure of a service's /status; None if it is not there."""
-        found = self.services.get(service)
-        value: Any = found.figures if found is not None else None
-        for part in path:
-            value = value.get(part) if isinstance(value, Mapping) else None
-        return value
+    @cached_property
+    def roles(self) -> Mapping[str, Mapping[str, Any]]:
+        """{role: figures of all its instances as one}."""
+        return merged(self.services.values())
+
+    @property
+    def holder(self) -> str:
+        """The role that holds the rows: shards where there are any, else the trainer."""
+        return "paramserver" if "paramserver" in self.roles else "trainer"
+
+    def figure(self, role: str, *path: str) -> Any:
+        """A figure of a role; None if it is not there."""
+        return _at(self.roles.get(role), path)
+
+    def totals(self, role: str, *path: str) -> dict[str, float | None]:
+        """{instance: its total}, for rates; None: not known."""
+        return {name: number(_at(said, path)) for name, said in self.figures_of(role).items()}
+
+    def figures_of(self, role: str) -> dict[str, Mapping[str, Any]]:
+        """{instance: its figures}."""
+        return {name: s.figures for name, s in self.services.items() if s.role == role}
 
 
-def number(value: Any) -> float | None:
-    """A finite number as such; None for anything else that JSON can hold."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return None
-    return float(value) if -1e300 < value < 1e300 else None
+def _at(value: Any, path: Sequence[str]) -> Any:
+    for part in path:
+        value = value.get(part) if isinstance(value, Mapping) else None
+    return value
 
 
 class Rates:
@@ -99,6 +83,16 @@ class Rates:
             seen.popleft()
         (first_s, first), (last_s, last) = seen[0], seen[-1]
         return (last - first) / (last_s - first_s) if last_s > first_s else None
+
+    def summed(self, name: str, totals: Mapping[str, float | None], now_s: float) -> float | None:
+        """The rate of several instances' totals: the sum of the rates that are known; None if none is.
+
+        Each total has a rate of its own, so that one that begins anew, or is away, neither takes from the
+        others nor adds what it had before.
+        """
+        found = [self.take(f"{name} {instance}", total, now_s) for instance, total in totals.items()]
+        known = [rate for rate in found if rate is not None]
+        return sum(known) if known else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +157,7 @@ def edges_of(look: Look, rates: Rates, now_s: float) -> list[Edge]:
     from_inference = ("served",) if look.log_served else ()
     from_gateway = tuple(role for role in ("served", "shown", "action") if role not in from_inference)
     return [
-        _plain("client", "gateway", "events", "events/s", rates.take("accepted", _accepted(look), now_s)),
+        _plain("client", "gateway", "events", "events/s", rates.summed("accepted", _accepted(look), now_s)),
         _to_joiner(look, rates, now_s, "gateway", "events", from_gateway),
         _to_joiner(look, rates, now_s, "inference", "served", from_inference),
         _to_trainer(look, rates, now_s),
@@ -173,7 +167,7 @@ def edges_of(look: Look, rates: Rates, now_s: float) -> list[Edge]:
             "client",
             "requests",
             "requests/s",
-            rates.take("asked", number(look.figure("inference", "requests")), now_s),
+            rates.summed("asked", look.totals("inference", "requests"), now_s),
         ),
     ]
 
@@ -182,10 +176,14 @@ def _plain(source: str, target: str, what: str, unit: str, rate: float | None) -
     return Edge(source, target, what, rate, unit, level=_flow(rate))
 
 
-def _accepted(look: Look) -> float | None:
-    by_role = look.figure("gateway", "events")
+def _accepted(look: Look) -> dict[str, float | None]:
+    return {name: _accepted_by(figures) for name, figures in look.figures_of("gateway").items()}
+
+
+def _accepted_by(figures: Mapping[str, Any]) -> float | None:
+    by_role = figures.get("events")
     if not isinstance(by_role, Mapping):
-        return number(look.figure("gateway", "events_appended"))
+        return number(figures.get("events_appended"))
     counts = [number(role.get("accepted")) for role in by_role.values() if isinstance(role, Mapping)]
     return sum(c for c in counts if c is not None)
 
@@ -207,42 +205,40 @@ def _to_joiner(look: Look, rates: Rates, now_s: float, source: str, what: str, r
 
 
 def _to_trainer(look: Look, rates: Rates, now_s: float) -> Edge:
-    rate = rates.take("trained", number(look.figure("trainer", "samples")), now_s)
+    rate = rates.summed("trained", look.totals("trainer", "samples"), now_s)
     blocks_per_s = rates.take("samples end", look.ends.get("samples"), now_s)
-    lag = _whole(look.figure("trainer", "lag_blocks"))
+    lag = whole(look.figure("trainer", "lag_blocks"))
     level = level_of(lag, rate, blocks_per_s, floor=16)
     return Edge("joiner", "trainer", "samples", rate, "samples/s", lag, "blocks", level)
 
 
 def _to_inference(look: Look, rates: Rates, now_s: float) -> Edge:
-    rate = rates.take("published", number(look.figure("trainer", "shard", "published_rows")), now_s)
+    rate = rates.summed("published", look.totals(look.holder, "shard", "published_rows"), now_s)
     records_per_s = rates.take("rows end", look.ends.get("rows"), now_s)
     following = look.figure("inference", "rows_next")
     lag: int | None = None
     if isinstance(following, Mapping) and following and "rows" in look.ends:
-        lag = max(0, look.ends["rows"] - sum(_whole(n) or 0 for n in following.values()))
+        lag = max(0, look.ends["rows"] - sum(whole(n) or 0 for n in following.values()))
     level = level_of(lag, rate, records_per_s, floor=64)
     return Edge("trainer", "inference", "rows", rate, "rows/s", lag, "records", level)
 
 
-def _whole(value: Any) -> int | None:
-    found = number(value)
-    return None if found is None else int(found)
-
-
-def health_of(services: Sequence[Service], edges: Sequence[Edge], look: Look) -> tuple[Health, list[str]]:
+def health_of(services: Sequence[Service], edges: Sequence[Edge]) -> tuple[Health, list[str]]:
     """(health, why it is not good) of the whole; the console itself does not count."""
-    others = [s for s in services if s.name != "console"]
+    others = [s for s in services if s.role != "console"]
     notes = [f"{s.name}: {s.reason or s.state}" for s in others if s.state != "ready"]
     notes += [
         f"{edge.target}: {edge.lag:,} {edge.lag_unit} from {edge.source} wait"
         for edge in edges
         if edge.level == "bad"
     ]
-    for key in ("served_log", "rows", "versions"):  # inference says there what is wrong, if anything is
-        said = look.figure("inference", key)
-        if isinstance(said, str) and said and look.services["inference"].state == "ready":
-            notes.append(f"inference: {said}")
+    notes += [
+        f"{s.name}: {said}"
+        for s in others
+        if s.role == "inference" and s.state == "ready"
+        for key in ("served_log", "rows", "versions")  # it says there what is wrong, if anything is
+        if isinstance(said := s.figures.get(key), str) and said
+    ]
     down = [s for s in others if s.state == "down"]
     if others and len(down) == len(others):
         return "down", notes

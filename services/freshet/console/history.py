@@ -12,7 +12,7 @@ from typing import Any
 
 import orjson
 
-from freshet.console.core import number
+from freshet.console.seen import number
 from freshet.console.segments import Segments
 from freshet.console.series import POINTS, Series, added
 from freshet.seams.versions.moves import PEOPLE

@@ -8,8 +8,9 @@ from typing import Any
 import orjson
 
 from freshet.clock import Clock
-from freshet.console.core import Edge, Look, number
+from freshet.console.core import Edge, Look
 from freshet.console.history import History
+from freshet.console.seen import number
 from freshet.console.state import tables_of
 from freshet.seams.eventlog import Writer
 from freshet.spec.model import Spec
@@ -62,17 +63,14 @@ def vitals_of(
         "trace": trace,
         "memory_mb": {s.name: s.memory_mb for s in look.services.values()},
         "rows": {t["table"]: t["rows"] for t in tables_of(spec.tables, look)},
-        "rows_bytes": look.figure("trainer", "bytes"),
+        "rows_bytes": look.figure(look.holder, "bytes"),
         "version": look.figure("inference", "version"),
     }
 
 
 def news_of(look: Look, history: History, clicks_until_ms: int) -> list[dict[str, Any]]:
     """Windows of clicks that end after that, and drifts that the history does not know."""
-    simulator = look.services.get("simulator")
-    if simulator is None:
-        return []
-    windows, drifts = (simulator.figures.get(key) for key in ("windows", "drifts"))
+    windows, drifts = (look.figure("simulator", key) for key in ("windows", "drifts"))
     clicks = [
         {"kind": "clicks", **w}
         for w in (windows if isinstance(windows, list) else [])

@@ -19,6 +19,7 @@ from freshet.console import api
 from freshet.console.board import Board
 from freshet.console.collector import Collector, Sources
 from freshet.console.doors import HEADERS, Doors, json_only
+from freshet.console.instances import Places
 from freshet.console.pages import PAGE, read_pages
 from freshet.console.services import Services
 from freshet.console.tracer import Tracer
@@ -58,22 +59,21 @@ class Console:
         self,
         sources: Sources,
         settings: Settings,
-        ports: Mapping[str, int],
-        optional: Mapping[str, int],
+        places: Places,
         doors: Doors,
         *,
         clock: Clock = SYSTEM_CLOCK,
         pages: Path = PAGE,
     ) -> None:
-        """`ports`: where the services answer; `optional`: of those that need not be there."""
+        """`places`: where the services answer."""
         self._sources, self._settings, self._doors, self._clock = sources, settings, doors, clock
-        self._services = Services(RunFolder(sources.folder), ports, optional)
+        self._services = Services(RunFolder(sources.folder), places)
         self._board = Board()
         self._tracer = Tracer(
             sources.spec,
             topics_of(sources.spec),
             sources.log,
-            self._services.port,
+            self._services.of,
             clock,
             settings.trace_ms / 1e3,
         )
@@ -170,8 +170,8 @@ class Console:
             raise Overloaded(f"{self._tries} requests are being tried; try again", retry_after_s=1)
         self._tries += 1
         try:
-            port = self._services.port("inference")
-            return await asyncio.get_running_loop().run_in_executor(self._trying, asked, port, body)
+            replicas = [one.address for one in self._services.of("inference")]
+            return await asyncio.get_running_loop().run_in_executor(self._trying, asked, replicas, body)
         finally:
             self._tries -= 1
 
@@ -273,8 +273,7 @@ def run(
     settings: Settings,
     common: Common,
     *,
-    ports: Mapping[str, int],
-    optional: Mapping[str, int],
+    places: Places,
     token: str,
     stop: threading.Event,
     clock: Clock = SYSTEM_CLOCK,
@@ -289,8 +288,9 @@ def run(
     """
     sock = bind(common.bind_address, settings.port)
     host, port = sock.getsockname()[:2]
-    names = frozenset(name.lower() for name in (common.bind_address, settings.host) if name)
-    console = Console(sources, settings, ports, optional, Doors(token, names=names), clock=clock)
+    given = (common.bind_address, *settings.host.split(","))
+    names = frozenset(name.strip().lower() for name in given if name.strip())
+    console = Console(sources, settings, places, Doors(token, names=names), clock=clock)
     drain_s = common.drain_ms / 1e3
     stop_threads = threading.Event()
 

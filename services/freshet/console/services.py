@@ -1,16 +1,22 @@
-"""Asking the services how they are: health and /status over HTTP, processes from the run folder."""
+"""Asking the services how they are: health and /status over HTTP; processes from the run folder, where it
+knows them, else from /metrics.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import wait as wait_for
 from dataclasses import replace
 from typing import Any
 
 from freshet.clock import SYSTEM_CLOCK, Clock
-from freshet.console.core import Service
+from freshet.console.instances import Instance, Places
+from freshet.console.process import Processes
+from freshet.console.seen import Service
 from freshet.errors import Corrupt
+from freshet.runtime.addresses import Address
 from freshet.runtime.asking import figures_of, why_unready
 from freshet.runtime.processes import is_alive, memory_mb
 from freshet.runtime.run_state import read_state
@@ -21,62 +27,104 @@ __all__ = ["PATIENCE_S", "Services"]
 PATIENCE_S = 0.8
 """How long a service may take to answer: less than a look's interval."""
 
+LOOK_S = 2.5 * PATIENCE_S
+"""How long a look waits for all: two answers, one after the other. Looking a host's name up, which nothing
+bounds, may take longer; the others are not kept waiting by it."""
+
 BUSY_S = 3.0
 """How long a process that lives may miss looks and still counts as it was seen last."""
 
+MOST_THREADS = 64
+
 
 class Services:
-    """The services of a run, asked all at once."""
+    """The services of a model, asked all at once. `look` is one thread's; the rest may be called by any."""
 
-    def __init__(
-        self,
-        folder: RunFolder,
-        ports: Mapping[str, int],
-        optional: Mapping[str, int],
-        clock: Clock = SYSTEM_CLOCK,
-    ) -> None:
-        """`ports`: where each service answers, unless the run folder's state knows another place; `optional`:
-        of those that are shown only if they answer and are of this run folder, or are supervised."""
-        self._folder, self._ports, self._optional = folder, dict(ports), dict(optional)
-        self._clock = clock
-        self._pool = ThreadPoolExecutor(8, thread_name_prefix="look")
+    def __init__(self, folder: RunFolder, places: Places, clock: Clock = SYSTEM_CLOCK) -> None:
+        """`folder`: of this run, whose state is read if the places are supervised."""
+        self._folder, self._places, self._clock = folder, places, clock
+        self._listed = {i.name: i for i in (*places.instances, *places.optional)}
+        self._needed = {i.name for i in places.instances}
+        threads = min(MOST_THREADS, max(8, len(self._listed)))
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="look")
+        self._asking: dict[str, Future[Service]] = {}  # looks that are under way
         self._state: Mapping[str, Mapping[str, Any]] = {}
         self._answered: dict[str, tuple[float, Service]] = {}  # name -> (when, what it said)
+        self._processes = Processes(clock)
+        self._seen: Mapping[str, Service] = {}  # by the last look
 
     def look(self) -> dict[str, Service]:
         """Every service as it is now, in the order of an event's way; also those nobody supervises."""
-        try:
-            self._state = read_state(self._folder)
-        except (Corrupt, OSError):
-            self._state = {}  # `freshet status` says so; the services are asked all the same
-        names = dict.fromkeys([*self._ports, *self._state, *self._optional])
-        jobs = {name: self._pool.submit(self._service, name) for name in names}
-        found = {name: job.result() for name, job in jobs.items()}
-        return {
+        self._read_state()
+        found = self._ask_all([*self._listed.values(), *self._others()])
+        self._seen = {
             name: service
             for name, service in found.items()
-            if name in self._ports or name in self._state or self._is_ours(service)
+            if name in self._needed or name in self._state or self._is_ours(service)
         }
+        return dict(self._seen)
 
-    def port(self, name: str) -> int | None:
-        """Where a service answers."""
-        known = self._state.get(name, {}).get("port")
-        return known if isinstance(known, int) and known else (self._ports | self._optional).get(name)
+    def of(self, role: str) -> list[Instance]:
+        """Instances of a role, where they answer now: those that were ready at the last look, or all of
+        them if none was."""
+        known = [self._placed(i) for i in (*self._listed.values(), *self._others()) if i.role == role]
+        ready = [i for i in known if i.name in self._seen and self._seen[i.name].state == "ready"]
+        return ready or [i for i in known if i.address.port]
 
     def close(self) -> None:
         """Ask no more."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
+    def _read_state(self) -> None:
+        if not self._places.supervised:
+            return
+        try:
+            self._state = read_state(self._folder)
+        except (Corrupt, OSError):
+            self._state = {}  # `freshet status` says so; the services are asked all the same
+
+    def _others(self) -> list[Instance]:
+        """Those that only the run folder knows."""
+        return [Instance(n, n, Address("127.0.0.1", 0)) for n in self._state if n not in self._listed]
+
+    def _placed(self, instance: Instance) -> Instance:
+        """With the port that the run folder knows, if it knows one."""
+        known = self._state.get(instance.name, {}).get("port")
+        if not isinstance(known, int) or not known:
+            return instance
+        return replace(instance, address=Address(instance.address.host, known))
+
+    def _ask_all(self, instances: Sequence[Instance]) -> dict[str, Service]:
+        for instance in instances:
+            under_way = self._asking.get(instance.name)
+            if under_way is None or under_way.done():
+                self._asking[instance.name] = self._pool.submit(self._service, self._placed(instance))
+        wait_for([self._asking[i.name] for i in instances], LOOK_S)
+        return {i.name: self._answer(i) for i in instances}
+
+    def _answer(self, instance: Instance) -> Service:
+        asked = self._asking[instance.name]
+        if asked.done():
+            return asked.result()
+        slow = self._unknown(instance, f"it has not answered at {instance.address} for {LOOK_S:g} s")
+        last = self._lately(instance.name, None)
+        return slow if last is None else last
+
     def _is_ours(self, service: Service) -> bool:
         """Whether what answers at a port that nobody named is of this run, and not of another one here."""
         return service.state != "down" and service.figures.get("folder") == str(self._folder.path.resolve())
 
-    def _service(self, name: str) -> Service:
-        state, port = self._state.get(name, {}), self.port(name)
+    def _unknown(self, instance: Instance, reason: str) -> Service:
+        host = None if self._places.supervised else instance.address.host
+        return Service(instance.name, instance.role, "down", reason, host, instance.address.port or None)
+
+    def _service(self, instance: Instance) -> Service:
+        name, (host, port) = instance.name, (instance.address.host, instance.address.port)
+        state = self._state.get(name, {})
         pid = state.get("pid")
         pid = pid if isinstance(pid, int) and is_alive(pid, str(state.get("birth") or "")) else None
         last_exit = str(state.get("last_exit") or "")
-        service = Service(name, "down", last_exit or "it is not started", port, last_exit=last_exit)
+        service = replace(self._unknown(instance, last_exit or "it is not started"), last_exit=last_exit)
         if pid is not None:
             service = replace(service, pid=pid, up_s=_up_s(state.get("since_s")), memory_mb=memory_mb(pid))
         if type(restarts := state.get("restarts")) is int:
@@ -84,15 +132,17 @@ class Services:
         if (name in self._state and pid is None) or not port:
             return service  # another process may have its port
         try:
-            reason = why_unready(port, timeout_s=PATIENCE_S)
-            figures = figures_of(port, timeout_s=PATIENCE_S)
+            reason = why_unready(port, host=host, timeout_s=PATIENCE_S)
+            figures = figures_of(port, host=host, timeout_s=PATIENCE_S)
         except OSError as error:
             if isinstance(error, TimeoutError) and (last := self._lately(name, pid)) is not None:
                 return replace(service, state=last.state, reason=last.reason, figures=last.figures)
             if pid is None:
-                return replace(service, reason=f"nothing answers on port {port}")
+                return replace(service, reason=f"nothing answers at {instance.address}: {error}")
             return replace(service, state="starting", reason=f"it does not answer on port {port}: {error}")
         service = replace(service, state="starting" if reason else "ready", reason=reason, figures=figures)
+        if not self._places.supervised:
+            service = self._processes.told_of(service, instance.address)
         self._answered[name] = self._clock.monotonic(), service
         return service
 

@@ -30,10 +30,10 @@ def segments_of(history: History, text: Callable[[str, int], str | None]) -> lis
 
 
 def tables_of(tables: Sequence[Table], look: Look) -> list[dict[str, Any]]:
-    """Rows of each table, their bytes in memory and how many were evicted; None while the trainer does not
-    tell.
+    """Rows of each table, their bytes in memory and how many were evicted; None while whoever
+    holds them does not tell.
     """
-    told = {key: look.figure("trainer", key) for key in ("rows", "row_bytes", "evicted")}
+    told = {key: look.figure(look.holder, key) for key in ("rows", "row_bytes", "evicted")}
     known = {key: figures if isinstance(figures, Mapping) else {} for key, figures in told.items()}
     return [
         {
@@ -48,11 +48,10 @@ def tables_of(tables: Sequence[Table], look: Look) -> list[dict[str, Any]]:
 
 def simulator_of(look: Look, history: History) -> dict[str, Any] | None:
     """The simulated world; None where there is none."""
-    simulator = look.services.get("simulator")
-    if simulator is None:
+    figures = look.roles.get("simulator")
+    if figures is None:
         return None
     told = [{"time_ms": d["time_ms"], "what": d.get("what")} for d in history.drifts]
-    figures = simulator.figures
     return {
         "rate": figures.get("rate"),
         "seed": figures.get("seed"),

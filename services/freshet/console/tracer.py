@@ -1,25 +1,27 @@
-"""Follows an action through the system now and then, by offsets: log, trainer, inference.
+"""Follows an action through the system now and then, by offsets: log, trainer, shards, inference.
 
-It looks every 15 ms while it follows one, and rests in between: a look asks one service for a few numbers
-(/progress of the trainer, /v1/progress of inference), never for its whole status.
+It looks every 15 ms while it follows one, and rests in between: a look asks the instances of one service for
+a few numbers (/progress of trainer and shards, /v1/progress of inference), never for their whole status.
 """
 
 from __future__ import annotations
 
-import re
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import structlog
 
 from freshet.clock import Clock
 from freshet.console.history import parsed
+from freshet.console.instances import Instance
 from freshet.console.services import PATIENCE_S
-from freshet.console.tracing import GIVE_UP_S, Trace, Traces
+from freshet.console.tracing import GIVE_UP_S, Trace, Traces, furthest, offsets_of, published_by
 from freshet.errors import DataLost, FreshetError
 from freshet.runtime.asking import ask
 from freshet.seams.eventlog import EventLog, Reader
+from freshet.seams.rowservice.slices import slices_of
 from freshet.spec.model import Spec
 from freshet.spec.topics import Topics
 from freshet.types import TopicPartition
@@ -33,7 +35,11 @@ AWAIT_ACTION_S = 0.2
 """How long one wait for a new action is; then it looks whether it is to stop."""
 
 RETRY_S = 1.0
-_DIGITS = re.compile("[0-9]{1,9}")
+MOST_AT_ONCE = 8
+"""Instances that are asked at the same time."""
+
+Answers = Mapping[str, Mapping[str, Any]]
+"""{instance: what it answered}; who did not is not in it."""
 
 
 class Tracer:
@@ -44,13 +50,15 @@ class Tracer:
         spec: Spec,
         topics: Topics,
         event_log: EventLog,
-        port: Callable[[str], int | None],
+        instances: Callable[[str], Sequence[Instance]],
         clock: Clock,
         pause_s: float,
     ) -> None:
-        """`port`: where a service answers now."""
-        self._spec, self._topics, self._log, self._port = spec, topics, event_log, port
+        """`instances`: those of a role that are ready now, or all of them if none is."""
+        self._spec, self._topics, self._log, self._instances = spec, topics, event_log, instances
+        self._slices = len(slices_of(spec.buckets))
         self._clock, self._pause_s = clock, pause_s
+        self._pool = ThreadPoolExecutor(MOST_AT_ONCE, thread_name_prefix="trace")
         self.traces = Traces()
 
     def run(self, stop: threading.Event) -> None:
@@ -65,6 +73,11 @@ class Tracer:
                 log.error("a trace failed", exc_info=error)
                 stop.wait(RETRY_S)
             stop.wait(self._pause_s)
+        self.close()
+
+    def close(self) -> None:
+        """Ask no more; for who calls `follow` itself."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _follow_one(self, stop: threading.Event) -> None:
         trace, commits = self._next_action(stop)
@@ -93,8 +106,8 @@ class Tracer:
 
     def commit_ends(self) -> dict[int, int]:
         """{partition: where the joiner's commits end now}: for `commits_from`, before an action is sent."""
-        partitions = range(self._spec.partitions)
-        return {p: self._log.bounds(TopicPartition(self._topics.joiner, p)).end for p in partitions}
+        places = [TopicPartition(self._topics.joiner, p) for p in range(self._spec.partitions)]
+        return {at.partition: bounds.end for at, bounds in self._log.all_bounds(places).items()}
 
     def commits_from(self, partition: int, offset: int) -> Reader:
         """A reader of the joiner's commits; the caller closes it."""
@@ -108,12 +121,8 @@ class Tracer:
         actions = self._log.reader()
         try:
             ends = self.commit_ends()
-            actions.assign(
-                {
-                    at: self._log.bounds(at).end
-                    for at in (TopicPartition(self._topics.action, p) for p in partitions)
-                }
-            )
+            places = [TopicPartition(self._topics.action, p) for p in partitions]
+            actions.assign({at: bounds.end for at, bounds in self._log.all_bounds(places).items()})
             while not stop.is_set():
                 for at, records in actions.poll(1, AWAIT_ACTION_S):
                     trace = Trace("action", at.partition, int(records.offsets[0]), int(records.times_ms[0]))
@@ -154,37 +163,39 @@ class Tracer:
         return ""
 
     def _look_at_trainer(self, trace: Trace) -> str:
-        said, problem = self._asked("trainer", "/progress")
-        published = said.get("published")
-        published = published if isinstance(published, Mapping) else {}
-        trace.trained(
-            offsets_of(said.get("applied")),
-            offsets_of(published.get("applied")),
-            offsets_of(published.get("rows_next")),
-            self._clock.now_ms(),
-        )
+        trainers, problem = self._asked("trainer", "/progress")
+        applied = furthest(offsets_of(said.get("applied")) for said in trainers.values())
+        holders: Answers = trainers
+        slices = 0  # that must be told of: a trainer that holds rows itself holds all of them
+        if self._instances("paramserver"):
+            holders, in_the_way = self._asked("paramserver", "/progress")
+            problem, slices = problem or in_the_way, self._slices
+        published = published_by(holders.values(), slices)
+        trace.trained(applied, published.applied, published.rows_next, self._clock.now_ms())
         return problem
 
     def _look_at_inference(self, trace: Trace) -> str:
-        said, problem = self._asked("inference", "/v1/progress")
-        trace.served(offsets_of(said.get("rows_next")), self._clock.now_ms())
+        replicas, problem = self._asked("inference", "/v1/progress")
+        followed = {name: offsets_of(said.get("rows_next")) for name, said in replicas.items()}
+        trace.served_by(followed, self._clock.now_ms())
         return problem
 
-    def _asked(self, service: str, path: str) -> tuple[Mapping[str, Any], str]:
-        port = self._port(service)
-        if port is None:
-            return {}, f"the {service}'s port is not known"
+    def _asked(self, role: str, path: str) -> tuple[Answers, str]:
+        """What the instances of a role answer, and what is in the way of asking one of them."""
+        instances = self._instances(role)
+        if not instances:
+            return {}, f"where the {role} answers is not known"
+        many = self._pool.map if len(instances) > 1 else map
+        found = list(many(lambda instance: self._ask(instance, path), instances))
+        said = {i.name: answer for i, (answer, _) in zip(instances, found, strict=True) if answer is not None}
+        return said, next((problem for _, problem in found if problem), "")
+
+    def _ask(self, instance: Instance, path: str) -> tuple[Mapping[str, Any] | None, str]:
+        name, at = instance.name, instance.address
         try:
-            code, said = ask(port, path, timeout_s=PATIENCE_S)
+            code, said = ask(at.port, path, host=at.host, timeout_s=PATIENCE_S)
         except OSError as error:
-            return {}, f"the {service} does not answer: {error}"
+            return None, f"{name} does not answer: {error}"
         if code != 200 or not isinstance(said, Mapping):
-            return {}, f"the {service} answers {path} with {code}"
+            return None, f"{name} answers {path} with {code}"
         return said, ""
-
-
-def offsets_of(value: Any) -> dict[int, int]:
-    """{partition: offset} of what JSON has as {"0": 12}; what is no such thing is left out."""
-    if not isinstance(value, Mapping):
-        return {}
-    return {int(p): n for p, n in value.items() if _DIGITS.fullmatch(str(p)) and type(n) is int}

@@ -2,22 +2,68 @@
 
 Stages, each in milliseconds since the log took the action:
 logged (a reader sees it), joined (the joiner's commit covers it), trained (the dense weights have applied the
-samples there were then), published (the rows of those samples are in the topic of rows), served (inference
-has followed it so far). An action whose window is open may lead to more samples later: not waited for.
+samples there were then), published (the rows of those samples are in the topic of rows: where shards hold
+them, of all shards, which together own all slices), served (inference has followed it so far: each replica
+that is ready, so that any reader is answered by it). An action whose window is open may lead to more samples
+later: not waited for.
 """
 
 from __future__ import annotations
 
+import re
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["GIVE_UP_S", "STAGES", "Trace", "Traces"]
+__all__ = ["GIVE_UP_S", "STAGES", "Published", "Trace", "Traces", "furthest", "offsets_of", "published_by"]
 
 STAGES = ("logged", "joined", "trained", "published", "served")
 GIVE_UP_S = 30.0
 KEPT = 20
+_DIGITS = re.compile("[0-9]{1,9}")
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """Rows have learned from every sample below `applied` in the records below `rows_next`."""
+
+    applied: Mapping[int, int]  # {partition of samples: next offset}
+    rows_next: Mapping[int, int]  # {partition of rows: next offset}
+
+
+def published_by(holders: Iterable[Mapping[str, Any]], slices: int) -> Published:
+    """How far all who hold rows have published, by their answers to /progress.
+
+    Nothing is known while those that answer own fewer than `slices` together: the rest may hold the rows in
+    question. Who owns none has nothing to publish, and holds nobody up.
+    """
+    told = [said for said in holders if said.get("slices") != 0]
+    if sum(n for said in told if type(n := said.get("slices")) is int) < slices:
+        return Published({}, {})
+    parts = [said["published"] if isinstance(said.get("published"), Mapping) else {} for said in told]
+    applied = [offsets_of(part.get("applied")) for part in parts]
+    known = set.intersection(*map(set, applied)) if applied else set()
+    return Published(
+        {p: min(each[p] for each in applied) for p in known},
+        furthest(offsets_of(part.get("rows_next")) for part in parts),
+    )
+
+
+def furthest(offsets: Iterable[Mapping[int, int]]) -> dict[int, int]:
+    """{partition: the largest of several offsets}."""
+    found: dict[int, int] = {}
+    for each in offsets:
+        for partition, offset in each.items():
+            found[partition] = max(offset, found.get(partition, offset))
+    return found
+
+
+def offsets_of(value: Any) -> dict[int, int]:
+    """{partition: offset} of what JSON has as {"0": 12}; what is no such thing is left out."""
+    if not isinstance(value, Mapping):
+        return {}
+    return {int(p): n for p, n in value.items() if _DIGITS.fullmatch(str(p)) and type(n) is int}
 
 
 @dataclass(slots=True)
@@ -64,9 +110,15 @@ class Trace:
             self._reached("published", now_ms)
 
     def served(self, rows_next: Mapping[int, int], now_ms: float) -> None:
-        """Inference has followed the rows so far."""
+        """Inference, the only one there is, has followed the rows so far."""
+        self.served_by({"inference": rows_next}, now_ms)
+
+    def served_by(self, followed: Mapping[str, Mapping[int, int]], now_ms: float) -> None:
+        """These replicas, all that are ready and answer, have followed the rows so far."""
         wanted = self.rows_next
-        if wanted is not None and all(rows_next.get(p, -1) >= n for p, n in wanted.items()):
+        if wanted is None or not followed:
+            return
+        if all(mine.get(p, -1) >= n for mine in followed.values() for p, n in wanted.items()):
             self._reached("served", now_ms)
 
     def _reached(self, stage: str, now_ms: float) -> None:

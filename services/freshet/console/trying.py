@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import http.client
+from collections.abc import Sequence
 from typing import Any
 
 import orjson
 
 from freshet.errors import BadInput, Unavailable
+from freshet.runtime.addresses import Address
 from freshet.runtime.asking import whole_body
 from freshet.runtime.http import Response
 
@@ -40,17 +42,28 @@ def body_of(body: bytes) -> bytes:
         raise BadInput(f"the body is nested too deep: {error}") from None
 
 
-def asked(port: int | None, body: bytes) -> Response:
-    """What inference answers, passed through. Blocks. Raises Unavailable if it does not answer."""
-    if port is None:
-        raise Unavailable("inference: its port is not known; is it started?")
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE_S)
+def asked(addresses: Sequence[Address], body: bytes) -> Response:
+    """What inference answers, passed through: the first replica that does. Blocks.
+
+    Raises Unavailable if none does.
+    """
+    problem = Unavailable("inference: where it answers is not known; is it started?")
+    for address in addresses:
+        try:
+            return _asked(address, body)
+        except Unavailable as error:
+            problem = error
+    raise problem
+
+
+def _asked(address: Address, body: bytes) -> Response:
+    connection = http.client.HTTPConnection(address.host, address.port, timeout=PATIENCE_S)
     try:
         connection.request("POST", "/v1/rank", body, {"content-type": "application/json"})
         answer = connection.getresponse()
         content = whole_body(answer, MOST_BYTES)
     except (OSError, http.client.HTTPException) as error:
-        raise Unavailable(f"inference does not answer on port {port}: {error}") from None
+        raise Unavailable(f"inference does not answer at {address}: {error}") from None
     finally:
         connection.close()
     return Response(answer.status, content)

@@ -201,6 +201,8 @@ class ParamServer:
             "loading": asdict(self.shard.loader.progress),
             "moved": asdict(self.keeper.counts),
             "rows": {names[table]: rows for table, rows in memory.rows.items()},
+            "row_bytes": {names[table]: size for table, size in memory.row_bytes.items()},
+            "evicted": {names[table]: rows for table, rows in self.shard.store.evicted().items()},
             "bytes": memory.bytes,
             "memory_limit_bytes": self._bounds.memory_bytes,
             "load": {
@@ -212,6 +214,10 @@ class ParamServer:
             "shard": asdict(self.shard.counts),
             "refused": dict(self.server.counts.refused),
         }
+
+    def progress(self) -> Mapping[str, Any]:
+        """How far rows are published, of how many slices: what the console asks often, and no more."""
+        return {"slices": len(self.keeper.slices), "published": asdict(self.shard.published)}
 
     def register(self, registry: CollectorRegistry) -> None:
         """Serve PARAMSERVER_METRICS from a registry."""

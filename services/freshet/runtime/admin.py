@@ -13,7 +13,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import orjson
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, ProcessCollector, generate_latest
 
 from freshet.errors import ConfigError
 from freshet.runtime.endpoint import (
@@ -39,7 +39,8 @@ _OFFSETS = mapping({"type": "integer"})
 PROGRESS = Endpoint(
     "GET",
     "/progress",
-    "How far the trainer has learned and published, and nothing else: it may be asked many times a second.",
+    "How far trainer or shard have learned and published, and nothing else: it may be asked many times a "
+    "second.",
     (
         Answer(
             200,
@@ -47,10 +48,12 @@ PROGRESS = Endpoint(
             (
                 json(
                     record(
-                        "TrainerProgress",
+                        "Progress",
+                        {},
                         {
                             "applied": {**_OFFSETS, "description": "by the dense weights"},
                             "published": record("", {"applied": _OFFSETS, "rows_next": _OFFSETS}),
+                            "slices": {"type": "integer", "description": "of a shard: how many it owns"},
                         },
                     )
                 ),
@@ -58,8 +61,8 @@ PROGRESS = Endpoint(
         ),
         *refusals("not_found"),
     ),
-    "Every sample below `published.applied` is in records of `rows` below `published.rows_next`. Only the "
-    "trainer has it.",
+    "Every sample below `published.applied` is in records of `rows` below `published.rows_next`. A trainer "
+    "whose rows are in shards has `applied` alone, a shard the others. Only trainer and paramserver have it.",
 )
 ENDPOINTS: tuple[Endpoint, ...] = (LIVE, READY, METRICS_PAGE, STATUS)
 """What every service answers on its admin port."""
@@ -87,7 +90,11 @@ class Admin:
         status: Callable[[], Mapping[str, Any]],
         progress: Callable[[], Mapping[str, Any]] | None = None,
     ) -> None:
-        """Raises ConfigError if the port cannot be had, naming who has it."""
+        """`registry` gets the metrics of the process, too: its memory, when it began, its files.
+
+        Raises ConfigError if the port cannot be had, naming who has it.
+        """
+        ProcessCollector(registry=registry)
         routes: dict[str, Callable[[], tuple[int, str, bytes]]] = {
             LIVE.path: lambda: (200, "application/json", b'{"status":"live"}'),
             READY.path: lambda: _readiness(ready()),

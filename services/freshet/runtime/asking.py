@@ -1,4 +1,4 @@
-"""Asking a service of this machine how it is, over HTTP: directly, whatever proxy the environment names."""
+"""Asking a service how it is, over HTTP: directly, whatever proxy the environment names."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def why_unready(port: int, *, host: str = "127.0.0.1", timeout_s: float = PATIEN
     return str(reason or f"/health/ready answers {code}")[:500]
 
 
-def figures_of(port: int, *, timeout_s: float = PATIENCE_S) -> dict[str, Any]:
+def figures_of(port: int, *, host: str = "127.0.0.1", timeout_s: float = PATIENCE_S) -> dict[str, Any]:
     """What /status says; empty if that is nothing. Raises OSError if nothing answers."""
-    code, said = ask(port, "/status", timeout_s=timeout_s)
+    code, said = ask(port, "/status", host=host, timeout_s=timeout_s)
     return said if code == 200 and isinstance(said, dict) else {}

@@ -15,7 +15,7 @@ from urllib.parse import unquote
 
 import orjson
 import structlog
-from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector
 from prometheus_client.exposition import generate_latest
 
 from freshet.errors import BadInput, Overloaded, TooLarge, Unavailable
@@ -170,6 +170,7 @@ class App:
         self._takers: dict[bytes, TakerRoute] = {}
         self._max_body_bytes, self._body_timeout_s = max_body_bytes, body_timeout_s
         self._registry = registry
+        ProcessCollector(registry=registry)  # memory, when it began, files
         self._requests = REQUESTS.counter(registry)
         self._seconds = REQUEST_SECONDS.histogram(registry)
         self._streams = STREAMS.gauge(registry)

@@ -15,36 +15,56 @@ TOKEN_FILE = "console.token"
 LEAST_TOKEN = 16
 
 
-def token_of(given: str, state: Path) -> str:
-    """The token in use: the one given, else that of the run folder, which is made if it is not there.
+def token_of(given: str, state: Path, file: str = "") -> str:
+    """The token in use: the one given, else that of the file, else that of the run folder, which is made if
+    it is not there.
 
-    Its file is readable by its owner only, whoever has made it.
+    The run folder's is readable by its owner only, whoever has made it; `file` is another's, and only read.
 
     Raises:
-        ConfigError: the file cannot be read or written, or holds no token.
+        ConfigError: both are given, or a file cannot be read or written, or holds no token.
     """
+    if given and file:
+        raise ConfigError(
+            "environment", "FRESHET_CONSOLE_TOKEN_FILE", file, "a token or a file that holds it, not both",
+            "take FRESHET_CONSOLE_TOKEN away",
+        )  # fmt: skip
     if given:
         return given
+    if file:
+        return _token_in(Path(file), "write one there: 16 or more letters, digits, - and _")
     path = state / TOKEN_FILE
     try:
         with contextlib.suppress(FileExistsError):
             made = path.with_name(f".{TOKEN_FILE}.{os.getpid()}")
             handle = os.open(made, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
             try:
-                with os.fdopen(handle, "w") as file:
-                    file.write(secrets.token_urlsafe(24) + "\n")
+                with os.fdopen(handle, "w") as written:
+                    written.write(secrets.token_urlsafe(24) + "\n")
                 os.link(made, path)  # whole or not at all, and never over another's
             finally:
                 made.unlink()
         path.chmod(0o600)
+    except OSError as error:
+        raise _unreadable(path, error) from error
+    return _token_in(path, "delete the file: the next start makes a new one")
+
+
+def _token_in(path: Path, hint: str) -> str:
+    try:
         token = path.read_text(encoding="ascii").strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(
-            "console", "token", str(path), "a file that can be read and written", str(error)
-        ) from error
+        raise _unreadable(path, error) from error
     if len(token) < LEAST_TOKEN or not token.replace("-", "").replace("_", "").isalnum():
         raise ConfigError(
-            "console", "token", str(path), f"a token of at least {LEAST_TOKEN} letters, digits, - and _",
-            "delete the file: the next start makes a new one",
-        )  # fmt: skip
+            "console",
+            "token",
+            str(path),
+            f"a token of at least {LEAST_TOKEN} letters, digits, - and _",
+            hint,
+        )
     return token
+
+
+def _unreadable(path: Path, error: Exception) -> ConfigError:
+    return ConfigError("console", "token", str(path), "a file that can be read and written", str(error))

@@ -404,10 +404,23 @@ class Console:
         Text("16 to 200 letters, digits, - and _", r"[A-Za-z0-9_-]{16,200}"),
         default="",
     )
+    token_file: str = option(
+        "deployment",
+        "a file that holds that token, such as a secret that is mounted; not beside FRESHET_CONSOLE_TOKEN",
+        PATH,
+        default="",
+    )
     host: str = option(
         "deployment",
-        "a name that browsers may ask for it by, besides localhost and the bind address",
-        Text("a host name", r"[A-Za-z0-9.:-]{1,255}"),
+        "names that browsers may ask for it by, besides localhost and the bind address; commas between",
+        Text("host names with commas between", r"[A-Za-z0-9.:,_-]{1,2000}"),
+        default="",
+    )
+    services: str = option(
+        "deployment",
+        "where the services answer HTTP, if not on this machine by their own ports: role=host:port, commas "
+        "between; a role may come again, and IPv6 stands in brackets",
+        Text("role=host:port with commas between", longest=50_000),
         default="",
     )
     poll_ms: int = option(

@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 
-from freshet.console.core import Edge, Look, Rates, Service, edges_of, health_of, level_of
+from freshet.console.core import Edge, Look, Rates, edges_of, health_of, level_of
+from freshet.console.seen import Service
 
 
 def look(figures: dict[str, dict[str, Any]], **more: Any) -> Look:
-    services = {name: Service(name, "ready", "", 1, figures=f) for name, f in figures.items()}
+    services = {name: Service(name, name, "ready", "", None, 1, figures=f) for name, f in figures.items()}
     given: dict[str, Any] = {"joined": {}, "ends": {}, "log_served": True, **more}
     return Look(services, **given)
 
@@ -121,7 +122,7 @@ def test_figures_that_are_no_numbers_are_not_known() -> None:
 
 
 def services(**states: str) -> list[Service]:
-    return [Service(n, s, "" if s == "ready" else "because", 1) for n, s in states.items()]  # type: ignore[arg-type]
+    return [Service(n, n, s, "" if s == "ready" else "because", None, 1) for n, s in states.items()]  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -135,7 +136,7 @@ def services(**states: str) -> list[Service]:
     ],
 )
 def test_health_is_that_of_the_services_without_the_console(states, health) -> None:
-    found, notes = health_of(services(**states), [], look({}))
+    found, notes = health_of(services(**states), [])
 
     assert found == health
     assert len(notes) == sum(state != "ready" for state in states.values())
@@ -143,18 +144,103 @@ def test_health_is_that_of_the_services_without_the_console(states, health) -> N
 
 def test_a_service_that_starts_again_is_a_degraded_system_not_a_new_one() -> None:
     again = [
-        Service("trainer", "starting", "loading rows", 1, restarts=2),
-        Service("gateway", "ready", "", 1),
+        Service("trainer", "trainer", "starting", "loading rows", None, 1, restarts=2),
+        Service("gateway", "gateway", "ready", "", None, 1),
     ]
 
-    assert health_of(again, [], look({})) == ("degraded", ["trainer: loading rows"])
+    assert health_of(again, []) == ("degraded", ["trainer: loading rows"])
 
 
 def test_work_that_waits_and_what_inference_complains_of_are_told() -> None:
     behind = Edge("gateway", "joiner", "events", 1.0, "events/s", 12_000, "records", "bad")
     seen = look({"inference": {"served_log": "disk full", "rows": "", "versions": ""}})
 
-    health, notes = health_of(list(seen.services.values()), [behind], seen)
+    health, notes = health_of(list(seen.services.values()), [behind])
 
     assert health == "degraded"
     assert notes == ["joiner: 12,000 records from gateway wait", "inference: disk full"]
+
+
+# --- several of a role
+
+
+def fleet(**figures: dict[str, Any]) -> Look:
+    """Instances by names such as `gateway_0`; None of figures: it is away."""
+    services = {
+        name: Service(name, name.partition("_")[0], "ready" if told else "down", "", "h", 1, figures=told)
+        for name, told in figures.items()
+    }
+    return Look(services, {}, {}, log_served=True)
+
+
+def events(accepted: int) -> dict[str, Any]:
+    return {"events": {"action": {"accepted": accepted}}}
+
+
+def test_rates_of_a_role_are_the_sum_over_its_instances() -> None:
+    rates = Rates()
+    edges_of(fleet(gateway_0=events(1_000), gateway_1=events(50)), rates, 0.0)
+
+    found = edges_of(fleet(gateway_0=events(1_030), gateway_1=events(70)), rates, 1.0)
+
+    assert edge(found, "client>gateway").rate == 50
+
+
+def test_an_instance_that_begins_anew_takes_nothing_from_the_rate_of_the_others() -> None:
+    rates = Rates()
+    for second in range(3):
+        edges_of(fleet(gateway_0=events(30 * second), gateway_1=events(9_000 + 20 * second)), rates, second)
+
+    restarted = edges_of(fleet(gateway_0=events(90), gateway_1=events(5)), rates, 3)
+    later = edges_of(fleet(gateway_0=events(120), gateway_1=events(25)), rates, 4)
+
+    assert edge(restarted, "client>gateway").rate == 30
+    assert edge(later, "client>gateway").rate == 50
+
+
+def test_an_instance_that_was_away_adds_nothing_it_did_before() -> None:
+    rates = Rates()
+    for second in range(3):
+        edges_of(fleet(gateway_0=events(30 * second), gateway_1=events(9_000)), rates, second)
+
+    away = edges_of(fleet(gateway_0=events(90), gateway_1={}), rates, 3)
+    back = edges_of(fleet(gateway_0=events(120), gateway_1=events(9_400)), rates, 4)
+    later = edges_of(fleet(gateway_0=events(150), gateway_1=events(9_420)), rates, 5)
+
+    assert [edge(found, "client>gateway").rate for found in (away, back, later)] == [30, 30, 50]
+
+
+def test_rows_are_published_by_shards_where_there_are_any_and_samples_are_the_ranks() -> None:
+    rates = Rates()
+
+    def at(second: int) -> list[Edge]:
+        shard = {"shard": {"published_rows": 40 * second}}
+        rank = {"samples": 300 * second, "lag_blocks": 5}
+        return edges_of(
+            fleet(trainer_0=rank, trainer_1=rank, paramserver_0=shard, paramserver_1=shard), rates, second
+        )
+
+    at(1)
+    found = at(2)
+
+    assert (edge(found, "joiner>trainer").rate, edge(found, "joiner>trainer").lag) == (600, 10)
+    assert edge(found, "trainer>inference").rate == 80
+
+
+def test_what_the_slowest_replica_has_not_followed_waits() -> None:
+    seen = fleet(inference_0={"rows_next": {"0": 90, "1": 50}}, inference_1={"rows_next": {"0": 70, "1": 60}})
+    seen = Look(seen.services, {}, {"rows": 160}, log_served=True)
+
+    assert edge(edges_of(seen, Rates(), 0.0), "trainer>inference").lag == 160 - (70 + 50)
+
+
+def test_one_of_several_that_is_away_degrades_the_whole_and_is_named() -> None:
+    some = [
+        Service("inference-0", "inference", "ready", "", "h", 1, figures={"rows": "a page is damaged"}),
+        Service("inference-1", "inference", "down", "nothing answers at h:2", "h", 2),
+    ]
+
+    assert health_of(some, []) == (
+        "degraded",
+        ["inference-1: nothing answers at h:2", "inference-0: a page is damaged"],
+    )

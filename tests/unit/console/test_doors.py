@@ -168,3 +168,34 @@ def test_a_token_that_cannot_be_written_leaves_nothing_behind(
     with pytest.raises(ConfigError, match="No space left"):
         token_of("", tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_token_may_stand_in_a_file_of_a_secret_which_is_only_read(tmp_path: Path) -> None:
+    secret, state = tmp_path / "secret", tmp_path / "state"
+    secret.write_text(f"{TOKEN}\n")
+    secret.chmod(0o444)
+
+    assert token_of("", state, str(secret)) == TOKEN
+    assert stat.S_IMODE(secret.stat().st_mode) == 0o444
+    assert not state.exists()
+
+
+@pytest.mark.parametrize("content", ["", "short", "sixteen letters\nand more", "é" * 20])
+def test_a_file_that_holds_no_token_stops_the_start(tmp_path: Path, content: str) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text(content)
+
+    with pytest.raises(ConfigError, match="secret"):
+        token_of("", tmp_path, str(secret))
+
+
+def test_a_file_that_is_not_there_is_not_made(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="secret"):
+        token_of("", tmp_path, str(tmp_path / "secret"))
+
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_token_and_a_file_of_one_are_one_too_many(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="FRESHET_CONSOLE_TOKEN_FILE"):
+        token_of(TOKEN, tmp_path, str(tmp_path / "secret"))

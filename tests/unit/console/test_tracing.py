@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from freshet.console.tracer import offsets_of
-from freshet.console.tracing import STAGES, Trace, Traces
+from freshet.console.tracing import STAGES, Published, Trace, Traces, furthest, offsets_of, published_by
 
 
 def logged(offset: int = 7) -> Trace:
@@ -112,3 +111,58 @@ def test_offsets_are_read_from_whatever_a_service_answers(value: object) -> None
 
 def test_offsets_come_with_text_or_number_as_partition() -> None:
     assert offsets_of({"0": 5, "12": 7, "x": 1, "-1": 3, "٣": 4, "2": True}) == {0: 5, 12: 7}
+
+
+# --- several of a role
+
+
+def shard(slices: int, applied: dict[str, int], rows_next: dict[str, int]) -> dict[str, object]:
+    return {"slices": slices, "published": {"applied": applied, "rows_next": rows_next}}
+
+
+def test_shards_have_published_what_all_of_them_have_and_as_far_as_the_furthest_wrote() -> None:
+    shards = [
+        shard(40, {"0": 9, "1": 4}, {"0": 100, "1": 20}),
+        shard(24, {"0": 7, "1": 5}, {"0": 90, "1": 30}),
+    ]
+
+    assert published_by(shards, 64) == Published({0: 7, 1: 4}, {0: 100, 1: 30})
+
+
+def test_nothing_is_published_while_slices_are_with_a_shard_that_does_not_answer() -> None:
+    known = [shard(40, {"0": 9}, {"0": 100})]
+
+    assert published_by(known, 64) == Published({}, {})
+    assert published_by([], 64) == Published({}, {})
+
+
+def test_a_shard_without_slices_holds_nobody_up() -> None:
+    assert published_by([shard(64, {"0": 9}, {"0": 100}), shard(0, {}, {})], 64).applied == {0: 9}
+
+
+def test_a_shard_that_took_its_slices_just_now_is_waited_for() -> None:
+    assert published_by([shard(60, {"0": 9}, {"0": 100}), shard(4, {}, {})], 64).applied == {}
+
+
+def test_a_trainer_that_holds_its_rows_itself_speaks_alone() -> None:
+    alone = {"published": {"applied": {"0": 3}, "rows_next": {"0": 8}}}
+
+    assert published_by([alone], 0) == Published({0: 3}, {0: 8})
+    assert published_by([{"slices": True, "published": "x"}], 0) == Published({}, {})
+
+
+def test_ranks_have_learned_what_the_furthest_has() -> None:
+    assert furthest([{0: 5, 1: 2}, {0: 4, 2: 1}]) == {0: 5, 1: 2, 2: 1}
+
+
+def test_an_action_is_served_once_every_replica_that_answers_has_its_rows() -> None:
+    trace = logged()
+    trace.joined(8, 41, 1_020)
+    trace.trained({2: 41}, {2: 41}, {0: 6}, 1_030)
+    trace.served_by({}, 1_040)
+    trace.served_by({"inference-0": {0: 6}, "inference-1": {0: 5}}, 1_050)
+    assert trace.waits_for == "served"
+
+    trace.served_by({"inference-0": {0: 6}, "inference-1": {0: 6}}, 1_060)
+
+    assert trace.stages["served"] == 60

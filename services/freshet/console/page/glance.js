@@ -9,6 +9,8 @@ import { list, num, record, records, text } from "./read.js";
 const HEALTH = { good: "● all good", degraded: "▲ degraded", starting: "◐ starting", down: "✕ down" };
 const CONNECTION = { live: "● live", connecting: "◐ connecting", lost: "✕ no connection" };
 
+const SHOWN_NOTES = 8;
+
 export class Glance {
   constructor() {
     this.tiles = [
@@ -54,7 +56,12 @@ export class Glance {
     );
     say(byId("model"), text(state.model, 80) || "no model");
     document.title = `${text(state.model, 40) || "freshet"}: ${words.slice(2) || words} · freshet`;
-    this.#notes(list(state.notes, 8).map((n) => text(n)));
+    const notes = list(state.notes);
+    const more = notes.length - SHOWN_NOTES;
+    this.#notes([
+      ...notes.slice(0, SHOWN_NOTES).map((n) => text(n)),
+      ...(more > 0 ? [`and ${more} more, see Services`] : []),
+    ]);
     this.#tiles(state, app);
     const about = [`freshet ${text(state.freshet, 20)}`, text(state.folder, 200)].filter((s) => s.trim());
     say(byId("about"), about.join(" · "));

@@ -1,6 +1,6 @@
 // Panels that are tables: segments, services, tables, dead letters.
 
-import { byId, el, say, svg, Table } from "./dom.js";
+import { byId, el, mark, say, svg, Table } from "./dom.js";
 import { ago, bytes, clock, duration, fixed, megabytes, signed, UNKNOWN, whole } from "./format.js";
 import { num, record, records, text } from "./read.js";
 
@@ -77,6 +77,7 @@ export class Segments {
   }
 }
 
+const LONG_HOST = 28; // letters that a column has room for
 const STATES = { ready: "● ready", starting: "◐ starting", down: "✕ down" };
 
 export class Services {
@@ -85,10 +86,10 @@ export class Services {
       app.history.vitals.map((v) => num(record(v.memory_mb)[text(s.name, 40)])).filter((mb) => mb !== null);
     this.table = new Table(
       byId("services"),
-      "Services: state, memory, restarts, last exit",
+      "Services: state, memory, restarts, last exit, where they answer",
       [
         { head: "service", cell: (s) => text(s.name, 40) },
-        { head: "state", key: (s) => `${s.state} ${s.reason}`, cell: state },
+        { head: "state", class: "wide", key: (s) => `${s.state} ${s.reason}`, cell: state },
         { head: "memory", class: "num", cell: (s) => megabytes(num(s.memory_mb)) },
         {
           head: "over time",
@@ -102,17 +103,24 @@ export class Services {
           cell: (s) => (num(s.up_s) === null ? UNKNOWN : duration(s.up_s * 1000)),
         },
         { head: "restarts", class: "num", cell: (s) => whole(num(s.restarts)) },
-        { head: "last exit", cell: (s) => text(s.last_exit, 80) || "none" },
-        { head: "port", class: "num", cell: (s) => (num(s.port) === null ? UNKNOWN : `:${s.port}`) },
-        { head: "pid", class: "num", cell: (s) => (num(s.pid) === null ? UNKNOWN : String(s.pid)) },
+        { head: "last exit", class: "own", cell: (s) => text(s.last_exit, 80) || "none" },
+        { head: "address", class: "where", key: address, cell: shortAddress },
+        { head: "pid", class: "num own", cell: (s) => (num(s.pid) === null ? UNKNOWN : String(s.pid)) },
       ],
-      "The processes that freshet up keeps running appear here as soon as the console has found them in the run folder.",
+      "The processes that freshet up keeps running appear here as soon as the console has found them in the run folder; or those that FRESHET_CONSOLE_SERVICES lists.",
       "cards",
     );
   }
 
   update(state) {
-    this.table.fill(records(state.services, 50));
+    const services = records(state.services, 500);
+    const elsewhere = services.length > 0 && services.every((s) => text(s.host, 253));
+    mark(byId("services"), "data-elsewhere", elsewhere ? "yes" : null); // of these no process is known
+    this.table.fill(services);
+    const roles = records(state.roles, 50);
+    const several = roles.some((r) => num(r.of) > 1);
+    const each = (r) => `${text(r.role, 40)} ${r.ready === r.of ? "" : `${num(r.ready)} of `}${num(r.of)}`;
+    say(byId("services-sub"), several ? `ready: ${roles.map(each).join(", ")}` : "");
   }
 }
 
@@ -123,7 +131,7 @@ function sparkline(values) {
   const step = Math.max(1, Math.floor(values.length / width)); // one point a pixel
   const points = values.filter((_, i) => i % step === 0);
   const at = (v, i) =>
-    `${((i / Math.max(1, points.length - 1)) * width).toFixed(1)} ${(height - (v / most) * height).toFixed(1)}`;
+    `${((i / Math.max(1, points.length - 1)) * width).toFixed(1)} ${(height - Math.min(1, Math.max(0, v / most)) * height).toFixed(1)}`;
   const root = svg("svg", {
     class: "sparkline",
     width,
@@ -134,6 +142,22 @@ function sparkline(values) {
   });
   if (points.length > 1) root.append(svg("path", { d: `M${points.map(at).join("L")}` }));
   return root;
+}
+
+/** host:port; of a process on this machine its port. */
+function address(service) {
+  const [host, port] = [text(service.host, 253), num(service.port)];
+  if (port === null) return UNKNOWN;
+  return host.includes(":") ? `[${host}]:${port}` : `${host}:${port}`;
+}
+
+/** The address; of a long host name the first part, and the whole where one points at it. */
+function shortAddress(service) {
+  const whole = address(service);
+  const host = text(service.host, 253);
+  const dot = host.indexOf(".");
+  const short = host.length > LONG_HOST && dot > 0 ? `${host.slice(0, dot)}…:${service.port}` : whole;
+  return el("span", short === whole ? {} : { title: whole }, short);
 }
 
 function state(service) {

@@ -8,7 +8,8 @@ import { edgesOf, tall, wide } from "./pipeline_layout.js";
 export const NODES = ["client", "gateway", "joiner", "trainer", "inference"];
 const WIDE = 1080; // from this width on the nodes stand in one row with room for labels
 const ROW = 820; // from this width on in one row, with labels on two lines
-const STATES = { ready: "● ready", starting: "◐ starting", down: "✕ down" };
+const STATES = { ready: "● ready", degraded: "▲", starting: "◐ starting", down: "✕ down" };
+const NODE_LEVELS = { ready: "ok", degraded: "warn", starting: "idle", down: "bad" };
 const LEVELS = { ok: "", warn: "▲", bad: "✕", idle: "", unknown: "" };
 const WORDS = { ok: "", warn: "▲ behind", bad: "✕ far behind", idle: "idle", unknown: "lag unknown" };
 const EMPTY =
@@ -82,7 +83,7 @@ export class Pipeline {
 }
 
 function nodes(state) {
-  const services = Object.fromEntries(records(state.services, 50).map((s) => [text(s.name, 40), s]));
+  const roles = Object.fromEntries(records(state.roles, 50).map((r) => [text(r.role, 40), r]));
   return NODES.map((name) => {
     if (name === "client") {
       const rateOf = num(record(state.simulator).rate);
@@ -93,17 +94,26 @@ function nodes(state) {
         second: rateOf === null ? "your application" : `set to ${count(rateOf)}/s`,
       };
     }
-    const s = record(services[name]);
-    const known = text(s.state, 20);
-    const memory = num(s.memory_mb);
-    const second = `${STATES[known] ?? "unknown"}${memory === null ? "" : ` · ${megabytes(memory)}`}`;
+    const role = record(roles[name]);
+    const memory = num(role.memory_mb);
+    const second = [standing(role), memory === null ? "" : megabytes(memory)].filter(Boolean).join(" · ");
     return {
       name,
-      level: { ready: "ok", starting: "idle", down: "bad" }[known] ?? "unknown",
-      first: name,
+      level: NODE_LEVELS[text(role.state, 20)] ?? "unknown",
+      first: (num(role.of) ?? 1) > 1 ? `${name} × ${role.of}` : name,
       second,
+      away: `${num(role.of) - num(role.ready)} of ${role.of}`,
     };
   });
+}
+
+/** "● ready"; of several of which some are not, how many are. */
+function standing(role) {
+  const known = text(role.state, 20);
+  const word = STATES[known] ?? "unknown";
+  const [ready, of] = [num(role.ready), num(role.of)];
+  if (known === "degraded") return `${word} ${ready} of ${of} ready`;
+  return known === "starting" && ready > 0 ? `◐ ${ready} of ${of} ready` : word;
 }
 
 function edges(state) {
@@ -192,6 +202,7 @@ function words(all, edges) {
   const into = edges.find((e) => e.from === "client");
   const said = [];
   if (down.length) said.push(`${down.join(", ")} ${down.length > 1 ? "are" : "is"} down`);
+  for (const n of all.filter((each) => each.level === "warn")) said.push(`${n.away} ${n.name} not ready`);
   if (starting.length) said.push(`${starting.join(", ")} starting`);
   said.push(`${into.rate} come in`);
   said.push(
