@@ -8,6 +8,7 @@ import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.error import HTTPError
+from uuid import uuid4
 
 import numpy as np
 import pytest
@@ -26,7 +27,9 @@ from tests.integration.test_shards import (
     stored,
     wait_for,
 )
+from tests.servers.kafka import Kafka
 from tests.servers.processes import lasting_ports
+from tests.servers.redis_cluster import RedisCluster
 
 SLICES = list(slices_of(SPEC.buckets).values())
 HOT_SLICES = 6
@@ -77,6 +80,29 @@ def asked(port: int, path: str) -> tuple[int, str]:
 
 
 def test_slices_that_are_hot_are_shared_and_every_sum_is_exact(run: Run) -> None:
+    share_hot_slices(run)
+
+
+def test_on_kafka_and_redis_slices_that_are_hot_are_shared_and_every_sum_is_exact(
+    kafka: Kafka, redis_cluster: RedisCluster, tmp_path: Path
+) -> None:
+    """What shards tell of their load, the plan and the claims go through a broker, rows that move through
+    Redis."""
+    life = f"m{uuid4().hex}"
+    run = Run(
+        tmp_path,
+        log_url=f"kafka://{kafka.bootstrap}/{life}?replication=1",
+        rows_url=f"redis://{redis_cluster.addresses}/{life}",
+    )
+    try:
+        share_hot_slices(run)
+    finally:
+        run.close()
+
+
+def share_hot_slices(run: Run) -> None:
+    """One shard has all of the hot slices; some of them move to the other under pushes, none of which is lost
+    or doubled."""
     (port,) = lasting_ports(1)
     run.start("a", settings=QUICK | {"FRESHET_PARAMSERVER_ADMIN_PORT": str(port)})
     run.start("b", settings=QUICK)

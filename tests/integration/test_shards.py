@@ -22,9 +22,8 @@ from freshet.clock import SYSTEM_CLOCK
 from freshet.errors import Refused, Unavailable
 from freshet.paramserver.shard import Shard
 from freshet.seams.eventlog.claims import Claims
-from freshet.seams.eventlog.sqlite import SqliteEventLog
 from freshet.seams.eventlog.topics import ensure_topics
-from freshet.seams.open import open_rowstore
+from freshet.seams.open import open_eventlog, open_rowstore
 from freshet.seams.rowservice import KeyGroup, Push
 from freshet.seams.rowservice.remote import RemoteRows, Served
 from freshet.seams.rowservice.slices import ShardMap, seat_of, slices_of
@@ -54,14 +53,14 @@ DEADLINE_S = 60.0
 class Run:
     """A run folder, shards of it as processes, and a client of them."""
 
-    def __init__(self, folder: Path, *, rows_url: str = "") -> None:
-        """`rows_url`: another row store than the run folder's."""
-        elsewhere = {"FRESHET_COMMON_ROWS_URL": rows_url} if rows_url else {}
-        self.settings = load_settings(elsewhere, run_folder=folder)
+    def __init__(self, folder: Path, *, rows_url: str = "", log_url: str = "") -> None:
+        """`rows_url`, `log_url`: another row store, or event log, than the run folder's."""
+        given = {"FRESHET_COMMON_ROWS_URL": rows_url, "FRESHET_COMMON_LOG_URL": log_url}
+        self.settings = load_settings({k: url for k, url in given.items() if url}, run_folder=folder)
         self.settings.common.run.create()
         self.folder = folder
         (folder / "token").write_text(TOKEN)
-        self.log = SqliteEventLog(self.settings.common.run.log)
+        self.log = open_eventlog(self.settings.common.log_url)
         self.topics = ensure_topics(self.log, SPEC)
         self.claims = Claims(self.log, self.topics.control)
         self.owners = ShardMap(self.claims, SPEC.buckets)
@@ -94,6 +93,7 @@ class Run:
             "FRESHET_PARAMSERVER_ADMIN_PORT": "0",
             "FRESHET_GRPC_TOKEN_FILE": str(self.folder / "token"),
             "FRESHET_COMMON_ROWS_URL": self.settings.common.rows_url,
+            "FRESHET_COMMON_LOG_URL": self.settings.common.log_url,
             **settings,
         }
         made = Process([*command, "--folder", str(self.folder)], self.folder / f"{name}.log", env)
