@@ -15,7 +15,12 @@ __all__ = ["DRIFT_AT", "DRIFT_EVERY", "command", "seconds_of"]
 DRIFT_AT, DRIFT_EVERY = "150s", "5m"
 
 
-@click.command(epilog=examples("freshet simulate --rate 200 --seed 7 --drift-at 2m"))
+@click.command(
+    epilog=examples(
+        "freshet simulate --rate 200 --seed 7 --drift-at 2m",
+        "freshet simulate --gateway http://gateway-0:7000 --inference http://inference-0:7001",
+    )
+)
 @folder_option
 @click.option(
     "--rate",
@@ -38,19 +43,35 @@ DRIFT_AT, DRIFT_EVERY = "150s", "5m"
     show_default=True,
     help='Again and again after the last of them; "none" for no more.',
 )
+@click.option(
+    "--gateway",
+    multiple=True,
+    metavar="URL",
+    help="Where actions go; may be repeated, or be a load balancer's.  [default: this machine's]",
+)
+@click.option("--inference", multiple=True, metavar="URL", help="Where pages come from; likewise.")
 @json_option
 def command(
-    folder: Path, rate: float, seed: int, drift_at: tuple[str, ...], drift_every: str, as_json: bool
+    folder: Path,
+    rate: float,
+    seed: int,
+    drift_at: tuple[str, ...],
+    drift_every: str,
+    gateway: tuple[str, ...],
+    inference: tuple[str, ...],
+    as_json: bool,
 ) -> None:
     """Have readers visit the system that runs in the run folder with the demo's spec, until Ctrl-C.
 
-    Ports are those of the settings. A simulator that is started again goes on with the same world.
+    Ports are those of the settings, unless URLs say where gateway and inference answer. A simulator that is
+    started again goes on with the same world.
     """
     from freshet.runtime.lifecycle import die_with_parent, stop_on_signals
     from freshet.runtime.logging import configure_logging
     from freshet.settings import load_settings
     from freshet.testing.simulator.began import Began
     from freshet.testing.simulator.service import run
+    from freshet.testing.simulator.targets import targets_by
 
     at = tuple(sorted(seconds_of("--drift-at", text) for text in drift_at or (DRIFT_AT,)))
     every = None if drift_every == "none" else seconds_of("--drift-every", drift_every)
@@ -62,7 +83,7 @@ def command(
     settings = load_settings(run_folder=folder)
     configure_logging("simulator", level=settings.common.log_level, form=settings.common.log_format)
     settings.common.run.create()
-    run(settings, Began(seed, at, every), rate, stop=stop)
+    run(settings, Began(seed, at, every), rate, targets_by(settings, gateway, inference), stop=stop)
     emit_end({"role": "simulator", "ended": "stopped"}, as_json=as_json, text="simulator stopped")
 
 

@@ -5,11 +5,16 @@ cores with the system that it tests, and this one costs a fifth of a comfortable
 from __future__ import annotations
 
 import http.client
+from collections.abc import Sequence
 from typing import Protocol
 
 from freshet.errors import Unavailable
+from freshet.runtime.addresses import Address
 
 __all__ = ["Door", "HttpDoor"]
+
+FAILING = (502, 503, 504)
+"""Answers of a server that cannot, while another may."""
 
 HEADERS = {"Content-Type": "application/json"}
 
@@ -29,22 +34,40 @@ class Door(Protocol):
 
 
 class HttpDoor:
-    """See `Door`."""
+    """See `Door`. Of several servers it keeps to one, and goes to the next when that fails."""
 
-    def __init__(self, host: str, port: int, *, timeout_s: float = 5.0) -> None:
-        self._connection = http.client.HTTPConnection(host, port, timeout=timeout_s)
+    def __init__(self, servers: Sequence[Address], first: int = 0, *, timeout_s: float = 5.0) -> None:
+        """`first`: which of them to begin with; it may be beyond the last, as doors are counted."""
+        self._servers, self._at, self._timeout_s = tuple(servers), first, timeout_s
+        self._connection = self._connected()
 
     def post(self, path: str, body: bytes) -> tuple[int, bytes]:
         """See `Door`."""
         try:
             self._connection.request("POST", path, body, HEADERS)
             answer = self._connection.getresponse()
-            return answer.status, answer.read()
+            status, content = answer.status, answer.read()
         except (OSError, http.client.HTTPException) as error:
-            self._connection.close()  # the next request opens a new one
-            where = f"{self._connection.host}:{self._connection.port}{path}"
+            where = f"{self._server}{path}"
+            self._turn()
             raise Unavailable(f"{where}: {error!r}") from error
+        if status in FAILING and len(self._servers) > 1:
+            self._turn()
+        return status, content
 
     def close(self) -> None:
         """See `Door`."""
         self._connection.close()
+
+    @property
+    def _server(self) -> Address:
+        return self._servers[self._at % len(self._servers)]
+
+    def _connected(self) -> http.client.HTTPConnection:
+        return http.client.HTTPConnection(self._server.host, self._server.port, timeout=self._timeout_s)
+
+    def _turn(self) -> None:
+        """To the next server, with a new connection; the only one is connected to anew."""
+        self._connection.close()
+        self._at += 1
+        self._connection = self._connected()

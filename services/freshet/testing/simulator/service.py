@@ -6,12 +6,14 @@ import math
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import structlog
 from prometheus_client import CollectorRegistry
 
 from freshet.clock import SYSTEM_CLOCK, Clock
+from freshet.runtime.addresses import Address
 from freshet.runtime.admin import Admin
 from freshet.runtime.asking import why_unready
 from freshet.runtime.lifecycle import Cleanup
@@ -23,6 +25,7 @@ from freshet.testing.simulator.metrics import METRICS
 from freshet.testing.simulator.outbox import Outbox
 from freshet.testing.simulator.pace import Pace
 from freshet.testing.simulator.readers import Counts, Readers
+from freshet.testing.simulator.targets import Targets, targets_by
 from freshet.testing.simulator.world import World
 
 __all__ = ["STATE_FILE", "Simulator", "run"]
@@ -54,9 +57,18 @@ class Simulator:
     """Readers of one world. `run` blocks until told to stop."""
 
     def __init__(
-        self, settings: Settings, wanted: Began, events_per_s: float, clock: Clock = SYSTEM_CLOCK
+        self,
+        settings: Settings,
+        wanted: Began,
+        events_per_s: float,
+        clock: Clock = SYSTEM_CLOCK,
+        targets: Targets | None = None,
     ) -> None:
-        """Raises ConfigError if the run folder has another world."""
+        """`targets`: whom readers visit; without them gateway and inference of this machine.
+
+        Raises ConfigError if the run folder has another world.
+        """
+        self._targets = targets or targets_by(settings)
         self._settings, self._wanted, self._clock, self._rate = settings, wanted, clock, events_per_s
         self._file = settings.common.run.state / STATE_FILE
         self._began = read_began(self._file, wanted)
@@ -76,7 +88,9 @@ class Simulator:
         log.info("readers come", seed=began.seed, rate=self._rate, first_visit=first)
         visits_per_s = self._rate / world.options.shown
         count = min(24, max(2, math.ceil(visits_per_s / VISITS_OF_A_THREAD)))
-        jobs: list[Callable[[], None]] = [lambda: self._read(running, stop)] * count
+        jobs: list[Callable[[], None]] = [
+            partial(self._read, running, stop, HttpDoor(self._targets.inferences, i)) for i in range(count)
+        ]
         jobs.append(lambda: self._send(running, stop))
         threads = [
             threading.Thread(target=job, name=f"readers-{i}", daemon=True) for i, job in enumerate(jobs)
@@ -134,8 +148,7 @@ class Simulator:
             f"{prefix}waiting": outbox.waiting(),
         }
 
-    def _read(self, running: _Running, stop: threading.Event) -> None:
-        door = self._door(self._settings.inference.port)
+    def _read(self, running: _Running, stop: threading.Event, door: Door) -> None:
         while not stop.is_set():
             number, due_s = running.readers.turn()
             if stop.wait(max(0.0, due_s - self._clock.monotonic())):
@@ -148,7 +161,7 @@ class Simulator:
         door.close()
 
     def _send(self, running: _Running, stop: threading.Event) -> None:
-        door = self._door(self._settings.gateway.port)
+        door = HttpDoor(self._targets.gateways)
         while not stop.is_set():
             try:
                 taken = running.outbox.send_due(door)
@@ -160,25 +173,24 @@ class Simulator:
                 stop.wait(LOOK_S if taken is False else SEND_EVERY_S)
         door.close()
 
-    def _door(self, port: int) -> Door:
-        return HttpDoor(self._settings.common.bind_address, port)
-
     def _until_ready(self, stop: threading.Event) -> bool:
-        ports = [self._settings.gateway.port, self._settings.inference.port]
+        roles = self._targets.gateways, self._targets.inferences
         told = False
-        while not all(self._ready(port) for port in ports):
+        while not all(any(map(_ready, servers)) for servers in roles):
             if not told:
-                log.info("waiting for gateway and inference to be ready", ports=ports)
+                servers = [str(server) for each in roles for server in each]
+                log.info("waiting for a gateway and an inference server to be ready", servers=servers)
                 told = True
             if stop.wait(LOOK_S):
                 return False
         return True
 
-    def _ready(self, port: int) -> bool:
-        try:
-            return not why_unready(port, host=self._settings.common.bind_address)
-        except OSError:
-            return False
+
+def _ready(server: Address) -> bool:
+    try:
+        return not why_unready(server.port, host=server.host)
+    except OSError:
+        return False
 
 
 def _drifts(began: Began, now_ms: int) -> list[dict[str, Any]]:
@@ -189,13 +201,20 @@ def _drifts(began: Began, now_ms: int) -> list[dict[str, Any]]:
     ]
 
 
-def run(settings: Settings, wanted: Began, events_per_s: float, *, stop: threading.Event) -> None:
-    """Simulate until `stop` is set.
+def run(
+    settings: Settings,
+    wanted: Began,
+    events_per_s: float,
+    targets: Targets | None = None,
+    *,
+    stop: threading.Event,
+) -> None:
+    """Simulate until `stop` is set; `targets` as `Simulator` takes them.
 
     Raises ConfigError if the port cannot be had, or the run folder has another world.
     """
     cleanup = Cleanup()
-    simulator = Simulator(settings, wanted, events_per_s)
+    simulator = Simulator(settings, wanted, events_per_s, targets=targets)
     registry = CollectorRegistry()
     register(registry, METRICS, simulator.readings)
     admin = Admin(
