@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.servers.jumping_clock import JumpingClock, build_clock
+from tests.servers.jumping_clock import JumpingClock, build_clock, compiled
 
 ASKED = """
 import sys, threading, time
@@ -83,8 +83,7 @@ def waiter(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A program that waits for the time of day that is so many seconds ahead."""
     folder = tmp_path_factory.mktemp("waiter")
     (folder / "wait.c").write_text(UNTIL_A_TIME_OF_DAY)
-    subprocess.run(["cc", "-o", str(folder / "wait"), str(folder / "wait.c"), "-lpthread"], check=True)
-    return folder / "wait"
+    return compiled(folder / "wait.c", folder / "wait")
 
 
 def waits(process: subprocess.Popen[str]) -> bool:

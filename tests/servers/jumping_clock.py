@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import shutil
 import struct
-import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
-__all__ = ["JumpingClock", "build_clock"]
+from tests.servers.processes import run_to_end
+
+__all__ = ["JumpingClock", "build_clock", "compiled"]
 
 SOURCE = Path(__file__).with_suffix(".c")
 
@@ -19,14 +20,17 @@ def build_clock(folder: Path) -> Path:
     It is our own and not libfaketime: under that one (0.9.10) Python's `time.sleep` fails when monotonic
     clocks are left alone, and it does not know C11's waits, which librdkafka uses.
     """
-    library, compiler = folder / "jumping_clock.so", shutil.which("cc") or shutil.which("c++")
+    return compiled(SOURCE, folder / "jumping_clock.so", "-O2", "-shared", "-fPIC")
+
+
+def compiled(source: Path, to: Path, *options: str) -> Path:
+    """Compile a file of C. RuntimeError if that cannot be done."""
+    compiler = shutil.which("cc") or shutil.which("c++")
     if compiler is None:
         raise RuntimeError("moving clocks needs a C compiler: install gcc, or g++ as for the native core")
-    command = [compiler, "-x", "c", "-O2", "-shared", "-fPIC", "-o", str(library), str(SOURCE), "-ldl"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise RuntimeError(f"{' '.join(command)} ended with {done.returncode}:\n{done.stderr}")
-    return library
+    command = [compiler, *options, "-x", "c", "-o", str(to), str(source), "-ldl", "-lpthread"]
+    run_to_end(command, within_s=60)
+    return to
 
 
 class JumpingClock:
