@@ -11,25 +11,37 @@ from freshet.tables import Published
 from freshet.types import I64, U64, Append, BytesColumn, Fence, TimeMs, bucket_of
 from freshet.wire.rows import RowDelta, encode_rows
 
-__all__ = ["records_of"]
+__all__ = ["DELTA_BYTES", "records_of"]
+
+DELTA_BYTES = 512 << 10
+"""Of rows in a record, and of removed keys: a round of wide rows is several times what a log takes as one
+record (16 MiB on Kafka by default, and often no more than 1 MiB where somebody else runs it)."""
 
 
 def records_of(batch: Published, topic: str, fences: I64) -> list[Append]:
-    """Records of a table, a partition of `rows` and a fence each; the partition follows from the bucket and
-    is fixed (PROTOCOL 17). `fences` (B,) are those under which each bucket is owned."""
+    """Records of a table, a partition of `rows` and a fence each, several where they would be too long; the
+    partition follows from the bucket and is fixed (PROTOCOL 17). `fences` (B,) are those under which each
+    bucket is owned."""
     records: dict[int, list[bytes]] = {}
     for part in batch.tables:
         kept, gone = _places(part.keys, fences), _places(part.removed, fences)
         for p, fence in sorted({*kept, *gone}):
-            delta = RowDelta(
-                table=part.table,
-                fence=Fence(fence),
-                event_time_ms=TimeMs(batch.clock_ms),
-                keys=part.keys[kept.get((p, fence), _NONE)],
-                values=part.values[kept.get((p, fence), _NONE)],
-                removed=part.removed[gone.get((p, fence), _NONE)],
-            )
-            records.setdefault(p, []).append(encode_rows(delta))
+            keys, values = part.keys[kept.get((p, fence), _NONE)], part.values[kept.get((p, fence), _NONE)]
+            removed = part.removed[gone.get((p, fence), _NONE)]
+            rows = max(1, DELTA_BYTES // (keys.itemsize + values.itemsize * values.shape[1]))
+            keys_a_record = DELTA_BYTES // removed.itemsize
+            pieces = max(-(-len(keys) // rows), -(-len(removed) // keys_a_record))
+            for i in range(pieces):
+                mine = slice(i * rows, (i + 1) * rows)
+                delta = RowDelta(
+                    table=part.table,
+                    fence=Fence(fence),
+                    event_time_ms=TimeMs(batch.clock_ms),
+                    keys=keys[mine],
+                    values=values[mine],
+                    removed=removed[i * keys_a_record : (i + 1) * keys_a_record],
+                )
+                records.setdefault(p, []).append(encode_rows(delta))
     return [Append(topic, p, BytesColumn.of(values)) for p, values in sorted(records.items())]
 
 

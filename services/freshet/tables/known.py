@@ -36,9 +36,8 @@ class KnownPushes:
         told: I64 = np.concatenate([one[buckets] for one, buckets in zip(read, asked, strict=True)])
         if (told == told[0]).all():
             return cls(told[:1])
-        offsets, moments = np.unique(told, axis=0, return_inverse=True)
+        offsets, rest = _distinct(told)
         moment_of: dict[int, U32] = {}
-        rest = moments.ravel().astype(np.uint32)
         for group, one, buckets in zip(groups, read, asked, strict=True):
             moment_of[group.group] = of = np.zeros(len(one), np.uint32)
             of[buckets], rest = rest[: len(buckets)], rest[len(buckets) :]
@@ -70,3 +69,17 @@ class KnownPushes:
                 return np.zeros(len(self.offsets), np.bool_)
             knowing &= self.offsets[:, r.partition] >= r.stop
         return knowing
+
+
+def _distinct(told: I64) -> tuple[I64, U32]:
+    """The distinct rows of (N, P), and which of them each row is. There are few: numpy's `unique`, which
+    sorts, takes 20 times as long for two."""
+    moments = np.zeros(len(told), np.uint32)
+    found: list[I64] = []
+    left = np.arange(len(told))
+    while len(left):
+        same = (told[left] == told[left[0]]).all(axis=1)
+        moments[left[same]] = len(found)
+        found.append(told[left[0]])
+        left = left[~same]
+    return np.stack(found), moments
