@@ -156,3 +156,15 @@ def test_an_action_is_followed_through_shards_to_every_replica(world: ConsoleWor
             trace = console.state()["trace"]
 
     assert [s["stage"] for s in trace["stages"]] == list(STAGES)
+
+
+def test_behind_a_published_port_it_is_asked_for_by_localhost_and_by_the_names_that_were_given(
+    world: ConsoleWorld,
+) -> None:
+    with world.console(console_host="console,news.example") as console:
+        asked = ("localhost:8080", "127.0.0.1:80", "console:7002", "NEWS.example", "other.example", "consol")
+        answers = {
+            host: console.client.get("/api/state", headers={"host": host}).status_code for host in asked
+        }
+
+    assert answers == dict.fromkeys(asked[:4], 200) | dict.fromkeys(asked[4:], 403)

@@ -15,7 +15,7 @@ from freshet.runtime.http import HttpError, Request
 from freshet.runtime.streaming import Headers
 from freshet.runtime.token import TOKEN_FILE
 
-__all__ = ["HEADERS", "Doors", "json_only"]
+__all__ = ["HEADERS", "Doors", "json_only", "names_by"]
 
 HEADERS: Headers = (
     (
@@ -29,6 +29,11 @@ HEADERS: Headers = (
     (b"cross-origin-opener-policy", b"same-origin"),
 )
 """With every answer: nothing from elsewhere is loaded, run, framed or told where one came from."""
+
+
+def names_by(bind_address: str, hosts: str) -> frozenset[str]:
+    """Names that browsers may use: the address that is listened on, and those of a list with commas."""
+    return frozenset(name.lower() for name in (bind_address, *hosts.split(",")) if name)
 
 
 class Doors:

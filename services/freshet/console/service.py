@@ -18,7 +18,7 @@ from freshet.clock import SYSTEM_CLOCK, Clock
 from freshet.console import api
 from freshet.console.board import Board
 from freshet.console.collector import Collector, Sources
-from freshet.console.doors import HEADERS, Doors, json_only
+from freshet.console.doors import HEADERS, Doors, json_only, names_by
 from freshet.console.instances import Places
 from freshet.console.pages import PAGE, read_pages
 from freshet.console.services import Services
@@ -288,8 +288,7 @@ def run(
     """
     sock = bind(common.bind_address, settings.port)
     host, port = sock.getsockname()[:2]
-    given = (common.bind_address, *settings.host.split(","))
-    names = frozenset(name.strip().lower() for name in given if name.strip())
+    names = names_by(common.bind_address, settings.host)
     console = Console(sources, settings, places, Doors(token, names=names), clock=clock)
     drain_s = common.drain_ms / 1e3
     stop_threads = threading.Event()

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from freshet.console.doors import Doors, json_only
+from freshet.console.doors import Doors, json_only, names_by
 from freshet.errors import ConfigError
 from freshet.runtime.browsers import name_of
 from freshet.runtime.http import HttpError, Request
@@ -199,3 +199,20 @@ def test_a_file_that_is_not_there_is_not_made(tmp_path: Path) -> None:
 def test_a_token_and_a_file_of_one_are_one_too_many(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="FRESHET_CONSOLE_TOKEN_FILE"):
         token_of(TOKEN, tmp_path, str(tmp_path / "secret"))
+
+
+@pytest.mark.parametrize(
+    ("bound", "hosts", "names"),
+    [
+        ("0.0.0.0", "", {"0.0.0.0"}),
+        ("127.0.0.1", "console,News.example", {"127.0.0.1", "console", "news.example"}),
+        ("::", "fd00::5,", {"::", "fd00::5"}),
+    ],
+)
+def test_names_are_those_of_the_settings(bound: str, hosts: str, names: set[str]) -> None:
+    assert names_by(bound, hosts) == names
+
+
+@pytest.mark.parametrize("host", ["localhost:8080", "127.0.0.1:80", "[::1]:8080"])
+def test_in_a_container_it_is_asked_for_by_this_machines_names_at_any_published_port(host: str) -> None:
+    Doors(TOKEN, names=names_by("0.0.0.0", "")).admit({b"host": host.encode()})
