@@ -26,6 +26,10 @@ class KnownPushes:
     offsets: I64  # (M, P): rows of this moment know every push of samples below
     moment_of: Mapping[int, U32] = field(default_factory=dict)
     """{store group: (B,) each bucket's moment}; of account where the lookup had keys. Empty where M is 1."""
+    _moments: list[list[int]] = field(init=False)  # `offsets`, for `knowing`
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_moments", self.offsets.tolist())
 
     @classmethod
     def of(cls, groups: Sequence[RowKeys], read: Sequence[I64]) -> KnownPushes:
@@ -61,14 +65,14 @@ class KnownPushes:
                 first += len(known.offsets)
         return cls(offsets, moment_of)
 
-    def knowing(self, ranges: Sequence[OffsetRange]) -> Bool:
-        """(M,) whether rows of each moment know the push of these ranges."""
-        knowing: Bool = np.ones(len(self.offsets), np.bool_)
-        for r in ranges:
-            if r.partition >= self.offsets.shape[1]:
-                return np.zeros(len(self.offsets), np.bool_)
-            knowing &= self.offsets[:, r.partition] >= r.stop
-        return knowing
+    def knowing(self, ranges: Sequence[OffsetRange]) -> list[bool]:
+        """(M,) whether rows of each moment know the push of these ranges. Plain numbers: it is asked for each
+        batch and each push in flight, and mostly of one moment."""
+        known = self.offsets.shape[1]
+        return [
+            all(r.partition < known and moment[r.partition] >= r.stop for r in ranges)
+            for moment in self._moments
+        ]
 
 
 def _distinct(told: I64) -> tuple[I64, U32]:

@@ -77,9 +77,9 @@ def test_where_all_buckets_are_of_one_moment_no_bucket_is_named():
 
 def test_a_push_is_known_once_all_its_ranges_are():
     known = KnownPushes(np.array([[3, 5], [4, 5], [4, 6]]))
-    assert known.knowing([OffsetRange(0, 3, 4)]).tolist() == [False, True, True]
-    assert known.knowing([OffsetRange(0, 3, 4), OffsetRange(1, 5, 6)]).tolist() == [False, False, True]
-    assert known.knowing([OffsetRange(2, 0, 1)]).tolist() == [False] * 3, "of that partition nothing is told"
+    assert known.knowing([OffsetRange(0, 3, 4)]) == [False, True, True]
+    assert known.knowing([OffsetRange(0, 3, 4), OffsetRange(1, 5, 6)]) == [False, False, True]
+    assert known.knowing([OffsetRange(2, 0, 1)]) == [False] * 3, "of that partition nothing is told"
 
 
 def test_a_lookup_without_keys_knows_nothing_that_could_matter():

@@ -127,21 +127,22 @@ class OwnWrites:
         """Step looked-up rows (U, S), of each group, by every write that they do not know; `begun` is done
         with."""
         with self._lock:
-            missed = [w for w in self._writes if not w.void and _missed(w, looked.states, begun)]
-            for write in missed:
+            told = [(w, _knowing(w, looked.states, begun)) for w in self._writes if not w.void]
+            missed = [(write, knowing) for write, knowing in told if not all(knowing)]
+            for write, _ in missed:
                 write.readers += 1
         stepped = 0
         try:
-            for write in missed:
+            for write, knowing in missed:
                 theirs = {of.group: (of, g) for of, g in zip(write.groups, write.gradients, strict=True)}
                 for mine, values, floats in zip(looked.groups, rows, looked.states.floats, strict=True):
                     if mine.group in theirs:
-                        part = _unknown(*theirs[mine.group], write.ranges, looked.states)
+                        part = _unknown(*theirs[mine.group], knowing, looked.states)
                         stepped += self._steps[mine.group].step(mine, values, floats, *part)
         finally:
             with self._lock:
                 self.stepped_rows += stepped
-                for write in missed:
+                for write, _ in missed:
                     write.readers -= 1
             self.forget(begun)
 
@@ -162,21 +163,23 @@ class OwnWrites:
             write.free()
 
 
-def _missed(write: Write, states: RowStates, begun: Begun | None) -> bool:
-    """Whether a row may not know it. What was acknowledged before the lookup all rows know."""
-    acknowledged = begun is not None and 0 < write.ended <= begun.ended
-    return not acknowledged and (states.known is None or not states.known.knowing(write.ranges).all())
+def _knowing(write: Write, states: RowStates, begun: Begun | None) -> list[bool]:
+    """Whether rows of each moment of a lookup know it. What was acknowledged before the lookup all rows
+    know."""
+    if begun is not None and 0 < write.ended <= begun.ended:
+        return [True]
+    return [False] if states.known is None else states.known.knowing(write.ranges)
 
 
 def _unknown(
-    theirs: KeyGroup, gradients: F32, ranges: Sequence[OffsetRange], states: RowStates
+    theirs: KeyGroup, gradients: F32, knowing: Sequence[bool], states: RowStates
 ) -> tuple[KeyGroup, F32]:
     """A write's rows of one group, without those of buckets that had it when they were read: it was on its
     way from bucket to bucket, or from shard to shard, while the lookup was."""
-    if states.known is None or not (knowing := states.known.knowing(ranges)).any():
+    if states.known is None or not any(knowing):
         return theirs, gradients
     counts: I64 = np.diff(theirs.bucket_starts.astype(np.int64)).astype(np.int64)
-    known = knowing[states.known.moment_of[theirs.group]]
+    known = np.array(knowing)[states.known.moment_of[theirs.group]]
     rows = np.repeat(~known, counts)
     starts = np.concatenate([[0], np.cumsum(np.where(known, 0, counts))]).astype(np.uint32)
     return KeyGroup(theirs.group, theirs.keys[rows], theirs.tables[rows], starts), gradients[rows]
