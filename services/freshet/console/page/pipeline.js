@@ -95,7 +95,8 @@ function nodes(state) {
       };
     }
     const role = record(roles[name]);
-    const memory = num(role.memory_mb);
+    const all = num(role.ready) === num(role.of);
+    const memory = all ? num(role.memory_mb) : null; // of a part it says little, and a node is narrow
     const second = [standing(role), memory === null ? "" : megabytes(memory)].filter(Boolean).join(" · ");
     return {
       name,
