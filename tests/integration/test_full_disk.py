@@ -15,7 +15,7 @@ while True:
     try:
         pathlib.Path(sys.argv[1]).write_text("some")
     except OSError:
-        pathlib.Path(sys.argv[1]).touch()
+        pathlib.Path(sys.argv[1] + ".refused").touch()
     time.sleep(0.01)
 """
 
@@ -23,7 +23,7 @@ while True:
 def test_writes_of_a_process_are_refused_until_there_is_room_also_once_it_was_started_anew(
     tmp_path: Path,
 ) -> None:
-    file = tmp_path / "file"
+    file, told = tmp_path / "file", tmp_path / "file.refused"
     process = Process([sys.executable, "-c", WRITES, str(file)], tmp_path / "log")
     disk = Disk(lambda: [process])
 
@@ -32,7 +32,7 @@ def test_writes_of_a_process_are_refused_until_there_is_room_also_once_it_was_st
 
     def refused() -> bool:
         disk.keep_full()
-        return file.exists() and file.stat().st_size == 0
+        return told.exists()
 
     process.launch()
     try:
@@ -40,7 +40,8 @@ def test_writes_of_a_process_are_refused_until_there_is_room_also_once_it_was_st
         disk.fill()
         wait_until("it is refused", refused, within_s=20)
         process.kill()
-        file.unlink()
+        for left in (file, told):
+            left.unlink()
         process.launch()
         wait_until("the new one is refused, too", refused, within_s=20)
         disk.make_room()

@@ -44,7 +44,9 @@ def received(connection: socket.socket, count: int) -> bytes:
     """So many bytes."""
     found = b""
     while len(found) < count:
-        found += connection.recv(count - len(found))
+        part = connection.recv(count - len(found))
+        assert part, f"the connection ended after {found!r}"
+        found += part
     return found
 
 

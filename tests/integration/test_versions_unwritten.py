@@ -24,7 +24,9 @@ def test_versions_that_cannot_be_written_are_told_and_training_goes_on(tmp_path:
     versions = Faulty(pipeline.stores.versions)
     stores = replace(pipeline.stores, versions=versions)
     training = Training(pipeline.spec, stores, spec_hash=pipeline.spec_hash, lanes=1)
-    versions.script("put", nth=1, times=2, error=Unavailable(FULL))
+    seen = threading.Event()  # the second write waits until what the first one left was looked at
+    versions.script("put", nth=1, error=Unavailable(FULL))
+    versions.script("put", nth=2, error=Unavailable(FULL), before=lambda: seen.wait(60))
     thread = threading.Thread(target=training.run)
     thread.start()
     appended = 0
@@ -45,10 +47,12 @@ def test_versions_that_cannot_be_written_are_told_and_training_goes_on(tmp_path:
     try:
         wait_until("a version could not be written", lambda: failed(1), within_s=30)
         full = dict(training.status())
+        seen.set()
         wait_until("the next one could not either", lambda: failed(2), within_s=30)
         wait_until("a version is written", written, within_s=30)
         well = dict(training.status())
     finally:
+        seen.set()
         training.stop()
         thread.join()
         pipeline.close()

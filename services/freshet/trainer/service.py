@@ -144,6 +144,8 @@ class Trainer:
         self._leads, self._versioner.fence = group.rank == 0, group.fence
         if self._leads:
             self.begin()
+        else:
+            self.progress.version_error = ""  # who leads now tells of versions
 
     def _measure(self) -> None:
         """Count what the lanes leave, and write windows that are complete: beside the lanes, which would wait
