@@ -4,7 +4,7 @@ log of SQLite; shards only note what is asked of them."""
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -38,6 +38,7 @@ class Rows:
         self.given: list[int] = []
         self.given_at_once: list[int] = []
         self.dropped: list[int] = []
+        self.on_drop: Callable[[Sequence[Bucket]], None] = lambda _: None
         self.loading: list[Bucket] = []
         self.store = SimpleNamespace(memory_bytes=1_000, tables=(), resident_bytes=int)
         self.loader = SimpleNamespace(loading=lambda: self.loading, progress=SimpleNamespace(rows=0))
@@ -55,6 +56,7 @@ class Rows:
 
     def drop(self, buckets: Sequence[Bucket]) -> None:
         self.dropped += buckets
+        self.on_drop(buckets)
 
     def leave(self, buckets: Sequence[Bucket]) -> None:
         pass
@@ -196,12 +198,14 @@ def test_who_leaves_alone_does_not_wait(log: SqliteEventLog) -> None:
 def test_what_was_given_away_is_let_go_when_others_have_told_that_they_serve_it(shards: list[One]) -> None:
     """Until then the log is held for it."""
     giver = shards[0]
-    dropped: list[int] = []
+    tellers: list[str | None] = []
 
-    def served() -> bool:
-        told = {b for what in shards[2].keeper.slices for b in slices_of(BUCKETS)[what]}
-        dropped[:] = giver.rows.dropped
-        assert set(dropped) <= told
-        return bool(dropped) and set(dropped) == set(giver.rows.given)
+    def note(buckets: Sequence[Bucket]) -> None:
+        slices = [what for what, of in slices_of(BUCKETS).items() if not set(of).isdisjoint(buckets)]
+        tellers.extend(giver.keeper._balancing.told_by(what) for what in slices)
 
-    step_until(shards, served)
+    giver.rows.on_drop = note
+    given = giver.rows.given
+    step_until(shards, lambda: given and set(given) <= set(giver.rows.dropped))
+    assert tellers
+    assert set(tellers) <= {"shard:b", "shard:c"}

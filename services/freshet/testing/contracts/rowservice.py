@@ -8,6 +8,7 @@ rate 1, tables 0 and 1. So a row after a push is the row before it minus its gra
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Mapping
 
 import numpy as np
@@ -20,6 +21,7 @@ from freshet.types import F32, Fence, OffsetRange, TimeMs, bucket_of
 __all__ = ["BUCKETS", "PARTITIONS", "WIDTH", "RowServiceContract", "keys_of", "look_up", "push_of"]
 
 BUCKETS, PARTITIONS, WIDTH = 16, 2, 2
+DEADLINE_S = 60.0
 
 Row = tuple[int, int]
 """(table, key)."""
@@ -181,7 +183,7 @@ class RowServiceContract:
         """A push takes one from each row: so rows tell themselves how many they know."""
         group, rows = keys_of([(t, (k << 57) + k) for t in (0, 1) for k in range(1, 40)])
         before = look_up(service, rows, create=True)
-        stop, moments = threading.Event(), set()
+        stop, moments = threading.Event(), set[int]()
 
         def push_on() -> None:
             for block in range(100_000):
@@ -192,7 +194,10 @@ class RowServiceContract:
         pushing = threading.Thread(target=push_on)
         pushing.start()
         try:
-            for _ in range(200):
+            lookups, deadline = 0, time.monotonic() + DEADLINE_S
+            while lookups < 200 or len(moments) < 2:
+                assert time.monotonic() < deadline, "nothing was pushed meanwhile"
+                lookups += 1
                 out: F32 = np.empty((len(rows), WIDTH), np.float32)
                 states = RowStates([np.empty((len(rows), 0), np.float32)])
                 service.lookup([group], [out], states=states)
@@ -205,7 +210,6 @@ class RowServiceContract:
         finally:
             stop.set()
             pushing.join()
-        assert len(moments) > 1, "nothing was pushed meanwhile"
 
     def test_a_push_of_a_lower_fence_is_fenced(self, service: RowService) -> None:
         if not self.checks_fences_of_pushes:
