@@ -71,7 +71,7 @@ class Processes:
     def _ask(self, name: str, address: Address, before: Told) -> Told:
         try:
             told = told_in(_metrics(address))
-        except (OSError, http.client.HTTPException):
+        except (OSError, http.client.HTTPException, ValueError):  # 1.2.3 is no number
             return before
         if told.began_s is not None and before.began_s is not None:
             with self._lock:

@@ -105,7 +105,9 @@ class Services:
     def _answer(self, instance: Instance) -> Service:
         asked = self._asking[instance.name]
         if asked.done():
-            return asked.result()
+            error = asked.exception()
+            # A fault of ours with one of them leaves the others as they are.
+            return asked.result() if error is None else self._unknown(instance, f"not understood: {error!r}")
         slow = self._unknown(instance, f"it has not answered at {instance.address} for {LOOK_S:g} s")
         last = self._lately(instance.name, None)
         return slow if last is None else last

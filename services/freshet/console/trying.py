@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,7 +18,10 @@ __all__ = ["asked", "body_of"]
 
 KEYS = {"context", "candidates", "k"}
 PATIENCE_S = 10.0
-"""A request may wait for a server that starts."""
+"""A request may wait for a server that starts; of several, all together."""
+
+MOST_ASKED = 3
+CONNECT_S = 1.0
 
 MOST_BYTES = 16 << 20
 
@@ -48,17 +52,23 @@ def asked(addresses: Sequence[Address], body: bytes) -> Response:
     Raises Unavailable if none does.
     """
     problem = Unavailable("inference: where it answers is not known; is it started?")
-    for address in addresses:
+    deadline = time.monotonic() + PATIENCE_S
+    for address in addresses[:MOST_ASKED]:
+        left_s = deadline - time.monotonic()
+        if left_s <= 0:
+            break
         try:
-            return _asked(address, body)
+            return _asked(address, body, left_s)
         except Unavailable as error:
             problem = error
     raise problem
 
 
-def _asked(address: Address, body: bytes) -> Response:
-    connection = http.client.HTTPConnection(address.host, address.port, timeout=PATIENCE_S)
+def _asked(address: Address, body: bytes, left_s: float) -> Response:
+    connection = http.client.HTTPConnection(address.host, address.port, timeout=min(CONNECT_S, left_s))
     try:
+        connection.connect()
+        connection.sock.settimeout(left_s)
         connection.request("POST", "/v1/rank", body, {"content-type": "application/json"})
         answer = connection.getresponse()
         content = whole_body(answer, MOST_BYTES)

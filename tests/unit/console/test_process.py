@@ -67,6 +67,17 @@ def test_who_does_not_answer_is_as_it_was_told_last(own: Address) -> None:
     assert processes.told_of(SERVICE, nowhere).memory_mb == first.memory_mb
 
 
+def test_a_page_that_no_exporter_writes_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    pages = iter([b"process_resident_memory_bytes 1048576\n", b"process_resident_memory_bytes 1.2.3\n"])
+    monkeypatch.setattr("freshet.console.process._metrics", lambda _: next(pages))
+    clock = SettableClock()
+    processes = Processes(clock)
+
+    assert processes.told_of(SERVICE, Address("127.0.0.1", 1)).memory_mb == 1.0
+    clock.advance(10)
+    assert processes.told_of(SERVICE, Address("127.0.0.1", 1)).memory_mb == 1.0
+
+
 def test_another_process_in_its_place_is_a_restart(monkeypatch: pytest.MonkeyPatch) -> None:
     began = 1_000.0
     monkeypatch.setattr(
