@@ -5,6 +5,7 @@ from uuid import uuid4
 import pytest
 
 from freshet.seams.eventlog import EventLog
+from freshet.seams.eventlog.sqlite import SqliteEventLog
 from freshet.seams.open import open_eventlog
 from freshet.testing.contracts.eventlog import EventLogContract
 from tests.servers.kafka import Kafka
@@ -14,6 +15,12 @@ class TestSqlite(EventLogContract):
     @pytest.fixture
     def open_log(self, tmp_path: Path) -> Callable[[], EventLog]:
         return lambda: open_eventlog(f"sqlite:{tmp_path}/log")
+
+    def retain(self, log: EventLog) -> bool:
+        assert isinstance(log, SqliteEventLog)
+        while log.enforce_retention():
+            pass
+        return True
 
 
 class TestKafka(EventLogContract):

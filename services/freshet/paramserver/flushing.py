@@ -92,6 +92,7 @@ class Flusher:
         self._writer = log.writer()
         self._rows_next = [0] * ROWS_PARTITIONS
         self._unanswered: Flush | None = None  # sent, or about to be; of the thread that flushes
+        self._has_taken = False  # a bucket; until then the log is held for what an earlier life left
         self.published = PublishedTo({}, {})
 
     @contextmanager
@@ -101,6 +102,7 @@ class Flusher:
         ends = {p: self._log.bounds(at).end for p, at in rows.items()}
         with self._publishing:
             self.book.claimed(metas)
+            self._has_taken = True
             for p, end in ends.items():
                 self._rows_next[p] = max(self._rows_next[p], end)
             yield
@@ -124,7 +126,8 @@ class Flusher:
                 self._write(self._unanswered)
             self._write(self._copied(self._store.collect_flush, whole=False))
             self._counts.flushes += 1
-            self.hold_retention()
+            if self._has_taken:
+                self.hold_retention()
 
     def smallest_applied(self) -> dict[int, int]:
         """{partition: smallest offset that a bucket has applied}; of none where no bucket is held."""

@@ -103,12 +103,15 @@ class Keeper:
         self._give(self._balancing.next_to_move(self._away(planned)))
 
     def leave(self, deadline: float) -> None:
-        """Give up the seat, and serve on while others take over, a little at a time, until the clock's
-        `deadline`. What is left then, or if nobody else is there, is for `drain`."""
+        """Give up the seat, and serve on while others take over, a little at a time, and until they have told
+        so; not beyond the clock's `deadline`. What is left then, or if nobody else is there, is for
+        `drain`."""
         assert self._seat is not None, "take_seat comes first"
         self._leaving, pause = True, threading.Event()
         self._seat.release()
-        while self._mine and self._clock.monotonic() < deadline and self._claims.alive(SEATS):
+        while self._mine or self._left:
+            if self._clock.monotonic() >= deadline or not self._claims.alive(SEATS):
+                return
             try:
                 self.step()
             except FreshetError as error:
@@ -119,12 +122,18 @@ class Keeper:
     def drain(self) -> None:
         """Flush and release everything, so that others need not wait for a lease. Raises Unavailable.
 
-        Where others live, they take it over now, and hold the log themselves; a hold in this shard's name
-        would stand for as long as it stays away. If it is the last one, that is what is wanted.
+        The log stays held for slices of which no other shard has told that it serves them: others may have
+        no room, or die before they have read them. The hold is in this shard's name, and stands until it is
+        started again.
         """
         self._give(list(self._mine))
-        if any(claim.what != self._seat_name for claim in self._claims.alive(SEATS)):
-            self._shard.drop(self._buckets(sorted(self._left)))
+        self._let_go()
+        if self._left and any(claim.what != self._seat_name for claim in self._claims.alive(SEATS)):
+            log.warning(
+                "no other shard serves these slices yet; the log is held for them until this one is started "
+                "again",
+                slices=len(self._left),
+            )
         if self._seat is not None:
             self._seat.release()
 
@@ -150,7 +159,8 @@ class Keeper:
             log.warning("slices were taken over by another shard", slices=len(lost), first=lost[0])
             for what in lost:
                 del self._mine[what]
-            self._shard.drop(self._buckets(lost))
+            self._shard.leave(self._buckets(lost))  # who claimed them may not get to hold the log for them
+            self._left.update(lost)
             self.counts.lost += len(lost)
 
     def _leave_doubtful(self) -> None:

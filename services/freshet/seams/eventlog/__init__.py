@@ -133,7 +133,8 @@ class EventLog(Protocol):
         """Forget records below `before`, at the log's leisure. Retention by time calls the same thing."""
 
     def hold(self, name: str, offsets: Mapping[TopicPartition, int]) -> None:
-        """Keep records from these offsets on: retention by time passes none, until `name` holds others.
+        """Keep records from these offsets on: retention by time passes none, until `name` holds others. Those
+        of an earlier call that are not among them are let go: all, if these are none.
 
         For what must be replayed after a loss (PROTOCOL 12, 17). A log that cannot be held (Kafka) ignores
         it; there the distance to the log's start is a metric with an alert.

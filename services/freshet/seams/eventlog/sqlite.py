@@ -152,9 +152,11 @@ class SqliteEventLog:
             pass
 
     def hold(self, name: str, offsets: Mapping[TopicPartition, int]) -> None:
-        """Retention by time does not pass these offsets until the same name holds others."""
+        """Retention by time does not pass these offsets until the same name holds others, or none."""
         located = [(*self._locate(partition), offset) for partition, offset in offsets.items()]
-        for file in {file for file, _, _ in located}:
+        with self._lock:
+            files = {file for _, file, _ in self._refreshed(None).values()}
+        for file in files:  # in those without any of these, too, the name may hold some from before
             file.hold(name, [(i, offset) for f, i, offset in located if f is file])
 
     def enforce_retention(self) -> bool:

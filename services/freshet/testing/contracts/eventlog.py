@@ -71,6 +71,10 @@ class EventLogContract:
         yield log
         log.close()
 
+    def retain(self, log: EventLog) -> bool:
+        """Have the log take all that retention by time may, at once; False: nobody can have it do so."""
+        return False
+
     # Topics
 
     def test_a_topic_is_as_it_was_created(self, log: EventLog) -> None:
@@ -377,6 +381,20 @@ class EventLogContract:
         log.writer().append([append_to(T0, [b"a", b"b"])])
         log.trim(T0, 2)
         assert log.writer().append([append_to(T0, [b"c"])]) == [2]
+
+    def test_what_a_name_holds_is_let_go_when_it_holds_other_offsets_or_none(self, log: EventLog) -> None:
+        log.create_topic("t", partitions=2, retention_ms=60_000)
+        log.create_topic("other", partitions=1, retention_ms=60_000)
+        other, starts = TopicPartition("other", 0), []
+        for at in (T0, other):
+            log.writer().append([append_to(at, [b"a", b"b"], times=[1, 1])])
+        for held in ({T0: 0, other: 0}, {T0: 0}, {}):
+            log.hold("shard", held)
+            if self.retain(log):
+                starts.append((log.bounds(T0).start, log.bounds(other).start))
+        if not starts:
+            pytest.skip("nobody can have this log take what is old")
+        assert starts == [(0, 0), (0, 2), (2, 2)]
 
     def test_the_first_offset_of_a_time_is_found(self, log: EventLog) -> None:
         writer = log.writer()
