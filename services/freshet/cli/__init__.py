@@ -34,6 +34,7 @@ VERBS = {
     "demo": "Watch a model learn: everything on a small news site with simulated readers.",
     "up": "Run every service of a spec on this machine and keep them running.",
     "run": "Run one service in the foreground.",
+    "prepare": "Make the topics of a spec, and see that its stores can be used.",
     "status": "Say what runs, what it has done, and how fresh the served model is.",
     "simulate": "Have simulated readers visit the demo's system.",
     "replay": "Send recorded events through the gateway, or straight into the log.",

@@ -1,0 +1,125 @@
+"""`freshet prepare SPEC`: topics made, stores looked at, before any service starts."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from freshet.cli.options import PATH, FiniteRange, emit, examples, folder_option, json_option
+
+__all__ = ["command"]
+
+T = TypeVar("T")
+
+PAUSE_S = 0.5
+
+
+@click.command(epilog=examples("freshet prepare freshet.toml", "freshet prepare freshet.toml --wait 60"))
+@click.argument("spec_file", type=PATH)
+@folder_option
+@click.option(
+    "--wait",
+    "wait_s",
+    type=FiniteRange(0, 3_600),
+    default=0,
+    show_default=True,
+    help="Seconds to try again while a store cannot be reached.",
+)
+@json_option
+def command(spec_file: Path, folder: Path, wait_s: float, as_json: bool) -> None:
+    """Make the topics of SPEC_FILE that are missing, and see that row store and version store can be used.
+
+    What is there stays as it is, so it may run before every start. Services do the same by themselves; this
+    says once what is wrong, and lets them run with rights that make no topics.
+    """
+    from freshet.settings import load_settings
+    from freshet.spec import load_spec
+
+    spec, common = load_spec(spec_file), load_settings(run_folder=folder).common
+    common.run.create()
+    deadline = time.monotonic() + wait_s
+
+    found: dict[str, Any] = {
+        "model": spec.name,
+        "topics": _until(deadline, lambda: _topics(spec, common.log_url)),
+        "rows_of": _until(deadline, lambda: _rows(spec, common.rows_url)),
+        "versions": _until(deadline, lambda: _versions(common.versions_url)),
+    }
+    made = ", ".join(found["topics"]["made"]) or "none was missing"
+    rows = f"of {found['rows_of']}" if found["rows_of"] else "none yet; the store can be used"
+    emit(
+        found,
+        as_json=as_json,
+        text="\n".join(
+            (
+                f"topics    {found['topics']['there']} of {spec.name} are there; made now: {made}",
+                f"rows      {rows}",
+                f"versions  {found['versions']} are stored",
+            )
+        ),
+    )
+
+
+def _until(deadline: float, do: Callable[[], T]) -> T:
+    """What it gives, tried again until the deadline while a store is unavailable. Raises what it raises."""
+    from freshet.errors import Unavailable
+
+    while True:
+        try:
+            return do()
+        except Unavailable:
+            if time.monotonic() + PAUSE_S > deadline:
+                raise
+            time.sleep(PAUSE_S)
+
+
+def _topics(spec: Any, url: str) -> dict[str, Any]:
+    from freshet.seams.eventlog.topics import ensure_topics
+    from freshet.seams.open import open_eventlog
+
+    log = open_eventlog(url)
+    try:
+        before = set(log.topics())
+        plans = ensure_topics(log, spec).plans
+    finally:
+        log.close()
+    names = [plan.name for plan in plans]
+    return {"there": len(names), "made": [name for name in names if name not in before]}
+
+
+def _rows(spec: Any, url: str) -> str | None:
+    """The model that the row store is tied to; None if it is empty."""
+    from freshet.errors import Mismatch
+    from freshet.seams.open import open_rowstore
+    from freshet.spec.identity import identity_hash
+    from freshet.spec.schemas import load_schemas
+
+    rows = open_rowstore(url)
+    try:
+        identity = rows.identity()
+    finally:
+        rows.close()
+    if identity is None:
+        return None
+    wanted = spec.name, identity_hash(spec, load_schemas(spec))
+    if (identity.model, identity.spec_hash) != wanted:
+        raise Mismatch(
+            f"{url}: expected rows of model {wanted[0]!r}, spec {wanted[1]}; found those of "
+            f"{identity.model!r}, spec {identity.spec_hash}\n"
+            "  a model has a row store of its own: another name at the end of the URL, or the former spec"
+        )
+    return identity.model
+
+
+def _versions(url: str) -> int:
+    from freshet.seams.open import open_versions
+
+    versions = open_versions(url)
+    try:
+        return len(list(versions.numbers()))
+    finally:
+        versions.close()

@@ -1,0 +1,63 @@
+"""`freshet prepare`: what is missing is made, what is there stays, what is wrong is said."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import orjson
+import pytest
+from click.testing import CliRunner
+
+from freshet.cli.prepare import command
+from freshet.errors import Mismatch, Unavailable
+from freshet.seams.open import open_eventlog, open_rowstore
+from freshet.seams.rowstore import StoreIdentity
+from freshet.settings import load_settings
+from freshet.spec import load_spec
+from freshet.spec.topics import topics_of
+from freshet.testing.simulator import demo
+
+SPEC = Path(demo.__path__[0]) / "freshet.toml"
+
+
+def prepared(folder: Path) -> dict[str, object]:
+    result = CliRunner().invoke(
+        command, [str(SPEC), "--folder", str(folder), "--json"], catch_exceptions=False
+    )
+    assert result.exit_code == 0
+    said: dict[str, object] = orjson.loads(result.output)
+    return said
+
+
+def test_missing_topics_are_made_once(tmp_path: Path) -> None:
+    names = [plan.name for plan in topics_of(load_spec(SPEC)).plans]
+
+    first, second = prepared(tmp_path), prepared(tmp_path)
+
+    assert first == {
+        "model": "demo",
+        "topics": {"there": len(names), "made": names},
+        "rows_of": None,
+        "versions": 0,
+    }
+    assert second["topics"] == {"there": len(names), "made": []}
+    log = open_eventlog(load_settings(run_folder=tmp_path).common.log_url)
+    assert set(names) <= set(log.topics())
+    log.close()
+
+
+def test_rows_of_another_model_are_told_before_anything_starts(tmp_path: Path) -> None:
+    prepared(tmp_path)
+    rows = open_rowstore(load_settings(run_folder=tmp_path).common.rows_url)
+    rows.create(StoreIdentity("news", "abc", 1, {}, {}, "log"), {})
+    rows.close()
+
+    with pytest.raises(Mismatch, match=r"expected rows of model 'demo'.*found those of 'news'"):
+        prepared(tmp_path)
+
+
+def test_a_store_that_cannot_be_reached_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FRESHET_COMMON_ROWS_URL", "redis://127.0.0.1:1/demo")
+
+    with pytest.raises(Unavailable, match="cannot be reached"):
+        prepared(tmp_path)
