@@ -11,6 +11,7 @@ from freshet.embedder.service import EMBEDDER_METRICS
 from freshet.paramserver.service import PARAMSERVER_METRICS
 from freshet.runtime.grpc_metrics import GRPC_METRICS
 from freshet.runtime.metrics import Metric
+from freshet.runtime.process_metrics import PROCESS_METRICS
 from ops.reference.markdown import escaped, grid, header
 
 __all__ = ["SERVICES", "page"]
@@ -25,7 +26,7 @@ SERVICES: dict[str, tuple[Metric, ...]] = {
     "simulator": freshet.testing.simulator.metrics.METRICS,
     "console": freshet.console.metrics.METRICS,
 }
-"""What `/metrics` of each service exposes."""
+"""What `/metrics` of each service exposes beside PROCESS_METRICS."""
 
 HEAD = ("metric", "kind", "unit", "labels", "what")
 
@@ -42,7 +43,7 @@ what Prometheus' client tells of any process on Linux: `process_resident_memory_
 def page() -> str:
     """The whole page."""
     lines = [header("Metrics", "the METRICS of a service"), INTRO]
-    for service, metrics in SERVICES.items():
+    for service, metrics in {"every service": PROCESS_METRICS, **SERVICES}.items():
         lines += [
             f"## {service}\n",
             *grid(map(_row, metrics), HEAD),

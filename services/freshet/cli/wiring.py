@@ -11,13 +11,12 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from prometheus_client import CollectorRegistry
-
 from freshet.cli.figures import JOINER_METRICS, TRAINER_METRICS, joiner_readings, trainer_readings
 from freshet.errors import ConfigError
 from freshet.runtime.admin import Admin
 from freshet.runtime.lifecycle import Cleanup
 from freshet.runtime.metrics import register
+from freshet.runtime.process_metrics import service_registry
 from freshet.seams.open import open_eventlog, open_rowstore, open_versions
 from freshet.settings import Common, Settings
 from freshet.settings import Gateway as GatewaySettings
@@ -69,7 +68,7 @@ def run_joiner(spec: Spec, settings: Settings, stop: threading.Event) -> None:
     def note(status: JoinerStatus) -> None:
         latest[:] = [status]
 
-    registry = CollectorRegistry()
+    registry = service_registry()
     register(registry, JOINER_METRICS, lambda: joiner_readings(latest[0]) if latest else {})
     admin = Admin(
         settings.common.bind_address,
@@ -119,7 +118,7 @@ def run_trainer(spec: Spec, settings: Settings, stop: threading.Event) -> None:
 
     cleanup = Cleanup()
     training: list[Training | RemoteTraining] = []
-    registry = CollectorRegistry()
+    registry = service_registry()
     register(registry, TRAINER_METRICS, lambda: trainer_readings(training[0].status()) if training else {})
     admin = Admin(
         settings.common.bind_address,
@@ -170,7 +169,7 @@ def run_embedder(spec: Spec, settings: Settings, stop: threading.Event) -> None:
 
     cleanup = Cleanup()
     made: list[Embedding] = []
-    registry = CollectorRegistry()
+    registry = service_registry()
     register(registry, EMBEDDER_METRICS, lambda: embedder_readings(made[0].status()) if made else {})
     register(registry, GRPC_METRICS, lambda: grpc_readings(made[0].server.counts) if made else {})
     admin = Admin(
@@ -210,7 +209,7 @@ def run_paramserver(spec: Spec, settings: Settings, stop: threading.Event) -> No
     )
     cleanup = Cleanup()
     made: list[ParamServer] = []
-    registry = CollectorRegistry()
+    registry = service_registry()
     admin = Admin(
         settings.common.bind_address,
         settings.paramserver.admin_port,

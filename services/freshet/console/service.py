@@ -12,7 +12,6 @@ from urllib.parse import parse_qs
 
 import orjson
 import structlog
-from prometheus_client import CollectorRegistry
 
 from freshet.clock import SYSTEM_CLOCK, Clock
 from freshet.console import api
@@ -27,6 +26,7 @@ from freshet.console.trying import asked, body_of
 from freshet.errors import BadInput, ConfigError, Corrupt, Overloaded, Unavailable
 from freshet.runtime.endpoint import LIVE, Endpoint
 from freshet.runtime.http import App, Handler, HttpError, Request, Response, Stream, json_response
+from freshet.runtime.process_metrics import service_registry
 from freshet.runtime.server import bind, run_server, serve
 from freshet.seams.versions.moves import move, version_to_roll_back_to
 from freshet.settings import Common
@@ -77,7 +77,7 @@ class Console:
             clock,
             settings.trace_ms / 1e3,
         )
-        registry = CollectorRegistry()
+        registry = service_registry()
         self._collector = Collector(
             sources, settings, self._services, self._board, self._tracer.traces, clock, registry
         )

@@ -7,7 +7,6 @@ import threading
 from collections.abc import Callable, Mapping
 
 import structlog
-from prometheus_client import CollectorRegistry
 
 from freshet.clock import SYSTEM_CLOCK, Clock
 from freshet.errors import ConfigError, FreshetError
@@ -22,6 +21,7 @@ from freshet.runtime.endpoint import LIVE
 from freshet.runtime.grpc_metrics import GRPC_METRICS, ListenerCounts, grpc_readings
 from freshet.runtime.http import App, Request, Response, json_response
 from freshet.runtime.metrics import register
+from freshet.runtime.process_metrics import service_registry
 from freshet.runtime.server import Beside, bind, run_server, serve
 from freshet.seams.eventlog import EventLog
 from freshet.settings import Common
@@ -61,7 +61,7 @@ class Gateway:
             log.create_topic(
                 plan.name, partitions=plan.partitions, retention_ms=plan.retention_ms, group=plan.group
             )
-        registry = CollectorRegistry()
+        registry = service_registry()
         self._writer = log.writer()
         self.committer = Committer(
             self._writer,

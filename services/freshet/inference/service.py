@@ -40,6 +40,7 @@ from freshet.runtime.endpoint import LIVE
 from freshet.runtime.grpc_metrics import GRPC_METRICS, ListenerCounts, grpc_readings
 from freshet.runtime.http import App, Request, Response, json_response
 from freshet.runtime.metrics import register
+from freshet.runtime.process_metrics import service_registry
 from freshet.runtime.server import Beside, bind, run_server, serve
 from freshet.seams.eventlog import EventLog
 from freshet.seams.rowstore import RowStore
@@ -92,7 +93,7 @@ class Inference:
             parts.log.create_topic(
                 plan.name, partitions=plan.partitions, retention_ms=plan.retention_ms, group=plan.group
             )
-        registry = CollectorRegistry()
+        registry = service_registry()
         layout = layout_of(spec)
 
         def new_table() -> ServingTable:

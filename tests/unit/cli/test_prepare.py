@@ -16,6 +16,7 @@ from freshet.settings import load_settings
 from freshet.spec import load_spec
 from freshet.spec.topics import topics_of
 from freshet.testing.simulator import demo
+from freshet.types import Bucket, BucketMeta, Fence, TimeMs
 
 SPEC = Path(demo.__path__[0]) / "freshet.toml"
 
@@ -49,7 +50,10 @@ def test_missing_topics_are_made_once(tmp_path: Path) -> None:
 def test_rows_of_another_model_are_told_before_anything_starts(tmp_path: Path) -> None:
     prepared(tmp_path)
     rows = open_rowstore(load_settings(run_folder=tmp_path).common.rows_url)
-    rows.create(StoreIdentity("news", "abc", 1, {}, {}, "log"), {})
+    rows.create(
+        StoreIdentity("news", "abc", 1, {}, {}, "log"),
+        {Bucket(0): BucketMeta(Fence(0), 0, 0, {}, 0, TimeMs(0))},
+    )
     rows.close()
 
     with pytest.raises(Mismatch, match=r"expected rows of model 'demo'.*found those of 'news'"):

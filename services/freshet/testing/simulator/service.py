@@ -10,7 +10,6 @@ from functools import partial
 from typing import Any
 
 import structlog
-from prometheus_client import CollectorRegistry
 
 from freshet.clock import SYSTEM_CLOCK, Clock
 from freshet.runtime.addresses import Address
@@ -18,6 +17,7 @@ from freshet.runtime.admin import Admin
 from freshet.runtime.asking import why_unready
 from freshet.runtime.lifecycle import Cleanup
 from freshet.runtime.metrics import Reading, register
+from freshet.runtime.process_metrics import service_registry
 from freshet.settings import Settings
 from freshet.testing.simulator.began import STATE_FILE, Began, begin, read_began
 from freshet.testing.simulator.door import Door, HttpDoor
@@ -215,7 +215,7 @@ def run(
     """
     cleanup = Cleanup()
     simulator = Simulator(settings, wanted, events_per_s, targets=targets)
-    registry = CollectorRegistry()
+    registry = service_registry()
     register(registry, METRICS, simulator.readings)
     admin = Admin(
         settings.common.bind_address,
