@@ -1,5 +1,5 @@
 # `make help` lists the targets. Everything is installed into .venv; nothing outside this folder is touched, except that
-# `make test` installs GoogleTest, Chromium, Java, Maven and Redis by apt where they are missing and it may.
+# `make test` installs GoogleTest, Chromium, Java, Maven, Prometheus and Redis by apt where they are missing and it may.
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
@@ -9,10 +9,10 @@ VENV ?= .venv
 # Where torch comes from. The default index's build for Linux x86-64 carries CUDA: about 0.9 GB to download and 5 GB on
 # disk. For the CPU-only build (about 0.2 GB): make test TORCH_INDEX_URL=<torch's CPU wheel index>
 TORCH_INDEX_URL ?=
-# Steps to leave out by name: SKIP="native-tests browser-tests kafka redis".
+# Steps to leave out by name: SKIP="native-tests browser-tests kafka promtool redis".
 SKIP ?=
 # The same as an expression of pytest's markers, such as `not browser and not kafka`; empty if nothing is left out.
-LEFT_OUT = $(patsubst browser-tests,browser,$(filter browser-tests kafka kserve redis,$(SKIP)))
+LEFT_OUT = $(patsubst browser-tests,browser,$(filter browser-tests kafka kserve promtool redis,$(SKIP)))
 MARKERS = $(wordlist 2,99,$(LEFT_OUT:%=and not %))
 BENCH ?=
 DEMO ?=
@@ -58,6 +58,7 @@ test: build lint native-test ## Install all that is needed and run every test.
 	@ops/find-browser "$(SKIP)"
 	@ops/install-kafka "$(SKIP)"
 	@PYTHON="$(PYTHON)" ops/install-kserve "$(SKIP)"
+	@ops/install-promtool "$(SKIP)"
 	@ops/install-redis "$(SKIP)"
 	$(BIN)/python -m pytest -m "$(MARKERS)"
 

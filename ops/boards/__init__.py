@@ -1,0 +1,1 @@
+"""Grafana's boards, made from short descriptions: `python -m ops.boards` writes them."""

@@ -1,0 +1,117 @@
+"""What operators are given: alerts with runbooks, boards of metrics that there are, rules that fire when they
+should."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+from freshet.runtime.process_metrics import PROCESS_METRICS
+from ops.boards.__main__ import texts
+from ops.boards.boards import read_boards
+from ops.reference.metrics_page import SERVICES
+
+OPS = Path(__file__).parents[2] / "ops"
+RULES = OPS / "alerts" / "freshet.rules.yml"
+PARTS = ("What it means.", "Look here.", "Do this.", "How to know it worked.")
+
+NAMES = {
+    name
+    for metrics in (*SERVICES.values(), PROCESS_METRICS)
+    for m in metrics
+    for name in (
+        [f"{m.exposed}_{part}" for part in ("bucket", "sum", "count")]
+        if m.kind == "histogram"
+        else [m.exposed]
+    )
+}
+"""Of all series that services expose."""
+
+
+def alerts() -> dict[str, dict[str, object]]:
+    groups = yaml.safe_load(RULES.read_text())["groups"]
+    return {rule["alert"]: rule for group in groups for rule in group["rules"]}
+
+
+def series(query: str) -> set[str]:
+    return set(re.findall(r"\bfreshet_[a-z0-9_]+", query))
+
+
+@pytest.mark.parametrize("name", alerts())
+def test_an_alert_is_of_metrics_that_there_are_and_has_a_runbook(name: str) -> None:
+    rule = alerts()[name]
+    annotations, labels = rule["annotations"], rule["labels"]
+    assert isinstance(annotations, dict)
+    assert isinstance(labels, dict)
+
+    assert series(str(rule["expr"])) <= NAMES
+    assert labels["severity"] in ("page", "ticket")
+    assert annotations["runbook"] == f"ops/runbooks/{name}.md"
+    text = (OPS / "runbooks" / f"{name}.md").read_text()
+    assert all(f"**{part}**" in text for part in PARTS)
+    assert f"({name}.md)" in (OPS / "runbooks" / "README.md").read_text()
+
+
+def test_every_runbook_is_of_an_alert() -> None:
+    assert {p.stem for p in (OPS / "runbooks").glob("Freshet*.md")} == set(alerts())
+
+
+@pytest.mark.parametrize("path", sorted((OPS / "runbooks").glob("*.md")), ids=lambda p: p.stem)
+def test_a_runbook_looks_at_metrics_that_there_are(path: Path) -> None:
+    histograms = {name.removesuffix("_bucket") for name in NAMES}
+    assert series(path.read_text()) <= NAMES | histograms
+
+
+def test_every_alert_is_made_to_fire_and_not_to_fire() -> None:
+    cases = [
+        case
+        for test in yaml.safe_load((OPS / "alerts" / "freshet.test.yml").read_text())["tests"]
+        for case in test["alert_rule_test"]
+    ]
+
+    assert {c["alertname"] for c in cases if c["exp_alerts"]} == set(alerts())
+
+
+@pytest.mark.promtool
+def test_promtool_agrees() -> None:
+    promtool = shutil.which("promtool")
+    assert promtool, "promtool is missing: apt-get install prometheus, or make test SKIP=promtool"
+    subprocess.run([promtool, "check", "rules", RULES], check=True, capture_output=True, timeout=60)
+    done = subprocess.run(
+        [promtool, "test", "rules", OPS / "alerts" / "freshet.test.yml"],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.promtool
+def test_the_boards_queries_are_promql(tmp_path: Path) -> None:
+    rules = [
+        {"record": f"board:{i}", "expr": expr.replace("$__rate_interval", "1m")}
+        for i, expr in enumerate(
+            e for b in read_boards() for r in b.rows for p in r.panels for e, _ in p.queries
+        )
+    ]
+    file = tmp_path / "boards.yml"
+    file.write_text(yaml.safe_dump({"groups": [{"name": "boards", "rules": rules}]}))
+    promtool = shutil.which("promtool")
+    assert promtool, "promtool is missing: apt-get install prometheus, or make test SKIP=promtool"
+    done = subprocess.run(
+        [promtool, "check", "rules", file], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_boards_show_metrics_that_there_are_and_are_written() -> None:
+    for board in read_boards():
+        for row in board.rows:
+            for panel in row.panels:
+                for expr, _ in panel.queries:
+                    assert series(expr) <= NAMES, (board.title, panel.title)
+    for path, text in texts().items():
+        assert path.read_text() == text, "python -m ops.boards writes them anew"
