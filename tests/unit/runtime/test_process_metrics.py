@@ -10,16 +10,12 @@ from freshet.release import RELEASE
 from freshet.runtime.process_metrics import PROCESS_METRICS, memory_limit, service_registry
 
 
-def test_a_process_tells_its_memory_time_files_and_release() -> None:
+def test_a_process_tells_its_threads_and_release() -> None:
     text = generate_latest(service_registry()).decode()
     told = {line.split()[0]: float(line.split()[1]) for line in text.splitlines() if line[0] != "#"}
 
     assert told[f'freshet_build_info{{version="{RELEASE}"}}'] == 1
-    assert told["freshet_process_memory_bytes"] > 1 << 20
-    assert told["freshet_process_cpu_seconds_total"] > 0
-    assert told["freshet_process_open_files"] >= 3
     assert told["freshet_process_threads"] >= 1
-    assert told["freshet_process_start_seconds"] > 1.7e9
     names = {line.split()[2] for line in text.splitlines() if line.startswith("# TYPE")}
     limited = {"freshet_process_memory_limit_bytes"}
     assert names - limited == {metric.exposed for metric in PROCESS_METRICS} - limited
