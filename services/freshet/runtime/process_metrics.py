@@ -1,5 +1,4 @@
-"""What every process tells of itself beside Prometheus' own `process_*` metrics: its release, threads, and what
-it may take."""
+"""What every process tells of itself beside the `process_*` metrics of Prometheus: release, threads, limit."""
 
 from __future__ import annotations
 
