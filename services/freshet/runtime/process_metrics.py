@@ -1,4 +1,4 @@
-"""What every process tells of itself beside the `process_*` metrics of Prometheus: release, threads, limit."""
+"""What every process tells of itself beside Prometheus' own `process_*` metrics: release, threads, limit."""
 
 from __future__ import annotations
 
