@@ -13,9 +13,9 @@ from freshet.clock import SYSTEM_CLOCK
 from freshet.embedder.decoding import BlockDecoder
 from freshet.embedder.service import Embedder
 from freshet.features import SampleDecoder
-from freshet.runtime.grpc_server import GrpcServer
+from freshet.runtime.grpc_server import WORK_BYTES, GrpcServer
 from freshet.runtime.lifecycle import Cleanup
-from freshet.seams.batches.sizes import check_messages
+from freshet.seams.batches.sizes import check_messages, work_bytes
 from freshet.seams.eventlog import EventLog
 from freshet.seams.eventlog.claims import Claims
 from freshet.seams.eventlog.topics import ensure_topics
@@ -88,7 +88,9 @@ class Embedding:
         self._cleanup.add("writer", writer.close)
         decoder = SampleDecoder(spec, layout_of(spec), SchemaRegistry(log).get)
         address = f"{settings.common.bind_address}:{settings.embedder.port}"
-        self.server = GrpcServer(address, transport, identity=dict(served.metadata))
+        self.server = GrpcServer(
+            address, transport, identity=dict(served.metadata), work_bytes=work_bytes(spec, WORK_BYTES)
+        )
         self._embedder = Embedder(
             spec=spec,
             topic=topics.samples,

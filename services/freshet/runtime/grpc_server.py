@@ -32,7 +32,7 @@ from freshet.wire.failures import failure_frame
 from freshet.wire.frames import BadFrame, Frame, LargeFrame, OtherFrame, decode_frame
 from freshet.wire.pieces import Whole, check_whole, pieces_of
 
-__all__ = ["GRPC_METRICS", "Answer", "GrpcServer", "ListenerCounts", "grpc_readings"]
+__all__ = ["GRPC_METRICS", "WORK_BYTES", "Answer", "GrpcServer", "ListenerCounts", "grpc_readings"]
 
 log = structlog.get_logger("freshet.grpc")
 
@@ -68,7 +68,7 @@ class GrpcServer:
             streams: at once.
             work_bytes: of requests in work at once.
         """
-        self._transport, self._work_bytes = transport, work_bytes
+        self._transport, self.work_bytes = transport, work_bytes
         self.counts = ListenerCounts()
         self._lock = threading.Condition()  # guards counts, work and draining
         self._work = 0
@@ -224,10 +224,10 @@ class GrpcServer:
         with self._lock:
             if self._draining:
                 raise Unavailable("this listener is stopping; ask who takes over")
-            if self._work and self._work + size > self._work_bytes:
+            if self._work and self._work + size > self.work_bytes:
                 self.counts.refused["overloaded"] += 1
                 raise Overloaded(
-                    f"{self._work} bytes of requests are in work, at most {self._work_bytes}", RETRY_AFTER_S
+                    f"{self._work} bytes of requests are in work, at most {self.work_bytes}", RETRY_AFTER_S
                 )
             self._work += size
 

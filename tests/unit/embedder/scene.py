@@ -14,7 +14,7 @@ from freshet.embedder.recent import Recent
 from freshet.embedder.serving import BatchServer, Shape
 from freshet.embedder.stream import LocalStream
 from freshet.features import Decoded, GroupKeys, encode_block, read_blocks
-from freshet.runtime.grpc_server import GrpcServer
+from freshet.runtime.grpc_server import WORK_BYTES, GrpcServer
 from freshet.seams.batches import BatchStream
 from freshet.seams.batches.frames import Names
 from freshet.seams.batches.own_writes import OwnWrites
@@ -161,10 +161,11 @@ class ServedEmbedder:
         fence: Fence,
         codec: RowCodec,
         transport: Transport,
+        work_bytes: int,
     ) -> None:
         self._parts, self._owned, self._fence = parts, owned, fence
         self.batches = BatchServer(NAMES, codec, self._make)
-        self.server = GrpcServer("127.0.0.1:0", transport)
+        self.server = GrpcServer("127.0.0.1:0", transport, work_bytes=work_bytes)
         self.batches.add_to(self.server)
         self.server.start()
         self.address = f"127.0.0.1:{self.server.port}"
@@ -218,13 +219,14 @@ class RemoteScene(LocalScene):
         *,
         mode: str = "hybrid",
         fence: Fence = FENCE,
+        work_bytes: int = WORK_BYTES,
     ) -> ServedEmbedder:
         """One that owns these partitions, and listens."""
         parts = self.parts(mode)
         del parts["dense_applied"]
         parts |= {"batch_rows": batch_rows, "staleness_rows": staleness_rows}
         parts["own_writes"] = "taker" if self.own_writes else None
-        embedder = ServedEmbedder(parts, owned, fence, self.codec, self.transport)
+        embedder = ServedEmbedder(parts, owned, fence, self.codec, self.transport, work_bytes)
         self.ends.append(embedder.stop)
         return embedder
 

@@ -4,13 +4,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from freshet.errors import DataLost, Fenced
+from freshet.embedder.serving import BatchServer
+from freshet.errors import DataLost, Fenced, Overloaded
 from freshet.seams.eventlog.sqlite import SqliteEventLog
 from freshet.testing.contracts.batches import gradients_of, settle, spans, take, take_any
 from freshet.testing.contracts.rowservice import PARTITIONS, WIDTH, push_of
 from freshet.testing.faults import Faulty
 from freshet.testing.reference import ReferenceRowService
 from freshet.types import Fence
+from freshet.wire.frames import Frame
 from freshet.wire.values import RowCodec
 from tests.system import waiting
 from tests.unit.embedder.scene import RemoteScene
@@ -144,6 +146,69 @@ def test_an_embedder_that_is_away_is_waited_for(scene):
     assert stream.take(0, 0.5) is None
     owners = {0: embedder.address}
     assert take(stream).sample_ids.tolist() == [1]
+
+
+def test_gradients_for_which_an_embedder_has_no_room_are_sent_again(scene):
+    """Any request in work is more than this one takes: even one that only waits for a batch."""
+    scene.append(0, [1])
+    embedder = scene.embedder(range(PARTITIONS), work_bytes=1)
+    owners = dict.fromkeys(range(PARTITIONS), embedder.address)
+    stream = scene.rank(lambda: owners)
+    batch = take(stream)
+    refused = embedder.server.counts.refused
+    wait_until(lambda: embedder.server.counts.frames["Take"] > 1)  # it waits, there is nothing else
+    stream.give_back(0, batch, gradients_of(batch))
+    wait_until(lambda: refused["overloaded"])
+
+    assert drain(scene, stream, {0: 1, 1: 0}) == []
+    assert stream.settled(DEADLINE_S)
+    assert stream.counts.broken == 0
+
+
+def test_requests_that_are_refused_as_too_many_leave_what_is_out_out(scene, monkeypatch):
+    for i in range(4):
+        scene.append(0, [i])
+    embedder = scene.embedder(range(PARTITIONS))
+    owners = dict.fromkeys(range(PARTITIONS), embedder.address)
+    stream, left = scene.rank(lambda: owners), [1, 1]
+    take_work = embedder.server._take_work
+
+    def refuse(size: int) -> None:
+        if left:
+            left.pop()
+            raise Overloaded("too much is in work", 0.01)
+        take_work(size)
+
+    monkeypatch.setattr(embedder.server, "_take_work", refuse)
+    assert drain(scene, stream, {0: 4, 1: 0}) == [0, 1, 2, 3]
+    assert (left, stream.counts.broken) == ([], 0)
+
+
+def test_what_is_given_back_after_a_refused_batch_goes_behind_it(scene, monkeypatch):
+    """Shards would refuse the later one, and both were issued again."""
+    left, give = [1], BatchServer.give
+
+    def refuse_first(self: BatchServer, frame: Frame) -> bytes:
+        if left:
+            left.pop()
+            raise Overloaded("too much is in work", 0.01)
+        return give(self, frame)
+
+    monkeypatch.setattr(BatchServer, "give", refuse_first)
+    for i in range(2):
+        scene.append(0, [i])
+    embedder = scene.embedder(range(PARTITIONS), 1)
+    owners = dict.fromkeys(range(PARTITIONS), embedder.address)
+    stream = scene.rank(lambda: owners)
+    first, second = take(stream), take(stream)
+    stream.give_back(0, first, gradients_of(first))
+    (feed,) = stream._feeds.values()
+    wait_until(lambda: feed._refused)
+    stream.give_back(0, second, gradients_of(second))
+
+    assert stream.settled(DEADLINE_S)
+    assert {p: o[0] for p, o in scene.rows.applied().items()} == {0: 2, 1: 0}
+    assert drain(scene, stream, {0: 2, 1: 0}) == []
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,13 @@
 """How long messages may become is known at the start, and refused there."""
 
+import threading
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from freshet.cli.distributed import Embedding
 from freshet.clock import Stages
 from freshet.embedder.core import BatchPlan
 from freshet.embedder.decoding import DecodedBatch
@@ -12,9 +15,12 @@ from freshet.embedder.making import Maker
 from freshet.embedder.service import names_of
 from freshet.errors import ConfigError
 from freshet.features import Decoded, GroupKeys
+from freshet.runtime.grpc_server import WORK_BYTES
 from freshet.seams.batches.frames import batch_frame
 from freshet.seams.batches.sizes import check_messages, largest_batch_bytes
+from freshet.seams.eventlog.sqlite import SqliteEventLog
 from freshet.seams.transport import MIB, Transport
+from freshet.settings import load_settings
 from freshet.spec.layout import layout_of
 from freshet.spec.model import Spec
 from freshet.spec.parse import parse_spec
@@ -102,3 +108,17 @@ def test_a_limit_too_small_for_the_specs_batches_ends_the_start_and_says_what_to
 def test_usual_specs_need_no_other_limit_than_the_default():
     check_messages(spec_of(64, "adam", 50, 4096), Transport())
     check_messages(spec_of(16, "rowwise_adagrad", 50, 65_536), Transport(max_message_bytes=64 * MIB))
+
+
+@pytest.mark.parametrize("longest", [1, 2000])
+def test_an_embedder_has_room_for_the_gradients_of_every_lane_at_once(tmp_path, longest):
+    spec = spec_of(16, "adam", longest, 4096)
+    log, given = SqliteEventLog(tmp_path), {"FRESHET_EMBEDDER_PORT": "0"}
+    embedding = Embedding(spec, log, load_settings(given, run_folder=str(tmp_path)), "hash")
+    room = embedding.server.work_bytes
+    stop = threading.Event()
+    stop.set()
+    embedding.run(stop)
+    log.close()
+    assert room >= WORK_BYTES
+    assert room > spec.partitions * largest_batch_bytes(spec, layout_of(spec))

@@ -19,7 +19,7 @@ import numpy as np
 import structlog
 
 from freshet.clock import Clock
-from freshet.errors import ConfigError, Corrupt, DataLost, Fenced, FreshetError, Mismatch
+from freshet.errors import ConfigError, Corrupt, DataLost, Fenced, FreshetError, Mismatch, Overloaded
 from freshet.model.inputs import ModelInputs
 from freshet.seams.batches import TrainBatch
 from freshet.seams.batches.frames import (
@@ -35,7 +35,7 @@ from freshet.seams.eventlog import EventLog
 from freshet.seams.rowservice.link import Link
 from freshet.seams.transport import Transport
 from freshet.types import F32, Fence, TopicPartition
-from freshet.wire.frames import Frame
+from freshet.wire.frames import Frame, decode_frame, encode_frame
 from freshet.wire.values import RowCodec
 
 __all__ = ["BATCHES", "RemoteStream", "Seat", "StreamCounts"]
@@ -229,6 +229,16 @@ class RemoteStream:
         with self._changed:
             self._changed.notify_all()
 
+    def pause(self, seconds: float) -> None:
+        """Wait so long, or until something has come."""
+        with self._changed:
+            self._changed.wait(seconds)
+
+    @property
+    def now(self) -> float:
+        """By the clock of deadlines."""
+        return self._clock.monotonic()
+
     def put_out(self, out: _Out, size: int) -> None:
         """A batch is handed over."""
         with self._changed:
@@ -238,11 +248,12 @@ class RemoteStream:
             self.counts.received_bytes += size
 
     def _wait(self, feeds: Sequence[_Feed], deadline: float) -> None:
-        """Wait until a feed has news, or the deadline."""
+        """Wait until a feed has news or may be asked again, or the deadline."""
+        now = self._clock.monotonic()
+        until = min([deadline, *(feed.again_at for feed in feeds if feed.again_at > now)])
         with self._changed:
             self._changed.wait_for(
-                lambda: self._closed or any(feed.has_news for feed in feeds),
-                max(0.0, deadline - self._clock.monotonic()),
+                lambda: self._closed or any(feed.has_news for feed in feeds), max(0.0, until - now)
             )
 
     def _note(self, batch: TrainBatch, gradients: Sequence[F32]) -> None:
@@ -354,15 +365,25 @@ class _Feed:
         self._came: deque[Frame] = deque()
         self._room: list[list[F32]] = []
         self._given: Future[Frame] | None = None
+        self._refused: list[bytes] = []  # gradients for which the embedder had no room, in order
+        self._again: Future[Frame] | None = None  # the last of them that was sent again
+        self._held_up = False  # the embedder has had too much in work since it was asked last
+        self.again_at = 0.0  # until then it is asked nothing
 
     @property
     def has_news(self) -> bool:
-        """Whether a batch has come, or the feed has ended."""
-        return bool(self._came) or self.error is not None
+        """Whether a batch has come, or the feed has ended, or asks for a pause."""
+        return bool(self._came) or self._held_up or self.error is not None
 
     def ask(self, ahead: int) -> None:
-        """Have so many requests and answers under way."""
-        while self.error is None:
+        """Have so many requests and answers under way, unless the embedder has too much in work now."""
+        self._held_up = False
+        if self._stream.now < self.again_at:
+            return
+        self._give_again()
+        if self._again is not None and not self._again.done():
+            return  # requests would take the room that it needs
+        while self.error is None and not self._held_up:
             with self._lock:
                 if self._requests + len(self._came) >= ahead:
                     return
@@ -393,16 +414,33 @@ class _Feed:
     def give(self, batch_id: int, gradients: Sequence[F32] | None) -> None:
         """Send gradients home. If they get lost the feed ends: its embedder issues the batch again."""
         vector, codec = self._stream.vector(), self._stream.codec
-        sent: list[int] = []
 
         def make(number: int) -> bytes:
-            data = gradients_frame(number, self._asked, vector, batch_id, gradients, codec)
-            sent.append(len(data))
-            return data
+            return gradients_frame(number, self._asked, vector, batch_id, gradients, codec)
 
-        self._given = self._link.ask("Give", make)
-        self._given.add_done_callback(self._taken)
-        self._stream.counts.sent_bytes += sum(sent)
+        with self._lock:
+            if self._refused:  # pushes go in order
+                self._refused.append(make(0))
+                return
+        self._send(make)
+
+    def _send(self, make: Callable[[int], bytes]) -> Future[Frame]:
+        sent: list[bytes] = []
+
+        def kept(number: int) -> bytes:
+            sent.append(make(number))
+            return sent[0]
+
+        self._given = given = self._link.ask("Give", kept)
+        given.add_done_callback(partial(self._taken, sent[0]))
+        self._stream.counts.sent_bytes += len(sent[0])
+        return given
+
+    def _give_again(self) -> None:
+        with self._lock:
+            refused, self._refused = self._refused, []
+        for data in refused:
+            self._again = self._send(partial(_numbered, data))
 
     def recycle(self, rows: list[F32]) -> None:
         """Use this memory again for a batch to come."""
@@ -414,15 +452,20 @@ class _Feed:
         """Whether all that was given back is acknowledged by the deadline."""
         if self._given is None:
             return True
-        clock = self._stream._clock
-        while self.error is None and (left := deadline - clock.monotonic()) > 0:
+        while self.error is None and (left := deadline - self._stream.now) > 0:
+            if (pause := self.again_at - self._stream.now) > 0:
+                self._stream.pause(min(left, pause))
+                continue
+            self._give_again()
             vector = self._stream.vector()
             answer = self._link.ask("Give", partial(settle_frame, asked=self._asked, applied=vector))
             try:
-                if answer.result(left).flags:
+                if answer.result(left).flags and not self._refused:
                     return True
             except TimeoutError:
                 return False
+            except Overloaded as error:
+                self._hold_up(error)
             except FreshetError as error:
                 self.fail(error)
         return False
@@ -442,14 +485,34 @@ class _Feed:
             self._requests -= 1
             if error is None:
                 self._came.append(answer.result())
-        if error is not None:
-            self.fail(error if isinstance(error, FreshetError) else FreshetError(repr(error)))
+        self._failed(error)
         self._stream.notify()
 
-    def _taken(self, answer: Future[Frame]) -> None:
+    def _taken(self, data: bytes, answer: Future[Frame]) -> None:
         error = answer.exception()
-        if error is not None:
+        if isinstance(error, Overloaded):
+            with self._lock:
+                self._refused.append(data)
+        elif answer is self._again:  # there is room for requests
+            self._held_up = True
+            self._stream.notify()
+        self._failed(error)
+
+    def _failed(self, error: BaseException | None) -> None:
+        if isinstance(error, Overloaded):
+            self._hold_up(error)
+        elif error is not None:
             self.fail(error if isinstance(error, FreshetError) else FreshetError(repr(error)))
+
+    def _hold_up(self, error: Overloaded) -> None:
+        """Nothing is lost: what is out stays out, and what was refused is sent again."""
+        self.again_at, self._held_up = self._stream.now + error.retry_after_s, True
+        self._stream.notify()
+
+
+def _numbered(data: bytes, number: int) -> bytes:
+    """A frame under another id."""
+    return encode_frame(replace(decode_frame(data, max_bytes=len(data)), id=number))
 
 
 def _whole(rows: F32) -> F32:

@@ -8,7 +8,7 @@ from freshet.spec.layout import Layout, layout_of
 from freshet.spec.model import Spec
 from freshet.wire.pieces import MOST_PIECES, SMALLEST_LIMIT
 
-__all__ = ["check_messages", "largest_batch_bytes"]
+__all__ = ["check_messages", "largest_batch_bytes", "work_bytes"]
 
 BLOCK_ROWS = 256
 """Samples of a block, which a batch takes whole even if it has fewer rows."""
@@ -57,3 +57,13 @@ def check_messages(spec: Spec, transport: Transport) -> None:
             f"raise FRESHET_GRPC_MAX_MESSAGE_BYTES to {needed} on every service of the model, or take fewer "
             "rows in a batch (train.batch.rows, train.batch.behind) or shorter lists (max)",
         )
+
+
+def work_bytes(spec: Spec, at_least: int) -> int:
+    """Of requests that an embedder may have in work at once, so that it refuses no gradients of a batch that
+    it has handed out: credits bound those.
+
+    A lane sends one message of gradients at a time, no longer than its batch. No more lanes than partitions
+    get any; twice, for those of a lane that has just connected again.
+    """
+    return max(at_least, 2 * spec.partitions * largest_batch_bytes(spec, layout_of(spec)))
