@@ -56,7 +56,7 @@ class Member:
         self.keeper.take_seat(SYSTEM_CLOCK.monotonic() + WITHIN_S)
 
     def step(self) -> None:
-        """A round; on a busy machine a claim may take too long to be read back, and is made in the next one."""
+        """A round; a claim that was not read back in time, on a busy machine, is made in the next one."""
         with suppress(Unavailable):
             self.keeper.step()
         while self.shard.loader.waits:
