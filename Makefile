@@ -13,14 +13,14 @@ TORCH_INDEX_URL ?=
 SKIP ?=
 # The same as an expression of pytest's markers, such as `not browser and not kafka`; empty if nothing is left out.
 LEFT_OUT = $(patsubst browser-tests,browser,$(filter browser-tests kafka kserve promtool redis,$(SKIP)))
-MARKERS = $(wordlist 2,99,$(LEFT_OUT:%=and not %))
+MARKERS = not compose $(LEFT_OUT:%=and not %)
 BENCH ?=
 DEMO ?=
 
 BIN := $(VENV)/bin
 export PATH := $(abspath $(BIN)):$(PATH)
 
-.PHONY: help setup build demo docs test unit lint native-test bench wheel clean
+.PHONY: help setup build demo docs test test-compose unit lint native-test bench wheel clean
 
 help: ## Show this list.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -61,6 +61,10 @@ test: build lint native-test ## Install all that is needed and run every test.
 	@ops/install-promtool "$(SKIP)"
 	@ops/install-redis "$(SKIP)"
 	$(BIN)/python -m pytest -m "$(MARKERS)"
+
+test-compose: build ## Build the images, start docker-compose.yml, kill each service in turn, audit; needs a docker engine.
+	docker compose build
+	$(BIN)/python -m pytest -s -m compose tests/compose
 
 unit: build ## Only the unit and contract tests, without servers: seconds.
 	$(BIN)/python -m pytest -m "not kafka and not redis" tests/unit tests/contract

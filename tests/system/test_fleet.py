@@ -32,7 +32,8 @@ from tests.servers.kafka import Kafka
 from tests.servers.redis_cluster import RedisCluster
 from tests.system import audit
 from tests.system.faults import ROUND
-from tests.system.fleet import Fleet, read_to
+from tests.system.fleet import Fleet
+from tests.system.members import read_to
 from tests.system.running import LEDGER
 from tests.system.seeding import seed_rows
 from tests.system.storm import Fault, Progress, Storm

@@ -39,6 +39,8 @@ class Traffic:
     seed: int
     threads: int = 2
     pause_s: float = 0.04  # between two requests of a thread
+    life: str = ""  # of request ids, where several send to the same system one after the other
+    first_seq: int = 0
 
     def __post_init__(self) -> None:
         self.impressions: dict[tuple[str, int], Impression] = {}
@@ -49,7 +51,7 @@ class Traffic:
         self.longest_wait_s = 0.0  # for an acknowledgement
         self.errors: list[BaseException] = []
         self.resent = 0
-        self._seq = 0
+        self._seq = self.first_seq
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._threads = [threading.Thread(target=self._work, args=(i,)) for i in range(self.threads)]
@@ -75,7 +77,7 @@ class Traffic:
         try:
             while not self._stop.wait(self.pause_s * rng.uniform(0.2, 1.8)):
                 number += 1
-                page = self._page(f"{worker}-{number}", rng)
+                page = self._page(f"{self.life}{worker}-{number}", rng)
                 actions = list(_actions(page, rng))
                 early = [a for a in actions if rng.random() < ACTION_FIRST]
                 self._send_actions(client, gateway, early)

@@ -1,0 +1,106 @@
+"""The compose file's containers, under a project name of their own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from tests.servers.processes import lasting_ports
+from tests.system.members import Members
+
+__all__ = ["Stack"]
+
+ROOT = Path(__file__).parents[2]
+FILES = (ROOT / "docker-compose.yml", Path(__file__).with_name("compose.test.yml"))
+PROJECT = "freshet-test"
+STATUS_PORTS: Mapping[str, int] = {
+    "gateway": 7000,
+    "inference": 7001,
+    "joiner": 7010,
+    "trainer": 7011,
+    "shard": 7021,
+    "embedder": 7031,
+}
+UP_S = 180.0
+
+
+class Stack(Members):
+    """Everything of docker-compose.yml, with a spec of the test's; its stores can be read from outside."""
+
+    names = (
+        *(f"{role}-{i}" for role in ("shard", "embedder", "gateway", "inference") for i in range(2)),
+        "trainer-0",
+        "joiner-0",
+    )
+
+    def __init__(self, spec_folder: Path, folder: Path) -> None:
+        """Nothing runs yet. `folder`: where versions are kept."""
+        super().__init__()
+        ports = dict(
+            zip(("GATEWAY", "INFERENCE", "CONSOLE", "PROMETHEUS", "KAFKA"), lasting_ports(5), strict=True)
+        )
+        self.gateway = f"http://127.0.0.1:{ports['GATEWAY']}"
+        self.inference = f"http://127.0.0.1:{ports['INFERENCE']}"
+        self.console = f"http://127.0.0.1:{ports['CONSOLE']}"
+        self.prometheus = f"http://127.0.0.1:{ports['PROMETHEUS']}"
+        self.kafka = f"127.0.0.1:{ports['KAFKA']}"
+        versions = folder / "versions"
+        versions.mkdir()
+        versions.chmod(0o777)  # of another user's processes
+        subnet = os.environ.get("STACK_SUBNET", "10.83.7")
+        self.redis = ",".join(f"{subnet}.1{i}:6379" for i in range(6))
+        self._env = {
+            **os.environ,
+            "COMPOSE_PROJECT_NAME": PROJECT,
+            "STACK_SPEC": str(spec_folder),
+            "STACK_VERSIONS_FOLDER": str(versions),
+            "STACK_SUBNET": subnet,
+            **{f"STACK_{name}_PORT": str(port) for name, port in ports.items()},
+        }
+        self._addresses: dict[str, str] = {}
+
+    def up(self, *services: str) -> float:
+        """Start all, or these, and wait until they are healthy; seconds that it took."""
+        began = time.monotonic()
+        self.docker("up", "--detach", "--no-build", "--wait", *services, within_s=UP_S)
+        self._addresses.clear()  # a container that was started again may have another one
+        return time.monotonic() - began
+
+    def kill(self, service: str) -> None:
+        """SIGKILL a service's container; it stays away until `up`."""
+        self.docker("kill", service)
+
+    def down(self, *, volumes: bool = False) -> None:
+        """End all; volumes are kept unless they are to go."""
+        self.docker("down", *(["--volumes"] if volumes else []), within_s=120)
+        self._addresses.clear()
+
+    def url(self, name: str) -> str:
+        """A container's own address: docker's networks are reached from the machine that they are on."""
+        if name not in self._addresses:
+            found = self.docker("ps", "--quiet", name).split()
+            form = "{{range .NetworkSettings.Networks}}{{.IPAddress}}{{end}}"
+            self._addresses[name] = (
+                _run(["docker", "inspect", "--format", form, found[0]], self._env, 30).strip()
+                if found
+                else "0.0.0.0"
+            )
+        return f"http://{self._addresses[name]}:{STATUS_PORTS[name.rpartition('-')[0]]}"
+
+    def secret(self, name: str) -> str:
+        """What stands in one of the files of the volume `secrets`."""
+        return self.docker("exec", "--no-TTY", "shard-0", "cat", f"/run/freshet/{name}").strip()
+
+    def docker(self, *words: str, within_s: float = 60.0) -> str:
+        """What `docker compose` prints. AssertionError, with its words, if it fails."""
+        files = [word for file in FILES for word in ("--file", str(file))]
+        return _run(["docker", "compose", *files, *words], self._env, within_s)
+
+
+def _run(command: list[str], env: Mapping[str, str], within_s: float) -> str:
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=within_s, check=False)
+    assert done.returncode == 0, f"{' '.join(command)}: {done.stderr[-3000:]}"
+    return done.stdout
