@@ -1,5 +1,5 @@
-"""The production shape as `docker compose up` starts it: each service is killed in turn and comes back, all go
-down and up again, and everything acknowledged counts once.
+"""The production shape as `docker compose up` starts it: each service is killed in turn and comes back, all
+go down and up again, and everything acknowledged counts once.
 
 `make test-compose` runs it: it needs a docker engine, and builds the images first.
 """
@@ -26,8 +26,8 @@ from tests.system.waiting import wait_until, wait_until_nothing_differs
 
 SEED = random.SystemRandom().randrange(1, 2**31)
 STRUCK = (
-    "gateway-0", "gateway-1", "joiner-0", "shard-0", "shard-1", "embedder-0", "embedder-1", "trainer-0", "inference-0",
-    "inference-1", "redis-0", "redis-4", "kafka", "edge", "console", "prometheus",
+    "gateway-0", "gateway-1", "joiner-0", "shard-0", "shard-1", "embedder-0", "embedder-1", "trainer-0",
+    "inference-0", "inference-1", "redis-0", "redis-4", "kafka", "edge", "console", "prometheus",
 )  # fmt: skip
 ON_S = 90.0
 """For the work to go on after one of them was killed."""
@@ -37,7 +37,7 @@ pytestmark = [pytest.mark.compose, pytest.mark.timeout(1_800)]
 
 @pytest.fixture
 def stack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stack]:
-    """All services of the compose file, healthy, with the ledger's spec; the test's process sees their stores."""
+    """All of the compose file, healthy, with the ledger's spec; the test's process sees their stores."""
     made = Stack(LEDGER.parent, tmp_path)
     made.down(volumes=True)
     try:
@@ -75,9 +75,7 @@ def test_each_service_may_be_killed_and_all_go_down_and_up_again(stack: Stack, t
         on_s = wait_until(
             f"learning goes on after {name}", partial(_learned_past, stack, log, before), within_s=ON_S
         )
-        print(
-            f"{name:12} healthy {back_s:5.1f} s after the kill, and {on_s:4.1f} s later learning was past it"
-        )
+        print(f"{name:12} healthy {back_s:5.1f} s after the kill; {on_s:4.1f} s later learning was past it")
     asker.stop()
     first.stop()
     assert not first.errors
@@ -100,17 +98,8 @@ def test_each_service_may_be_killed_and_all_go_down_and_up_again(stack: Stack, t
         wait_until_nothing_differs(partial(audit.against_serving, books, stack.url(name)), within_s=30)
     ledger, ends = stack.joined()["ledger"], read_to(log, topics.samples)
     log.close()
-    for name in (
-        "gateway-0",
-        "gateway-1",
-        "joiner-0",
-        "trainer-0",
-        "embedder-0",
-        "embedder-1",
-        "shard-0",
-        "shard-1",
-    ):
-        stack.docker("stop", name)  # in order: what shards hold is flushed
+    for role in ("gateway", "joiner", "trainer", "embedder", "shard"):  # what shards hold is flushed
+        stack.docker("stop", *stack.of(role))
     late = ledger["events"]
     assert list(audit.against_joiner(books, ledger, len(impressions) - late["impressions_late"])) == []
     excused = late["actions_late"] + late["actions_orphan"] + late["impressions_late"]
@@ -120,9 +109,7 @@ def test_each_service_may_be_killed_and_all_go_down_and_up_again(stack: Stack, t
     assert list(audit.against_rows(books, tmp_path, spec)) == []
     assert list(audit.against_dense(books, tmp_path)) == []
     failed = [outcome for _, _, outcome in asker.answers if outcome != "200"]
-    assert [f for f in failed if not f.startswith("connection")] == [], (
-        "only those that met the edge's own kill"
-    )
+    assert [f for f in failed if not f.startswith("connection")] == [], "only the edge's own kill is seen"
 
 
 def _learned_past(stack: Stack, log: EventLog, offset: int) -> bool:
