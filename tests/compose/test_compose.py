@@ -14,7 +14,6 @@ from pathlib import Path
 
 import pytest
 
-from freshet.seams.eventlog import EventLog
 from freshet.spec import load_spec
 from freshet.spec.topics import topics_of
 from tests.compose.stack import Stack
@@ -73,7 +72,7 @@ def test_each_service_may_be_killed_and_all_go_down_and_up_again(stack: Stack, t
         stack.kill(name)
         back_s = stack.up(name)
         on_s = wait_until(
-            f"learning goes on after {name}", partial(_learned_past, stack, log, before), within_s=ON_S
+            f"learning goes on after {name}", partial(_learned_past, stack, before), within_s=ON_S
         )
         print(f"{name:12} healthy {back_s:5.1f} s after the kill; {on_s:4.1f} s later learning was past it")
     asker.stop()
@@ -112,5 +111,5 @@ def test_each_service_may_be_killed_and_all_go_down_and_up_again(stack: Stack, t
     assert [f for f in failed if not f.startswith("connection")] == [], "only the edge's own kill is seen"
 
 
-def _learned_past(stack: Stack, log: EventLog, offset: int) -> bool:
+def _learned_past(stack: Stack, offset: int) -> bool:
     return sum(stack.applied().values()) > offset
