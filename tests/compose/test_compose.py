@@ -52,11 +52,10 @@ def stack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stack]:
         )
         monkeypatch.setenv("FRESHET_COMMON_VERSIONS_URL", f"file:{tmp_path / 'versions'}")
         yield made
-    except BaseException:
-        print(made.docker("ps", "--all"))
-        print(made.docker("logs", "--tail", "15")[-20_000:])
-        raise
     finally:
+        said = tmp_path / "containers.log"
+        said.write_text(made.docker("ps", "--all") + made.docker("logs"))
+        print(f"what the containers said: {said}")
         made.down(volumes=True)
         made.close()
 
