@@ -56,6 +56,9 @@ class OffsetRange:
         if not 0 <= self.start < self.stop:
             raise ValueError(f"an offset range must be 0 <= start < stop, found [{self.start}, {self.stop})")
 
+    def __str__(self) -> str:
+        return f"{self.partition}:{self.start}-{self.stop}"
+
 
 @dataclass(frozen=True, slots=True, order=True)
 class TopicPartition:

@@ -28,7 +28,7 @@ def command(role: str, spec_file: Path, folder: Path, as_json: bool) -> None:
     from freshet.cli.wiring import RUNNERS
     from freshet.runtime.allocator import return_large_blocks
     from freshet.runtime.lifecycle import die_with_parent, stop_on_signals
-    from freshet.runtime.logging import configure_logging
+    from freshet.runtime.logging import configure_logging, debug_on_signal
     from freshet.settings import load_settings
     from freshet.spec import load_spec
 
@@ -39,7 +39,10 @@ def command(role: str, spec_file: Path, folder: Path, as_json: bool) -> None:
     stop = threading.Event()
     stop_on_signals(stop)
     settings = load_settings(run_folder=folder)
-    configure_logging(role, level=settings.common.log_level, form=settings.common.log_format)
+    common = settings.common
+    name = getattr(getattr(settings, role), "name", "")
+    configure_logging(role, level=common.log_level, form=common.log_format, instance=name)
+    debug_on_signal(common.log_level)
     settings.common.run.create()
     RUNNERS[role](load_spec(spec_file), settings, stop)
     emit_end({"role": role, "ended": "stopped"}, as_json=as_json, text=f"{role} stopped")

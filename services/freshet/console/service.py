@@ -227,7 +227,7 @@ class Console:
                 409, "version_damaged", "the version cannot be read; nothing moved", expected="whole weights",
                 found=str(error).splitlines()[0], hint="choose another one",
             ) from None  # fmt: skip
-        logger.info("stable moved", **{k: record[k] for k in ("number", "pinned", "by")})
+        logger.info("stable moved", version=record["number"], pinned=record["pinned"], by=record["by"])
         self._collector.look_soon()
         return json_response(200, record, FRESH)
 

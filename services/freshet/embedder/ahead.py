@@ -205,7 +205,7 @@ class AheadLane:
         with self._changed:
             if self._void or self._closed:
                 return
-            log.info("a lane starts again from what is applied", lane=self._index, why=why)
+            log.info("a lane starts again from what is applied", lane=self._index, reason=why)
             self._void, self._epoch = True, self._epoch + 1
             dropped = list(self._ready)
             self._ready.clear()
@@ -358,7 +358,13 @@ class AheadLane:
                 try:
                     flight.made.look_up(self._common.rows)
                 except Unavailable as error:
-                    log.warning("rows cannot be looked up", reason=str(error), again_in_s=patience.next_s)
+                    log.warning(
+                        "rows cannot be looked up",
+                        lane=self._index,
+                        ranges=list(map(str, flight.made.plan.ranges)),
+                        reason=str(error),
+                        again_in_s=patience.next_s,
+                    )
                     patience.rest()
                     continue
                 flight.ready = True

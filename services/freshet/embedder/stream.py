@@ -120,7 +120,12 @@ class LocalStream:
             if not batch.replayed:
                 self._recent.add(made.inputs)
         except Refused as refused:
-            log.warning("a push was refused; the lane starts again from what is applied", reason=str(refused))
+            log.warning(
+                "a push was refused; the lane starts again from what is applied",
+                lane=lane,
+                ranges=list(map(str, batch.ranges)),
+                reason=str(refused),
+            )
             state.source.stop()
             raise
         finally:

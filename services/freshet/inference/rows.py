@@ -75,11 +75,11 @@ class RowFollower:
             try:
                 self._follow(stop)
             except (Unavailable, DataLost) as error:
-                log.warning("rows cannot be followed, starting over", error=str(error))
+                log.warning("rows cannot be followed, starting over", reason=str(error))
                 self._say(f"rows cannot be followed: {error}")
                 stop.wait(RETRY_S)
             except FreshetError as error:
-                log.error("rows cannot be served", error=str(error))
+                log.error("rows cannot be served", reason=str(error))
                 self._say(str(error))
                 stop.wait(RETRY_S)
             except Exception as error:  # a fault of ours: what is served must not stand still unnoticed
@@ -133,11 +133,11 @@ class RowFollower:
         while not stop.is_set():
             if not caught_up and all(table.next[p] >= end for p, end in ends.items()):
                 caught_up = True
-                log.info("rows are served", next=dict(table.next))
+                log.info("rows are served", rows_next=dict(table.next))
             if caught_up:
                 self.state = RowsState(table.sink, table.clock_ms, dict(table.next), table.corrupt, "")
             for partition, records in reader.poll(POLL_RECORDS, self._wait_s):
-                table.apply(records)
+                table.apply(partition, records)
                 table.next[partition.partition] = records.next_offset
 
 
@@ -151,13 +151,14 @@ class _Table:
     clock_ms: int = 0
     next: dict[int, int] = field(default_factory=dict)
 
-    def apply(self, records: Records) -> None:
+    def apply(self, at: TopicPartition, records: Records) -> None:
         """Take deltas in the log's order; one that cannot be read is counted and left out."""
         for offset, record in zip(records.offsets.tolist(), records.values, strict=True):
             try:
                 self._take(offset, record)
             except Corrupt as error:
-                log.error("row delta left out", offset=offset, error=str(error))
+                where = {"topic": at.topic, "partition": at.partition, "offset": offset}
+                log.error("row delta left out", **where, reason=str(error))
                 self.corrupt += 1
 
     def _take(self, offset: int, record: bytes) -> None:

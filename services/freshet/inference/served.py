@@ -177,7 +177,8 @@ class ServedLogger:
             if taken:
                 self._write(taken, late)
         except Exception as error:  # a fault of ours: the thread must live on
-            log.error("served events are lost", exc_info=error)
+            ids = [key.decode(errors="replace") for served in taken for key in served.keys]
+            log.error("served events are lost", request_ids=list(dict.fromkeys(ids))[:10], exc_info=error)
             self._drop("error", sum(len(served.texts) for served in taken), explain(error))
 
     def _write(self, taken: list[Served], late: Callable[[], bool]) -> None:

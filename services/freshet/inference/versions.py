@@ -113,7 +113,7 @@ class VersionFollower:
         except Exception as error:  # a bad version must never take the server down
             self._left_alone[wanted] = RETRY_S
             self._kept_out.inc()
-            log.error("version kept out", version=wanted, error=explain(error))
+            log.error("version kept out", version=wanted, reason=explain(error))
             reason = f"version {wanted} kept out: {explain(error)}"
             self.state = VersionsState(serving or self._older(wanted), reason, wanted)
             return
@@ -135,7 +135,7 @@ class VersionFollower:
                 if self._store.manifest(older).verdict == "promoted":
                     return self._loaded(older)
             except Exception as error:  # as bad as the one before
-                log.error("version kept out", version=older, error=explain(error))
+                log.error("version kept out", version=older, reason=explain(error))
         return None
 
     def _loaded(self, number: int) -> ServingVersion:

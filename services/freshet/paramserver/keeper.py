@@ -156,7 +156,7 @@ class Keeper:
     def _drop_lost(self) -> None:
         lost = [what for what, held in self._mine.items() if what not in held.things]
         if lost:
-            log.warning("slices were taken over by another shard", slices=len(lost), first=lost[0])
+            log.warning("slices were taken over by another shard", slices=len(lost), slice=lost[0])
             for what in lost:
                 del self._mine[what]
             self._shard.leave(self._buckets(lost))  # who claimed them may not get to hold the log for them

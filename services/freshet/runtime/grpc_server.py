@@ -165,7 +165,7 @@ class GrpcServer:
                     if refused is not None:
                         whole.drop()
                     continue
-                made = failure_frame(refused, frame.id) if refused else self._made(frame, answer)
+                made = failure_frame(refused, frame.id) if refused else self._made(method, frame, answer)
                 self._done(taken)
                 taken = 0
                 self._count(self.counts.sent_bytes, method, len(made))
@@ -183,8 +183,8 @@ class GrpcServer:
         with self._lock:
             counter[method] += n
 
-    def _made(self, frame: Frame, answer: Answer) -> bytes:
-        made = self._answer_of(frame, answer)
+    def _made(self, method: str, frame: Frame, answer: Answer) -> bytes:
+        made = self._answer_of(method, frame, answer)
         try:
             check_whole(made, self._transport.max_message_bytes)
         except LargeFrame as error:
@@ -192,7 +192,7 @@ class GrpcServer:
             return failure_frame(error, frame.id)
         return made
 
-    def _answer_of(self, frame: Frame, answer: Answer) -> bytes:
+    def _answer_of(self, method: str, frame: Frame, answer: Answer) -> bytes:
         try:
             return answer(frame)
         except BadFrame as error:
@@ -204,7 +204,7 @@ class GrpcServer:
             self.refuse("shape")
             return failure_frame(BadInput(str(error)), frame.id)
         except Exception as error:  # a defect of ours: the caller must not wait for an answer
-            log.exception("a request failed", error=repr(error))
+            log.error("a request failed", method=method, exc_info=error)
             return failure_frame(error, frame.id)
 
     def _taken(self, size: int) -> tuple[int, Unavailable | None]:

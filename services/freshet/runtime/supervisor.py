@@ -139,11 +139,11 @@ class Supervisor:
         self._history.append(Ended(child.process.name, self._clock.now_ms(), child.watch.last_exit, why, ran))
         log.warning(
             "service ended, starting it again",
-            name=child.process.name,
+            child=child.process.name,
             how=child.watch.last_exit,
-            **({"why": why} if why else {}),
-            in_s=round(again - now, 2),
-            see=str(path),
+            **({"last_words": why} if why else {}),
+            again_in_s=round(again - now, 2),
+            path=str(path),
         )
 
     def _start(self, child: _Child, now: float) -> None:
@@ -165,7 +165,7 @@ class Supervisor:
         except OSError as error:  # no such program, or no process, memory or disk left: the others go on
             child.watch.exited(1, now)
             child.watch.last_exit = f"could not be started: {error}"
-            log.error("service could not be started", name=name, reason=str(error))
+            log.error("service could not be started", child=name, reason=str(error))
         else:
             child.since, child.birth = time.time(), birth_of(child.popen.pid)
             self._history = [
@@ -225,7 +225,7 @@ class Supervisor:
         except OSError as error:  # a full disk stops no service that can do without it
             log.error(
                 "the state of the services could not be written",
-                folder=str(self._folder.state),
+                path=str(self._folder.state),
                 reason=str(error),
             )
 

@@ -71,7 +71,12 @@ class DenseState:
         done = self.shared.done
         if source != group.rank:
             done = self.unpack(data)
-            log.info("state taken from another rank", rank=source, step=self.progress.steps, was=mine["step"])
+            log.info(
+                "state taken from another rank",
+                rank=source,
+                step=self.progress.steps,
+                step_before=mine["step"],
+            )
         if apart:
             for other in told:
                 self.ledger.raise_to(other["vector"])

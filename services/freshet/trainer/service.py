@@ -183,9 +183,9 @@ class Trainer:
                 manifest: Manifest = self._versioner.next(snapshot)
                 self.progress.version, self.progress.version_error = manifest.number, ""
             except Unavailable as error:
-                log.error("version not written; the next one is tried", reason=str(error))
+                log.error("version not written; the next one is tried", step=snapshot.step, reason=str(error))
                 self.progress.version_error = str(error)
                 self.progress.versions_failed += 1
             except Exception as error:  # the lanes stop, and `run` raises it
-                log.error("versions cannot be written", reason=str(error))
+                log.error("versions cannot be written", step=snapshot.step, reason=str(error))
                 self._failed = error

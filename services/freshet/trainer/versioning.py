@@ -59,7 +59,7 @@ def restart_point(store: VersionStore, spec_hash: str, log_id: str) -> Manifest 
                 continue
             store.get(number)
         except Corrupt as error:
-            log.error("version cannot be read, trying an older one", version=number, error=str(error))
+            log.error("version cannot be read, trying an older one", version=number, reason=str(error))
             continue
         return manifest
     if numbers:
@@ -172,7 +172,7 @@ class Versioner:
         try:
             return self.store.get(number) if number is not None else None
         except (Corrupt, KeyError) as error:
-            log.error("stable cannot be read, judged without it", version=number, error=str(error))
+            log.error("stable cannot be read, judged without it", version=number, reason=str(error))
             return None
 
     def _score(self, tensors: Tensors, inputs: Sequence[ModelInputs]) -> Scored:
@@ -191,11 +191,12 @@ class Versioner:
 
     def _promote(self, manifest: Manifest, verdict: Verdict) -> Manifest:
         judged = self.store.judge(manifest.number, "promoted", verdict.reason)
+        log.info("version promoted", version=manifest.number, step=manifest.step, reason=verdict.reason)
         self._point("stable", manifest.number, "trainer", reason=verdict.reason)
         return judged
 
     def _hold(self, manifest: Manifest, verdict: Verdict) -> Manifest:
-        log.warning("version held", version=manifest.number, reason=verdict.reason)
+        log.warning("version held", version=manifest.number, step=manifest.step, reason=verdict.reason)
         judged = self.store.judge(manifest.number, "held", verdict.reason)
         self._announce("verdict", number=manifest.number, verdict="held", reason=verdict.reason)
         return judged

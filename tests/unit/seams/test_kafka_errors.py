@@ -115,5 +115,5 @@ def test_brokers_that_are_away_are_told_of_now_and_then_and_everything_else_when
             heard(error)
         for _ in range(2):
             heard(KafkaError(KafkaError._AUTHENTICATION, "wrong password"))
-    assert [entry["error"] for entry in logs] == ["no broker", "wrong password"]
+    assert [entry["reason"] for entry in logs] == ["no broker", "wrong password"]
     assert "wrong password" in str(heard)

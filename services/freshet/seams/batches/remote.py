@@ -287,7 +287,7 @@ class RemoteStream:
         for feed in broken.values():
             feed.close()
         for feed in broken.values():
-            log.warning("batches of an embedder stay away", embedder=feed.address, reason=str(feed.error))
+            log.warning("batches of an embedder stay away", address=feed.address, reason=str(feed.error))
             if isinstance(feed.error, _ENDS):
                 raise feed.error
 

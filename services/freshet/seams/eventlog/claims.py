@@ -293,7 +293,7 @@ class Claims:
             self._append(record)
         except Unavailable as error:
             # Heartbeats for the rest of the claim would keep these things for ever.
-            _log.warning("released once the log is back", what=_named(given), error=str(error))
+            _log.warning("released once the log is back", what=_named(given), reason=str(error))
             with self._changed:
                 self._unwritten.append(record)
 
@@ -314,9 +314,9 @@ class Claims:
                 with self._changed:
                     self._book.blind()
                     self._changed.wait(_POLL_S)
-                _log.warning("the control topic cannot be reached", error=str(error))
+                _log.warning("the control topic cannot be reached", reason=str(error))
             except Exception as error:
-                _log.error("claims stopped", error=str(error))
+                _log.error("claims stopped", reason=str(error))
                 with self._changed:
                     self._error = error if isinstance(error, FreshetError) else FreshetError(repr(error))
                     lost = list(self._held.values())

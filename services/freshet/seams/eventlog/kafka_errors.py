@@ -59,7 +59,7 @@ class Heard:
         else:
             tell = error.code() != self._code
         if tell:
-            _log.warning("kafka", error=error.str(), code=error.name())
+            _log.warning("kafka", reason=error.str(), code=error.name())
         if away and self._code and self._code not in AWAY and now - self._when_s < _KEPT_S:
             return  # a broker that lets nobody in counts as away, too, right after it has said why
         self._code, self._text, self._when_s = error.code(), error.str(), now

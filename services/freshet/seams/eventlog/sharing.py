@@ -85,7 +85,7 @@ class Shares:
             held.release([self._what(p)])
         claimed = self._claim([p for p in sorted(wanted - kept) if self._what(p) not in living])
         if going or claimed:
-            _log.info("partitions", seat=self.seat, held=sorted(self._held), seats=len(seats))
+            _log.info("partitions are held", seat=self.seat, partitions=sorted(self._held), seats=len(seats))
         return bool(going or claimed)
 
     def release(self) -> None:

@@ -296,7 +296,7 @@ class SqliteWriter:
         try:
             self._retain()
         except FreshetError as error:  # the append itself is durable
-            _log.warning("retention failed, it is tried again later", error=str(error))
+            _log.warning("retention failed, it is tried again later", reason=str(error))
         return first_offsets
 
     def close(self) -> None:

@@ -110,7 +110,7 @@ class Opener:
             _log.warning(
                 "appendonly is off: a master that restarts is empty, and so are its replicas then; every "
                 "sample since the log's start would be trained on again, if the log still has it",
-                server=name,
+                address=name,
             )
 
     def _connecting(self) -> dict[str, Any]:
