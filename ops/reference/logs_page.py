@@ -126,8 +126,8 @@ def page() -> str:
     lines.append(MESSAGES_HEAD)
     for part in sorted(said):
         one = sorted({(LEVELS.index(c.level), c.message, c.keys) for c in said[part] if c.message})
-        rows = [(LEVELS[level], escaped(text), _names(keys)) for level, text, keys in one]
-        lines += [f"### {part}\n", *grid(rows, ("level", "message", "keys")), ""]
+        told = [(LEVELS[level], escaped(text), _names(keys)) for level, text, keys in one]
+        lines += [f"### {part}\n", *grid(told, ("level", "message", "keys")), ""]
     return "\n".join(lines).rstrip() + "\n"
 
 
