@@ -44,6 +44,7 @@ VERBS = {
     "version": "List, show, promote and roll back dense versions.",
     "check": "Explain a spec, or say which edits to a running model need a new one.",
     "init": "Write a commented spec for your Avro schemas.",
+    "certs": "Make certificates for services, signed by an authority of your own.",
 }
 
 
@@ -120,6 +121,7 @@ EXTRAS = {
     "grpc": "grpc",
     "google": "grpc",
     "obstore": "objects",
+    "cryptography": "certs",
 }
 """Modules that only some verbs need, and an extra that brings each; a test compares with pyproject.toml."""
 

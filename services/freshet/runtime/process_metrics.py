@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry
 
 from freshet.release import RELEASE
 from freshet.runtime.metrics import Metric, Reading, register
+from freshet.seams.certificates import seconds_left
 
 __all__ = ["PROCESS_METRICS", "memory_limit", "service_registry"]
 
@@ -21,6 +22,14 @@ PROCESS_METRICS = (
         "gauge",
         "bytes",
         "What its container or unit may take (cgroup); left out where nothing limits it.",
+    ),
+    Metric(
+        "freshet_certificate_seconds_left",
+        "gauge",
+        "seconds",
+        "Until the certificate that it shows expires, by whose settings name it; below 0 once it has. Left "
+        "out where it shows none.",
+        ("of",),
     ),
 )
 
@@ -41,6 +50,7 @@ def _readings() -> Mapping[str, Reading]:
     readings: dict[str, Reading] = {
         "freshet_build_info": {(RELEASE,): 1.0},
         "freshet_process_threads": threading.active_count(),
+        "freshet_certificate_seconds_left": seconds_left(),
     }
     limit = memory_limit()
     return readings if limit is None else readings | {"freshet_process_memory_limit_bytes": limit}

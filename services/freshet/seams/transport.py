@@ -15,6 +15,7 @@ from typing import Any
 import grpc
 
 from freshet.errors import BadInput, ConfigError, FreshetError, Mismatch, Overloaded, TooLarge, Unavailable
+from freshet.seams.certificates import CertificateFiles, Pems
 from freshet.wire.pieces import MOST_PIECES
 
 __all__ = [
@@ -43,19 +44,23 @@ HTTP2_FRAME_BYTES = 4 * MIB
 RECONNECT_MS = (50, 500)
 """First and longest wait between two attempts: who takes over buckets is there within seconds."""
 
+CONNECT_MS = 2_000
+"""Of one attempt, its TLS handshake included: three round trips, on a machine that may be busy."""
+
 RETRY_AFTER_S = 0.2
 """For a peer that does not say itself."""
 
 
 @dataclass(frozen=True, slots=True)
 class Transport:
-    """What a connection needs; texts of PEM files and the token itself, read once."""
+    """What a connection needs: texts of PEM files and the token itself."""
 
     ca: bytes = b""  # who signs the other side's certificate; empty: none is asked for
     cert: bytes = b""  # empty: no TLS
     key: bytes = field(default=b"", repr=False)
     token: str = field(default="", repr=False)  # empty: none is asked for
     max_message_bytes: int = 64 * MIB  # what is longer goes in pieces
+    files: CertificateFiles | None = None  # where the texts come from, and new ones; None: they stay
 
     @property
     def whole_bytes(self) -> int:
@@ -66,6 +71,10 @@ class Transport:
     def secure(self) -> bool:
         """Whether connections are TLS."""
         return bool(self.ca or self.cert)
+
+    def pems(self) -> Pems:
+        """The certificates as they are now: files are read again when they change."""
+        return self.files.now() if self.files else Pems(self.ca, self.cert, self.key)
 
 
 def transport_of(
@@ -92,11 +101,12 @@ def transport_of(
             "grpc", missing[0], "", "all of ca_file, cert_file and key_file, or none of them",
             "both sides of a connection show a certificate that ca_file has signed",
         )  # fmt: skip
-    read = {name: _read(name, path) for name, path in files.items()}
+    given = CertificateFiles("grpc", **files) if cert_file else None
+    pems = given.now() if given else Pems(b"", b"", b"")
     token = _read("token_file", token_file).decode("ascii", "replace").strip()
     if (token_file and not token.isprintable()) or (token_file and not token):
         raise ConfigError("grpc", "token_file", token_file, "a file with one line of letters and digits")
-    return Transport(read["ca_file"], read["cert_file"], read["key_file"], token, max_message_bytes)
+    return Transport(pems.ca, pems.cert, pems.key, token, max_message_bytes, given)
 
 
 def _read(name: str, path: str) -> bytes:
@@ -135,29 +145,40 @@ def listen_credentials(transport: Transport, begun: Callable[[], None]) -> grpc.
     """
     if not transport.secure:
         return None
-    shown = grpc.ssl_server_certificate_configuration(
-        [(transport.key, transport.cert)], root_certificates=transport.ca or None
+    last = transport.pems()
+
+    def renewed() -> grpc.ServerCertificateConfiguration | None:
+        nonlocal last  # of handshakes that come at once, each may show the new one first: it is the same
+        begun()
+        pems = transport.pems()
+        if pems is last or pems == last:
+            return None
+        last = pems
+        return _shown(pems)
+
+    return grpc.dynamic_ssl_server_credentials(
+        _shown(last), renewed, require_client_authentication=bool(transport.ca)
     )
 
-    def same() -> None:
-        begun()  # and no other certificate than before
 
-    return grpc.dynamic_ssl_server_credentials(shown, same, require_client_authentication=bool(transport.ca))
+def _shown(pems: Pems) -> grpc.ServerCertificateConfiguration:
+    return grpc.ssl_server_certificate_configuration(
+        [(pems.key, pems.cert)], root_certificates=pems.ca or None
+    )
 
 
 def open_channel(address: str, transport: Transport) -> grpc.Channel:
-    """A channel to `host:port`; it connects when it is used, again and again."""
+    """A channel to `host:port`; it connects when it is used, again and again, with today's certificates."""
     options = [
         *shared_options(transport),
         ("grpc.initial_reconnect_backoff_ms", RECONNECT_MS[0]),
-        ("grpc.min_reconnect_backoff_ms", RECONNECT_MS[0]),
+        ("grpc.min_reconnect_backoff_ms", CONNECT_MS),  # what gRPC calls so is how long one attempt may take
         ("grpc.max_reconnect_backoff_ms", RECONNECT_MS[1]),
         ("grpc.use_local_subchannel_pool", 1),  # a new channel to a restarted peer starts without its past
     ]
     if transport.secure:
-        credentials = grpc.ssl_channel_credentials(
-            transport.ca or None, transport.key or None, transport.cert or None
-        )
+        pems = transport.pems()
+        credentials = grpc.ssl_channel_credentials(pems.ca or None, pems.key or None, pems.cert or None)
         channel = grpc.secure_channel(address, credentials, options)
     else:
         channel = grpc.insecure_channel(address, options)
@@ -173,8 +194,21 @@ def error_of(error: grpc.RpcError, where: str) -> FreshetError:
     if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
         too_large = "larger than max" in details
         return TooLarge(text) if too_large else Overloaded(text, RETRY_AFTER_S)
+    for found, hint in _TLS_HINTS.items():
+        if found in details:
+            text += f"\n  {hint.format(host=where.rpartition(':')[0])}"
+            break
     return _FAMILIES.get(code, Unavailable)(text)
 
+
+_TLS_HINTS = {
+    "certificate has expired": "renew the certificate of {host}, as `freshet certs` does",
+    "Hostname Verification": "the certificate there is not for {host}: "
+    "`freshet certs FOLDER NAME --host {host}` makes one that is, or advertise a host that it names",
+    "CERTIFICATE_VERIFY_FAILED": "FRESHET_GRPC_CA_FILE here has not signed the certificate of {host}",
+    "WRONG_VERSION_NUMBER": "what answers there speaks no TLS: FRESHET_GRPC_CERT_FILE is set here, not there",
+}
+"""What gRPC says of a handshake that failed on our side, and what to do about it; the first that is found."""
 
 _FAMILIES: dict[grpc.StatusCode, Callable[[str], FreshetError]] = {
     grpc.StatusCode.FAILED_PRECONDITION: Mismatch,

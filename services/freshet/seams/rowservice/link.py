@@ -53,7 +53,7 @@ class Link:
     ) -> None:
         self.address, self._transport, self._service = address, transport, service
         self._metadata, self._limit = metadata, in_flight_bytes
-        self._channel = open_channel(address, transport)
+        self._pems, self._channel = transport.pems(), open_channel(address, transport)
         self._ids = itertools.count(1)
         self._lock = threading.Lock()
         self._streams: dict[str, _Stream] = {}
@@ -78,6 +78,7 @@ class Link:
             if self._closed:
                 return _failed(Unavailable(f"{self.address}: the connection was closed"))
             if stream is None or stream.broken:
+                self._renew_channel()
                 name = method_name(self._service, method)
                 stream = _Stream(self._channel, name, self, self._metadata)
                 self._streams[method] = stream
@@ -98,6 +99,15 @@ class Link:
         if frame.kind == Kind.FAILURE:
             raise failure_of(frame)
         return frame
+
+    def _renew_channel(self) -> None:
+        """Another channel where certificates were renewed: one keeps those that it began with, and is refused
+        once they have expired. Only while no stream uses it; under the lock."""
+        pems = self._transport.pems()
+        if pems != self._pems and all(stream.broken for stream in self._streams.values()):
+            former = self._channel
+            self._pems, self._channel = pems, open_channel(self.address, self._transport)
+            former.close()
 
     def give_up(self, method: str, why: str) -> None:
         """End a stream whose answers do not come; what is under way fails, the next request makes another."""
@@ -130,15 +140,15 @@ class _Stream:
         self._waiting: dict[int, tuple[Future[Frame], int]] = {}
         self._bytes = 0  # of requests that are not answered
         self._lock = threading.Lock()
-        self.broken = False
+        self.broken: FreshetError | None = None  # once it is: why
         self._call = channel.stream_stream(name)(self._requests(), metadata=metadata)
         threading.Thread(target=self._receive, name=f"link {link.address}", daemon=True).start()
 
     def ask(self, frame_id: int, data: bytes, limit: int) -> Future[Frame]:
         future: Future[Frame] = Future()
         with self._lock:
-            if self.broken:
-                return _failed(Unavailable(f"{self._link.address}: the stream has just broken"))
+            if self.broken is not None:
+                return _failed(self.broken)
             if self._waiting and self._bytes + len(data) > limit:
                 return _failed(
                     Overloaded(
@@ -156,7 +166,7 @@ class _Stream:
     def end(self, error: FreshetError) -> None:
         """Fail whoever waits, and stop both directions. Idempotent."""
         with self._lock:
-            self.broken = True
+            self.broken = self.broken or error
             waiting, self._waiting = list(self._waiting.values()), {}
         self._outgoing.put(None)
         self._call.cancel()
