@@ -70,8 +70,8 @@ APIS = (
     Api(
         "console",
         7002,
-        "The page for people. Promoting and rolling back ask for the token of state/console.token in the run "
-        "folder; requests with another Host than its own names are refused.",
+        "The page for people. Promoting and rolling back ask for a token with the scope `operate`, or that "
+        "of state/console.token in the run folder; another Host than its names is refused.",
         (
             *freshet.console.api.ENDPOINTS,
             LIVE,
@@ -138,8 +138,10 @@ def _as(endpoint: Endpoint, other: Endpoint) -> Iterator[str]:
 
 def _endpoint(endpoint: Endpoint) -> Iterator[str]:
     yield f"\n### `{endpoint.method} {endpoint.path}`\n\n{endpoint.summary} {endpoint.doc}\n".rstrip() + "\n"
-    if endpoint.token:
-        yield "It asks for `Authorization: Bearer TOKEN`.\n"
+    if endpoint.scope is not None:
+        when = "" if endpoint.scope == "operate" else "Where tokens are set, "
+        asks = f"{when}it asks for `Authorization: Bearer TOKEN`, with the scope `{endpoint.scope}`.\n"
+        yield asks[0].upper() + asks[1:]
     if endpoint.parameters:
         parameters = [(code(p.name), p.where, escaped(p.doc)) for p in endpoint.parameters]
         yield from grid(parameters, ("parameter", "in", "what"))

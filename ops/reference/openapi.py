@@ -32,7 +32,7 @@ def document(title: str, about: str, port: int, endpoints: Iterable[Endpoint]) -
         "paths": paths,
         "components": {"schemas": dict(sorted(components.items()))},
     }
-    if any(e.token for e in endpoints):
+    if any(e.scope for e in endpoints):
         made["components"]["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
     return made
 
@@ -58,8 +58,10 @@ def _operation(endpoint: Endpoint, components: dict[str, Any]) -> dict[str, Any]
     if str(500) not in made["responses"]:
         other = Answer(0, "an error, as every route may answer", (Body("application/json", ERROR),))
         made["responses"]["default"] = _answer(other, components)
-    if endpoint.token:
+    if endpoint.scope == "operate":
         made["security"] = [{"token": []}]
+    elif endpoint.scope is not None:  # where tokens are set
+        made["security"] = [{"token": []}, {}]
     return made
 
 

@@ -131,6 +131,13 @@ def _checked(url: str) -> str:
     return url.rstrip("/")
 
 
+def _authorization(token: str) -> dict[str, str]:
+    """The header that shows a token. Raises ConfigError if it is none; the token is not repeated."""
+    if token and not (token.isascii() and token.isprintable() and len(token.split()) == 1):
+        raise ConfigError("client", "token", "not shown here", "printable ASCII without spaces")
+    return {"authorization": f"Bearer {token}"} if token else {}
+
+
 class _Talk:
     """What both clients say and understand; no I/O."""
 
@@ -233,19 +240,25 @@ def _query(ack: Ack) -> dict[str, str | int]:
 
 
 class Client:
-    """Blocking client; thread-safe. Close it, or use it in `with`. Raises ConfigError for a URL that is none;
-    a proxy of the environment is asked for servers of other machines only."""
+    """Blocking client; thread-safe. Close it, or use it in `with`.
+
+    `token` is sent with all requests; a proxy of the environment is asked for servers of other machines only.
+    Raises ConfigError for a URL or a token that is none.
+    """
 
     def __init__(
         self,
         gateway: str = "http://127.0.0.1:7000",
         inference: str = "http://127.0.0.1:7001",
         *,
+        token: str = "",
         timeout_s: float = 10.0,
         retries: RetryPolicy | None = None,
     ) -> None:
         self._talk = _Talk(gateway, inference, retries or RetryPolicy())
-        self._http = httpx.Client(timeout=timeout_s, trust_env=self._talk.asks_environment)
+        self._http = httpx.Client(
+            headers=_authorization(token), timeout=timeout_s, trust_env=self._talk.asks_environment
+        )
 
     def impressions(self, events: Event | Sequence[Event]) -> Receipt:
         """Send what was served: one event or a batch. Returns when the log has them.
@@ -348,11 +361,14 @@ class AsyncClient:
         gateway: str = "http://127.0.0.1:7000",
         inference: str = "http://127.0.0.1:7001",
         *,
+        token: str = "",
         timeout_s: float = 10.0,
         retries: RetryPolicy | None = None,
     ) -> None:
         self._talk = _Talk(gateway, inference, retries or RetryPolicy())
-        self._http = httpx.AsyncClient(timeout=timeout_s, trust_env=self._talk.asks_environment)
+        self._http = httpx.AsyncClient(
+            headers=_authorization(token), timeout=timeout_s, trust_env=self._talk.asks_environment
+        )
 
     async def impressions(self, events: Event | Sequence[Event]) -> Receipt:
         """As `Client.impressions`."""

@@ -19,6 +19,9 @@ import orjson
 from freshet.console.instances import Places, local_places
 from freshet.console.service import Sources, run
 from freshet.features import JsonTranscoder
+from freshet.runtime.guard import Guard
+from freshet.runtime.token import CONSOLE_HINT, console_entry
+from freshet.runtime.token_file import TokenFile
 from freshet.seams.eventlog.sqlite import open_url as open_log
 from freshet.seams.eventlog.topics import ensure_topics
 from freshet.seams.versions import Manifest
@@ -47,6 +50,7 @@ class Fake:
         default_factory=dict
     )  # path -> what comes before its answer
     sent: list[tuple[str, Any]] = field(default_factory=list)
+    shown: list[str | None] = field(default_factory=list)  # authorization of what was sent
     server: ThreadingHTTPServer | None = None
     port: int = 0
 
@@ -59,6 +63,7 @@ class Fake:
 
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers["content-length"]))
+                fake.shown.append(self.headers["authorization"])
                 fake.sent.append((self.path, orjson.loads(body)))
                 self._answer(self.path)
 
@@ -127,7 +132,11 @@ class ConsoleWorld:
                 made.console,
                 made.common,
                 places=places or local,
-                token=TOKEN,
+                guard=Guard(
+                    TokenFile(file) if (file := made.common.tokens_file) else None,
+                    more=[console_entry(TOKEN)],
+                    hint=CONSOLE_HINT,
+                ),
                 stop=stop,
                 ready=ready,
             )

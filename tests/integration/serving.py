@@ -7,12 +7,31 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from freshet.runtime.tokens import digest_of
 from freshet.settings import Settings, load_settings
 from freshet.spec.avro import Record, parse_schema
 from tests.system.waiting import wait_until
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 FEED = EXAMPLES / "feed"
+
+
+TOKEN = "a-token-that-tests-show"
+
+
+def write_tokens(path: Path, *tokens: tuple[str, ...]) -> Path:
+    """A file of (name, scopes, token, what else is said) lines."""
+    lines = [
+        " ".join((n, scopes, f"sha256:{digest_of(t.encode()).hex()}", *more))
+        for n, scopes, t, *more in tokens
+    ]
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def bearer(token: str = TOKEN) -> dict[str, str]:
+    """The header that shows a token."""
+    return {"authorization": f"Bearer {token}"}
 
 
 def schema(name: str) -> Record:

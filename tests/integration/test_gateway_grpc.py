@@ -20,7 +20,7 @@ from freshet.types import TopicPartition
 from freshet.wire.protobuf import GATEWAY, messages
 from freshet.wire.schemas import frame
 from tests.integration.hostile import MESSAGES, hostile
-from tests.integration.serving import wait_for
+from tests.integration.serving import TOKEN, wait_for, write_tokens
 from tests.integration.test_gateway import Running, action, avro, ranked, start
 from tests.servers.certificates import issued
 
@@ -214,15 +214,15 @@ def test_certificates_and_token_are_asked_for(
 ) -> None:
     authority, stranger = trustme.CA(), trustme.CA()
     files = issued(authority, tmp_path)
-    (tmp_path / "token").write_text("sesame-of-the-test\n")
+    write_tokens(tmp_path / "tokens", ("shop", "send", TOKEN))
     gateway = start(
         gateway_grpc_port=str(port),
         gateway_grpc_ca_file=str(files.ca),
         gateway_grpc_cert_file=str(files.cert),
         gateway_grpc_key_file=str(files.key),
-        gateway_grpc_token_file=str(tmp_path / "token"),
+        common_tokens_file=str(tmp_path / "tokens"),
     )
-    token = (("authorization", "Bearer sesame-of-the-test"),)
+    token = (("authorization", f"Bearer {TOKEN}"),)
     asked = M.PutRequest(stream=SERVED, encoding=JSON, body=text(ranked())).SerializeToString()
 
     def put(by: trustme.CA | None, metadata: Any = token, *, tls: bool = True) -> int:
@@ -236,11 +236,11 @@ def test_certificates_and_token_are_asked_for(
             return len(M.PutResponse.FromString(called(asked, timeout=DEADLINE_S, metadata=metadata)).offsets)
 
     assert put(authority) == 1
-    for metadata in ((), (("authorization", "Bearer other"),)):
-        with pytest.raises(grpc.RpcError, match="token is missing or wrong") as told:
+    for metadata, why in (((), "asked for"), ((("authorization", "Bearer other"),), "not known")):
+        with pytest.raises(grpc.RpcError, match=why) as told:
             put(authority, metadata)
         assert told.value.code() is grpc.StatusCode.UNAUTHENTICATED
-    assert refused(gateway, "token") == 2
+    assert refused(gateway, "token_missing") == refused(gateway, "token_unknown") == 1
     for by, tls in ((stranger, True), (None, True), (None, False)):
         before = metric(gateway, "handshakes_total")
         with pytest.raises(grpc.RpcError) as told:

@@ -21,7 +21,7 @@ from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 from freshet.runtime.ports import free_ports
 from freshet.wire.protobuf import OIP, messages
 from tests.integration.hostile import MESSAGES, hostile
-from tests.integration.serving import wait_for
+from tests.integration.serving import TOKEN, wait_for, write_tokens
 from tests.integration.test_inference import COLUMNS, SPEC, Running, greedy, serving, trained
 from tests.servers.certificates import issued
 
@@ -243,20 +243,24 @@ def refused(server: Running, reason: str) -> float:
     )
 
 
+def model_ready(channel: grpc.Channel, **call: Any) -> bool:
+    return bool(called(channel, "ModelReady", M.ModelReadyRequest(name=SPEC.name), **call).ready)
+
+
 def test_certificates_and_token_are_asked_for(tmp_path: Path) -> None:
     authority, stranger = trustme.CA(), trustme.CA()
     files = issued(authority, tmp_path)
-    (tmp_path / "token").write_text("sesame-of-the-test\n")
+    write_tokens(tmp_path / "tokens", ("shop", "rank", TOKEN))
     world, port, context = served_to(
         {
             "inference_grpc_ca_file": str(files.ca),
             "inference_grpc_cert_file": str(files.cert),
             "inference_grpc_key_file": str(files.key),
-            "inference_grpc_token_file": str(tmp_path / "token"),
+            "common_tokens_file": str(tmp_path / "tokens"),
         },
         tmp_path / "world",
     )
-    token = (("authorization", "Bearer sesame-of-the-test"),)
+    token = (("authorization", f"Bearer {TOKEN}"),)
 
     def channel_of(by: trustme.CA | None, name: str) -> grpc.Channel:
         mine = issued(by, tmp_path, name) if by is not None else None
@@ -268,19 +272,20 @@ def test_certificates_and_token_are_asked_for(tmp_path: Path) -> None:
         return grpc.secure_channel(f"localhost:{port}", credentials)
 
     with context as server, channel_of(authority, "client") as ours:
-        assert live(ours, metadata=token)
-        for metadata in ((), (("authorization", "Bearer other"),)):
-            with pytest.raises(grpc.RpcError, match="token is missing or wrong") as told:
-                live(ours, metadata=metadata)
+        assert model_ready(ours, metadata=token)
+        assert live(ours)  # open to all who have a certificate
+        for metadata, why in (((), "asked for"), ((("authorization", "Bearer other"),), "not known")):
+            with pytest.raises(grpc.RpcError, match=why) as told:
+                model_ready(ours, metadata=metadata)
             assert told.value.code() is grpc.StatusCode.UNAUTHENTICATED
-        assert refused(server, "token") == 2
+        assert refused(server, "token_missing") == refused(server, "token_unknown") == 1
         for by in (stranger, None):
             with channel_of(by, "other") as theirs, pytest.raises(grpc.RpcError) as told:
-                live(theirs, metadata=token)
+                model_ready(theirs, metadata=token)
             assert told.value.code() is grpc.StatusCode.UNAVAILABLE
         with grpc.insecure_channel(f"localhost:{port}") as plain, pytest.raises(grpc.RpcError):
-            live(plain, metadata=token)
-        assert live(ours, metadata=token)
+            model_ready(plain, metadata=token)
+        assert model_ready(ours, metadata=token)
     world.close()
 
 

@@ -41,6 +41,7 @@ VERBS = {
     "backtest": "Learn from files of ready samples, once, in order; print the measures.",
     "rank": "Ask the inference server to rank candidates.",
     "peek": "Print records of a topic, readable.",
+    "token": "Make, list and drop the tokens that clients show.",
     "version": "List, show, promote and roll back dense versions.",
     "check": "Explain a spec, or say which edits to a running model need a new one.",
     "init": "Write a commented spec for your Avro schemas.",

@@ -20,7 +20,8 @@ from freshet.cli.supervising import is_ready
 from freshet.client import Ack, Client, Ranking, Receipt
 from freshet.errors import Unavailable
 from freshet.runtime.ports import free_ports
-from freshet.settings import RunFolder
+from freshet.runtime.token_file import read_token
+from freshet.settings import RunFolder, load_settings
 from freshet.spec import Spec, load_spec
 from freshet.spec.render import render
 
@@ -38,6 +39,7 @@ class Local:
         self.client = Client(
             gateway=f"http://127.0.0.1:{ports['gateway']}",
             inference=f"http://127.0.0.1:{ports['inference']}",
+            token=read_token(load_settings(run_folder=folder).common.client_token_file),
         )
 
     def send(

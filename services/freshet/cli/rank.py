@@ -41,6 +41,8 @@ def command(
     REQUEST_FILE is a path, or - for standard input.
     """
     from freshet.client import Client
+    from freshet.runtime.token_file import read_token
+    from freshet.settings import load_settings
 
     if request_file.name == "<stdin>" and sys.stdin.isatty():
         click.echo('type {"context": {...}, "candidates": [{...}]} and end with Ctrl-D', err=True)
@@ -50,7 +52,8 @@ def command(
         raise BadInput(f"the request must be one JSON object: {error}\n  {EXAMPLE}") from None
     if not isinstance(request, dict):
         raise BadInput(f"the request must be one JSON object, found {type(request).__name__}; {EXAMPLE}")
-    with Client(inference=_checked(url) if url else _url_of(folder)) as client:
+    token = read_token(load_settings(run_folder=folder).common.client_token_file)
+    with Client(inference=_checked(url) if url else _url_of(folder), token=token) as client:
         try:
             ranking = client.rank(
                 request.get("context", {}),

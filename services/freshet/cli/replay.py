@@ -159,6 +159,8 @@ def _run(
 ) -> None:
     from freshet.cli.outcome import outcome_text
     from freshet.cli.replaying import replay, send
+    from freshet.runtime.token_file import read_token
+    from freshet.settings import load_settings
 
     if gateway and direct:
         raise ConfigError("replay", "--gateway", gateway, "either --gateway or --direct")
@@ -170,7 +172,8 @@ def _run(
 
     progress = (lambda stage, done: None) if as_json else tell
     if gateway:
-        sent = send(spec, pieces, gateway, speed, progress)
+        token = read_token(load_settings().common.client_token_file)
+        sent = send(spec, pieces, gateway, speed, progress, token)
         emit({"events": sent}, as_json=as_json, text=f"\nsent {sent:,} events")
         return
     outcome = replay(spec, pieces, keep=keep, lanes=lanes, speed=speed, progress=progress)

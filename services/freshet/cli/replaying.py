@@ -186,14 +186,16 @@ def send(
     gateway: str,
     speed: float | None,
     progress: Callable[[str, int], None],
+    token: str = "",
 ) -> int:
-    """Send everything through a running gateway; returns how many events it accepted."""
+    """Send everything through a running gateway, with a token if it asks for one; returns how many events it
+    accepted."""
     import orjson
 
     from freshet.client import Client  # httpx is only needed here
 
     sent = 0
-    with Client(gateway=gateway) as client:
+    with Client(gateway=gateway, token=token) as client:
         send = {"served": client.impressions, "shown": client.shown, "action": client.actions}
         for piece in paced(pieces, speed):
             for role, lines in piece.lines.items():

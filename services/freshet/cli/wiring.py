@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from freshet.cli.figures import JOINER_METRICS, TRAINER_METRICS, joiner_readings, trainer_readings
+from freshet.clock import SYSTEM_CLOCK, Clock
 from freshet.errors import ConfigError
 from freshet.runtime.admin import Admin
 from freshet.runtime.lifecycle import Cleanup
@@ -30,10 +31,12 @@ if TYPE_CHECKING:
     from freshet.cli.remote_training import RemoteTraining
     from freshet.gateway.service import Gateway
     from freshet.inference.service import Inference
+    from freshet.runtime.guard import Guard
     from freshet.runtime.server import Beside
+    from freshet.runtime.token_file import TokenFile
     from freshet.seams.registry import RestRegistry
 
-__all__ = ["RUNNERS", "gateway_door", "inference_door"]
+__all__ = ["RUNNERS", "gateway_door", "guard_of", "inference_door"]
 
 Runner = Callable[[Spec, Settings, threading.Event], None]
 
@@ -50,7 +53,16 @@ def run_gateway(spec: Spec, settings: Settings, stop: threading.Event) -> None:
         codecs = codecs_of(spec, roles, log)
         shorten_pauses()
         door = gateway_door(settings.gateway, settings.common)
-        run(spec, log, codecs, settings.gateway, settings.common, stop=stop, beside=door)
+        run(
+            spec,
+            log,
+            codecs,
+            settings.gateway,
+            settings.common,
+            stop=stop,
+            beside=door,
+            guard=guard_of(settings.common),
+        )
     finally:
         log.close()
 
@@ -254,6 +266,7 @@ def run_inference(spec: Spec, settings: Settings, stop: threading.Event) -> None
             stop=stop,
             ready=lambda _: shorten_pauses(),
             beside=inference_door(settings.inference, settings.common),
+            guard=guard_of(settings.common),
         )
     finally:
         cleanup.run()
@@ -271,7 +284,7 @@ def gateway_door(settings: GatewaySettings, common: Common) -> Callable[[Gateway
     transport = transport_of(**_door_files(settings), max_message_bytes=settings.max_body_bytes)
 
     def make(gateway: Gateway) -> Beside:
-        door = GrpcDoor(address, transport, gateway.grpc_counts)
+        door = GrpcDoor(address, transport, gateway.grpc_counts, guard=gateway.guard)
         add_events(door, gateway.doors)
         return door
 
@@ -281,7 +294,7 @@ def gateway_door(settings: GatewaySettings, common: Common) -> Callable[[Gateway
 def inference_door(settings: InferenceSettings, common: Common) -> Callable[[Inference], Beside] | None:
     """What makes inference's gRPC listener; None where none is set.
 
-    Raises ConfigError: the extra `grpc` is not installed, or certificates or token cannot be read.
+    Raises ConfigError: the extra `grpc` is not installed, or certificates cannot be read.
     """
     if not settings.grpc_port:
         return None
@@ -293,7 +306,7 @@ def inference_door(settings: InferenceSettings, common: Common) -> Callable[[Inf
     transport = transport_of(**_door_files(settings), max_message_bytes=settings.max_body_bytes)
 
     def make(server: Inference) -> Beside:
-        door = GrpcDoor(address, transport, server.grpc_counts)
+        door = GrpcDoor(address, transport, server.grpc_counts, guard=server.guard)
         add_oip(door, server.oip)
         return door
 
@@ -305,7 +318,8 @@ def run_console(spec: Spec, settings: Settings, stop: threading.Event) -> None:
     from freshet.cli.ports import optional_ports_of, ports_of
     from freshet.console.instances import listed_places, local_places
     from freshet.console.service import Sources, run
-    from freshet.runtime.token import token_of
+    from freshet.runtime.guard import Guard
+    from freshet.runtime.token import CONSOLE_HINT, console_entry, token_of
 
     run_folder = settings.common.run
     token = token_of(settings.console.token, run_folder.state, settings.console.token_file)
@@ -325,7 +339,7 @@ def run_console(spec: Spec, settings: Settings, stop: threading.Event) -> None:
             settings.console,
             settings.common,
             places=places,
-            token=token,
+            guard=Guard(_tokens_of(settings.common), more=[console_entry(token)], hint=CONSOLE_HINT),
             stop=stop,
         )
     finally:
@@ -343,12 +357,25 @@ RUNNERS: Mapping[str, Runner] = {
 }
 
 
+def guard_of(common: Common, clock: Clock = SYSTEM_CLOCK) -> Guard | None:
+    """What asks clients for tokens; None where no file of them is set. Raises ConfigError: it is wrong."""
+    from freshet.runtime.guard import Guard
+
+    tokens = _tokens_of(common, clock)
+    return Guard(tokens, clock) if tokens is not None else None
+
+
+def _tokens_of(common: Common, clock: Clock = SYSTEM_CLOCK) -> TokenFile | None:
+    from freshet.runtime.token_file import TokenFile
+
+    return TokenFile(common.tokens_file, clock) if common.tokens_file else None
+
+
 def _door_files(settings: GrpcDoorSettings) -> dict[str, Any]:
     return {
         "ca_file": settings.grpc_ca_file,
         "cert_file": settings.grpc_cert_file,
         "key_file": settings.grpc_key_file,
-        "token_file": settings.grpc_token_file,
         "for_outsiders": True,
     }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from freshet.runtime.endpoint import (
+    TOKEN_CODES,
     Answer,
     Body,
     Endpoint,
@@ -262,13 +263,13 @@ TRY = Endpoint(
     "/api/try",
     "Rank candidates without logging or exploring, with the rows explained.",
     (Answer(200, "as inference answers /v1/rank; its errors, too", (json(ANY),)),
-     *refusals("bad_input", "host", "origin", "body_timeout", "body_too_large", "too_large",
+     *refusals("bad_input", *TOKEN_CODES, "host", "origin", "body_timeout", "body_too_large", "too_large",
                "content_type", "overloaded", "unavailable")),
     bodies=(json(record("TryRequest", {"candidates": RANKABLE["candidates"]},
                         {"context": RANKABLE["context"], "k": integer(minimum=1)})),),
 )  # fmt: skip
 _MOVES = (Answer(200, "it is done, and written to `<model>.versions`", (json(MOVED),)),
-          *refusals("bad_input", "token_missing", "token_wrong", "host", "origin", "no_such_version",
+          *refusals("bad_input", *TOKEN_CODES, "host", "origin", "no_such_version",
                     "body_timeout", "version_damaged", "body_too_large", "content_type",
                     "unavailable"))  # fmt: skip
 PROMOTE = Endpoint(
@@ -277,7 +278,7 @@ PROMOTE = Endpoint(
     "Serve a version, whatever the gate said, and let the gate go on.",
     _MOVES,
     bodies=(json(record("PromoteRequest", {"number": integer(minimum=0)}), {"number": 12}),),
-    token=True,
+    scope="operate",
 )
 ROLLBACK = Endpoint(
     "POST",
@@ -285,7 +286,7 @@ ROLLBACK = Endpoint(
     "Serve an older version, the last promoted one without a number, and stay there until a promote.",
     _MOVES,
     bodies=(json(record("RollbackRequest", {}, {"number": nullable(integer(minimum=0))}), {"number": 11}),),
-    token=True,
+    scope="operate",
 )
 READY = ready_page("Console")
 STATUS = status_page(record("ConsoleStatus", {"streams": integer("pages kept up to date")}))

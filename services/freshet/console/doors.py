@@ -1,4 +1,4 @@
-"""Who may ask the console what: the names it is asked by, and the token for what changes something.
+"""By which names the console may be asked, and from which pages; its guard asks for tokens besides.
 
 A page that the browser has open from elsewhere can send requests to this machine. It cannot read answers, but
 by a name of its own that is made to point here (DNS rebinding) it could; so names are checked. It can post
@@ -7,13 +7,11 @@ forms; so posts must be JSON, and whatever changes something needs a token that 
 
 from __future__ import annotations
 
-import hmac
 from collections.abc import Mapping
 
 from freshet.runtime.browsers import name_of
 from freshet.runtime.http import HttpError, Request
 from freshet.runtime.streaming import Headers
-from freshet.runtime.token import TOKEN_FILE
 
 __all__ = ["HEADERS", "Doors", "json_only", "names_by"]
 
@@ -39,9 +37,8 @@ def names_by(bind_address: str, hosts: str) -> frozenset[str]:
 class Doors:
     """What every request must show. Raises HttpError, which says what is missing."""
 
-    def __init__(self, token: str, *, names: frozenset[str]) -> None:
+    def __init__(self, names: frozenset[str]) -> None:
         """`names`: what browsers may ask for this server by, besides the names of this machine itself."""
-        self._token = token.encode()
         self._names = names | {"localhost", "127.0.0.1", "::1"}
 
     def admit(self, headers: Mapping[bytes, bytes]) -> None:
@@ -58,22 +55,6 @@ class Doors:
                 403, "origin", "a page from elsewhere may not ask this", expected=sorted(self._names),
                 found=origin.decode("latin-1")[:200],
             )  # fmt: skip
-
-    def may_change(self, request: Request) -> None:
-        """Let through who shows the token (401 without one, 403 with another)."""
-        hint = (
-            f"the link that `freshet up` prints holds it; it stands in state/{TOKEN_FILE} of the run folder"
-        )
-        scheme, _, shown = request.headers.get(b"authorization", b"").partition(b" ")
-        if scheme.lower() != b"bearer" or not shown.strip():
-            raise HttpError(
-                401, "token_missing", "promoting and rolling back need the console's token",
-                expected="Authorization: Bearer TOKEN", found="no token", hint=hint,
-                headers=((b"www-authenticate", b'Bearer realm="freshet console"'),),
-            )  # fmt: skip
-        if not hmac.compare_digest(shown.strip(), self._token):
-            raise HttpError(403, "token_wrong", "this is not the console's token", expected="its token",
-                            found="another one", hint=hint)  # fmt: skip
 
 
 def json_only(request: Request) -> None:

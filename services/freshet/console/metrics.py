@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from freshet.runtime.guard import DOOR_METRICS
 from freshet.runtime.http import HTTP_METRICS
 from freshet.runtime.metrics import Metric
 
@@ -21,4 +22,4 @@ LOOK_SECONDS = Metric(
     "Time that a look at services and log took.",
     buckets=(0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0),
 )
-METRICS = (*HTTP_METRICS, LOOKS, LOOK_SECONDS)
+METRICS = (*HTTP_METRICS, *DOOR_METRICS, LOOKS, LOOK_SECONDS)

@@ -25,6 +25,7 @@ from freshet.console.tracer import Tracer
 from freshet.console.trying import asked, body_of
 from freshet.errors import BadInput, ConfigError, Corrupt, Overloaded, Unavailable
 from freshet.runtime.endpoint import LIVE, Endpoint
+from freshet.runtime.guard import Guard
 from freshet.runtime.http import App, Handler, HttpError, Request, Response, Stream, json_response
 from freshet.runtime.process_metrics import service_registry
 from freshet.runtime.server import bind, run_server, serve
@@ -61,12 +62,16 @@ class Console:
         settings: Settings,
         places: Places,
         doors: Doors,
+        guard: Guard,
         *,
+        client_token_file: str = "",
         clock: Clock = SYSTEM_CLOCK,
         pages: Path = PAGE,
     ) -> None:
-        """`places`: where the services answer."""
-        self._sources, self._settings, self._doors, self._clock = sources, settings, doors, clock
+        """`places`: where the services answer. With a `client_token_file` requests are tried by that
+        token, for whoever may operate."""
+        self._sources, self._settings, self._guard, self._clock = sources, settings, guard, clock
+        self._client_token_file = client_token_file
         self._services = Services(RunFolder(sources.folder), places)
         self._board = Board()
         self._tracer = Tracer(
@@ -93,6 +98,7 @@ class Console:
             body_timeout_s=settings.body_timeout_ms / 1e3,
             headers=HEADERS,
             admit=doors.admit,
+            guard=guard,
             max_streams=settings.max_streams,
             streams_setting="FRESHET_CONSOLE_MAX_STREAMS",
         )
@@ -164,6 +170,8 @@ class Console:
     # --- what is done
 
     async def _try(self, request: Request) -> Response:
+        if self._client_token_file:  # lent to those only who may do more
+            self._guard.admit("operate", request.headers.get(b"authorization"), request.peer)
         json_only(request)
         body = body_of(request.body)
         if self._tries >= MOST_TRIES:
@@ -171,7 +179,9 @@ class Console:
         self._tries += 1
         try:
             replicas = [one.address for one in self._services.of("inference")]
-            return await asyncio.get_running_loop().run_in_executor(self._trying, asked, replicas, body)
+            return await asyncio.get_running_loop().run_in_executor(
+                self._trying, asked, replicas, body, self._client_token_file
+            )
         finally:
             self._tries -= 1
 
@@ -189,8 +199,7 @@ class Console:
         )
 
     def _number(self, request: Request) -> int | None:
-        """The version named in a body, of one who may change something."""
-        self._doors.may_change(request)
+        """The version named in a body."""
         json_only(request)
         try:
             wanted = orjson.loads(request.body or b"{}")
@@ -274,14 +283,15 @@ def run(
     common: Common,
     *,
     places: Places,
-    token: str,
+    guard: Guard,
     stop: threading.Event,
     clock: Clock = SYSTEM_CLOCK,
     ready: Callable[[str], None] = lambda url: None,
 ) -> None:
     """Serve on the calling thread until `stop` is set; streams end then, at once.
 
-    `ready` is called with the address once connections are taken. Signals are the caller's.
+    `guard` asks for tokens where something is changed. `ready` is called with the address once connections
+    are taken. Signals are the caller's.
 
     Raises:
         ConfigError: the port cannot be had.
@@ -289,7 +299,15 @@ def run(
     sock = bind(common.bind_address, settings.port)
     host, port = sock.getsockname()[:2]
     names = names_by(common.bind_address, settings.host)
-    console = Console(sources, settings, places, Doors(token, names=names), clock=clock)
+    console = Console(
+        sources,
+        settings,
+        places,
+        Doors(names),
+        guard,
+        client_token_file=common.client_token_file,
+        clock=clock,
+    )
     drain_s = common.drain_ms / 1e3
     stop_threads = threading.Event()
 

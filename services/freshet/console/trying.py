@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import http.client
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import orjson
@@ -13,6 +13,7 @@ from freshet.errors import BadInput, Unavailable
 from freshet.runtime.addresses import Address
 from freshet.runtime.asking import whole_body
 from freshet.runtime.http import Response
+from freshet.runtime.token_file import token_headers
 
 __all__ = ["asked", "body_of"]
 
@@ -46,11 +47,14 @@ def body_of(body: bytes) -> bytes:
         raise BadInput(f"the body is nested too deep: {error}") from None
 
 
-def asked(addresses: Sequence[Address], body: bytes) -> Response:
+def asked(addresses: Sequence[Address], body: bytes, token_file: str = "") -> Response:
     """What inference answers, passed through: the first replica that does. Blocks.
 
-    Raises Unavailable if none does.
+    Raises:
+        Unavailable: none does.
+        ConfigError: the file of the token to be sent cannot be read.
     """
+    headers = {"content-type": "application/json", **token_headers(token_file)}
     problem = Unavailable("inference: where it answers is not known; is it started?")
     deadline = time.monotonic() + PATIENCE_S
     for address in addresses[:MOST_ASKED]:
@@ -58,18 +62,18 @@ def asked(addresses: Sequence[Address], body: bytes) -> Response:
         if left_s <= 0:
             break
         try:
-            return _asked(address, body, left_s)
+            return _asked(address, body, headers, left_s)
         except Unavailable as error:
             problem = error
     raise problem
 
 
-def _asked(address: Address, body: bytes, left_s: float) -> Response:
+def _asked(address: Address, body: bytes, headers: Mapping[str, str], left_s: float) -> Response:
     connection = http.client.HTTPConnection(address.host, address.port, timeout=min(CONNECT_S, left_s))
     try:
         connection.connect()
         connection.sock.settimeout(left_s)
-        connection.request("POST", "/v1/rank", body, {"content-type": "application/json"})
+        connection.request("POST", "/v1/rank", body, dict(headers))
         answer = connection.getresponse()
         content = whole_body(answer, MOST_BYTES)
     except (OSError, http.client.HTTPException) as error:

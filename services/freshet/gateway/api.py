@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from freshet.runtime.endpoint import (
+    TOKEN_CODES,
     Answer,
     Body,
     Endpoint,
@@ -93,6 +94,7 @@ def events(role: str) -> Endpoint:
             *refusals(
                 "bad_input",
                 "origin",
+                *TOKEN_CODES,
                 "body_timeout",
                 "body_too_large",
                 "too_large",
@@ -115,4 +117,5 @@ def events(role: str) -> Endpoint:
             Body(AVRO_BATCH),
             Body(AVRO_RAW),
         ),
+        scope="send",
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from freshet.runtime.grpc_metrics import GRPC_METRICS
+from freshet.runtime.guard import DOOR_METRICS
 from freshet.runtime.http import HTTP_METRICS
 from freshet.runtime.metrics import Metric
 
@@ -27,4 +28,13 @@ APPEND_SECONDS = Metric(
     "freshet_gateway_append_seconds", "histogram", "seconds", "Time of an append that succeeded."
 )
 
-METRICS = (*HTTP_METRICS, *GRPC_METRICS, EVENTS, QUEUED, APPENDED, APPEND_FAILURES, APPEND_SECONDS)
+METRICS = (
+    *HTTP_METRICS,
+    *DOOR_METRICS,
+    *GRPC_METRICS,
+    EVENTS,
+    QUEUED,
+    APPENDED,
+    APPEND_FAILURES,
+    APPEND_SECONDS,
+)

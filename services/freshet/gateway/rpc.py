@@ -45,8 +45,8 @@ def add_events(door: GrpcDoor, doors: Mapping[str, Door]) -> None:
         error = {"code": told.code, "message": told.text, "retry_after_ms": told.retry_after_ms}
         return bytes(m.PutResponse(id=_id_of(m.PutRequest, data), error=error).SerializeToString())
 
-    door.call(SERVICE, "Put", put)
-    door.stream(SERVICE, "PutStream", put, failed)
+    door.call(SERVICE, "Put", put, scope="send")
+    door.stream(SERVICE, "PutStream", put, failed, scope="send")
 
 
 class _Waiting:

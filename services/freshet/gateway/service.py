@@ -19,6 +19,7 @@ from freshet.gateway.door import Door, Rules
 from freshet.runtime.browsers import refuse_other_sites
 from freshet.runtime.endpoint import LIVE
 from freshet.runtime.grpc_metrics import GRPC_METRICS, ListenerCounts, grpc_readings
+from freshet.runtime.guard import Guard
 from freshet.runtime.http import App, Request, Response, json_response
 from freshet.runtime.metrics import register
 from freshet.runtime.process_metrics import service_registry
@@ -52,8 +53,10 @@ class Gateway:
         settings: Settings,
         *,
         clock: Clock = SYSTEM_CLOCK,
+        guard: Guard | None = None,
     ) -> None:
-        """`codecs`: by role (`served`, `shown`, `action`), one for each stream of the spec."""
+        """`codecs`: by role (`served`, `shown`, `action`), one for each stream of the spec; `guard` asks
+        clients for tokens."""
         self._spec, self._log, self._codecs = spec, log, codecs
         self._settings, self._clock = settings, clock
         self._topics = topics_of(spec)
@@ -78,7 +81,9 @@ class Gateway:
             max_body_bytes=settings.max_body_bytes,
             body_timeout_s=settings.body_timeout_ms / 1e3,
             admit=refuse_other_sites,
+            guard=guard,
         )
+        self.guard = guard
         self.doors: dict[str, Door] = {}  # by role of the stream
         self.grpc_counts = ListenerCounts()
         register(registry, GRPC_METRICS, lambda: grpc_readings(self.grpc_counts))
@@ -175,17 +180,18 @@ def run(
     clock: Clock = SYSTEM_CLOCK,
     ready: Callable[[str], None] = lambda url: None,
     beside: Callable[[Gateway], Beside] | None = None,
+    guard: Guard | None = None,
 ) -> None:
     """Serve on the calling thread until `stop` is set, then drain: what was acknowledged is durable.
 
     `ready` is called with the address once connections are taken. Signals are the caller's. `beside` makes
-    another listener.
+    another listener; `guard` asks clients for tokens.
 
     Raises:
         ConfigError: the port cannot be had. Mismatch: a topic exists with another shape.
     """
     sock = bind(common.bind_address, settings.port)
-    gateway = Gateway(spec, log, codecs, settings, clock=clock)
+    gateway = Gateway(spec, log, codecs, settings, clock=clock, guard=guard)
     host, port = sock.getsockname()[:2]
 
     async def main() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from freshet.runtime.endpoint import (
+    TOKEN_CODES,
     Answer,
     Endpoint,
     Parameter,
@@ -79,7 +80,14 @@ RANK = Endpoint(
     (
         Answer(200, "the order", (json(RANKING),)),
         *refusals(
-            "bad_input", "origin", "body_timeout", "body_too_large", "too_large", "internal", "unavailable"
+            "bad_input",
+            "origin",
+            *TOKEN_CODES,
+            "body_timeout",
+            "body_too_large",
+            "too_large",
+            "internal",
+            "unavailable",
         ),
     ),
     "What was served is logged as an impression with its predictions, so that training sees what serving "
@@ -90,6 +98,7 @@ RANK = Endpoint(
             {"context": {"reader": "u1"}, "candidates": [{"article": "a7"}, {"article": "a9"}], "k": 1},
         ),
     ),
+    scope="rank",
 )
 
 _ROWS_NEXT = mapping(integer(), "by partition of `rows`: the next offset to be read")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from freshet.runtime.endpoint import (
+    TOKEN_CODES,
     Answer,
     Body,
     Endpoint,
@@ -77,8 +78,10 @@ MODEL_READY = Endpoint(
         Answer(200, "it is", (_MODEL_READY,)),
         Answer(503, "not yet", (_MODEL_READY,)),
         *_errors("no_model", "no_version"),
+        *refusals(*TOKEN_CODES),
     ),
     parameters=(MODEL,),
+    scope="rank",
 )
 
 _TENSOR = record("OipTensor", {"name": text(), "datatype": words(DATATYPES), "shape": TENSOR_SIZE})
@@ -106,8 +109,10 @@ METADATA = Endpoint(
             ),
         ),
         *_errors("no_model", "no_version"),
+        *refusals(*TOKEN_CODES),
     ),
     parameters=(MODEL,),
+    scope="rank",
 )
 _CONFIG_TENSOR = record("OipConfigTensor", {"name": text(), "data_type": text(), "dims": TENSOR_SIZE})
 CONFIG = Endpoint(
@@ -135,8 +140,10 @@ CONFIG = Endpoint(
             ),
         ),
         *_errors("no_model", "no_version"),
+        *refusals(*TOKEN_CODES),
     ),
     parameters=(MODEL,),
+    scope="rank",
 )
 
 _INPUT = {
@@ -194,9 +201,10 @@ INFER = Endpoint(
             "internal",
             "unavailable",
         ),
-        *refusals("origin", "body_timeout"),  # before the protocol is known
+        *refusals("origin", *TOKEN_CODES, "body_timeout"),  # before the protocol is known
     ),
     "The binary tensor extension of Triton is spoken, so `tritonclient.http` works unchanged.",
     parameters=(MODEL, Parameter("Inference-Header-Content-Length", "header", _LENGTH, integer(minimum=0))),
     bodies=(json(INFER_REQUEST), Body("application/octet-stream")),
+    scope="rank",
 )

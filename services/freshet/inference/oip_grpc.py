@@ -16,6 +16,7 @@ from freshet.inference.oip import Asked, InferRequest, Tensor, checked, from_bin
 from freshet.inference.oip_model import OipModel, Output
 from freshet.release import RELEASE
 from freshet.runtime.grpc_door import GrpcDoor
+from freshet.runtime.tokens import Scope
 from freshet.wire.protobuf import OIP, messages, parse
 
 __all__ = ["add_oip", "read_infer", "write_infer"]
@@ -38,13 +39,13 @@ def add_oip(door: GrpcDoor, model: OipModel) -> None:
     """Serve the protocol's six methods."""
     m = messages(OIP)
 
-    def route(method: str, answer: Callable[[Any], Any]) -> None:
+    def route(method: str, answer: Callable[[Any], Any], scope: Scope | None = "rank") -> None:
         request_class = getattr(m, f"{method}Request")
 
         async def answered(data: bytes) -> bytes:
             return bytes(answer(parse(request_class, data)).SerializeToString())
 
-        door.call(SERVICE, method, answered)
+        door.call(SERVICE, method, answered, scope=scope)
 
     def model_ready(asked: Any) -> Any:
         model.check(asked.name, asked.version)
@@ -59,10 +60,10 @@ def add_oip(door: GrpcDoor, model: OipModel) -> None:
         outputs, number = model.infer(request)
         return write_infer(model.spec.name, number, request.id, outputs)
 
-    route("ServerLive", lambda _: m.ServerLiveResponse(live=True))
-    route("ServerReady", lambda _: m.ServerReadyResponse(ready=model.is_ready()))
+    route("ServerLive", lambda _: m.ServerLiveResponse(live=True), None)
+    route("ServerReady", lambda _: m.ServerReadyResponse(ready=model.is_ready()), None)
     route("ModelReady", model_ready)
-    route("ServerMetadata", lambda _: m.ServerMetadataResponse(name="freshet", version=RELEASE))
+    route("ServerMetadata", lambda _: m.ServerMetadataResponse(name="freshet", version=RELEASE), None)
     route("ModelMetadata", metadata)
     route("ModelInfer", infer)
 

@@ -38,6 +38,7 @@ from freshet.model import SERVING_PREFIXES, build_model
 from freshet.runtime.browsers import refuse_other_sites
 from freshet.runtime.endpoint import LIVE
 from freshet.runtime.grpc_metrics import GRPC_METRICS, ListenerCounts, grpc_readings
+from freshet.runtime.guard import Guard
 from freshet.runtime.http import App, Request, Response, json_response
 from freshet.runtime.metrics import register
 from freshet.runtime.process_metrics import service_registry
@@ -84,6 +85,7 @@ class Inference:
         *,
         clock: Clock = SYSTEM_CLOCK,
         rng: random.Random | None = None,
+        guard: Guard | None = None,
     ) -> None:
         """Raises ConfigError if the spec does not fit the schema."""
         spec = parts.spec
@@ -157,7 +159,9 @@ class Inference:
             max_body_bytes=settings.max_body_bytes,
             body_timeout_s=settings.body_timeout_ms / 1e3,
             admit=refuse_other_sites,
+            guard=guard,
         )
+        self.guard = guard
         self.app.route_taker(api.RANK, ranker.take)
         self.app.route(api.PROGRESS, self._progressed)
         self.app.route(LIVE, self._is_live)
@@ -264,12 +268,14 @@ def run(
     rng: random.Random | None = None,
     ready: Callable[[str], None] = lambda url: None,
     beside: Callable[[Inference], Beside] | None = None,
+    guard: Guard | None = None,
 ) -> None:
     """Serve on the calling thread until `stop` is set; then what was served is logged, for at most the
     drain time.
 
     `ready` is called with the address once connections are taken; rank requests wait until rows and a
-    version are there, for `start_wait` at most. Signals are the caller's. `beside` makes another listener.
+    version are there, for `start_wait` at most. Signals are the caller's. `beside` makes another listener;
+    `guard` asks clients for tokens.
 
     Raises:
         ConfigError: the port cannot be had, or the spec does not fit the schema.
@@ -277,7 +283,7 @@ def run(
     sock = bind(common.bind_address, settings.port)
     host, port = sock.getsockname()[:2]
     drain_s = common.drain_ms / 1e3
-    server = Inference(parts, settings, clock=clock, rng=rng)
+    server = Inference(parts, settings, clock=clock, rng=rng, guard=guard)
     stop_threads = threading.Event()  # later than `stop`: requests in hand are still scored and logged
 
     async def main() -> None:

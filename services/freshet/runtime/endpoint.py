@@ -12,10 +12,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from freshet.runtime.http_errors import ERROR, by_status
+from freshet.runtime.tokens import Scope
 
 __all__ = [
     "LIVE",
     "METRICS_PAGE",
+    "TOKEN_CODES",
     "Answer",
     "Body",
     "Endpoint",
@@ -81,7 +83,7 @@ class Endpoint:
     doc: str = ""
     parameters: tuple[Parameter, ...] = ()
     bodies: tuple[Body, ...] = ()  # any one of them; none: no body is read
-    token: bool = False  # asks for `Authorization: Bearer TOKEN`
+    scope: Scope | None = None  # that a token must have, where tokens are asked for; None: open to all
 
     @property
     def pattern(self) -> str:
@@ -91,6 +93,10 @@ class Endpoint:
     def at(self, path: str, *more: Parameter) -> Endpoint:
         """The same under another path."""
         return replace(self, path=path, parameters=(*self.parameters, *more))
+
+
+TOKEN_CODES = ("token_missing", "token_unknown", "token_expired", "token_scope")
+"""The errors of a route with a scope."""
 
 
 def json(shape: Shape, example: Any = None) -> Body:

@@ -10,11 +10,11 @@ so a message that gRPC has thrown away, for its size or its compression, is seen
 from __future__ import annotations
 
 import asyncio
-import hmac
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
+from urllib.parse import unquote
 
 import grpc
 import structlog
@@ -23,7 +23,11 @@ from grpc import aio
 from freshet.errors import BadInput, ConfigError, Overloaded, TooLarge, Unavailable
 from freshet.runtime.grpc_metrics import ListenerCounts
 from freshet.runtime.http import HttpError
+from freshet.runtime.tokens import Scope
 from freshet.seams.transport import ROOM, Transport, listen_credentials, shared_options
+
+if TYPE_CHECKING:
+    from freshet.runtime.guard import Guard
 
 __all__ = ["GrpcDoor", "Told", "told_of"]
 
@@ -56,6 +60,8 @@ Failed = Callable[[bytes, Told], bytes]
 
 _STATUS = {
     400: grpc.StatusCode.INVALID_ARGUMENT,
+    401: grpc.StatusCode.UNAUTHENTICATED,
+    403: grpc.StatusCode.PERMISSION_DENIED,
     404: grpc.StatusCode.NOT_FOUND,
     413: grpc.StatusCode.INVALID_ARGUMENT,
     415: grpc.StatusCode.INVALID_ARGUMENT,
@@ -94,53 +100,75 @@ class GrpcDoor:
         counts: ListenerCounts,
         *,
         calls: int = CALLS,
+        guard: Guard | None = None,
     ) -> None:
         """Make a listener that is not yet one.
 
         Args:
             address: host:port; port 0 takes a free one.
-            transport: certificates, token, and the largest message.
+            transport: certificates, and the largest message.
             counts: are added to.
             calls: at once; more are refused with RESOURCE_EXHAUSTED.
+            guard: asks for tokens: when a call begins, and again for each message of a stream.
         """
         self._address, self._transport, self.counts, self._calls = address, transport, counts, calls
+        self._guard = guard
         self._methods: dict[str, dict[str, grpc.RpcMethodHandler]] = {}
         self._lock = threading.Lock()
         self._stopping = asyncio.Event()
         self._server: aio.Server | None = None
         self.port = 0
 
-    def call(self, service: str, method: str, answer: Answer) -> None:
-        """A method of one message with one answer. `service`: with its package."""
+    def call(self, service: str, method: str, answer: Answer, *, scope: Scope | None) -> None:
+        """A method of one message with one answer.
+
+        Args:
+            service: with its package.
+            answer: makes the answer.
+            scope: that a token must have; None: open to all.
+        """
 
         async def serve(_: AsyncIterator[bytes], context: aio.ServicerContext[bytes, bytes]) -> bytes:
+            try:
+                self._let_in(scope, context)  # before a message is read
+            except HttpError as error:
+                await self._end(context, error)
             message = await context.read()
             if message is aio.EOF:
                 await self._without_message(context)
             try:
                 return await self._answered(method, message, answer)
             except Exception as error:
-                told = self._told(error)
-                if told.retry_after_ms:
-                    context.set_trailing_metadata((("retry-after-ms", str(told.retry_after_ms)),))
-                await context.abort(told.status, told.text)
+                await self._end(context, error)
                 raise
 
         self._methods.setdefault(service, {})[method] = grpc.stream_unary_rpc_method_handler(serve)
 
-    def stream(self, service: str, method: str, answer: Answer, failed: Failed) -> None:
+    def stream(
+        self, service: str, method: str, answer: Answer, failed: Failed, *, scope: Scope | None
+    ) -> None:
         """A method of message after message, each with its answer as soon as there is one.
 
         Args:
             service: with its package.
             answer: makes the answer to one message.
             failed: makes the answer to a message for which `answer` has raised.
+            scope: that a token must have, when the stream begins and at each message; None: open to all.
         """
 
         async def serve(_: AsyncIterator[bytes], context: aio.ServicerContext[bytes, bytes]) -> None:
+            try:
+                self._let_in(scope, context)
+            except HttpError as error:
+                await self._end(context, error)
+
+            async def still_let_in(message: bytes) -> bytes:
+                self._let_in(scope, context)  # a token may expire, or be dropped, while the stream is open
+                return await answer(message)
+
             self.counts.streams[method] += 1
             try:
-                await self._serve_stream(method, context, answer, failed)
+                await self._serve_stream(method, context, still_let_in, failed)
             finally:
                 self.counts.streams[method] -= 1
 
@@ -150,7 +178,6 @@ class GrpcDoor:
         """Listen. Raises ConfigError if the address cannot be bound."""
         # Longer messages than ours reach us up to some room, so that they are refused by name.
         self._server = server = aio.server(
-            interceptors=[_Gate(self._transport.token, self._refuse)],
             options=[*shared_options(self._transport), ("grpc.so_reuseport", 0)],
             maximum_concurrent_rpcs=self._calls,
         )
@@ -180,6 +207,17 @@ class GrpcDoor:
     def _begun(self) -> None:
         with self._lock:  # gRPC's threads
             self.counts.handshakes += 1
+
+    def _let_in(self, scope: Scope | None, context: aio.ServicerContext[bytes, bytes]) -> None:
+        if scope is not None and self._guard is not None:
+            self._guard.admit(scope, _authorization(context), _peer(context))
+
+    async def _end(self, context: aio.ServicerContext[bytes, bytes], error: Exception) -> None:
+        """End a call with what an exception says; raises, as gRPC's `abort` does."""
+        told = self._told(error)
+        if told.retry_after_ms:
+            context.set_trailing_metadata((("retry-after-ms", str(told.retry_after_ms)),))
+        await context.abort(told.status, told.text)
 
     def _refuse(self, reason: str) -> None:
         self.counts.refused[reason] += 1
@@ -261,27 +299,16 @@ class GrpcDoor:
                 reading.cancel()
 
 
-class _Gate(aio.ServerInterceptor):  # type: ignore[misc]
-    """Lets calls in that show the token."""
-
-    def __init__(self, token: str, refused: Callable[[str], None]) -> None:
-        self._shown = f"Bearer {token}".encode() if token else b""
-        self._refused = refused
-
-    async def intercept_service(self, continuation: Any, details: Any) -> Any:
-        if self._shown:
-            metadata = {str(key): value for key, value in details.invocation_metadata}
-            shown = metadata.get("authorization", "")
-            given = shown.encode() if isinstance(shown, str) else bytes(shown)
-            if not hmac.compare_digest(given, self._shown):
-                self._refused("token")
-                return grpc.stream_unary_rpc_method_handler(_without_token)
-        return await continuation(details)
+def _peer(context: aio.ServicerContext[bytes, bytes]) -> str:
+    """The address of `ipv4:127.0.0.1:50000`, `ipv6:[::1]:50000` or, of what is none, the whole."""
+    kind, _, rest = context.peer().partition(":")
+    return unquote(rest).rpartition(":")[0].strip("[]") if kind in ("ipv4", "ipv6") else context.peer()
 
 
-async def _without_token(_: AsyncIterator[bytes], context: aio.ServicerContext[bytes, bytes]) -> bytes:
-    await context.abort(
-        grpc.StatusCode.UNAUTHENTICATED,
-        "the token is missing or wrong: send the metadata authorization: Bearer TOKEN",
-    )
-    raise AssertionError("abort raises")
+def _authorization(context: aio.ServicerContext[bytes, bytes]) -> bytes | None:
+    """What the call's metadata has of that name; of several the last."""
+    found = None
+    for key, value in context.invocation_metadata() or ():
+        if key == "authorization":
+            found = value.encode() if isinstance(value, str) else bytes(value)
+    return found

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 import orjson
@@ -22,6 +22,10 @@ from freshet.errors import BadInput, Overloaded, TooLarge, Unavailable
 from freshet.runtime.endpoint import METRICS_PAGE, Endpoint
 from freshet.runtime.metrics import Metric
 from freshet.runtime.streaming import Headers, Stream, send_pieces
+from freshet.runtime.tokens import Scope as TokenScope
+
+if TYPE_CHECKING:
+    from freshet.runtime.guard import Guard
 
 __all__ = [
     "HTTP_METRICS",
@@ -70,6 +74,8 @@ class Request:
     headers: Mapping[bytes, bytes]  # names in lower case; of repeated ones the last
     body: bytes
     arguments: tuple[str, ...] = ()  # what a route's `*` parts matched, decoded
+    peer: str = ""  # the address that the connection comes from
+    who: str = ""  # name of the token that was shown, where one was asked for
 
     @property
     def content_type(self) -> str:
@@ -134,7 +140,7 @@ Admit = Callable[[Mapping[bytes, bytes]], None]
 class _Route:
     parts: tuple[str, ...]
     name: str  # for metrics: bounded, whatever paths clients invent
-    methods: dict[str, Handler] = field(default_factory=dict)
+    methods: dict[str, tuple[Handler, TokenScope | None]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -143,6 +149,7 @@ class TakerRoute:
 
     name: str
     taker: Taker
+    scope: TokenScope | None = None  # that a token must have
 
 
 class App:
@@ -156,12 +163,21 @@ class App:
         body_timeout_s: float,
         headers: Headers = (),
         admit: Admit = lambda headers: None,
+        guard: Guard | None = None,
         max_streams: int = 64,
         streams_setting: str = "",
     ) -> None:
-        """`headers` go with every answer; `admit` looks at every request's headers first, and may raise; one
-        stream more than `max_streams` is refused, with the name of the setting that allows more."""
-        self._headers, self._admit = headers, admit
+        """Routes are added later.
+
+        Args:
+            headers: go with every answer.
+            admit: looks at every request's headers first, and may raise.
+            guard: then asks for a token, where the route has a scope.
+            max_streams: one more is refused, with the name of the setting that allows more.
+        """
+        self._headers, self._admit, self._guard = headers, admit, guard
+        if guard is not None:
+            guard.register(registry)
         self._max_streams, self._streams_setting = max_streams, streams_setting
         self.streams = 0  # that are open now
         self._ending = asyncio.Event()  # set when streams are to end
@@ -190,7 +206,7 @@ class App:
                 self._patterns.append(known)
             else:
                 self._routes[path] = known
-        known.methods[endpoint.method] = handler
+        known.methods[endpoint.method] = (handler, endpoint.scope)
 
     def route_taker(self, endpoint: Endpoint, taker: Taker) -> None:
         """Answer a POST without `{name}` in its path with this taker; as `route` in all else."""
@@ -206,7 +222,7 @@ class App:
             return await answered
 
         self.route(endpoint, handler)
-        self._takers[endpoint.path.encode()] = TakerRoute(endpoint.path, taker)
+        self._takers[endpoint.path.encode()] = TakerRoute(endpoint.path, taker, endpoint.scope)
 
     def taker_of(self, method: bytes, url: bytes) -> TakerRoute | None:
         """The route whose whole requests `take` takes, if this is one."""
@@ -227,9 +243,16 @@ class App:
 
         try:
             self._admit(request.headers)
+            self._let_in(route.scope, request.headers, request.peer)
             route.taker(request, answer)
         except Exception as error:
             answer(error_response(error))
+
+    def _let_in(self, scope: TokenScope | None, headers: Mapping[bytes, bytes], peer: str) -> str:
+        """Name of the token that the request shows; "" where none is asked for. Raises HttpError."""
+        if scope is None or self._guard is None:
+            return ""
+        return self._guard.admit(scope, headers.get(b"authorization"), peer)
 
     def _count(self, route: str, status: int, seconds: float) -> None:
         counters = self._counters.get((route, status))
@@ -263,8 +286,8 @@ class App:
             self._admit(headers)
             found, arguments = self._find(scope)
             route = found.name
-            handler = found.methods.get(scope["method"])
-            if handler is None:
+            method = found.methods.get(scope["method"])
+            if method is None:
                 allowed = ", ".join(sorted(found.methods))
                 raise HttpError(
                     405,
@@ -274,6 +297,9 @@ class App:
                     found=scope["method"],
                     headers=((b"allow", allowed.encode()),),
                 )
+            handler, needed = method
+            peer = (scope.get("client") or ("",))[0]
+            who = self._let_in(needed, headers, peer)
             body = await self._body(headers, receive)
             request = Request(
                 scope["method"],
@@ -282,6 +308,8 @@ class App:
                 headers,
                 body,
                 arguments,
+                peer,
+                who,
             )
             response = await handler(request)
             if isinstance(response, Stream) and self.streams >= self._max_streams:

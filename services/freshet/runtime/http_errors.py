@@ -28,10 +28,13 @@ CODES = (
     ErrorCode(
         "token_missing",
         401,
-        "this changes something, and no token was sent",
-        "send `Authorization: Bearer TOKEN`; state/console.token of the run folder holds it",
+        "a token is asked for, and none was sent",
+        "send `Authorization: Bearer TOKEN`; the operator makes them, and the console takes that of "
+        "state/console.token in the run folder, too",
     ),
-    ErrorCode("token_wrong", 403, "another token was sent", "send that of state/console.token"),
+    ErrorCode("token_unknown", 401, "the token is not known here", "ask the operator for one that is"),
+    ErrorCode("token_expired", 401, "the token has expired", "ask the operator for another"),
+    ErrorCode("token_scope", 403, "the token is for other things", "use one with the scope in `expected`"),
     ErrorCode(
         "host", 403, "the console is not asked for by this name", "use localhost, or FRESHET_CONSOLE_HOST"
     ),

@@ -157,7 +157,8 @@ class _Protocol(HttpToolsProtocol):
     def _take(self, route: TakerRoute) -> None:
         taken = _Taken(self._answer)
         self.cycle = cast(Any, taken)
-        request = Request("POST", route.name, "", dict(self.headers), self._body)
+        peer = self.client[0] if self.client else ""
+        request = Request("POST", route.name, "", dict(self.headers), self._body, peer=peer)
         self.takers.take(route, request, taken.reply)
 
     def _answer(self, taken: _Taken, response: Response) -> None:

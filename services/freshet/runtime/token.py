@@ -8,11 +8,23 @@ import secrets
 from pathlib import Path
 
 from freshet.errors import ConfigError
+from freshet.runtime.tokens import TokenEntry, digest_of
 
-__all__ = ["TOKEN_FILE", "token_of"]
+__all__ = ["CONSOLE_HINT", "TOKEN_FILE", "console_entry", "token_of"]
 
 TOKEN_FILE = "console.token"
 LEAST_TOKEN = 16
+
+
+def console_entry(token: str) -> TokenEntry:
+    """The token as the console's guard knows it."""
+    return TokenEntry("console", frozenset({"operate"}), digest_of(token.encode()))
+
+
+CONSOLE_HINT = (
+    f"the link that `freshet up` prints holds it; it stands in state/{TOKEN_FILE} of the run folder; or take "
+    "one with the scope operate from the file of tokens"
+)
 
 
 def token_of(given: str, state: Path, file: str = "") -> str:

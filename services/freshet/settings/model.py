@@ -76,6 +76,22 @@ class Common:
         default=10 * SECOND,
     )
 
+    tokens_file: str = option(
+        "deployment",
+        "the tokens that gateway, inference and console ask for over HTTP and gRPC, each with its scopes; "
+        "`freshet token` writes it, and a change is taken up within a second. Without it, gateway and "
+        "inference believe whoever reaches them",
+        PATH,
+        default="",
+    )
+    client_token_file: str = option(
+        "deployment",
+        "a file with the token that `freshet rank`, `replay` and `simulate`, freshet.local and the console's "
+        "page send where one is asked for",
+        PATH,
+        default="",
+    )
+
     @property
     def run(self) -> RunFolder:
         """The run folder's layout."""
@@ -103,12 +119,6 @@ class GrpcDoor:
         "deployment",
         "who signs clients' certificates; without it no client is asked for one",
         PEM,
-        default="",
-    )
-    grpc_token_file: str = option(
-        "deployment",
-        "the token that gRPC clients send as `authorization: Bearer TOKEN`; without it none is asked for",
-        Text("the path of a file with one line"),
         default="",
     )
 

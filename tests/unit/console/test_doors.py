@@ -12,11 +12,13 @@ from hypothesis import strategies as st
 from freshet.console.doors import Doors, json_only, names_by
 from freshet.errors import ConfigError
 from freshet.runtime.browsers import name_of
+from freshet.runtime.guard import Guard
 from freshet.runtime.http import HttpError, Request
-from freshet.runtime.token import token_of
+from freshet.runtime.token import CONSOLE_HINT, console_entry, token_of
 
 TOKEN = "a-token-of-this-run"
-DOORS = Doors(TOKEN, names=frozenset({"console.example"}))
+DOORS = Doors(frozenset({"console.example"}))
+GUARD = Guard(more=[console_entry(TOKEN)], hint=CONSOLE_HINT)
 
 
 def refusal(headers: dict[bytes, bytes]) -> str | None:
@@ -88,11 +90,11 @@ def asking(authorization: bytes | None, kind: bytes = b"application/json") -> Re
 )
 def test_who_shows_no_token_is_told_where_it_is(shown: bytes | None) -> None:
     with pytest.raises(HttpError) as caught:
-        DOORS.may_change(asking(shown))
+        GUARD.admit("operate", shown, "")
 
     assert caught.value.status == 401
     assert "console.token" in str(caught.value.content["hint"])
-    assert (b"www-authenticate", b'Bearer realm="freshet console"') in caught.value.headers
+    assert (b"www-authenticate", b'Bearer realm="freshet"') in caught.value.headers
 
 
 @pytest.mark.parametrize(
@@ -100,15 +102,15 @@ def test_who_shows_no_token_is_told_where_it_is(shown: bytes | None) -> None:
 )
 def test_another_token_is_refused_and_not_repeated(shown: bytes) -> None:
     with pytest.raises(HttpError) as caught:
-        DOORS.may_change(asking(b"Bearer " + shown))
+        GUARD.admit("operate", b"Bearer " + shown, "")
 
-    assert caught.value.status == 403
+    assert caught.value.status == 401
     assert TOKEN not in str(caught.value.content)
 
 
 @pytest.mark.parametrize("scheme", [b"Bearer ", b"bearer ", b"BEARER  "])
 def test_the_token_lets_in(scheme: bytes) -> None:
-    DOORS.may_change(asking(scheme + TOKEN.encode()))
+    assert GUARD.admit("operate", scheme + TOKEN.encode(), "") == "console"
 
 
 @pytest.mark.parametrize(
@@ -215,4 +217,4 @@ def test_names_are_those_of_the_settings(bound: str, hosts: str, names: set[str]
 
 @pytest.mark.parametrize("host", ["localhost:8080", "127.0.0.1:80", "[::1]:8080"])
 def test_in_a_container_it_is_asked_for_by_this_machines_names_at_any_published_port(host: str) -> None:
-    Doors(TOKEN, names=names_by("0.0.0.0", "")).admit({b"host": host.encode()})
+    Doors(names_by("0.0.0.0", "")).admit({b"host": host.encode()})

@@ -39,6 +39,12 @@ function token() {
   }
 }
 
+/** The header that shows the token, if this page has one. */
+export function authorization() {
+  const given = token();
+  return given ? { authorization: `Bearer ${given}` } : {};
+}
+
 /** Ask; on yes, POST `body` to `path` with the token. Resolves to whether it was done; what went wrong is shown and may be tried again. */
 export function confirmed({ title, what, yes, path, body }, folder) {
   const dialog = byId("ask");

@@ -5,6 +5,7 @@ import { parse, pretty, python, quoted } from "./exact.js";
 import { getJson } from "./feed.js";
 import { count, duration, fixed, plural, whole } from "./format.js";
 import { list, num, record, records, text } from "./read.js";
+import { authorization } from "./token.js";
 
 const EMPTY =
   "Requests that were served lately appear in the list once there are some. Until then, write your own: a context and its candidates, with the fields of your schema.";
@@ -173,7 +174,7 @@ export class Try {
       const began = performance.now();
       const answer = await getJson("/api/try", {
         method: "POST",
-        headers: { "content-type": "application/json" },
+        headers: { "content-type": "application/json", ...authorization() },
         body: JSON.stringify({ ...asked, k }),
       });
       this.#show(answer, asked.candidates, performance.now() - began);

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -89,7 +89,7 @@ class Simulator:
         visits_per_s = self._rate / world.options.shown
         count = min(24, max(2, math.ceil(visits_per_s / VISITS_OF_A_THREAD)))
         jobs: list[Callable[[], None]] = [
-            partial(self._read, running, stop, HttpDoor(self._targets.inferences, i)) for i in range(count)
+            partial(self._read, running, stop, self._door(self._targets.inferences, i)) for i in range(count)
         ]
         jobs.append(lambda: self._send(running, stop))
         threads = [
@@ -160,8 +160,11 @@ class Simulator:
                 log.error("a visit failed", visit=number, exc_info=error)
         door.close()
 
+    def _door(self, servers: Sequence[Address], first: int = 0) -> Door:
+        return HttpDoor(servers, first, token_file=self._settings.common.client_token_file)
+
     def _send(self, running: _Running, stop: threading.Event) -> None:
-        door = HttpDoor(self._targets.gateways)
+        door = self._door(self._targets.gateways)
         while not stop.is_set():
             try:
                 taken = running.outbox.send_due(door)

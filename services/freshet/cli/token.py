@@ -1,0 +1,158 @@
+"""`freshet token`: make, list and drop the tokens that clients show."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_args
+
+import click
+
+from freshet.cli.options import PATH, emit, examples, json_option, table
+from freshet.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from freshet.runtime.tokens import TokenEntry
+
+__all__ = ["command"]
+
+SCOPES = "send,rank,operate"
+
+
+@click.group()
+def command() -> None:
+    """Make, list and drop the tokens that clients show.
+
+    They stand in a file, one a line, as names, scopes and hashes; FRESHET_COMMON_TOKENS_FILE names it to
+    gateway, inference and console, which take a change up within a second.
+    """
+
+
+def _file_option(verb: Callable[..., None]) -> Callable[..., None]:
+    return click.option(
+        "--file",
+        "path",
+        type=PATH,
+        envvar="FRESHET_COMMON_TOKENS_FILE",
+        required=True,
+        help="The file of tokens; without it, the one of FRESHET_COMMON_TOKENS_FILE.",
+    )(verb)
+
+
+@command.command(
+    "new",
+    epilog=examples(
+        "freshet token new web-shop --scopes send,rank --file tokens",
+        "freshet token new ada --scopes operate --expires 90d --file tokens",
+    ),
+)
+@click.argument("name")
+@click.option("--scopes", required=True, help=f"What it lets do: some of {SCOPES}.")
+@click.option("--expires", metavar="DURATION", help="How long it is valid, such as 90d.  [default: for ever]")
+@_file_option
+@json_option
+def new(name: str, scopes: str, expires: str | None, path: Path, as_json: bool) -> None:
+    """Make a token, add its hash to the file, and print it: once, as it is kept nowhere.
+
+    A name may have several tokens, so that a new one is handed out before the old one is dropped. The file is
+    made if it is not there, for its owner only.
+    """
+    from freshet.clock import SYSTEM_CLOCK
+    from freshet.runtime.token_editing import edited
+    from freshet.runtime.tokens import TokenEntry, digest_of, new_token, time_text
+
+    expires_ms = None if expires is None else SYSTEM_CLOCK.now_ms() + _duration_ms(expires)
+    token = new_token()
+    entry = TokenEntry(_name(name), _scopes(scopes), digest_of(token.encode()), expires_ms)
+    edited(path, lambda lines: ([*lines, entry], None))
+    until = "" if expires_ms is None else f", until {time_text(expires_ms)}"
+    click.echo(f"{name} may {scopes.replace(',', ', ')}{until}; {path} has its hash", err=True)
+    emit({**_value(entry), "token": token}, as_json=as_json, text=token)
+
+
+@command.command("list", epilog=examples("freshet token list --file tokens"))
+@_file_option
+@json_option
+def list_tokens(path: Path, as_json: bool) -> None:
+    """The tokens of the file: names, scopes, and until when they are valid."""
+    from freshet.clock import SYSTEM_CLOCK
+    from freshet.runtime.token_file import read_tokens
+
+    entries, now_ms = read_tokens(path), SYSTEM_CLOCK.now_ms()
+    rows = [
+        [v["name"], v["id"], ",".join(v["scopes"]), v["expires"] or "never", _state(e, now_ms)]
+        for e, v in zip(entries, map(_value, entries), strict=True)
+    ]
+    text = table(["name", "id", "scopes", "expires", "state"], rows) if rows else f"{path} has no token"
+    emit({"tokens": [*map(_value, entries)]}, as_json=as_json, text=text)
+
+
+@command.command(
+    "drop",
+    epilog=examples(
+        "freshet token drop web-shop --file tokens", "freshet token drop web-shop --id 9f86d081 --file tokens"
+    ),
+)
+@click.argument("name")
+@click.option("--id", "id_", help="Of one of several tokens, as `freshet token list` shows it.")
+@_file_option
+@json_option
+def drop(name: str, id_: str | None, path: Path, as_json: bool) -> None:
+    """Take a name's tokens, or one of them, out of the file: whoever shows one is refused from then on."""
+    from freshet.runtime.token_editing import edited
+
+    def without(entries: Sequence[TokenEntry]) -> tuple[list[TokenEntry], list[TokenEntry]]:
+        gone = [e for e in entries if e.name == name and id_ in (None, e.id)]
+        return [e for e in entries if e not in gone], gone
+
+    gone = edited(path, without, must_exist=True)
+    if not gone:
+        raise ConfigError(
+            "token", "NAME" if id_ is None else "--id", name if id_ is None else f"{name} {id_}",
+            f"a token of {path}", f"`freshet token list --file {path}` shows them",
+        )  # fmt: skip
+    said = ", ".join(f"{e.name} {e.id}" for e in gone)
+    emit({"dropped": [*map(_value, gone)]}, as_json=as_json, text=f"dropped: {said}")
+
+
+def _name(text: str) -> str:
+    from freshet.runtime.tokens import NAME, NAME_TEXT
+
+    if not NAME.fullmatch(text):
+        raise ConfigError("token", "NAME", text, NAME_TEXT)
+    return text
+
+
+def _scopes(text: str) -> frozenset[Any]:
+    from freshet.runtime.tokens import Scope
+
+    found = text.split(",")
+    if not set(found) <= set(get_args(Scope)) or len(set(found)) != len(found):
+        raise ConfigError("token", "--scopes", text, f"some of {SCOPES}, commas between")
+    return frozenset(found)
+
+
+def _duration_ms(text: str) -> int:
+    from freshet.options import Duration, Wrong
+
+    try:
+        return int(Duration(1_000, 100 * 365 * 86_400_000).read(text) or 0)
+    except Wrong as wrong:
+        raise ConfigError("token", "--expires", text, wrong.expected, wrong.hint) from None
+
+
+def _value(entry: TokenEntry) -> dict[str, Any]:
+    from freshet.runtime.tokens import SCOPES as ORDER
+    from freshet.runtime.tokens import time_text
+
+    return {
+        "name": entry.name,
+        "id": entry.id,
+        "scopes": [scope for scope in ORDER if scope in entry.scopes],
+        "expires": None if entry.expires_ms is None else time_text(entry.expires_ms),
+    }
+
+
+def _state(entry: TokenEntry, now_ms: int) -> str:
+    return "expired" if entry.expires_ms is not None and entry.expires_ms <= now_ms else "valid"

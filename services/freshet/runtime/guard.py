@@ -1,0 +1,180 @@
+"""Who may come in by a door, over HTTP and gRPC alike: by tokens with scopes, where a file of them is set.
+
+Without tokens a door lets everybody in who reaches it, which is for this machine alone.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+import structlog
+from prometheus_client import CollectorRegistry
+
+from freshet.clock import SYSTEM_CLOCK, Clock
+from freshet.runtime.http import HttpError
+from freshet.runtime.metrics import Metric, Reading, register
+from freshet.runtime.streaming import Headers
+from freshet.runtime.token_file import TokenFile
+from freshet.runtime.tokens import SCOPES, Scope, TokenEntry, bearer, shown, time_text
+
+__all__ = ["DOOR_METRICS", "Guard"]
+
+log = structlog.get_logger(__name__)
+
+DOOR_METRICS = (
+    Metric(
+        "freshet_door_requests",
+        "counter",
+        "requests",
+        "Requests over HTTP, and calls and messages over gRPC, that came in by a token, by its name.",
+        ("token",),
+    ),
+    Metric(
+        "freshet_door_refused",
+        "counter",
+        "requests",
+        "Those that were refused: by reason (token_missing, token_unknown, token_expired, token_scope), and "
+        'by the token\'s name, "" if it is not known.',
+        ("reason", "token"),
+    ),
+    Metric("freshet_door_tokens", "gauge", "tokens", "Tokens that are valid now."),
+    Metric(
+        "freshet_door_tokens_file_wrong",
+        "gauge",
+        "yes or no",
+        "1 while the file of tokens cannot be read or is wrong; those that it held before stay valid.",
+    ),
+)
+"""What doors count for which tokens are set; names are at most as many as their file has had."""
+
+MOST_NAMES = 10_000
+"""Names that are counted one by one; more, of a file that changes all the time, are counted as "others"."""
+
+TELL_S = 10.0
+"""Refusals are logged no more often than that, with how many there were."""
+
+
+HINT = "`freshet token new NAME --scopes SCOPES` makes one, `freshet token list` shows those there are"
+
+
+class Guard:
+    """Decides, and counts. Lives on one event loop."""
+
+    def __init__(
+        self,
+        tokens: TokenFile | None = None,
+        clock: Clock = SYSTEM_CLOCK,
+        *,
+        more: Sequence[TokenEntry] = (),
+        hint: str = HINT,
+    ) -> None:
+        """Of a file, and of `more` besides; without any token nobody is asked for one. `hint` says to who is
+        refused where tokens come from."""
+        self._tokens, self._clock, self._more, self._hint = tokens, clock, tuple(more), hint
+        self.asks = tokens is not None or bool(more)
+        self._requests: Counter[str] = Counter()
+        self._refused: Counter[tuple[str, str]] = Counter()
+        self._tell_at, self._untold = clock.monotonic(), 0
+
+    def register(self, registry: CollectorRegistry) -> None:
+        """Serve DOOR_METRICS."""
+        register(registry, DOOR_METRICS, self.readings)
+
+    def admit(self, scope: Scope, authorization: bytes | None, peer: str) -> str:
+        """Let in whoever shows a token with this scope; returns its name, "" where none is asked for.
+
+        Args:
+            scope: what is to be done.
+            authorization: the header, or the metadata, of that name.
+            peer: the address that asks, for the log.
+
+        Raises HttpError: 401 without a valid token, 403 if it has another scope.
+        """
+        if not self.asks:
+            return ""
+        token = bearer(authorization)
+        entry = shown(token, self._entries()) if token else None
+        if entry is None:
+            self._refuse("token_unknown" if token else "token_missing", "", peer)
+            raise _unknown(scope, self._hint) if token else _missing(scope, self._hint)
+        if entry.expires_ms is not None and self._clock.now_ms() >= entry.expires_ms:
+            self._refuse("token_expired", entry.name, peer)
+            raise _expired(entry, entry.expires_ms, self._hint)
+        if scope not in entry.scopes:
+            self._refuse("token_scope", entry.name, peer)
+            raise _without_scope(entry, scope, self._hint)
+        self._requests[self._counted(entry.name)] += 1
+        return entry.name
+
+    def readings(self) -> Mapping[str, Reading]:
+        """DOOR_METRICS now; nothing where no tokens are asked for."""
+        if not self.asks:
+            return {}
+        now_ms = self._clock.now_ms()
+        valid = sum(e.expires_ms is None or e.expires_ms > now_ms for e in self._entries())
+        return {
+            "freshet_door_requests": {(name,): float(n) for name, n in self._requests.items()},
+            "freshet_door_refused": {labels: float(n) for labels, n in self._refused.items()},
+            "freshet_door_tokens": valid,
+            "freshet_door_tokens_file_wrong": float(self._tokens is not None and self._tokens.wrong),
+        }
+
+    def _entries(self) -> Sequence[TokenEntry]:
+        if self._tokens is None:
+            return self._more
+        entries = self._tokens.entries()
+        return (*entries, *self._more) if self._more else entries
+
+    def _refuse(self, reason: str, name: str, peer: str) -> None:
+        """Count a refusal; tell the log of it now and then."""
+        self._refused[reason, self._counted(name)] += 1
+        self._untold += 1
+        now = self._clock.monotonic()
+        if now >= self._tell_at:
+            log.warning("refused at the door", reason=reason, token=name, peer=peer, refused=self._untold)
+            self._tell_at, self._untold = now + TELL_S, 0
+
+    def _counted(self, name: str) -> str:
+        known = name in self._requests or len(self._requests) < MOST_NAMES
+        return name if known or not name else "others"
+
+
+def _missing(scope: Scope, hint: str) -> HttpError:
+    return HttpError(
+        401, "token_missing", "a token is asked for", expected=_wanted(scope), found="no token", hint=hint,
+        headers=_challenge(),
+    )  # fmt: skip
+
+
+def _unknown(scope: Scope, hint: str) -> HttpError:
+    return HttpError(
+        401, "token_unknown", "this token is not known", expected=_wanted(scope), found="another token",
+        hint=HINT, headers=_challenge('error="invalid_token"'),
+    )  # fmt: skip
+
+
+def _expired(entry: TokenEntry, expires_ms: int, hint: str) -> HttpError:
+    return HttpError(
+        401, "token_expired", "the token has expired", expected="a token that is valid",
+        found=f"{entry.name}'s, valid until {time_text(expires_ms)}", hint=hint,
+        headers=_challenge('error="invalid_token"'),
+    )  # fmt: skip
+
+
+def _without_scope(entry: TokenEntry, scope: Scope, hint: str) -> HttpError:
+    return HttpError(
+        403, "token_scope", f"this token may not {scope}", expected=f"a token with the scope {scope}",
+        found=f"{entry.name}'s, which may {', '.join(s for s in SCOPES if s in entry.scopes)}", hint=hint,
+        headers=_challenge(f'error="insufficient_scope", scope="{scope}"'),
+    )  # fmt: skip
+
+
+def _wanted(scope: Scope) -> str:
+    return f"Authorization: Bearer TOKEN, with the scope {scope}"
+
+
+def _challenge(more: str = "") -> Headers:
+    """RFC 6750, section 3."""
+    text = 'Bearer realm="freshet"' + (f", {more}" if more else "")
+    return ((b"www-authenticate", text.encode()), (b"connection", b"close"))  # a body is not waited for

@@ -1,0 +1,197 @@
+"""Tokens with scopes: what a file of them says, and which of them was shown. No I/O.
+
+A line of the file is one token, never the token itself but its SHA-256; what follows is optional:
+
+    web-shop  send,rank  sha256:9f86d081…  expires=2027-02-20T00:00:00Z  requests_per_s=500  events_per_s=5000
+
+Several lines may have the same name, so that a new token is valid before the old one is dropped. Tokens are
+made at random with 256 bits (`new_token`), so a plain hash is enough: there is nothing to guess.
+"""
+
+from __future__ import annotations
+
+import hmac
+import re
+import secrets
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from hashlib import sha256
+from typing import Literal, get_args
+
+from freshet.errors import ConfigError
+
+__all__ = [
+    "MOST_TOKENS",
+    "SCOPES",
+    "Scope",
+    "TokenEntry",
+    "bearer",
+    "digest_of",
+    "line_of",
+    "new_token",
+    "parse_tokens",
+    "shown",
+    "time_text",
+]
+
+Scope = Literal["send", "rank", "operate"]
+"""What a token lets its holder do: send events to the gateway; have inference rank, score and explain; change
+what is served, at the console."""
+
+SCOPES: tuple[Scope, ...] = get_args(Scope)
+
+MOST_TOKENS = 1_000
+"""Of one file: each request is compared with all of them, at about 0.2 µs each."""
+
+LONGEST_SHOWN = 1_000
+"""Bytes of a token; what is longer is none of ours, and is not hashed."""
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,59}")
+NAME_TEXT = "1 to 60 letters, digits, . - and _, the first of them a letter or digit"
+DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
+RATE = re.compile(r"[0-9]{1,9}(\.[0-9]{1,3})?")
+TIME = "%Y-%m-%dT%H:%M:%SZ"
+
+
+@dataclass(frozen=True, slots=True)
+class TokenEntry:
+    """One token that is known here."""
+
+    name: str  # of who holds it; several tokens may have it
+    scopes: frozenset[Scope]
+    digest: bytes  # SHA-256
+    expires_ms: int | None = None  # since the Unix epoch; None: never
+    requests_per_s: float | None = None  # None: as the door's setting says; 0: no limit
+    events_per_s: float | None = None
+
+    @property
+    def id(self) -> str:
+        """Tells tokens of one name apart."""
+        return self.digest.hex()[:8]
+
+
+def new_token() -> str:
+    """A token of 256 random bits. Its beginning lets scanners find one that was committed somewhere."""
+    return "freshet_" + secrets.token_urlsafe(32)
+
+
+def digest_of(token: bytes) -> bytes:
+    """What is kept of a token."""
+    return sha256(token).digest()
+
+
+def bearer(authorization: bytes | None) -> bytes:
+    """The token of an `Authorization` header; empty if it holds none."""
+    scheme, _, token = (authorization or b"").strip().partition(b" ")
+    return token.strip() if scheme.lower() == b"bearer" else b""
+
+
+def shown(token: bytes, entries: Iterable[TokenEntry]) -> TokenEntry | None:
+    """The entry of a token; None: it is unknown. Takes as long whichever it is."""
+    if len(token) > LONGEST_SHOWN:
+        return None
+    digest, found = sha256(token).digest(), None
+    for entry in entries:
+        if hmac.compare_digest(digest, entry.digest):
+            found = entry
+    return found
+
+
+def parse_tokens(text: str, where: str) -> tuple[TokenEntry, ...]:
+    """The tokens of a file. Empty lines and those that begin with # say nothing.
+
+    Raises ConfigError, with file and line, for a line that is none, or a token that is there twice.
+    """
+    entries: list[TokenEntry] = []
+    lines: dict[bytes, int] = {}
+    for number, line in enumerate(text.split("\n"), 1):
+        words = line.split()
+        if not words or words[0].startswith("#"):
+            continue
+        entry = _entry(words, f"{where}:{number}")
+        before = lines.setdefault(entry.digest, number)
+        if before != number:
+            raise ConfigError(
+                f"{where}:{number}", "token", entry.name, f"a token that is not in line {before}, too",
+                "take one of the two lines away",
+            )  # fmt: skip
+        entries.append(entry)
+        if len(entries) > MOST_TOKENS:
+            raise ConfigError(
+                where, "", f"more than {MOST_TOKENS} tokens", f"at most {MOST_TOKENS}",
+                "drop those that have expired: `freshet token list` shows them",
+            )  # fmt: skip
+    return tuple(entries)
+
+
+def _entry(words: Sequence[str], where: str) -> TokenEntry:
+    if len(words) < 3:
+        raise ConfigError(
+            where, "", f"{len(words)} words", "NAME SCOPES sha256:HASH and what else is said of the token",
+            "`freshet token new` writes such lines",
+        )  # fmt: skip
+    name, scopes_text, digest_text, *more = words
+    digest = DIGEST.fullmatch(digest_text)
+    if not NAME.fullmatch(name):
+        raise ConfigError(where, "name", name[:100], NAME_TEXT)
+    scopes = frozenset(scope for scope in SCOPES if scope in scopes_text.split(","))
+    if not scopes or len(scopes) != len(scopes_text.split(",")):
+        raise ConfigError(where, "scopes", scopes_text[:100], f"some of {', '.join(SCOPES)}, commas between")
+    if digest is None:  # what stands there may be a token: it is not repeated
+        raise ConfigError(
+            where, "", "the third word is no hash", "sha256: and 64 hexadecimal digits in lower case",
+            "of the token, without a line's end; never the token itself",
+        )  # fmt: skip
+    said: dict[str, float | int] = {}
+    for word in more:
+        key, equals, value = word.partition("=")
+        if not equals or key not in _READERS or key in said:
+            raise ConfigError(
+                where, "", word[:100], f"{', '.join(f'{k}=…' for k in _READERS)}, each once at most"
+            )
+        said[key] = _READERS[key](value, f"{where}: {key}")
+    expires = said.get("expires")
+    return TokenEntry(
+        name,
+        scopes,
+        bytes.fromhex(digest[1]),
+        None if expires is None else int(expires),
+        said.get("requests_per_s"),
+        said.get("events_per_s"),
+    )
+
+
+def _time(text: str, where: str) -> int:
+    try:
+        moment = datetime.strptime(text, TIME).replace(tzinfo=UTC)
+    except ValueError:
+        raise ConfigError(where, "", text[:100], "a time such as 2027-02-20T00:00:00Z") from None
+    return round(moment.timestamp() * 1000)
+
+
+def _rate(text: str, where: str) -> float:
+    if not (text.isascii() and RATE.fullmatch(text)):
+        raise ConfigError(where, "", text[:100], "a number from 0 (no limit) to 999999999, such as 500")
+    return float(text)
+
+
+_READERS = {"expires": _time, "requests_per_s": _rate, "events_per_s": _rate}
+
+
+def line_of(entry: TokenEntry) -> str:
+    """An entry as its file says it."""
+    scopes = ",".join(scope for scope in SCOPES if scope in entry.scopes)
+    words = [entry.name, scopes, f"sha256:{entry.digest.hex()}"]
+    if entry.expires_ms is not None:
+        words.append(f"expires={time_text(entry.expires_ms)}")
+    for key in ("requests_per_s", "events_per_s"):
+        rate = getattr(entry, key)
+        if rate is not None:
+            words.append(f"{key}={rate:.3f}".rstrip("0").rstrip("."))
+    return " ".join(words)
+
+
+def time_text(ms: int) -> str:
+    """A moment as the file says it, to the second."""
+    return datetime.fromtimestamp(ms // 1000, UTC).strftime(TIME)

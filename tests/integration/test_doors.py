@@ -1,0 +1,259 @@
+"""Doors that must be shut, tried on running services: what is refused is counted, and others are answered."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import httpx
+import orjson
+import pytest
+
+from freshet.client import Client
+from freshet.errors import BadInput
+from freshet.runtime.ports import free_ports
+from freshet.wire.protobuf import GATEWAY, OIP, messages
+from tests.integration.console_world import TOKEN as CONSOLE_TOKEN
+from tests.integration.console_world import ConsoleWorld
+from tests.integration.serving import TOKEN, bearer, wait_for, write_tokens
+from tests.integration.test_gateway import Running as Gateway
+from tests.integration.test_gateway import ranked, start
+from tests.integration.test_inference import CANDIDATES, CONTEXT, SPEC, greedy, serving, trained
+from tests.integration.test_inference import Running as Inference
+
+__all__ = ["start"]  # the fixture
+
+OTHER, OLD, UNKNOWN = "a-token-of-another-scope", "a-token-that-has-expired", "a-token-of-nobody"
+TOKENS = (
+    ("shop", "send", TOKEN),
+    ("app", "rank", OTHER),
+    ("gone", "send,rank,operate", OLD, "expires=2023-01-01T00:00:00Z"),
+)
+EVENT = orjson.dumps(ranked())
+RANK = orjson.dumps({"context": CONTEXT, "candidates": CANDIDATES[:2]})
+
+SHOWN = {
+    "none": (None, 401, "token_missing", ""),
+    "unknown": (UNKNOWN, 401, "token_unknown", ""),
+    "expired": (OLD, 401, "token_expired", "gone"),
+}
+"""What is shown, and how that is answered and counted."""
+
+
+@pytest.fixture
+def tokens(tmp_path: Path) -> Path:
+    return write_tokens(tmp_path / "tokens", *TOKENS)
+
+
+@pytest.fixture
+def gateway(start: Callable[..., Gateway], tokens: Path) -> Gateway:
+    return start(common_tokens_file=str(tokens))
+
+
+@pytest.fixture
+def inference(tmp_path: Path, tokens: Path) -> Iterator[Inference]:
+    world = trained(tmp_path / "world", greedy(SPEC))
+    with serving(world, common_tokens_file=str(tokens)) as running:
+        wait_for(lambda: running.get("/health/ready").status_code == 200)
+        yield running
+    world.close()
+
+
+def post(url: str, content: bytes, token: str | None = None) -> httpx.Response:
+    headers = {"content-type": "application/json", **({} if token is None else bearer(token))}
+    return httpx.post(url, content=content, headers=headers, timeout=15)
+
+
+def counted(url: str, metric: str, **labels: str) -> float:
+    """A metric's value; 0 if it has none."""
+    for line in httpx.get(f"{url}/metrics", timeout=15).text.splitlines():
+        name, _, value = line.rpartition(" ")
+        if name.startswith(metric) and all(f'{k}="{v}"' in name for k, v in labels.items()):
+            return float(value)
+    return 0.0
+
+
+def test_the_gateway_takes_events_from_who_may_send(gateway: Gateway) -> None:
+    url = f"{gateway.url}/v1/impressions"
+    for token, status, code, name in SHOWN.values():
+        refused = post(url, EVENT, token)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (status, code)
+        assert refused.headers["www-authenticate"].startswith('Bearer realm="freshet"')
+        assert counted(gateway.url, "freshet_door_refused_total", reason=code, token=name) == 1
+    wrong = post(url, EVENT, OTHER)
+    assert (wrong.status_code, wrong.json()["error"]["code"]) == (403, "token_scope")
+    assert counted(gateway.url, "freshet_door_refused_total", reason="token_scope", token="app") == 1
+    assert gateway.records("feed.ranked") == []
+
+    assert post(url, EVENT, TOKEN).status_code == 202
+    assert counted(gateway.url, "freshet_door_requests_total", token="shop") == 1
+
+
+def test_a_request_that_comes_in_pieces_needs_the_token_as_well(gateway: Gateway) -> None:
+    def pieces() -> Iterator[bytes]:
+        yield EVENT[:50]
+        yield EVENT[50:]
+
+    url = f"{gateway.url}/v1/impressions"
+    kind = {"content-type": "application/json"}
+
+    assert httpx.post(url, content=pieces(), headers=kind).status_code == 401
+    assert httpx.post(url, content=pieces(), headers={**kind, **bearer()}).status_code == 202
+
+
+def test_inference_scores_for_who_may_rank(inference: Inference) -> None:
+    model = f"{inference.url}/v2/models/{SPEC.name}"
+    for token, status, code, name in SHOWN.values():
+        refused = post(f"{inference.url}/v1/rank", RANK, token)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (status, code)
+        assert counted(inference.url, "freshet_door_refused_total", reason=code, token=name) == 1
+    assert post(f"{inference.url}/v1/rank", RANK, TOKEN).status_code == 403
+    for path in ("", "/ready", "/config", "/versions/0", "/versions/0/ready"):
+        assert httpx.get(model + path).status_code == 401, path
+        assert httpx.get(model + path, headers=bearer(OTHER)).status_code == 200, path
+    assert post(f"{model}/infer", b"{}").status_code == 401
+    assert post(f"{model}/versions/0/infer", b"{}").status_code == 401
+    assert inference.logged() == []
+
+    assert post(f"{inference.url}/v1/rank", RANK, OTHER).status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/health/live", "/health/ready", "/status", "/metrics"])
+def test_health_and_figures_are_open_to_all(gateway: Gateway, path: str) -> None:
+    assert httpx.get(gateway.url + path).status_code == 200
+
+
+def test_a_token_that_is_dropped_is_refused_within_a_second(gateway: Gateway, tokens: Path) -> None:
+    url = f"{gateway.url}/v1/impressions"
+    assert post(url, EVENT, TOKEN).status_code == 202
+    write_tokens(tokens, *TOKENS, ("shop", "send", UNKNOWN))
+    gateway.clock.advance(1)
+    assert [post(url, EVENT, t).status_code for t in (TOKEN, UNKNOWN)] == [202, 202]
+    write_tokens(tokens, ("shop", "send", UNKNOWN))
+    gateway.clock.advance(1)
+
+    assert [post(url, EVENT, t).status_code for t in (TOKEN, UNKNOWN)] == [401, 202]
+
+
+def test_a_file_that_turns_bad_is_told_in_a_metric_and_shuts_nobody_out(
+    gateway: Gateway, tokens: Path
+) -> None:
+    tokens.write_text("shop send the-token-itself\n")
+    gateway.clock.advance(1)
+
+    assert counted(gateway.url, "freshet_door_tokens_file_wrong") == 1
+    assert post(f"{gateway.url}/v1/impressions", EVENT, TOKEN).status_code == 202
+    write_tokens(tokens, *TOKENS)
+    gateway.clock.advance(1)
+    assert counted(gateway.url, "freshet_door_tokens_file_wrong") == 0
+
+
+def test_the_python_client_shows_its_token(gateway: Gateway, inference: Inference) -> None:
+    with Client(gateway.url, inference.url, token=TOKEN) as sending:
+        assert len(sending.impressions(ranked()).acks) == 1
+        with pytest.raises(BadInput, match="a token with the scope rank"):
+            sending.rank(CONTEXT, CANDIDATES[:2])
+    with Client(gateway.url, inference.url, token=OTHER) as ranking:
+        assert len(ranking.rank(CONTEXT, CANDIDATES[:2]).items) == 2
+
+
+def test_over_grpc_the_same_tokens_are_asked_for(start: Callable[..., Gateway], tokens: Path) -> None:
+    port, m = free_ports(1)[0], messages(GATEWAY)
+    gateway = start(gateway_grpc_port=str(port), common_tokens_file=str(tokens))
+    asked = m.PutRequest(stream=1, encoding=1, body=EVENT).SerializeToString()
+    with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+        put = channel.unary_unary("/freshet.wire.v1.Gateway/Put")
+        stream = channel.stream_stream("/freshet.wire.v1.Gateway/PutStream")
+
+        def with_token(token: str | None) -> dict[str, Any]:
+            return {"timeout": 30, "metadata": [("authorization", f"Bearer {token}")] if token else None}
+
+        for token, _, code, name in SHOWN.values():
+            for call in (
+                lambda token=token: put(asked, **with_token(token)),
+                lambda token=token: list(stream(iter([asked]), **with_token(token))),
+            ):
+                with pytest.raises(grpc.RpcError) as told:
+                    call()
+                assert told.value.code() is grpc.StatusCode.UNAUTHENTICATED
+            assert counted(gateway.url, "freshet_door_refused_total", reason=code, token=name) == 2
+            assert counted(gateway.url, "freshet_grpc_refused_total", reason=code) == 2
+        with pytest.raises(grpc.RpcError, match="with the scope send") as told:
+            put(asked, **with_token(OTHER))
+        assert told.value.code() is grpc.StatusCode.PERMISSION_DENIED
+        assert gateway.records("feed.ranked") == []
+
+        assert len(m.PutResponse.FromString(put(asked, **with_token(TOKEN))).offsets) == 1
+
+
+def test_an_open_stream_ends_to_be_served_when_its_token_is_dropped(
+    start: Callable[..., Gateway], tokens: Path
+) -> None:
+    port, m = free_ports(1)[0], messages(GATEWAY)
+    gateway = start(gateway_grpc_port=str(port), common_tokens_file=str(tokens))
+    answers: list[Any] = []
+
+    def asked() -> Iterator[bytes]:
+        yield m.PutRequest(id=1, stream=1, encoding=1, body=EVENT).SerializeToString()
+        wait_for(lambda: len(answers) == 1)
+        write_tokens(tokens, ("shop", "send", UNKNOWN))
+        gateway.clock.advance(1)
+        yield m.PutRequest(id=2, stream=1, encoding=1, body=EVENT).SerializeToString()
+
+    with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+        called = channel.stream_stream("/freshet.wire.v1.Gateway/PutStream")
+        for answer in called(asked(), timeout=30, metadata=[("authorization", f"Bearer {TOKEN}")]):
+            answers.append(m.PutResponse.FromString(answer))
+
+    assert [(a.id, a.error.code, len(a.offsets)) for a in answers] == [(1, "", 1), (2, "token_unknown", 0)]
+
+
+def test_inference_over_grpc_lets_health_be_asked_by_all(tmp_path: Path, tokens: Path) -> None:
+    port, m = free_ports(1)[0], messages(OIP)
+    world = trained(tmp_path / "world", greedy(SPEC))
+    with (
+        serving(world, inference_grpc_port=str(port), common_tokens_file=str(tokens)),
+        grpc.insecure_channel(f"127.0.0.1:{port}") as channel,
+    ):
+
+        def call(method: str, request: Any, token: str | None = None) -> bytes:
+            metadata = [("authorization", f"Bearer {token}")] if token else None
+            called = channel.unary_unary(f"/inference.GRPCInferenceService/{method}")
+            return bytes(called(request.SerializeToString(), timeout=30, metadata=metadata))
+
+        for method in ("ServerLive", "ServerReady", "ServerMetadata"):
+            call(method, getattr(m, f"{method}Request")())
+        for method in ("ModelReady", "ModelMetadata", "ModelInfer"):
+            with pytest.raises(grpc.RpcError) as told:
+                call(method, getattr(m, f"{method}Request")())
+            assert told.value.code() is grpc.StatusCode.UNAUTHENTICATED, method
+        assert m.ModelReadyResponse.FromString(call("ModelReady", m.ModelReadyRequest(name=SPEC.name), OTHER))
+    world.close()
+
+
+def test_the_console_lets_who_may_operate_promote(tmp_path: Path) -> None:
+    world = ConsoleWorld(tmp_path / "run")
+    tokens = write_tokens(tmp_path / "tokens", *TOKENS, ("ada", "operate", UNKNOWN))
+    world.put_version(0)
+    with world.console(common_tokens_file=str(tokens)) as console:
+        for token, status in ((OTHER, 403), (OLD, 401), ("x", 401)):
+            assert console.change("promote", token=token, number=0).status_code == status
+        assert world.versions.aliases() == {}
+
+        assert console.change("promote", token=UNKNOWN, number=0).status_code == 200
+        assert console.change("promote", token=CONSOLE_TOKEN, number=0).status_code == 200
+    world.close()
+
+
+def test_the_console_lends_its_token_only_to_who_may_operate(tmp_path: Path) -> None:
+    world = ConsoleWorld(tmp_path / "run")
+    (tmp_path / "mine").write_text(f"{OTHER}\n")
+    with world.console(common_client_token_file=str(tmp_path / "mine")) as console:
+        asked: Any = {"context": {}, "candidates": [{}]}
+        assert console.client.post("/api/try", json=asked).status_code == 401
+        console.client.post("/api/try", json=asked, headers=bearer(CONSOLE_TOKEN))
+    world.close()
+
+    assert world.fakes["inference"].shown == [f"Bearer {OTHER}"]

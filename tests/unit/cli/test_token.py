@@ -1,0 +1,96 @@
+"""`freshet token`: made once, listed without the token, dropped by name or id."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from freshet.cli.token import command
+from freshet.errors import ConfigError
+from freshet.runtime.guard import Guard
+from freshet.runtime.http import HttpError
+from freshet.runtime.token_file import TokenFile
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "tokens"
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(command, arguments, catch_exceptions=False, standalone_mode=False)
+
+
+def made(path: Path, name: str, scopes: str, *more: str) -> str:
+    return run("new", name, "--scopes", scopes, "--file", str(path), *more).stdout.strip()
+
+
+def may(path: Path, scope: str, token: str) -> bool:
+    try:
+        Guard(TokenFile(str(path))).admit(scope, f"Bearer {token}".encode(), "")  # type: ignore[arg-type]
+    except HttpError:
+        return False
+    return True
+
+
+def test_a_new_token_lets_in_by_its_scopes_and_is_kept_nowhere(path: Path) -> None:
+    token = made(path, "shop", "send,rank")
+
+    assert [may(path, scope, token) for scope in ("send", "rank", "operate")] == [True, True, False]
+    assert token not in path.read_text()
+    assert token not in run("list", "--file", str(path)).output
+
+
+def test_tokens_of_a_name_overlap_until_the_old_one_is_dropped(path: Path) -> None:
+    old, new = made(path, "shop", "send"), made(path, "shop", "send")
+    assert may(path, "send", old)
+    assert may(path, "send", new)
+    listed = json.loads(run("list", "--file", str(path), "--json").stdout)["tokens"]
+    run("drop", "shop", "--id", listed[0]["id"], "--file", str(path))
+
+    assert [may(path, "send", token) for token in (old, new)] == [False, True]
+    run("drop", "shop", "--file", str(path))
+    assert not may(path, "send", new)
+
+
+def test_json_tells_what_was_made(path: Path) -> None:
+    answer = json.loads(
+        run("new", "ada", "--scopes", "operate", "--expires", "90d", "--file", str(path), "--json").stdout
+    )
+
+    assert (answer["name"], answer["scopes"]) == ("ada", ["operate"])
+    assert answer["expires"].endswith("Z")
+    assert may(path, "operate", answer["token"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["new", "no name", "--scopes", "send"], "letters"),
+        (["new", "shop", "--scopes", "sell"], "send,rank,operate"),
+        (["new", "shop", "--scopes", "send,send"], "send,rank,operate"),
+        (["new", "shop", "--scopes", "send", "--expires", "soon"], "--expires"),
+        (["drop", "shop"], "freshet token new"),
+        (["list"], "can be read"),
+    ],
+)
+def test_what_cannot_be_done_is_said_and_makes_no_file(
+    path: Path, arguments: list[str], expected: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        run(*arguments, "--file", str(path))
+
+    assert expected in str(caught.value)
+    assert not path.exists()
+
+
+def test_dropping_what_is_not_there_is_an_error(path: Path) -> None:
+    made(path, "shop", "send")
+
+    with pytest.raises(ConfigError, match="web"):
+        run("drop", "web", "--file", str(path))
+    with pytest.raises(ConfigError, match="--id"):
+        run("drop", "shop", "--id", "00000000", "--file", str(path))
