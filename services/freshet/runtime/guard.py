@@ -51,9 +51,6 @@ DOOR_METRICS = (
 MOST_NAMES = 10_000
 """Names that are counted one by one; more, of a file that changes all the time, are counted as "others"."""
 
-TELL_S = 10.0
-"""Refusals are logged no more often than that, with how many there were."""
-
 
 HINT = "`freshet token new NAME --scopes SCOPES` makes one, `freshet token list` shows those there are"
 
@@ -75,7 +72,6 @@ class Guard:
         self.asks = tokens is not None or bool(more)
         self._requests: Counter[str] = Counter()
         self._refused: Counter[tuple[str, str]] = Counter()
-        self._tell_at, self._untold = clock.monotonic(), 0
 
     def register(self, registry: CollectorRegistry) -> None:
         """Serve DOOR_METRICS."""
@@ -127,13 +123,8 @@ class Guard:
         return (*entries, *self._more) if self._more else entries
 
     def _refuse(self, reason: str, name: str, peer: str) -> None:
-        """Count a refusal; tell the log of it now and then."""
         self._refused[reason, self._counted(name)] += 1
-        self._untold += 1
-        now = self._clock.monotonic()
-        if now >= self._tell_at:
-            log.warning("refused at the door", reason=reason, token=name, peer=peer, refused=self._untold)
-            self._tell_at, self._untold = now + TELL_S, 0
+        log.warning("refused at the door", why=reason, holder=name, client=peer)
 
     def _counted(self, name: str) -> str:
         known = name in self._requests or len(self._requests) < MOST_NAMES

@@ -72,6 +72,9 @@ KEYS = {
     "method": "a gRPC method",
     "device": "where a network computes",
     "path": "a file or a folder",
+    "client": "the address that a request came from",
+    "holder": "the name of the token that it showed, if it showed one that is known",
+    "tokens_known": "how many tokens a file has",
     "what": "what is closed, claimed or released",
     # what happened
     "reason": "why, in words: the error's message where there is one",

@@ -36,7 +36,7 @@ class TokenFile:
         self._entries = read_tokens(self._path)
         self._next_look = clock.monotonic() + LOOK_S
         self.wrong = False
-        log.info("tokens read", file=path, tokens=len(self._entries))
+        log.info("tokens read", path=path, tokens_known=len(self._entries))
 
     def entries(self) -> tuple[TokenEntry, ...]:
         """The tokens as the file has had them within the last second."""
@@ -58,7 +58,7 @@ class TokenFile:
             log.error("the file of tokens cannot be used; the former tokens stay valid", reason=str(error))
             return
         self.wrong = False
-        log.info("tokens read again", file=str(self._path), tokens=len(self._entries))
+        log.info("tokens read again", path=str(self._path), tokens_known=len(self._entries))
 
     def _stamped(self) -> tuple[int, ...]:
         """What changes with the file's content; of a link, where it leads to. Empty: no file."""
