@@ -37,6 +37,7 @@ VERBS = {
     "prepare": "Make the topics of a spec, and see that its stores can be used.",
     "status": "Say what runs, what it has done, and how fresh the served model is.",
     "simulate": "Have simulated readers visit the demo's system.",
+    "load": "See how a running system answers at a stated rate of events and rankings.",
     "replay": "Send recorded events through the gateway, or straight into the log.",
     "backtest": "Learn from files of ready samples, once, in order; print the measures.",
     "rank": "Ask the inference server to rank candidates.",

@@ -1,0 +1,287 @@
+"""`freshet load`: how a running system answers at a stated rate."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from freshet.cli.options import (
+    FILE,
+    PATH,
+    SEED,
+    FiniteRange,
+    emit,
+    examples,
+    folder_option,
+    json_option,
+    say,
+    table,
+)
+from freshet.errors import ConfigError
+
+if TYPE_CHECKING:
+    from freshet.load.connections import Server
+    from freshet.load.running import Figures, Lane
+    from freshet.settings import Settings
+    from freshet.spec.model import Spec
+
+__all__ = ["command"]
+
+EVERY_S = 5.0
+MOST_PROBLEMS = 5
+LATE_S = 0.01
+
+
+@click.command(
+    epilog=examples(
+        "freshet load freshet.toml --events 1000 --ranks 200 --seconds 60",
+        "freshet load freshet.toml --ranks 500 --candidates 200 --inference https://ranks.example:443",
+        "freshet load freshet.toml --events 5000 --batch 20 --keys reader=2000000",
+    )
+)
+@click.argument("spec_file", type=PATH)
+@folder_option
+@click.option(
+    "--events",
+    type=FiniteRange(0, 1_000_000),
+    default=0,
+    show_default=True,
+    help="Events a second, to the gateway.",
+)
+@click.option(
+    "--ranks", type=FiniteRange(0, 100_000), default=0, show_default=True, help="Rank requests a second."
+)
+@click.option(
+    "--seconds", type=FiniteRange(1, 30 * 86_400), default=60, show_default=True, help="For how long."
+)
+@click.option(
+    "--gateway",
+    multiple=True,
+    metavar="URL",
+    help="Where events go; may be repeated.  [default: this machine's]",
+)
+@click.option("--inference", multiple=True, metavar="URL", help="Where rankings come from; likewise.")
+@click.option(
+    "--batch", type=click.IntRange(1, 10_000), default=1, show_default=True, help="Events of a request."
+)
+@click.option(
+    "--items", type=click.IntRange(1, 10_000), default=10, show_default=True,
+    help="Items of an impression, where the spec explodes an array.",
+)  # fmt: skip
+@click.option(
+    "--actions",
+    type=FiniteRange(0, 0.99),
+    default=0.3,
+    show_default=True,
+    help="Share of actions among the events.",
+)
+@click.option(
+    "--candidates", type=click.IntRange(1, 100_000), default=100, show_default=True, help="Of a rank request."
+)
+@click.option(
+    "--k", type=click.IntRange(1, 100_000), default=10, show_default=True, help="Items wanted of a ranking."
+)
+@click.option("--dry-run", is_flag=True, help="Rankings are not logged as served.")
+@click.option(
+    "--rank-file", type=FILE, help="Rank requests of this file, a JSON object a line, instead of random ones."
+)
+@click.option(
+    "--keys", multiple=True, metavar="FIELD=N",
+    help="Different values of a field with rows; may be repeated.  [default: 100,000 of ids, 50 of others]",
+)  # fmt: skip
+@click.option(
+    "--zipf",
+    type=FiniteRange(0, 5),
+    default=1.0,
+    show_default=True,
+    help="How unequal keys are; 0: all alike.",
+)
+@click.option(
+    "--connections",
+    type=click.IntRange(1, 400),
+    default=64,
+    show_default=True,
+    help="At once, to gateway and to inference each.",
+)
+@click.option(
+    "--timeout",
+    "timeout_s",
+    type=FiniteRange(0.01, 600),
+    default=5,
+    show_default=True,
+    help="Seconds until an answer counts as failed.",
+)
+@click.option("--token-file", type=FILE, help="A file with the token that requests carry.")
+@click.option(
+    "--ca-file",
+    type=FILE,
+    help="Who signs the certificates of https servers.  [default: whom this machine trusts]",
+)
+@click.option("--seed", type=SEED, default=7, show_default=True, help="Of everything by chance.")
+@json_option
+def command(spec_file: Path, folder: Path, as_json: bool, seconds: float, **how: Any) -> None:
+    """Send events and rank requests, made by chance from SPEC_FILE's schemas, to a running system, and print
+    how long answers took.
+
+    When each request is sent is decided before and does not wait for answers (an open loop, with Poisson
+    arrivals). Latencies count from when a request was due, also if it had to wait for a connection:
+    a server that stands still for a second is seen in every request of that second.
+
+    The model learns from these events: load a system that was made for it. Real events are sent by `freshet
+    replay`.
+    """
+    import asyncio
+
+    from freshet.load.running import new_loop
+    from freshet.settings import load_settings
+    from freshet.spec import load_spec
+
+    if not how["events"] and not how["ranks"]:
+        raise click.UsageError("say how much: --events 1000, --ranks 200, or both")
+    spec, settings = load_spec(spec_file), load_settings(run_folder=folder)
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        whole = runner.run(_run(spec, settings, seconds, how, as_json))
+    emit(
+        {"spec": spec.name, "lanes": {name: figures.as_json() for name, figures in whole.items()}},
+        as_json=as_json,
+        text=_text(whole),
+    )
+
+
+async def _run(
+    spec: Spec, settings: Settings, seconds: float, how: dict[str, Any], as_json: bool
+) -> dict[str, Figures]:
+    import asyncio
+    import signal
+
+    from freshet.load.running import drive
+
+    stop = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    lanes = _lanes(spec, settings, how)
+    try:
+        return await drive(
+            lanes,
+            seconds,
+            every_s=min(EVERY_S, seconds),
+            told=lambda at_s, part: None if as_json else say(_line(at_s, part)),
+            stop=stop,
+        )
+    finally:
+        for lane in lanes:
+            lane.connections.close()
+
+
+def _lanes(spec: Spec, settings: Settings, how: dict[str, Any]) -> list[Lane]:
+    from freshet.clock import SYSTEM_CLOCK
+    from freshet.load.connections import Connections
+    from freshet.load.requests import Events, Ranks, read_requests
+    from freshet.load.running import Lane
+    from freshet.load.values import Draws, keys_of
+    from freshet.spec.schemas import load_schemas
+
+    schemas = load_schemas(spec)
+    keys = keys_of(spec, dict(map(_sized, how["keys"])), how["zipf"])
+    token = how["token_file"].read_text().strip() if how["token_file"] else ""
+
+    def connections(servers: list[Server]) -> Connections:
+        return Connections(
+            servers, how["connections"], how["timeout_s"], token=token, ca_file=str(how["ca_file"] or "")
+        )
+
+    def draws(more: int) -> Draws:
+        return Draws(how["seed"] + more, keys)
+
+    lanes = []
+    events = Events(
+        spec, schemas, draws(0), SYSTEM_CLOCK, items=how["items"], actions=how["actions"], batch=how["batch"]
+    )
+    if how["events"]:
+        servers = _servers("--gateway", how["gateway"], settings)
+        rate = how["events"] / how["batch"]
+        lanes.append(Lane("events", rate, events, connections(servers), how["seed"]))
+    if how["ranks"]:
+        servers = _servers("--inference", how["inference"], settings)
+        ranks = (
+            read_requests(how["rank_file"])
+            if how["rank_file"]
+            else Ranks(
+                spec,
+                schemas,
+                draws(1),
+                SYSTEM_CLOCK,
+                candidates=how["candidates"],
+                k=how["k"],
+                dry_run=how["dry_run"],
+                shown=events.remember,
+            )
+        )
+        lanes.append(Lane("ranks", how["ranks"], ranks, connections(servers), how["seed"]))
+    return lanes
+
+
+def _servers(option: str, urls: tuple[str, ...], settings: Settings) -> list[Server]:
+    from freshet.load.connections import Server, server_at
+    from freshet.runtime.addresses import Address, reached_by
+
+    if urls:
+        return [server_at(option, url) for url in urls]
+    port = settings.gateway.port if option == "--gateway" else settings.inference.port
+    return [Server(Address(reached_by(settings.common.bind_address), port))]
+
+
+def _sized(text: str) -> tuple[str, int]:
+    field, _, number = text.rpartition("=")
+    if not field or not number.isascii() or not number.isdigit() or not 0 < int(number) <= 100_000_000:
+        raise ConfigError(
+            "load", "--keys", text, "FIELD=N, with N from 1 to 100,000,000", "such as reader=1000000"
+        )
+    return field, int(number)
+
+
+def _line(at_s: float, part: dict[str, Figures]) -> str:
+    said = []
+    for name, figures in part.items():
+        p50, p99 = (figures.latency.percentile(p) for p in (50, 99))
+        times = "" if p50 is None or p99 is None else f", p50 {p50 * 1e3:.1f} ms, p99 {p99 * 1e3:.1f} ms"
+        failed = f", {figures.failed} failed" if figures.failed else ""
+        said.append(f"{name} {_rate(name, figures):,.0f}/s{times}{failed}")
+    return f"{at_s:7.0f} s  " + "   ".join(said)
+
+
+def _rate(name: str, figures: Figures) -> float:
+    return (
+        (figures.events if name == "events" else figures.good) / figures.seconds if figures.seconds else 0.0
+    )
+
+
+def _text(whole: dict[str, Figures]) -> str:
+    rows: list[list[object]] = []
+    for name, figures in whole.items():
+        more = [
+            ("latency", figures.latency),
+            ("  from sending", figures.service),
+            ("  sent late", figures.late),
+        ]
+        if figures.freshness.count:
+            more.append(("  freshness", figures.freshness))
+        rows += [
+            [f"{name} {what}", *(_ms(ms) for ms in durations.figures().values())] for what, durations in more
+        ]
+    lines = [table(["ms", "p50", "p90", "p99", "p99.9", "longest"], rows)]
+    for name, figures in whole.items():
+        answers = ", ".join(f"{kind}: {count:,}" for kind, count in figures.answers.most_common())
+        lines.append(
+            f"{name}: {_rate(name, figures):,.1f} a second, {figures.requests:,} requests; {answers}"
+        )
+        lines += [
+            f"  first {kind}: {text}" for kind, text in list(figures.first_problem.items())[:MOST_PROBLEMS]
+        ]
+    return "\n".join(lines)
+
+
+def _ms(value: float | None) -> str:
+    return "" if value is None else f"{value:,.1f}"

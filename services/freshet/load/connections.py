@@ -1,0 +1,175 @@
+"""HTTP/1.1 over kept connections, for many requests at once: a request in, its status and body out.
+
+asyncio and httptools instead of a comfortable client: what a load generator spends on a request is taken from
+what it measures, where both are on one machine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from urllib.parse import urlsplit
+
+import httptools
+
+from freshet.errors import ConfigError
+from freshet.runtime.addresses import Address, address_of
+
+__all__ = ["Answer", "Connections", "Server", "server_at"]
+
+PORTS = {"http": 80, "https": 443}
+LEAST_FINAL = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """Where requests go."""
+
+    address: Address
+    tls: bool = False
+
+
+def server_at(option: str, url: str) -> Server:
+    """The server that a URL names. Raises ConfigError, naming the option."""
+    try:
+        parts = urlsplit(url)
+        if parts.scheme not in PORTS or parts.path not in ("", "/") or parts.query or parts.fragment:
+            raise ValueError("http:// or https://, a host and a port, and nothing behind them")
+        bare = parts.netloc.rpartition("]")[2]  # of an IPv6 address, what stands behind its bracket
+        named = parts.netloc if ":" in bare else f"{parts.netloc}:{PORTS[parts.scheme]}"
+        return Server(address_of(named), parts.scheme == "https")
+    except ValueError as error:
+        raise ConfigError("load", option, url, str(error), "such as http://gateway-0:7000") from None
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What came back. Without a status, `problem` says why nothing did."""
+
+    status: int
+    body: bytes = b""
+    problem: str = ""
+    sent_at: float | None = None  # of the loop's time; None: no connection was to be had
+
+
+class _Connection(asyncio.Protocol):
+    """One connection: one request at a time."""
+
+    def __init__(self) -> None:
+        self.transport: asyncio.Transport | None = None
+        self._answer: asyncio.Future[Answer] | None = None
+        self._parser, self._body = httptools.HttpResponseParser(self), bytearray()
+
+    @property
+    def usable(self) -> bool:
+        """Whether another request may be sent."""
+        return self.transport is not None and not self.transport.is_closing()
+
+    def ask(self, request: bytes) -> asyncio.Future[Answer]:
+        """Send; the answer comes, or `Answer.problem`."""
+        assert self.transport is not None
+        self._answer = asyncio.get_running_loop().create_future()
+        self.transport.write(request)
+        return self._answer
+
+    def close(self) -> None:
+        """Break it off: what was asked is not waited for."""
+        if self.transport is not None:
+            self.transport.abort()
+
+    # what asyncio calls
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError as error:
+            self._end(Answer(0, problem=f"no HTTP came back: {error}"))
+            self.close()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._end(Answer(0, problem=f"the connection broke: {exc}" if exc else "the connection was closed"))
+
+    # what httptools calls
+    def on_body(self, body: bytes) -> None:
+        self._body += body
+
+    def on_message_complete(self) -> None:
+        answer = Answer(self._parser.get_status_code(), bytes(self._body))
+        if answer.status < LEAST_FINAL:
+            return  # 100 Continue: the answer itself follows
+        self._body.clear()
+        if not self._parser.should_keep_alive():
+            self.close()
+        self._end(answer)
+
+    def _end(self, answer: Answer) -> None:
+        if self._answer is not None and not self._answer.done():
+            self._answer.set_result(answer)
+
+
+class Connections:
+    """Connections to some servers, in turn; at most so many at once, others wait."""
+
+    def __init__(
+        self, servers: Sequence[Server], most: int, timeout_s: float, *, token: str = "", ca_file: str = ""
+    ) -> None:
+        """`token`: sent with each request. `ca_file`: who signs https servers' certificates; without it those
+        whom this machine trusts."""
+        self._servers, self._timeout_s, self._turn = tuple(servers), timeout_s, 0
+        self._free: dict[Server, deque[_Connection]] = {server: deque() for server in servers}
+        self._slots = asyncio.Semaphore(most)
+        self._tls = ssl.create_default_context(cafile=ca_file or None)
+        self._headers = f"Authorization: Bearer {token}\r\n" if token else ""
+
+    async def post(self, path: str, body: bytes) -> Answer:
+        """Send a body of JSON to the next server."""
+        async with self._slots:
+            self._turn += 1
+            server = self._servers[self._turn % len(self._servers)]
+            head = (
+                f"POST {path} HTTP/1.1\r\nHost: {server.address}\r\nContent-Type: application/json\r\n"
+                f"Content-Length: {len(body)}\r\n{self._headers}\r\n"
+            )
+            connection: _Connection | None = None
+            sent_at: float | None = None
+            try:
+                async with asyncio.timeout(self._timeout_s):
+                    connection = await self._connection(server)
+                    sent_at = asyncio.get_running_loop().time()
+                    answer = await connection.ask(head.encode() + body)
+            except TimeoutError:
+                answer = Answer(0, problem=f"no answer within {self._timeout_s:g} s")
+            except OSError as error:
+                answer = Answer(0, problem=f"no connection: {error}")
+            if connection is not None:
+                if answer.status and connection.usable:
+                    self._free[server].append(connection)
+                else:
+                    connection.close()
+            return replace(answer, sent_at=sent_at)
+
+    def close(self) -> None:
+        """Close those that are kept."""
+        for free in self._free.values():
+            while free:
+                free.pop().close()
+
+    async def _connection(self, server: Server) -> _Connection:
+        free = self._free[server]
+        while free:
+            kept = free.pop()
+            if kept.usable:
+                return kept
+        _, made = await asyncio.get_running_loop().create_connection(
+            _Connection,
+            server.address.host,
+            server.address.port,
+            ssl=self._tls if server.tls else None,
+        )
+        return made

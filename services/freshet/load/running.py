@@ -1,0 +1,227 @@
+"""The open loop: requests at moments that were drawn before, and what became of them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import random
+import selectors
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+
+from freshet.load.connections import Answer, Connections
+from freshet.load.percentiles import Durations
+from freshet.load.requests import Request, Source
+
+__all__ = ["Figures", "Lane", "drive"]
+
+GOOD = (200, 202)
+SHORTEST_S = 2e-4
+"""What is due sooner is sent at once: a pause costs about this."""
+
+PR_SET_TIMERSLACK = 29  # prctl(2)
+
+
+@dataclass(slots=True)
+class Figures:
+    """What became of the requests that were due in some time."""
+
+    seconds: float = 0.0
+    requests: int = 0  # that were due
+    events: int = 0  # in those with a good answer
+    answers: Counter[str] = field(default_factory=Counter)  # by status, or what went wrong
+    latency: Durations = field(default_factory=Durations)  # of good answers, from when they were due
+    service: Durations = field(default_factory=Durations)  # of good answers, from when they were sent
+    late: Durations = field(default_factory=Durations)  # from when they were due to when they were sent
+    freshness: Durations = field(default_factory=Durations)  # of rankings: now minus the newest event learned
+    first_problem: dict[str, str] = field(default_factory=dict)  # by what stands in `answers`
+
+    @property
+    def good(self) -> int:
+        """Requests with a good answer."""
+        return sum(self.answers[str(status)] for status in GOOD)
+
+    @property
+    def failed(self) -> int:
+        """Requests without one."""
+        return sum(self.answers.values()) - self.good
+
+    def merge(self, other: Figures) -> None:
+        """Add those of a time that follows."""
+        self.seconds += other.seconds
+        self.requests += other.requests
+        self.events += other.events
+        self.answers.update(other.answers)
+        for mine, its in (
+            (self.latency, other.latency),
+            (self.service, other.service),
+            (self.late, other.late),
+            (self.freshness, other.freshness),
+        ):
+            mine.merge(its)
+        self.first_problem = other.first_problem | self.first_problem
+
+    def as_json(self) -> dict[str, Any]:
+        """As `freshet load --json` tells them."""
+        return {
+            "seconds": round(self.seconds, 3),
+            "requests": self.requests,
+            "requests_per_s": round(self.good / self.seconds, 2) if self.seconds else 0.0,
+            "events_per_s": round(self.events / self.seconds, 2) if self.seconds else 0.0,
+            "answers": dict(sorted(self.answers.items())),
+            "failed": self.failed,
+            "first_problems": dict(sorted(self.first_problem.items())),
+            "latency": self.latency.figures(),
+            "from_sending": self.service.figures(),
+            "sent_late": self.late.figures(),
+            "freshness": self.freshness.figures() if self.freshness.count else None,
+        }
+
+
+@dataclass(eq=False)
+class Lane:
+    """Requests of one kind at one rate."""
+
+    name: str
+    rate: float  # requests a second
+    source: Source
+    connections: Connections
+    seed: int
+    now: Figures = field(default_factory=Figures)  # since they were taken last
+    ended_at: float = 0.0  # when its newest answer came
+    sending: bool = True
+    _taken_at: float = 0.0
+
+    def begin(self, at: float) -> None:
+        """Its figures count from here."""
+        self._taken_at = at
+
+    def take(self, at: float) -> Figures:
+        """The figures since this was called last: after its last answer no time counts."""
+        taken, self.now = self.now, Figures()
+        until = at if self.sending else max(self.ended_at, self._taken_at)
+        taken.seconds, self._taken_at = until - self._taken_at, until
+        return taken
+
+
+async def drive(
+    lanes: Sequence[Lane],
+    seconds: float,
+    *,
+    every_s: float,
+    told: Callable[[float, dict[str, Figures]], None],
+    stop: asyncio.Event,
+) -> dict[str, Figures]:
+    """Send for so many seconds, or until told to stop; then wait for what is under way.
+
+    Args:
+        lanes:   what is sent.
+        seconds: for how long.
+        every_s: how often `told` gets each lane's figures since the last time.
+        told:    gets seconds since the beginning, and figures by lane.
+        stop:    ends it early.
+
+    Returns:
+        The figures of the whole run, by lane.
+    """
+    wake_in_time()
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    whole = {lane.name: Figures() for lane in lanes}
+    for lane in lanes:
+        lane.begin(began)
+
+    def tell() -> None:
+        now = loop.time()
+        part = {lane.name: lane.take(now) for lane in lanes}
+        for name, figures in part.items():
+            whole[name].merge(figures)
+        told(now - began, part)
+
+    async def tell_often() -> None:
+        while True:
+            await asyncio.sleep(every_s)
+            tell()
+
+    teller = asyncio.create_task(tell_often())
+    sending = [asyncio.create_task(_send(lane, began, seconds)) for lane in lanes]
+    stopping = asyncio.create_task(_cancel_when(stop, sending))
+    try:
+        for ended in await asyncio.gather(*sending, return_exceptions=True):
+            if isinstance(ended, Exception):
+                raise ended
+    finally:
+        for task in (stopping, teller, *sending):
+            task.cancel()
+    tell()
+    return whole
+
+
+async def _cancel_when(stop: asyncio.Event, tasks: Sequence[asyncio.Task[None]]) -> None:
+    await stop.wait()
+    for task in tasks:
+        task.cancel()
+
+
+async def _send(lane: Lane, began: float, seconds: float) -> None:
+    """Send what is due; what is under way when it ends, or is cancelled, is waited for."""
+    loop, rng = asyncio.get_running_loop(), random.Random(f"{lane.seed}/{lane.name}")
+    under_way: set[asyncio.Task[None]] = set()
+    due = began + rng.expovariate(lane.rate)
+    try:
+        while due < began + seconds:
+            request = lane.source()
+            pause = due - loop.time()
+            if pause > SHORTEST_S:
+                await asyncio.sleep(pause)
+            task = loop.create_task(_ask(lane, request, due))
+            under_way.add(task)
+            task.add_done_callback(under_way.discard)
+            due += rng.expovariate(lane.rate)
+            if pause <= SHORTEST_S:
+                await asyncio.sleep(0)  # answers are read also while this falls behind
+    finally:
+        if under_way:
+            await asyncio.wait(under_way)
+        lane.sending = False
+
+
+async def _ask(lane: Lane, request: Request, due: float) -> None:
+    answer = await lane.connections.post(request.path, request.body)
+    lane.ended_at = asyncio.get_running_loop().time()
+    _count(lane.now, request, answer, due, lane.ended_at)
+
+
+def _count(figures: Figures, request: Request, answer: Answer, due: float, now: float) -> None:
+    figures.requests += 1
+    sent = now if answer.sent_at is None else answer.sent_at
+    figures.late.add(sent - due)
+    kind = str(answer.status) if answer.status else answer.problem.partition(":")[0]
+    figures.answers[kind] += 1
+    if answer.status not in GOOD:
+        figures.first_problem.setdefault(kind, answer.problem or answer.body[:500].decode(errors="replace"))
+        return
+    figures.events += request.events
+    figures.latency.add(now - due)
+    figures.service.add(now - sent)
+    request.answered(answer.body)
+    if answer.status == 200:
+        fresh_ms = orjson.loads(answer.body).get("freshness_ms")
+        if fresh_ms is not None:
+            figures.freshness.add(max(0.0, fresh_ms / 1e3))
+
+
+def wake_in_time() -> None:
+    """Have the calling thread's pauses end when they are due: Linux lets them end 50 µs late."""
+    with contextlib.suppress(OSError, AttributeError):  # no Linux
+        ctypes.CDLL(None).prctl(PR_SET_TIMERSLACK, 1, 0, 0, 0)
+
+
+def new_loop() -> asyncio.AbstractEventLoop:
+    """A loop whose pauses are exact to some 10 µs: epoll, which is used otherwise, counts in milliseconds."""
+    return asyncio.SelectorEventLoop(selectors.SelectSelector())

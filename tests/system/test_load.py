@@ -1,0 +1,76 @@
+"""`freshet load` drives a whole system, and what it says is what the system has counted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import httpx
+import orjson
+import pytest
+from click.testing import CliRunner
+
+from freshet.cli.load import command
+from freshet.cli.local import Local, local
+from freshet.seams.open import open_eventlog
+from freshet.settings import load_settings
+from freshet.spec import load_spec
+from freshet.spec.topics import topics_of
+from tests.system import audit
+from tests.system.running import LEDGER, status, url_of
+from tests.system.waiting import wait_until
+
+pytestmark = [pytest.mark.system, pytest.mark.timeout(280)]
+
+
+def loaded(system: Local, *words: str) -> dict[str, Any]:
+    servers = ["--gateway", url_of(system, "gateway"), "--inference", url_of(system, "inference")]
+    result = CliRunner().invoke(
+        command, [str(LEDGER), *servers, "--seed", "5", "--json", *words], catch_exceptions=False
+    )
+    assert result.exit_code == 0, result.output
+    lanes: dict[str, Any] = orjson.loads(result.stdout)["lanes"]
+    return lanes
+
+
+def test_what_is_acknowledged_is_joined_and_what_is_asked_is_answered(tmp_path: Path) -> None:
+    spec = load_spec(LEDGER)
+    with local(spec, folder=tmp_path, ready_s=120) as system:
+        lanes = loaded(
+            system, "--events", "200", "--ranks", "20", "--seconds", "4", "--items", "3", "--candidates", "10"
+        )
+
+        events, ranks = lanes["events"], lanes["ranks"]
+        assert events["answers"] == {"202": events["requests"]}
+        assert ranks["answers"] == {"200": ranks["requests"]}
+        assert 200 * 4 * 0.8 < events["requests"] < 200 * 4 * 1.2
+        assert 20 * 4 * 0.5 < ranks["requests"] < 20 * 4 * 1.5
+        said = {role: n["accepted"] for role, n in status(system, "gateway")["events"].items()}
+        assert said["served"] + said["action"] == events["requests"]
+        assert said["action"] / events["requests"] == pytest.approx(0.3, abs=0.1)
+
+        def ends() -> dict[str, int]:
+            counted: dict[str, int] = status(system, "joiner").get("ledger", {}).get("events", {})
+            return counted
+
+        def taken_of(stream: str) -> int:
+            return sum(count for end, count in ends().items() if end.startswith(stream))
+
+        wait_until(
+            "the joiner has had every event",
+            lambda: taken_of("impressions") == 3 * said["served"] and taken_of("actions") == said["action"],
+            within_s=60,
+        )
+        assert not [
+            end for end, n in ends().items() if n and end.rpartition("_")[2] in ("late", "orphan", "outside")
+        ]
+        wait_until(
+            "serving has learned from some",
+            lambda: bool(httpx.get(f"{url_of(system, 'inference')}/v1/progress").json().get("freshness_ms")),
+            within_s=60,
+        )
+        fresh = loaded(system, "--ranks", "20", "--seconds", "2", "--candidates", "2")["ranks"]
+        assert fresh["freshness"]["p50_ms"] > 0
+    log = open_eventlog(load_settings(run_folder=tmp_path).common.log_url)
+    assert sum(audit.ends_of(log, topics_of(spec).samples).values()) > 0
+    log.close()

@@ -1,0 +1,159 @@
+"""The open loop on a loop of virtual time, against servers that stand still, refuse and break."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from freshet.load.connections import Answer
+from freshet.load.requests import Request
+from freshet.load.running import Figures, Lane, drive
+from tests.unit.load.virtual import VirtualLoop
+
+Serve = Callable[[float], Awaitable[Answer]]
+
+
+class Server:
+    """Stands for connections: so many requests at once, each served by `serve`."""
+
+    def __init__(self, serve: Serve, at_once: int = 1_000) -> None:
+        self._serve, self._slots = serve, asyncio.Semaphore(at_once)
+        self.asked = 0
+
+    async def post(self, path: str, body: bytes) -> Answer:
+        self.asked += 1
+        async with self._slots:
+            loop = asyncio.get_running_loop()
+            sent = loop.time()
+            answer = await self._serve(sent)
+            return Answer(answer.status, answer.body, answer.problem, sent)
+
+
+def lane(server: Any, rate: float = 100, name: str = "events", events: int = 1) -> Lane:
+    return Lane(name, rate, lambda: Request("/x", b"{}", events), server, seed=1)
+
+
+def driven(
+    make: Callable[[], Lane],
+    seconds: float,
+    *,
+    told: Callable[[float, dict[str, Figures]], None] = lambda at, part: None,
+    stop_at: float | None = None,
+) -> Figures:
+    async def run() -> dict[str, Figures]:
+        stop = asyncio.Event()
+        if stop_at is not None:
+            asyncio.get_running_loop().call_at(stop_at, stop.set)
+        return await drive([make()], seconds, every_s=1, told=told, stop=stop)
+
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        return runner.run(run())["events"]
+
+
+async def quick(_: float) -> Answer:
+    await asyncio.sleep(0.001)
+    return Answer(202)
+
+
+def test_the_stated_rate_is_sent() -> None:
+    figures = driven(lambda: lane(Server(quick), rate=200, events=3), 60)
+
+    assert figures.requests == pytest.approx(200 * 60, rel=0.03)  # Poisson: 12,000 +- 110
+    assert figures.events == 3 * figures.requests
+    assert figures.as_json()["requests_per_s"] == pytest.approx(200, rel=0.03)
+    assert figures.latency.percentile(99) == pytest.approx(0.001, rel=0.02)
+
+
+def test_a_standstill_is_seen_in_every_request_that_was_due_meanwhile() -> None:
+    async def stands_still(now: float) -> Answer:
+        await asyncio.sleep(max(0.001, 6.0 - now) if now >= 5 else 0.001)  # from the 5th to the 6th second
+        return Answer(202)
+
+    figures = driven(lambda: lane(Server(stands_still, at_once=1)), 10)
+
+    assert figures.requests == pytest.approx(1_000, rel=0.1)
+    slow = sum(1 for p in range(1_000) if (figures.latency.percentile(p / 10) or 0) > 0.05)
+    assert slow == pytest.approx(1_000 * 0.1, rel=0.25), "a tenth of the time, so a tenth of the requests"
+    assert figures.service.percentile(99) == pytest.approx(0.001, rel=0.02), "but it was sent to only one"
+    late, latency = figures.late.percentile(99), figures.latency.percentile(99)
+    assert late is not None
+    assert latency is not None
+    assert late == pytest.approx(latency, abs=0.01)
+
+
+def test_a_server_that_is_too_slow_is_sent_the_rate_all_the_same() -> None:
+    async def slow(_: float) -> Answer:
+        await asyncio.sleep(0.02)  # 50 a second, one after the other
+        return Answer(202)
+
+    figures = driven(lambda: lane(Server(slow, at_once=1)), 10)
+
+    assert figures.requests == pytest.approx(1_000, rel=0.1)
+    assert figures.latency.longest_s == pytest.approx(10, rel=0.3)
+    assert figures.as_json()["requests_per_s"] == pytest.approx(50, rel=0.05), "also while it catches up"
+
+
+def test_refusals_and_breaks_are_counted_and_their_first_is_told() -> None:
+    async def refuses(now: float) -> Answer:
+        await asyncio.sleep(0.001)
+        if now < 1:
+            return Answer(429, b'{"error": "full"}')
+        if now < 2:
+            return Answer(0, problem="no connection: refused")
+        return Answer(202)
+
+    figures = driven(lambda: lane(Server(refuses)), 3)
+
+    assert set(figures.answers) == {"429", "no connection", "202"}
+    assert figures.failed == figures.answers["429"] + figures.answers["no connection"]
+    assert figures.good + figures.failed == figures.requests
+    assert figures.events == figures.good == figures.latency.count, "of good answers only"
+    assert figures.first_problem == {"429": '{"error": "full"}', "no connection": "no connection: refused"}
+
+
+def test_parts_add_up_to_the_whole() -> None:
+    parts: list[int] = []
+    figures = driven(
+        lambda: lane(Server(quick)), 10, told=lambda _, part: parts.append(part["events"].requests)
+    )
+
+    assert len(parts) >= 10
+    assert sum(parts) == figures.requests
+
+
+def test_told_to_stop_it_waits_for_what_is_under_way() -> None:
+    async def slow(_: float) -> Answer:
+        await asyncio.sleep(0.5)
+        return Answer(202)
+
+    server: list[Server] = []
+
+    def make() -> Lane:
+        server.append(Server(slow))
+        return lane(server[0])
+
+    figures = driven(make, 3_600, stop_at=2)
+
+    assert figures.requests == server[0].asked == pytest.approx(200, rel=0.25)
+    assert figures.failed == 0
+
+
+def test_what_goes_wrong_in_making_a_request_ends_it() -> None:
+    def broken() -> Request:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        driven(lambda: Lane("events", 10, broken, Server(quick), seed=1), 3)  # type: ignore[arg-type]
+
+
+def test_freshness_is_read_from_rankings() -> None:
+    async def ranks(_: float) -> Answer:
+        return Answer(200, b'{"freshness_ms": 250}')
+
+    figures = driven(lambda: lane(Server(ranks)), 2)
+
+    assert figures.freshness.count == figures.requests
+    assert figures.freshness.percentile(50) == pytest.approx(0.25, rel=0.01)
