@@ -8,7 +8,7 @@ from freshet.seams.eventlog import EventLog
 from freshet.seams.eventlog.sqlite import SqliteEventLog
 from freshet.seams.open import open_eventlog
 from freshet.testing.contracts.eventlog import EventLogContract
-from tests.servers.kafka import Kafka
+from tests.servers.kafka import Kafka, secure_url
 
 
 class TestSqlite(EventLogContract):
@@ -29,3 +29,14 @@ class TestKafka(EventLogContract):
         given_times = "topic.message.timestamp.type=CreateTime"
         url = f"kafka://{kafka.bootstrap}/{uuid4().hex}?{given_times}"
         return lambda: open_eventlog(url)
+
+
+class TestKafkaByPassword(EventLogContract):
+    """By SCRAM over TLS, as a user who may do what services do, and nothing else."""
+
+    @pytest.fixture
+    def open_log(self, kafka: Kafka, tmp_path: Path) -> Callable[[], EventLog]:
+        prefix = uuid4().hex
+        kafka.allow(prefix)
+        url = secure_url(kafka, prefix, tmp_path, "SCRAM-SHA-512")
+        return lambda: open_eventlog(f"{url}&topic.message.timestamp.type=CreateTime")

@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
-from pathlib import Path
 from uuid import uuid4
 
 import numpy as np
@@ -22,7 +21,7 @@ from freshet.seams.eventlog.kafka import KafkaEventLog, open_url
 from freshet.seams.open import open_eventlog
 from freshet.testing.contracts.eventlog import append_to, read_all
 from freshet.types import TopicPartition
-from tests.servers.kafka import PASSWORD, USER, Kafka
+from tests.servers.kafka import Kafka
 
 T = TopicPartition("t", 0)
 DEADLINE_S = 120.0
@@ -333,31 +332,3 @@ def test_members_of_a_group_share_partitions_alike_over_topics(
     for member, log in zip((first, second), logs, strict=True):
         member.group.close()
         log.close()
-
-
-def secure_url(kafka: Kafka, prefix: str, folder: Path, password: str, authority: Path | None = None) -> str:
-    (folder / "password").write_text(password)
-    (folder / "kafka.properties").write_text(
-        "security.protocol=SASL_SSL\nsasl.mechanism=PLAIN\n"
-        f"sasl.username={USER}\nsasl.password=${{file:{folder}/password}}\n"
-        f"ssl.ca.location={authority or kafka.certificate}\n"
-    )
-    return f"kafka://127.0.0.1:{kafka.secure_port}/{prefix}?properties={folder}/kafka.properties"
-
-
-def test_a_password_and_a_certificate_open_the_log(kafka: Kafka, prefix: str, tmp_path: Path) -> None:
-    log = open_eventlog(secure_url(kafka, prefix, tmp_path, PASSWORD))
-    log.create_topic("t", partitions=1)
-    log.writer("w").append([append_to(T, [b"x"])])
-    reader = log.reader()
-    reader.assign({T: 0})
-    assert read_all(reader, 1) == {T: [(0, b"x")]}
-    log.close()
-
-
-def test_a_wrong_password_is_told_of_and_not_shown(kafka: Kafka, prefix: str, tmp_path: Path) -> None:
-    log = open_eventlog(secure_url(kafka, prefix, tmp_path, "a-wrong-word"))
-    with pytest.raises(Unavailable, match=r"(?i)authentication") as refused:
-        log.topics()
-    assert "a-wrong-word" not in str(refused.value)
-    log.close()

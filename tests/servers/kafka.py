@@ -9,9 +9,19 @@ from collections.abc import Mapping
 from pathlib import Path
 from uuid import uuid4
 
+from confluent_kafka.admin import (
+    AclBinding,
+    AclOperation,
+    AclPermissionType,
+    AdminClient,
+    ResourcePatternType,
+    ResourceType,
+)
+
+from freshet.cli.issuing import LOCAL, opened
 from tests.servers.processes import Process, lasting_ports, run_to_end
 
-__all__ = ["Kafka"]
+__all__ = ["PASSWORD", "RIGHTS", "USER", "Kafka", "secure_url"]
 
 _ROOT = Path(__file__).parents[2]
 _START_S = 180.0
@@ -26,11 +36,22 @@ USER, PASSWORD = "freshet", "a-word-of-the-tests"
 """Who may use the port with TLS."""
 
 
+RIGHTS = {
+    ResourceType.TOPIC: (
+        *("READ", "WRITE", "CREATE", "DELETE"),
+        *("DESCRIBE", "DESCRIBE_CONFIGS", "ALTER_CONFIGS"),
+    ),
+    ResourceType.GROUP: ("READ", "DESCRIBE"),
+    ResourceType.TRANSACTIONAL_ID: ("WRITE", "DESCRIBE"),
+}
+"""What the services do, to names that begin with the log's prefix and a dot; docs/security.md says so."""
+
+
 class Kafka:
     """One broker in one folder. Killed or stopped, it starts again on its data and its ports.
 
-    `port` takes anybody; `secure_port` takes USER by SASL PLAIN over TLS, with a certificate that is its own
-    authority: `certificate`.
+    `port` takes anybody; `secure_port` takes USER by SASL PLAIN or SCRAM-SHA-512 over TLS, with a certificate
+    of the authority `certificate`, and lets it do what `allow` says, nothing else.
     """
 
     def __init__(self, folder: Path, properties: Mapping[str, str] | None = None) -> None:
@@ -42,8 +63,8 @@ class Kafka:
         """
         self.port, self.secure_port, controller_port = lasting_ports(3)
         folder.mkdir(parents=True, exist_ok=True)
-        self.certificate = folder / "certificate.pem"
-        _make_certificate(self.certificate, folder / "broker.pem")
+        self.certificate = folder / "ca.pem"
+        _make_certificate(folder)
         self._settings = folder / "server.properties"
         settings = _settings(folder / "data", self.port, controller_port)
         settings["listeners"] += f",SECURE://127.0.0.1:{self.secure_port}"
@@ -52,7 +73,11 @@ class Kafka:
         tool = [*_java(), *_QUICK, "kafka.tools.StorageTool"]
         cluster_id = urlsafe_b64encode(uuid4().bytes).decode().rstrip("=")
         run_to_end(
-            [*tool, "format", f"--cluster-id={cluster_id}", "-c", str(self._settings)], within_s=_START_S
+            [
+                *(*tool, "format", f"--cluster-id={cluster_id}", "-c", str(self._settings)),
+                *("--add-scram", f"SCRAM-SHA-512=[name={USER},password={PASSWORD}]"),
+            ],
+            within_s=_START_S,
         )
         self._process = Process(
             [*_java(), "-Xms256m", "-Xmx512m", "kafka.Kafka", str(self._settings)], folder / "broker.log"
@@ -62,6 +87,25 @@ class Kafka:
     def bootstrap(self) -> str:
         """`host:port`, as clients name it."""
         return f"127.0.0.1:{self.port}"
+
+    def allow(self, prefix: str) -> None:
+        """Give USER the RIGHTS to what begins with `prefix` and a dot."""
+        bindings = [
+            AclBinding(
+                kind,
+                f"{prefix}.",
+                ResourcePatternType.PREFIXED,
+                f"User:{USER}",
+                "*",
+                AclOperation[right],
+                AclPermissionType.ALLOW,
+            )
+            for kind, rights in RIGHTS.items()
+            for right in rights
+        ]
+        admin = AdminClient({"bootstrap.servers": self.bootstrap, "log_level": 0})
+        for made in admin.create_acls(bindings).values():
+            made.result(_START_S)
 
     @property
     def pid(self) -> int:
@@ -113,6 +157,25 @@ class Kafka:
         self.kill()  # what it wrote is not wanted any more
 
 
+def secure_url(
+    kafka: Kafka,
+    prefix: str,
+    folder: Path,
+    mechanism: str,
+    *,
+    password: str = PASSWORD,
+    authority: Path | None = None,
+) -> str:
+    """Of the log behind `secure_port`; its settings are written into `folder`."""
+    (folder / "password").write_text(password)
+    (folder / "kafka.properties").write_text(
+        f"security.protocol=SASL_SSL\nsasl.mechanism={mechanism}\n"
+        f"sasl.username={USER}\nsasl.password=${{file:{folder}/password}}\n"
+        f"ssl.ca.location={authority or kafka.certificate}\n"
+    )
+    return f"kafka://127.0.0.1:{kafka.secure_port}/{prefix}?properties={folder}/kafka.properties"
+
+
 def _java() -> list[str]:
     jars = Path(os.environ.get("FRESHET_TEST_KAFKA", _ROOT / "build" / "kafka"))
     if not any(jars.glob("kafka_*.jar")):
@@ -149,17 +212,20 @@ def _secure(keystore: Path) -> dict[str, str]:
     login = "org.apache.kafka.common.security.plain.PlainLoginModule required"
     return {
         "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT,SECURE:SASL_SSL",
-        "listener.name.secure.sasl.enabled.mechanisms": "PLAIN",
+        "listener.name.secure.sasl.enabled.mechanisms": "PLAIN,SCRAM-SHA-512",
+        "listener.name.secure.scram-sha-512.sasl.jaas.config": "org.apache.kafka.common.security.scram."
+        "ScramLoginModule required;",
         "listener.name.secure.plain.sasl.jaas.config": f'{login} user_{USER}="{PASSWORD}";',
         "listener.name.secure.ssl.keystore.type": "PEM",
         "listener.name.secure.ssl.keystore.location": str(keystore),
+        "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+        "super.users": "User:ANONYMOUS",  # who comes by a port without a password: the tests themselves
     }
 
 
-def _make_certificate(certificate: Path, keystore: Path) -> None:
-    """For 127.0.0.1, signed by itself; `keystore` holds its key as well."""
-    key = keystore.with_suffix(".key")
-    subject = ["-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1"]
-    made = ["-newkey", "rsa:2048", "-nodes", "-days", "2", "-keyout", str(key), "-out", str(certificate)]
-    run_to_end(["openssl", "req", "-x509", *subject, *made], within_s=_START_S)
-    keystore.write_text(key.read_text() + certificate.read_text())
+def _make_certificate(folder: Path) -> None:
+    """As `freshet certs` makes it; `broker.pem` holds its key as well."""
+    with opened(folder, days=3) as (authority, _):
+        authority.issue("broker-0", LOCAL, days=2, renew_within=1)
+    parts = [(folder / f"broker-0.{end}").read_text() for end in ("key", "pem")]
+    (folder / "broker.pem").write_text("".join(parts))

@@ -23,7 +23,7 @@ from confluent_kafka.cimpl import NewTopic
 
 from freshet.errors import Mismatch, Unavailable
 from freshet.seams.eventlog import Bounds, TopicInfo
-from freshet.seams.eventlog.kafka_errors import UNKNOWN, Heard, family, translated
+from freshet.seams.eventlog.kafka_errors import UNKNOWN, Heard, family, refusal, translated
 from freshet.seams.eventlog.kafka_settings import KafkaSettings
 from freshet.types import LogId, TopicPartition
 
@@ -36,6 +36,14 @@ _ELECTION_S = 5.0
 """For a partition to get a leader."""
 
 _LOOK_S = 0.05
+
+_NEVER_LET_IN = (
+    "\n  none has answered yet: do they run, and is security.protocol that of their listener (without it, "
+    "PLAINTEXT)?"
+)
+
+_HEAR_S = 0.1
+"""How often a client that was never let in looks whether it is refused: librdkafka would try for ever."""
 
 T = TypeVar("T")
 
@@ -61,6 +69,7 @@ class KafkaAdmin:
         with translated("the client could not be made"):
             self._client = AdminClient(given)
         self.heard.serve = lambda: self._client.poll(0)
+        self._let_in = False  # brokers have answered, so what they refuse later may pass
 
     def name(self, topic: str) -> str:
         """The name in Kafka."""
@@ -105,6 +114,8 @@ class KafkaAdmin:
     def names(self) -> list[str]:
         """Of all topics with our prefix."""
         with translated("the topics could not be listed", self.heard):
+            if not self._let_in:  # it waits for its answer without hearing of anything else
+                self._answers({"": self._client.describe_cluster(request_timeout=_REQUEST_S)})
             found = self._client.list_topics(timeout=_REQUEST_S).topics
         prefix = self.name("")
         return sorted(
@@ -227,11 +238,34 @@ class KafkaAdmin:
     def _answers(self, asked: Mapping[Any, Future[Any]], within_s: float = _REQUEST_S) -> dict[Any, Any]:
         deadline = time.monotonic() + within_s
         try:
-            return {
-                key: future.result(max(0.0, deadline - time.monotonic())) for key, future in asked.items()
-            }
+            return {key: self._answer(future, deadline) for key, future in asked.items()}
         except FutureTimeoutError:
-            raise Unavailable(f"the brokers did not answer within {within_s:g} s{self.heard}") from None
+            never = "" if self._let_in else _NEVER_LET_IN
+            raise Unavailable(
+                f"the brokers did not answer within {within_s:g} s{self.heard}{never}"
+            ) from None
+
+    def _answer(self, future: Future[Any], deadline: float) -> Any:
+        """Raises ConfigError as soon as brokers refuse a client that they have never let in."""
+        while True:
+            left = max(0.0, deadline - time.monotonic())
+            try:
+                found = future.result(left if self._let_in else min(left, _HEAR_S))
+            except FutureTimeoutError:
+                if left == 0:
+                    raise
+            except KafkaException:
+                self._check_let_in()
+                raise
+            else:
+                self._let_in = True
+                return found
+            self._check_let_in()
+
+    def _check_let_in(self) -> None:
+        refused = None if self._let_in else self.heard.refused()
+        if refused is not None:
+            raise refusal(self._settings.brokers, *refused)
 
 
 def _settled(ask: Callable[[], T]) -> T:

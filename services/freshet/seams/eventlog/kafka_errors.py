@@ -11,7 +11,7 @@ from confluent_kafka import KafkaError, KafkaException
 
 from freshet.errors import ConfigError, DataLost, Fenced, FreshetError, TooLarge, Unavailable
 
-__all__ = ["Heard", "ending", "family", "translated"]
+__all__ = ["Heard", "ending", "family", "refusal", "translated"]
 
 _log = structlog.get_logger(__name__)
 
@@ -60,15 +60,27 @@ class Heard:
             tell = error.code() != self._code
         if tell:
             _log.warning("kafka", reason=error.str(), code=error.name())
-        if away and self._code and self._code not in AWAY and now - self._when_s < _KEPT_S:
+        says_more = self._code and (self._code not in AWAY or error.code() == KafkaError._ALL_BROKERS_DOWN)
+        if away and says_more and now - self._when_s < _KEPT_S:
             return  # a broker that lets nobody in counts as away, too, right after it has said why
         self._code, self._text, self._when_s = error.code(), error.str(), now
 
-    def __str__(self) -> str:
+    def refused(self) -> tuple[int, str] | None:
+        """(code, text) if brokers were last said not to let it in, or it does not believe them."""
+        self._listen()
+        said = self._text.lower()
+        if self._code == KafkaError._AUTHENTICATION or (self._code == KafkaError._SSL and "verif" in said):
+            return self._code, self._text
+        return None
+
+    def _listen(self) -> None:
         try:
             self.serve()
         except (KafkaException, SystemError) as error:
             self(ending(error))
+
+    def __str__(self) -> str:
+        self._listen()
         return f"; heard {time.monotonic() - self._when_s:.1f} s ago: {self._text}" if self._text else ""
 
 
@@ -87,6 +99,22 @@ def ending(error: KafkaException | SystemError) -> KafkaError:
     if "without setting an exception" in str(error):
         return KafkaError(KafkaError._FATAL, "the client was ended by an error that it did not tell")
     raise error
+
+
+def refusal(brokers: str, code: int, text: str) -> ConfigError:
+    """What to raise where brokers refuse a client that they never let in: it would be refused again."""
+    if code == KafkaError._SSL:
+        return ConfigError(
+            "event log", "", f"{brokers}: {text}",
+            "a broker whose certificate ssl.ca.location has signed, for the host that the URL names",
+            "set ssl.ca.location to the PEM of the brokers' authority, or mend the broker's certificate",
+        )  # fmt: skip
+    return ConfigError(
+        "event log", "", f"{brokers}: {text}",
+        "a user and a password that the brokers know, by a mechanism that they offer",
+        "mend sasl.username, sasl.password, sasl.mechanism or security.protocol, in the log's URL or in the "
+        "file of its `properties`",
+    )  # fmt: skip
 
 
 def family(error: KafkaError, what: str, heard: object = "") -> FreshetError:

@@ -1,0 +1,150 @@
+"""Who is let into a real Kafka: by password over TLS, with rights; and what is said to who is not."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+import trustme
+from click.testing import CliRunner
+from confluent_kafka.admin import (
+    AdminClient,
+    ScramCredentialInfo,
+    ScramMechanism,
+    UserScramCredentialUpsertion,
+)
+
+from freshet.cli.prepare import command as prepare
+from freshet.errors import ConfigError, Unavailable
+from freshet.seams.open import open_eventlog
+from freshet.testing.contracts.eventlog import append_to, read_all
+from freshet.testing.simulator import demo
+from freshet.types import TopicPartition
+from tests.servers.certificates import issued
+from tests.servers.kafka import PASSWORD, USER, Kafka, secure_url
+
+T = TopicPartition("t", 0)
+AT_ONCE_S = 8.0
+"""Less than the 10 s for which an answer is waited for."""
+
+
+@pytest.fixture
+def prefix(kafka: Kafka) -> str:
+    prefix = uuid4().hex
+    kafka.allow(prefix)
+    return prefix
+
+
+@pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-512"])
+def test_a_password_and_a_certificate_open_the_log(
+    kafka: Kafka, prefix: str, tmp_path: Path, mechanism: str
+) -> None:
+    log = open_eventlog(secure_url(kafka, prefix, tmp_path, mechanism))
+    log.create_topic("t", partitions=1)
+    log.writer("w").append([append_to(T, [b"x"])])
+    reader = log.reader()
+    reader.assign({T: 0})
+    assert read_all(reader, 1) == {T: [(0, b"x")]}
+    log.close()
+
+
+@pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-512"])
+@pytest.mark.parametrize("first", ["topics", "create_topic", "bounds"])
+def test_a_wrong_password_is_told_of_at_once_and_not_shown(
+    kafka: Kafka, prefix: str, tmp_path: Path, mechanism: str, first: str
+) -> None:
+    log = open_eventlog(secure_url(kafka, prefix, tmp_path, mechanism, password="a-wrong-word"))
+    calls = {
+        "topics": log.topics,
+        "create_topic": lambda: log.create_topic("t", partitions=1),
+        "bounds": lambda: log.bounds(T),
+    }
+    began = time.monotonic()
+    with pytest.raises(ConfigError, match=r"(?i)authentication.*\n.*\n.*sasl\.password") as refused:
+        calls[first]()
+    assert time.monotonic() - began < AT_ONCE_S
+    assert "a-wrong-word" not in str(refused.value)
+    log.close()
+
+
+def test_a_mechanism_that_brokers_do_not_offer_is_told_of_at_once(
+    kafka: Kafka, prefix: str, tmp_path: Path
+) -> None:
+    log = open_eventlog(secure_url(kafka, prefix, tmp_path, "SCRAM-SHA-256"))
+    with pytest.raises(ConfigError, match=r"SCRAM-SHA-512.*\n.*\n.*sasl\.mechanism"):
+        log.topics()
+    log.close()
+
+
+def test_a_broker_of_another_authority_is_not_believed(kafka: Kafka, prefix: str, tmp_path: Path) -> None:
+    other = issued(trustme.CA(), tmp_path).ca
+    log = open_eventlog(secure_url(kafka, prefix, tmp_path, "PLAIN", authority=other))
+    began = time.monotonic()
+    with pytest.raises(ConfigError, match=r"certificate verify failed(.*\n)+.*ssl\.ca\.location"):
+        log.topics()
+    assert time.monotonic() - began < AT_ONCE_S
+    log.close()
+
+
+def test_a_client_without_tls_is_told_of_it(kafka: Kafka, prefix: str) -> None:
+    url = f"kafka://127.0.0.1:{kafka.secure_port}/{prefix}?security.protocol=PLAINTEXT"
+    log = open_eventlog(url)
+    with pytest.raises(Unavailable, match=r"security\.protocol"):
+        log.topics()
+    log.close()
+
+
+def test_a_password_that_changes_later_is_no_reason_to_end(kafka: Kafka, prefix: str, tmp_path: Path) -> None:
+    """Brokers may refuse for a while whom they know: while they start, or while a password is changed."""
+    log = open_eventlog(secure_url(kafka, prefix, tmp_path, "SCRAM-SHA-512"))
+    log.create_topic("t", partitions=1)
+    change_password(kafka, "another-word")
+    try:
+        kafka.restart()
+        with pytest.raises(Unavailable):
+            log.topics()
+    finally:
+        change_password(kafka, PASSWORD)
+    deadline = time.monotonic() + 60
+    while True:
+        try:
+            assert "t" in log.topics()
+            break
+        except Unavailable:
+            assert time.monotonic() < deadline
+    log.close()
+
+
+def change_password(kafka: Kafka, password: str) -> None:
+    admin = AdminClient({"bootstrap.servers": kafka.bootstrap, "log_level": 0})
+    how = ScramCredentialInfo(ScramMechanism.SCRAM_SHA_512, 4096)
+    wanted = UserScramCredentialUpsertion(USER, how, password.encode())
+    for done in admin.alter_user_scram_credentials([wanted]).values():
+        done.result(60)
+
+
+def test_what_the_user_has_no_right_to_is_told_of(kafka: Kafka, tmp_path: Path) -> None:
+    log = open_eventlog(secure_url(kafka, uuid4().hex, tmp_path, "SCRAM-SHA-512"))
+    with pytest.raises(ConfigError, match="add an ACL"):
+        log.create_topic("t", partitions=1)
+    log.close()
+
+
+def test_prepare_ends_at_once_with_what_to_do(
+    kafka: Kafka, prefix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = Path(demo.__path__[0]) / "freshet.toml"
+    run = ["--folder", str(tmp_path / "run"), "--wait", "60"]
+    for password in (PASSWORD, "a-wrong-word"):
+        monkeypatch.setenv(
+            "FRESHET_COMMON_LOG_URL", secure_url(kafka, prefix, tmp_path, "PLAIN", password=password)
+        )
+        began = time.monotonic()
+        result = CliRunner().invoke(prepare, [str(spec), *run])
+        if password == PASSWORD:
+            assert result.exit_code == 0, result.output
+        else:
+            assert isinstance(result.exception, ConfigError)
+            assert time.monotonic() - began < AT_ONCE_S
