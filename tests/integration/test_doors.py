@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import socket
+import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +17,7 @@ import pytest
 
 from freshet.client import Client
 from freshet.errors import BadInput
+from freshet.runtime import server
 from freshet.runtime.ports import free_ports
 from freshet.wire.protobuf import GATEWAY, OIP, messages
 from tests.integration.console_world import TOKEN as CONSOLE_TOKEN
@@ -70,7 +75,7 @@ def counted(url: str, metric: str, **labels: str) -> float:
     """A metric's value; 0 if it has none."""
     for line in httpx.get(f"{url}/metrics", timeout=15).text.splitlines():
         name, _, value = line.rpartition(" ")
-        if name.startswith(metric) and all(f'{k}="{v}"' in name for k, v in labels.items()):
+        if name.partition("{")[0] == metric and all(f'{k}="{v}"' in name for k, v in labels.items()):
             return float(value)
     return 0.0
 
@@ -257,3 +262,206 @@ def test_the_console_lends_its_token_only_to_who_may_operate(tmp_path: Path) -> 
     world.close()
 
     assert world.fakes["inference"].shown == [f"Bearer {OTHER}"]
+
+
+# --- what is too large, too slow or too much, and what is not a name
+
+
+def raw(url: str) -> socket.socket:
+    host, _, port = url.removeprefix("http://").partition(":")
+    return socket.create_connection((host, int(port)), timeout=10)
+
+
+def answer_of(connection: socket.socket) -> bytes:
+    """All that comes until the server closes."""
+    pieces = []
+    with contextlib.suppress(ConnectionResetError):
+        while piece := connection.recv(65_536):
+            pieces.append(piece)
+    return b"".join(pieces)
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Servers that begin from now on wait 0.3 s for what should come at once."""
+    monkeypatch.setattr(server, "HEAD_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(server, "FIRST_BYTE_TIMEOUT_S", 0.3)
+
+
+HEAD = b"POST /v1/impressions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+
+
+@pytest.mark.parametrize(
+    ("sent", "why"),
+    [
+        (b"", "no_request"),
+        (HEAD, "head_late"),
+        (HEAD[:10], "head_late"),
+        (b"GET /health/live HTTP/1.1\r\nhost: x\r\n\r\n" + HEAD, "head_late"),
+    ],
+)
+def test_a_client_whose_request_does_not_end_is_cut_off(
+    impatient: None, start: Callable[..., Gateway], sent: bytes, why: str
+) -> None:
+    gateway = start()
+    with raw(gateway.url) as connection:
+        connection.sendall(sent)
+        answer = answer_of(connection)
+
+    assert counted(gateway.url, "freshet_http_connections_cut_off_total", why=why) == 1
+    assert (b"408" in answer) == (why != "no_request")
+    assert gateway.send("impressions", ranked()).status_code == 202
+
+
+def test_the_rest_of_a_body_that_nobody_wants_is_not_waited_for(
+    impatient: None, start: Callable[..., Gateway]
+) -> None:
+    gateway = start()
+    with raw(gateway.url) as connection:
+        connection.sendall(b"POST /nothing HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\n123")
+        assert connection.recv(4096).startswith(b"HTTP/1.1 404")
+        connection.sendall(b"4")
+        assert b"408" in answer_of(connection)
+
+    assert counted(gateway.url, "freshet_http_connections_cut_off_total", why="body_late") == 1
+
+
+def test_a_byte_now_and_then_does_not_hold_a_connection(
+    impatient: None, start: Callable[..., Gateway]
+) -> None:
+    gateway = start()
+    with raw(gateway.url) as connection:
+        connection.sendall(b"GET /health/live HTTP/1.1\r\nhost: x\r\n\r\n")
+        connection.settimeout(0.02)
+        closed = False
+        deadline = time.monotonic() + 10
+        while not closed and time.monotonic() < deadline:
+            try:
+                connection.sendall(b"x")  # of a request's line, or after one that was refused
+                closed = connection.recv(4096) == b""
+            except TimeoutError:
+                continue
+            except OSError:
+                closed = True
+    assert closed
+
+
+def test_a_head_without_end_is_refused(start: Callable[..., Gateway]) -> None:
+    gateway = start()
+    with raw(gateway.url) as connection:
+        connection.sendall(b"GET / HTTP/1.1\r\n")
+        with contextlib.suppress(OSError):
+            for i in range(100_000):
+                connection.sendall(b"x-%d: " % i + b"y" * 1000 + b"\r\n")
+        with contextlib.suppress(OSError):
+            answer_of(connection)
+
+    assert counted(gateway.url, "freshet_http_connections_cut_off_total", why="head_too_large") == 1
+    assert gateway.send("impressions", ranked()).status_code == 202
+
+
+def test_a_body_that_trickles_in_is_given_up(start: Callable[..., Gateway]) -> None:
+    gateway = start(gateway_body_timeout="200ms")
+    with raw(gateway.url) as connection:
+        connection.sendall(HEAD + b"content-length: 100\r\n\r\n{")
+        assert b"408" in answer_of(connection)
+
+    assert counted(gateway.url, "freshet_http_requests_total", status="408") == 1
+    assert gateway.send("impressions", ranked()).status_code == 202
+
+
+def test_a_body_that_is_too_large_is_refused_by_what_it_says_and_by_what_comes(
+    start: Callable[..., Gateway],
+) -> None:
+    gateway = start(gateway_max_body_bytes="2000")
+
+    def endless() -> Iterator[bytes]:
+        for _ in range(1000):
+            yield b" " * 1000
+
+    assert gateway.post("impressions", b" " * 2001).status_code == 413
+    with contextlib.suppress(httpx.WriteError, httpx.ReadError):  # it is closed while we send
+        answer = httpx.post(f"{gateway.url}/v1/impressions", content=endless())
+        assert answer.status_code == 413
+    assert counted(gateway.url, "freshet_http_requests_total", status="413") == 2
+    assert gateway.send("impressions", ranked()).status_code == 202
+
+
+def test_one_connection_too_many_is_told_so_and_the_others_go_on(start: Callable[..., Gateway]) -> None:
+    gateway = start(common_max_connections="16")
+    with contextlib.ExitStack() as held, httpx.Client(base_url=gateway.url) as client:
+        assert client.get("/health/live").status_code == 200
+        for _ in range(15):
+            held.enter_context(raw(gateway.url))
+        wait_for(lambda: "freshet_http_connections 16.0" in client.get("/metrics").text)
+        with raw(gateway.url) as more:
+            answer = answer_of(more)
+        assert b"503" in answer
+        assert b"FRESHET_COMMON_MAX_CONNECTIONS" in answer
+        assert client.get("/health/live").status_code == 200
+    wait_for(lambda: counted(gateway.url, "freshet_http_connections") == 1)
+    assert counted(gateway.url, "freshet_http_connections_cut_off_total", why="too_many") == 1
+    assert gateway.send("impressions", ranked()).status_code == 202
+
+
+PATHS = (
+    *("/v2/models/..%2f..%2fetc%2fpasswd", "/v2/models/%2e%2e/ready", "/v2/models/feed/versions/..%2f0"),
+    *("/v2/models/feed/versions/0%00/ready", "/v2/models/../../health/live", "/%2e%2e/%2e%2e/etc/passwd"),
+    *("/v2/models/feed%2fversions%2f0/infer", "//v2/models/feed", "/v2/models/" + "a" * 10_000),
+)
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_no_path_leads_out_of_the_models_there_are(inference: Inference, path: str) -> None:
+    with raw(inference.url) as connection:  # httpx would tidy the path up
+        head = f"GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\nauthorization: Bearer {OTHER}\r\n\r\n"
+        connection.sendall(head.encode())
+        answer = answer_of(connection)
+
+    assert answer.startswith((b"HTTP/1.1 404", b"HTTP/1.1 405"))
+    assert b"root:" not in answer
+    assert post(f"{inference.url}/v1/rank", RANK, OTHER).status_code == 200
+
+
+@pytest.mark.parametrize("number", ["../0", "..%2f0", "0/../../state", True, 1.5, -1, 10**30, [0], {"a": 1}])
+def test_only_numbers_of_versions_are_promoted(tmp_path: Path, number: Any) -> None:
+    world = ConsoleWorld(tmp_path / "run")
+    world.put_version(0)
+    with world.console() as console:
+        for what in ("promote", "rollback"):
+            assert console.change(what, number=number).status_code == 400
+        assert world.versions.aliases() == {}
+        assert console.change("promote", number=0).status_code == 200
+    world.close()
+
+
+def test_a_grpc_call_without_its_message_is_given_up(start: Callable[..., Gateway]) -> None:
+    port, m = free_ports(1)[0], messages(GATEWAY)
+    gateway = start(gateway_grpc_port=str(port), gateway_body_timeout="200ms")
+    hold = threading.Event()
+
+    def nothing() -> Iterator[bytes]:
+        hold.wait(30)
+        yield from ()
+
+    with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+        with pytest.raises(grpc.RpcError) as told:
+            channel.stream_unary("/freshet.wire.v1.Gateway/Put")(nothing(), timeout=30)
+        hold.set()
+        assert told.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        assert "did not arrive" in str(told.value.details())
+        assert counted(gateway.url, "freshet_grpc_refused_total", reason="body_timeout") == 1
+        asked = m.PutRequest(stream=1, encoding=1, body=EVENT).SerializeToString()
+        assert channel.unary_unary("/freshet.wire.v1.Gateway/Put")(asked, timeout=30)
+
+
+def test_a_grpc_message_that_is_too_large_is_refused(start: Callable[..., Gateway]) -> None:
+    port, m = free_ports(1)[0], messages(GATEWAY)
+    gateway = start(gateway_grpc_port=str(port), gateway_max_body_bytes="100000")
+    with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+        put = channel.unary_unary("/freshet.wire.v1.Gateway/Put")
+        for size, reason in ((100_001, "too_large"), (10_000_000, "no_message")):
+            with pytest.raises(grpc.RpcError):
+                put(b"\0" * size, timeout=30)
+            assert counted(gateway.url, "freshet_grpc_refused_total", reason=reason) == 1
+        assert put(m.PutRequest(stream=1, encoding=1, body=EVENT).SerializeToString(), timeout=30)

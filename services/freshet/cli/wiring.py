@@ -284,7 +284,13 @@ def gateway_door(settings: GatewaySettings, common: Common) -> Callable[[Gateway
     transport = transport_of(**_door_files(settings), max_message_bytes=settings.max_body_bytes)
 
     def make(gateway: Gateway) -> Beside:
-        door = GrpcDoor(address, transport, gateway.grpc_counts, guard=gateway.guard)
+        door = GrpcDoor(
+            address,
+            transport,
+            gateway.grpc_counts,
+            guard=gateway.guard,
+            message_timeout_s=settings.body_timeout_ms / 1e3,
+        )
         add_events(door, gateway.doors)
         return door
 
@@ -306,7 +312,13 @@ def inference_door(settings: InferenceSettings, common: Common) -> Callable[[Inf
     transport = transport_of(**_door_files(settings), max_message_bytes=settings.max_body_bytes)
 
     def make(server: Inference) -> Beside:
-        door = GrpcDoor(address, transport, server.grpc_counts, guard=server.guard)
+        door = GrpcDoor(
+            address,
+            transport,
+            server.grpc_counts,
+            guard=server.guard,
+            message_timeout_s=settings.body_timeout_ms / 1e3,
+        )
         add_oip(door, server.oip)
         return door
 

@@ -312,7 +312,14 @@ def run(
     stop_threads = threading.Event()
 
     async def main() -> None:
-        await serve(console.app, sock, stop, started=lambda: ready(f"http://{host}:{port}"), drain_s=drain_s)
+        await serve(
+            console.app,
+            sock,
+            stop,
+            started=lambda: ready(f"http://{host}:{port}"),
+            drain_s=drain_s,
+            max_connections=common.max_connections,
+        )
 
     threads = console.start(stop_threads)
     try:

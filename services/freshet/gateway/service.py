@@ -202,6 +202,7 @@ def run(
             stop,
             started=lambda: ready(f"http://{host}:{port}"),
             drain_s=common.drain_ms / 1e3,
+            max_connections=common.max_connections,
             beside=beside(gateway) if beside is not None else None,
         )
         cut = await gateway.committer.close(CUT_S)

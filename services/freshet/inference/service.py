@@ -293,6 +293,7 @@ def run(
             stop,
             started=lambda: ready(f"http://{host}:{port}"),
             drain_s=drain_s,
+            max_connections=common.max_connections,
             beside=beside(server) if beside is not None else None,
         )
 

@@ -63,6 +63,7 @@ _STATUS = {
     401: grpc.StatusCode.UNAUTHENTICATED,
     403: grpc.StatusCode.PERMISSION_DENIED,
     404: grpc.StatusCode.NOT_FOUND,
+    408: grpc.StatusCode.DEADLINE_EXCEEDED,
     413: grpc.StatusCode.INVALID_ARGUMENT,
     415: grpc.StatusCode.INVALID_ARGUMENT,
     503: grpc.StatusCode.UNAVAILABLE,
@@ -101,6 +102,7 @@ class GrpcDoor:
         *,
         calls: int = CALLS,
         guard: Guard | None = None,
+        message_timeout_s: float = 10.0,
     ) -> None:
         """Make a listener that is not yet one.
 
@@ -110,9 +112,10 @@ class GrpcDoor:
             counts: are added to.
             calls: at once; more are refused with RESOURCE_EXHAUSTED.
             guard: asks for tokens: when a call begins, and again for each message of a stream.
+            message_timeout_s: how long a call of one message may take to send it.
         """
         self._address, self._transport, self.counts, self._calls = address, transport, counts, calls
-        self._guard = guard
+        self._guard, self._message_timeout_s = guard, message_timeout_s
         self._methods: dict[str, dict[str, grpc.RpcMethodHandler]] = {}
         self._lock = threading.Lock()
         self._stopping = asyncio.Event()
@@ -133,7 +136,14 @@ class GrpcDoor:
                 self._let_in(scope, context)  # before a message is read
             except HttpError as error:
                 await self._end(context, error)
-            message = await context.read()
+            try:
+                async with asyncio.timeout(self._message_timeout_s):
+                    message = await context.read()
+            except TimeoutError:
+                await self._end(context, HttpError(
+                    408, "body_timeout", "the message did not arrive in time",
+                    expected=f"a whole message within {self._message_timeout_s:g} s",
+                ))  # fmt: skip
             if message is aio.EOF:
                 await self._without_message(context)
             try:

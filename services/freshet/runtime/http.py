@@ -60,7 +60,17 @@ REQUEST_SECONDS = Metric(
 STREAMS = Metric(
     "freshet_http_streams", "gauge", "streams", "Answers that are being streamed now.", ("route",)
 )
-HTTP_METRICS = (REQUESTS, REQUEST_SECONDS, STREAMS)
+CONNECTIONS = Metric("freshet_http_connections", "gauge", "connections", "Connections that are open.")
+CUT_OFF = Metric(
+    "freshet_http_connections_cut_off",
+    "counter",
+    "connections",
+    "Connections closed on their clients: too_many of them; no request came (no_request), or its head was "
+    "too slow (head_late) or too large (head_too_large); a rest was too slow that nobody waits for "
+    "(body_late); the answer was not read (not_read).",
+    ("why",),
+)
+HTTP_METRICS = (REQUESTS, REQUEST_SECONDS, STREAMS, CONNECTIONS, CUT_OFF)
 """What every service counts that speaks HTTP through `App`."""
 
 
@@ -190,6 +200,9 @@ class App:
         self._requests = REQUESTS.counter(registry)
         self._seconds = REQUEST_SECONDS.histogram(registry)
         self._streams = STREAMS.gauge(registry)
+        self.connections = 0  # that are open now
+        CONNECTIONS.gauge(registry, lambda: self.connections)
+        self._cut_off = CUT_OFF.counter(registry)
         self._counters: dict[tuple[str, int], tuple[Counter, Histogram]] = {}  # by route and status
         self.endpoints: list[Endpoint] = []
         self.route(METRICS_PAGE, self._metrics)
@@ -198,7 +211,7 @@ class App:
         """Answer the endpoint's method and path with this handler, and its description in the documents."""
         self.endpoints.append(endpoint)
         path = endpoint.pattern
-        parts = tuple(path.strip("/").split("/"))
+        parts = tuple(path.split("/"))
         known = self._routes.get(path) or next((r for r in self._patterns if r.parts == parts), None)
         if known is None:
             known = _Route(parts, path)
@@ -270,6 +283,10 @@ class App:
             *response.headers,
             *self._headers,
         ]
+
+    def cut_off(self, why: str) -> None:
+        """Count a connection that is closed on its client; see CUT_OFF for the reasons."""
+        self._cut_off.labels(why).inc()
 
     def end_streams(self) -> None:
         """End every stream at once, and those that begin from now on; on the server's loop."""
@@ -349,7 +366,7 @@ class App:
         exact = self._routes.get(path)
         if exact is not None:
             return exact, ()
-        parts = path.strip("/").split("/")
+        parts = path.split("/")  # as it is: a proxy that lets some paths pass must see the same as we do
         for route in self._patterns:
             if len(route.parts) == len(parts) and all(
                 a in ("*", b) for a, b in zip(route.parts, parts, strict=True)

@@ -72,6 +72,8 @@ KEYS = {
     "method": "a gRPC method",
     "device": "where a network computes",
     "path": "a file or a folder",
+    "connections": "how many connections are taken at once",
+    "files": "how many files this process may have open",
     "client": "the address that a request came from",
     "holder": "the name of the token that it showed, if it showed one that is known",
     "tokens_known": "how many tokens a file has",

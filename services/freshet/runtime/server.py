@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fcntl
+import resource
 import socket
 import sys
 import termios
@@ -12,15 +13,18 @@ import threading
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Protocol, cast
 
+import structlog
 import uvicorn
 import uvloop
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from freshet.errors import ConfigError, Unavailable
-from freshet.runtime.http import App, Request, Response, TakerRoute, error_response
+from freshet.runtime.http import App, HttpError, Request, Response, TakerRoute, error_response
 from freshet.runtime.ports import owner_of_port
 
 __all__ = ["BACKLOG", "UVICORN", "Beside", "bind", "run_server", "serve"]
+
+log = structlog.get_logger(__name__)
 
 BACKLOG = 1024
 UVICORN: Mapping[str, Any] = {
@@ -38,6 +42,19 @@ UVICORN: Mapping[str, Any] = {
 """Of every server; the benchmark's bare server takes the same, so that only our own work differs."""
 FIRST_BYTE_TIMEOUT_S = 10.0
 """A connection that has not sent a request's head by then is closed: idle ones would use up descriptors."""
+
+HEAD_TIMEOUT_S = 10.0
+"""From a head's first bytes to its last; and for what comes after an answer, such as the rest of a body that
+was refused. A byte now and then would else hold the connection for ever."""
+
+HEAD_BYTES = 64 << 10
+"""Of a head that comes in pieces, beyond the first."""
+
+MAX_CONNECTIONS = 2_000
+"""Where nobody says otherwise."""
+
+SPARE_FILES = 256
+"""Descriptors that a process needs for other things than connections."""
 
 STALLED_S = 30.0
 """A connection whose client takes nothing of what waits for it for so long is cut off. What waits, and the
@@ -103,20 +120,65 @@ class _Protocol(HttpToolsProtocol):
     """Hands requests that arrive whole to the routes that take them, past ASGI: a task, its events and a
     scope cost more than all that the gateway does for one event. Whatever else comes goes uvicorn's way.
 
-    Closes connections whose first request does not come, or whose client stops reading.
+    Closes connections whose requests do not come, or come too slowly, whose client stops reading, and those
+    that are too many.
     """
 
     takers: App
+    most_connections = 0
     _route: TakerRoute | None = None  # of the request that is being read, while it may be taken
     _body = b""
     _stalled: asyncio.TimerHandle | None = None  # runs while more waits to be sent than buffers should hold
+    _in_head = False  # a head has begun and is not whole
+    _head_bytes = 0  # of it, beyond the first piece
+    _late: asyncio.TimerHandle | None = None  # runs while something comes that is no request yet
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
         if self._route is not None:  # its body has not come whole: there are deadlines for that in ASGI's way
             self._go_uvicorns_way()
+        cycle: Any = self.cycle
+        idle = self.timeout_keep_alive_task is None and (cycle is None or cycle.response_complete)
+        if self._in_head or idle:
+            self._expect_head(len(data))
+        elif self._late is not None:
+            self._stop_waiting()
+
+    def _expect_head(self, size: int) -> None:
+        """Have a head, or the rest of what was refused, come to an end in time."""
+        if self._late is None:
+            self._late = self.loop.call_later(HEAD_TIMEOUT_S, self._too_late)
+            return
+        if self._in_head:
+            self._head_bytes += size
+            if self._head_bytes > HEAD_BYTES:
+                self._refuse(_HEAD_TOO_LARGE, "head_too_large")
+
+    def _stop_waiting(self) -> None:
+        if self._late is not None:
+            self._late.cancel()
+        self._late, self._head_bytes = None, 0
+
+    def _too_late(self) -> None:
+        self._refuse(_HEAD_LATE, "head_late" if self._in_head else "body_late")
+
+    def _refuse(self, error: HttpError, why: str) -> None:
+        """Close the connection; say why, unless an answer is under way that this would garble."""
+        self._stop_waiting()
+        if self.transport.is_closing():
+            return
+        self.takers.cut_off(why)
+        cycle: Any = self.cycle
+        if cycle is None or cycle.response_complete:
+            self.transport.write(self._bytes_of(error.response(), CLOSE))
+        self.transport.close()
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._in_head = True
 
     def on_headers_complete(self) -> None:
+        self._in_head = False
         cycle: Any = self.cycle  # uvicorn types it as always set; it is None until the first request
         parser = self.parser
         route = self.takers.taker_of(parser.get_method(), self.url)
@@ -164,14 +226,16 @@ class _Protocol(HttpToolsProtocol):
     def _answer(self, taken: _Taken, response: Response) -> None:
         if taken.disconnected:
             return
-        headers = self.takers.headers_of(response)
-        if not taken.keep_alive and CLOSE not in headers:
-            headers = [*headers, CLOSE]
-        head = b"".join([b"%s: %s\r\n" % header for header in headers])
-        self.transport.write(b"%s%s\r\n%s" % (STATUS_LINE[response.status], head, response.body))
-        if CLOSE in headers:
+        closing = not taken.keep_alive or CLOSE in response.headers
+        self.transport.write(self._bytes_of(response, *([CLOSE] if closing else [])))
+        if closing:
             self.transport.close()
         self.on_response_complete()
+
+    def _bytes_of(self, response: Response, *more: tuple[bytes, bytes]) -> bytes:
+        headers = [h for h in self.takers.headers_of(response) if h not in more]
+        head = b"".join([b"%s: %s\r\n" % header for header in (*headers, *more)])
+        return b"%s%s\r\n%s" % (STATUS_LINE[response.status], head, response.body)
 
     def cut_off(self) -> None:
         """Answer what was taken and is not answered yet: the server's drain is over."""
@@ -180,12 +244,17 @@ class _Protocol(HttpToolsProtocol):
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
-        self.takers = cast(App, self.config.app)
+        self.takers = takers = cast(App, self.config.app)
+        takers.connections += 1
+        if takers.connections > self.most_connections:
+            self._refuse(_TOO_MANY, "too_many")
+            return
         self.loop.call_later(FIRST_BYTE_TIMEOUT_S, self._expect_request)
 
     def _expect_request(self) -> None:
         cycle: Any = self.cycle
-        if cycle is None and not self.transport.is_closing():
+        if cycle is None and self._late is None and not self.transport.is_closing():
+            self.takers.cut_off("no_request")
             self.transport.close()
 
     def pause_writing(self) -> None:
@@ -200,6 +269,8 @@ class _Protocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         if self._stalled is not None:
             self._stalled.cancel()
+        self._stop_waiting()
+        self.takers.connections -= 1
         super().connection_lost(exc)
 
     def _look_again(self, unread: int) -> None:
@@ -210,6 +281,7 @@ class _Protocol(HttpToolsProtocol):
         if unread < before:
             self._look_again(unread)
         else:
+            self.takers.cut_off("not_read")
             self.transport.abort()
 
     def _unread(self) -> int:
@@ -218,6 +290,21 @@ class _Protocol(HttpToolsProtocol):
         with contextlib.suppress(OSError):  # the connection is going
             fcntl.ioctl(self.transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, queued)
         return self.transport.get_write_buffer_size() + int.from_bytes(queued, sys.byteorder)
+
+
+_HEAD_LATE = HttpError(
+    408, "head_timeout", "the request did not arrive in time",
+    expected=f"a whole head within {HEAD_TIMEOUT_S:g} s", found="a part of it",
+)  # fmt: skip
+_HEAD_TOO_LARGE = HttpError(
+    431, "head_too_large", "the request's head is too large", expected=f"about {HEAD_BYTES} bytes at most",
+    found="more",
+)  # fmt: skip
+_TOO_MANY = HttpError(
+    503, "connections", "too many connections are open", expected="fewer at once",
+    hint="use connections again; FRESHET_COMMON_MAX_CONNECTIONS allows more",
+    headers=((b"retry-after", b"5"),),
+)  # fmt: skip
 
 
 class _Server(uvicorn.Server):
@@ -262,19 +349,40 @@ async def serve(
     started: Callable[[], None] = lambda: None,
     drain_s: float = 10.0,
     beside: Beside | None = None,
+    max_connections: int = MAX_CONNECTIONS,
 ) -> None:
     """Answer requests until `stop` is set; then those begun, for at most `drain_s`; then return.
 
-    `beside`: another listener, which answers before `started` is called and drains at the same time.
+    `beside`: another listener, which answers before `started` is called and drains at the same time. One
+    connection more than `max_connections` is answered with 503 and closed.
     """
     drain = max(1, round(drain_s))
-    config = uvicorn.Config(app, http=_Protocol, timeout_graceful_shutdown=drain, **UVICORN)
+    most = _with_files(max_connections)
+
+    class Protocol(_Protocol):
+        most_connections = most
+
+    config = uvicorn.Config(app, http=Protocol, timeout_graceful_shutdown=drain, **UVICORN)
     server = _Server(app, config, stop, started)
     if beside is None:
         await server.serve([sock])
         return
     await beside.start()
     await asyncio.gather(server.serve([sock]), beside.serve(stop, drain_s))
+
+
+def _with_files(connections: int) -> int:
+    """As many connections, or as many as this process may have descriptors for."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if resource.RLIM_INFINITY in (soft, hard) or soft >= connections + SPARE_FILES:
+        return connections
+    with contextlib.suppress(OSError, ValueError):
+        soft = min(hard, connections + SPARE_FILES)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    most = min(connections, max(16, soft - SPARE_FILES))
+    if most < connections:
+        log.warning("fewer connections than set: the limit of files is too low", connections=most, files=soft)
+    return most
 
 
 def run_server(main: Callable[[], Awaitable[None]]) -> None:

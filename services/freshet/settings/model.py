@@ -76,6 +76,13 @@ class Common:
         default=10 * SECOND,
     )
 
+    max_connections: int = option(
+        "deployment",
+        "connections over HTTP that gateway, inference and console hold at once, each; one more gets 503. "
+        "Fewer if the process may not have so many files open",
+        Integer(16, 1_000_000),
+        default=2_000,
+    )
     tokens_file: str = option(
         "deployment",
         "the tokens that gateway, inference and console ask for over HTTP and gRPC, each with its scopes; "
