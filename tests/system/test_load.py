@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import httpx
 import orjson
 import pytest
 from click.testing import CliRunner
@@ -17,8 +16,10 @@ from freshet.settings import load_settings
 from freshet.spec import load_spec
 from freshet.spec.topics import topics_of
 from tests.system import audit
-from tests.system.running import LEDGER, status, url_of
+from tests.system.running import status, url_of
 from tests.system.waiting import wait_until
+
+SPEC = Path(__file__).parents[2] / "examples" / "quickstart" / "freshet.toml"
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(280)]
 
@@ -26,7 +27,7 @@ pytestmark = [pytest.mark.system, pytest.mark.timeout(280)]
 def loaded(system: Local, *words: str) -> dict[str, Any]:
     servers = ["--gateway", url_of(system, "gateway"), "--inference", url_of(system, "inference")]
     result = CliRunner().invoke(
-        command, [str(LEDGER), *servers, "--seed", "5", "--json", *words], catch_exceptions=False
+        command, [str(SPEC), *servers, "--seed", "5", "--json", *words], catch_exceptions=False
     )
     assert result.exit_code == 0, result.output
     lanes: dict[str, Any] = orjson.loads(result.stdout)["lanes"]
@@ -34,10 +35,10 @@ def loaded(system: Local, *words: str) -> dict[str, Any]:
 
 
 def test_what_is_acknowledged_is_joined_and_what_is_asked_is_answered(tmp_path: Path) -> None:
-    spec = load_spec(LEDGER)
+    spec = load_spec(SPEC)
     with local(spec, folder=tmp_path, ready_s=120) as system:
         lanes = loaded(
-            system, "--events", "200", "--ranks", "20", "--seconds", "4", "--items", "3", "--candidates", "10"
+            system, "--events", "200", "--ranks", "20", "--seconds", "4", "--items", "3", "--dry-run"
         )
 
         events, ranks = lanes["events"], lanes["ranks"]
@@ -66,7 +67,7 @@ def test_what_is_acknowledged_is_joined_and_what_is_asked_is_answered(tmp_path: 
         ]
         wait_until(
             "serving has learned from some",
-            lambda: bool(httpx.get(f"{url_of(system, 'inference')}/v1/progress").json().get("freshness_ms")),
+            lambda: status(system, "inference").get("freshness_ms") is not None,
             within_s=60,
         )
         fresh = loaded(system, "--ranks", "20", "--seconds", "2", "--candidates", "2")["ranks"]
