@@ -272,6 +272,7 @@ def test_certificates_and_token_are_asked_for(tmp_path: Path) -> None:
         return grpc.secure_channel(f"localhost:{port}", credentials)
 
     with context as server, channel_of(authority, "client") as ours:
+        wait_for(lambda: server.get("/health/ready").status_code == 200)
         assert model_ready(ours, metadata=token)
         assert live(ours)  # open to all who have a certificate
         for metadata, why in (((), "asked for"), ((("authorization", "Bearer other"),), "not known")):
