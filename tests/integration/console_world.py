@@ -19,6 +19,7 @@ import orjson
 from freshet.console.instances import Places, local_places
 from freshet.console.service import Sources, run
 from freshet.features import JsonTranscoder
+from freshet.runtime.audit import Audit
 from freshet.runtime.guard import Guard
 from freshet.runtime.token import CONSOLE_HINT, console_entry
 from freshet.runtime.token_file import TokenFile
@@ -126,6 +127,8 @@ class ConsoleWorld:
         sources = Sources(SPEC, self.folder, self.log, self.versions)
         local = local_places({name: fake.port for name, fake in self.fakes.items()}, {})
 
+        audit = Audit(self.folder / "audit.jsonl")
+
         def target(stop: threading.Event, ready: Callable[[str], None]) -> None:
             run(
                 sources,
@@ -136,7 +139,9 @@ class ConsoleWorld:
                     TokenFile(file) if (file := made.common.tokens_file) else None,
                     more=[console_entry(TOKEN)],
                     hint=CONSOLE_HINT,
+                    on_refused=audit.on_refused,
                 ),
+                audit=audit,
                 stop=stop,
                 ready=ready,
             )

@@ -18,6 +18,7 @@ import pytest
 from freshet.client import Client
 from freshet.errors import BadInput
 from freshet.runtime import server
+from freshet.runtime.audit import read_audit
 from freshet.runtime.ports import free_ports
 from freshet.wire.protobuf import GATEWAY, OIP, messages
 from tests.integration.console_world import TOKEN as CONSOLE_TOKEN
@@ -465,3 +466,24 @@ def test_a_grpc_message_that_is_too_large_is_refused(start: Callable[..., Gatewa
                 put(b"\0" * size, timeout=30)
             assert counted(gateway.url, "freshet_grpc_refused_total", reason=reason) == 1
         assert put(m.PutRequest(stream=1, encoding=1, body=EVENT).SerializeToString(), timeout=30)
+
+
+def test_who_promoted_and_who_was_not_let_is_in_the_audit_log(tmp_path: Path) -> None:
+    world = ConsoleWorld(tmp_path / "run")
+    tokens = write_tokens(tmp_path / "tokens", ("ada", "operate", UNKNOWN), ("shop", "send", TOKEN))
+    world.put_version(0)
+    with world.console(common_tokens_file=str(tokens)) as console:
+        console.change("promote", token=TOKEN, number=0)
+        console.change("promote", token=UNKNOWN, number=7)
+        console.change("promote", token=UNKNOWN, number=0)
+        console.change("rollback", token=CONSOLE_TOKEN, number=0)
+    world.close()
+
+    lines, damaged = read_audit(tmp_path / "run" / "audit.jsonl", 10)
+    assert damaged == 0
+    assert [(o.action, o.who, o.at, o.what, o.outcome) for o in lines] == [
+        ("operate", "token:shop", "127.0.0.1", {}, "refused"),
+        ("promote", "token:ada", "127.0.0.1", {"version": 7}, "failed"),
+        ("promote", "token:ada", "127.0.0.1", {"version": 0}, "done"),
+        ("rollback", "token:console", "127.0.0.1", {"version": 0}, "done"),
+    ]

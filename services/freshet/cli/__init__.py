@@ -44,6 +44,7 @@ VERBS = {
     "peek": "Print records of a topic, readable.",
     "token": "Make, list and drop the tokens that clients show.",
     "version": "List, show, promote and roll back dense versions.",
+    "audit": "Say who has promoted, rolled back, and made or dropped tokens.",
     "check": "Explain a spec, or say which edits to a running model need a new one.",
     "init": "Write a commented spec for your Avro schemas.",
     "certs": "Make certificates for services, signed by an authority of your own.",

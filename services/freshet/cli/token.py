@@ -13,6 +13,7 @@ from freshet.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from freshet.runtime.audit import Audit
     from freshet.runtime.tokens import TokenEntry
 
 __all__ = ["command"]
@@ -59,13 +60,15 @@ def new(name: str, scopes: str, expires: str | None, path: Path, as_json: bool) 
     made if it is not there, for its owner only.
     """
     from freshet.clock import SYSTEM_CLOCK
+    from freshet.runtime.audit import os_user
     from freshet.runtime.token_editing import edited
     from freshet.runtime.tokens import TokenEntry, digest_of, new_token, time_text
 
     expires_ms = None if expires is None else SYSTEM_CLOCK.now_ms() + _duration_ms(expires)
     token = new_token()
     entry = TokenEntry(_name(name), _scopes(scopes), digest_of(token.encode()), expires_ms)
-    edited(path, lambda lines: ([*lines, entry], None))
+    with _audit(path).of("token new", os_user(), {"file": str(path), **_value(entry)}):
+        edited(path, lambda lines: ([*lines, entry], None))
     until = "" if expires_ms is None else f", until {time_text(expires_ms)}"
     click.echo(f"{name} may {scopes.replace(',', ', ')}{until}; {path} has its hash", err=True)
     emit({**_value(entry), "token": token}, as_json=as_json, text=token)
@@ -100,20 +103,36 @@ def list_tokens(path: Path, as_json: bool) -> None:
 @json_option
 def drop(name: str, id_: str | None, path: Path, as_json: bool) -> None:
     """Take a name's tokens, or one of them, out of the file: whoever shows one is refused from then on."""
+    from freshet.runtime.audit import os_user
     from freshet.runtime.token_editing import edited
 
     def without(entries: Sequence[TokenEntry]) -> tuple[list[TokenEntry], list[TokenEntry]]:
         gone = [e for e in entries if e.name == name and id_ in (None, e.id)]
         return [e for e in entries if e not in gone], gone
 
-    gone = edited(path, without, must_exist=True)
-    if not gone:
-        raise ConfigError(
-            "token", "NAME" if id_ is None else "--id", name if id_ is None else f"{name} {id_}",
-            f"a token of {path}", f"`freshet token list --file {path}` shows them",
-        )  # fmt: skip
+    what: dict[str, Any] = {"file": str(path), "name": name, "id": id_}
+    if not path.exists():
+        raise ConfigError("token", "--file", str(path), "a file of tokens", "`freshet token new` makes one")
+    with _audit(path).of("token drop", os_user(), what):
+        gone = edited(path, without, must_exist=True)
+        what["ids"] = [entry.id for entry in gone]
+        if not gone:
+            raise ConfigError(
+                "token", "NAME" if id_ is None else "--id", name if id_ is None else f"{name} {id_}",
+                f"a token of {path}", f"`freshet token list --file {path}` shows them",
+            )  # fmt: skip
     said = ", ".join(f"{e.name} {e.id}" for e in gone)
     emit({"dropped": [*map(_value, gone)]}, as_json=as_json, text=f"dropped: {said}")
+
+
+def _audit(path: Path) -> Audit:
+    """Where the settings say; else of the run folder, if there is one; else beside the file."""
+    from freshet.runtime.audit import Audit
+    from freshet.settings import load_settings
+
+    common = load_settings().common
+    there = common.audit_file or common.run.path.is_dir()
+    return Audit(common.audit if there else path.with_name(f"{path.name}.audit.jsonl"))
 
 
 def _name(text: str) -> str:

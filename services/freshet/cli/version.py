@@ -84,9 +84,6 @@ def rollback(number: int | None, folder: Path, as_json: bool) -> None:
 
     Rows go on learning; rollback moves the dense weights that serve, nothing else.
     """
-    from freshet.seams.versions.moves import version_to_roll_back_to
-
-    number = version_to_roll_back_to(_store(folder)) if number is None else number
     _move(folder, number, pinned=True, as_json=as_json)
 
 
@@ -129,17 +126,24 @@ def _store(folder: Path) -> VersionStore:
     return open_versions(common.versions_url)
 
 
-def _move(folder: Path, number: int, *, pinned: bool, as_json: bool) -> None:
+def _move(folder: Path, number: int | None, *, pinned: bool, as_json: bool) -> None:
     from freshet.clock import SYSTEM_CLOCK
+    from freshet.runtime.audit import Audit, os_user
     from freshet.seams.open import open_eventlog
-    from freshet.seams.versions.moves import move
+    from freshet.seams.versions.moves import move, version_to_roll_back_to
+    from freshet.settings import load_settings
 
     store = _store(folder)
-    log = open_eventlog(f"sqlite:{folder / 'log'}")
-    try:
-        record = move(store, log, number, pinned=pinned, by="operator", now_ms=SYSTEM_CLOCK.now_ms())
-    finally:
-        log.close()
+    common = load_settings(run_folder=folder).common
+    what: dict[str, object] = {} if number is None else {"version": number}
+    with Audit(common.audit).of("rollback" if pinned else "promote", os_user(), what):
+        if number is None:
+            what["version"] = number = version_to_roll_back_to(store)
+        log = open_eventlog(common.log_url)
+        try:
+            record = move(store, log, number, pinned=pinned, by="operator", now_ms=SYSTEM_CLOCK.now_ms())
+        finally:
+            log.close()
     text = f"stable is now version {number}" + (
         "; the gate promotes nothing until `freshet version promote`" if pinned else ""
     )

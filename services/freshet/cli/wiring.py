@@ -330,10 +330,12 @@ def run_console(spec: Spec, settings: Settings, stop: threading.Event) -> None:
     from freshet.cli.ports import optional_ports_of, ports_of
     from freshet.console.instances import listed_places, local_places
     from freshet.console.service import Sources, run
+    from freshet.runtime.audit import Audit
     from freshet.runtime.guard import Guard
     from freshet.runtime.token import CONSOLE_HINT, console_entry, token_of
 
     run_folder = settings.common.run
+    audit = Audit(settings.common.audit)
     token = token_of(settings.console.token, run_folder.state, settings.console.token_file)
     if settings.console.services:
         places = listed_places(settings.console.services)
@@ -351,7 +353,13 @@ def run_console(spec: Spec, settings: Settings, stop: threading.Event) -> None:
             settings.console,
             settings.common,
             places=places,
-            guard=Guard(_tokens_of(settings.common), more=[console_entry(token)], hint=CONSOLE_HINT),
+            guard=Guard(
+                _tokens_of(settings.common),
+                more=[console_entry(token)],
+                hint=CONSOLE_HINT,
+                on_refused=audit.on_refused,
+            ),
+            audit=audit,
             stop=stop,
         )
     finally:

@@ -24,6 +24,7 @@ from freshet.console.services import Services
 from freshet.console.tracer import Tracer
 from freshet.console.trying import asked, body_of
 from freshet.errors import BadInput, ConfigError, Corrupt, Overloaded, Unavailable
+from freshet.runtime.audit import Actor, Audit
 from freshet.runtime.endpoint import LIVE, Endpoint
 from freshet.runtime.guard import Guard
 from freshet.runtime.http import App, Handler, HttpError, Request, Response, Stream, json_response
@@ -63,6 +64,7 @@ class Console:
         places: Places,
         doors: Doors,
         guard: Guard,
+        audit: Audit,
         *,
         client_token_file: str = "",
         clock: Clock = SYSTEM_CLOCK,
@@ -71,6 +73,7 @@ class Console:
         """`places`: where the services answer. With a `client_token_file` requests are tried by that
         token, for whoever may operate."""
         self._sources, self._settings, self._guard, self._clock = sources, settings, guard, clock
+        self._audit = audit
         self._client_token_file = client_token_file
         self._services = Services(RunFolder(sources.folder), places)
         self._board = Board()
@@ -189,13 +192,13 @@ class Console:
         number = self._number(request)
         if number is None:
             raise BadInput('expected {"number": N}, the version to promote; found no number')
-        return await self._moved(lambda: number, pinned=False)
+        return await self._moved(request, lambda: number, pinned=False)
 
     async def _rollback(self, request: Request) -> Response:
         number = self._number(request)
         store = self._sources.versions
         return await self._moved(
-            lambda: version_to_roll_back_to(store) if number is None else number, pinned=True
+            request, lambda: version_to_roll_back_to(store) if number is None else number, pinned=True
         )
 
     def _number(self, request: Request) -> int | None:
@@ -212,16 +215,20 @@ class Console:
             raise BadInput(f"number: expected a version's number, found {number!r:.60}")
         return number
 
-    async def _moved(self, number: Callable[[], int], *, pinned: bool) -> Response:
+    async def _moved(self, request: Request, number: Callable[[], int], *, pinned: bool) -> Response:
+        actor, what = Actor(f"token:{request.who}", request.peer), dict[str, object]()
+
         def do() -> Mapping[str, object]:
-            return move(
-                self._sources.versions,
-                self._sources.log,
-                number(),
-                pinned=pinned,
-                by="console",
-                now_ms=self._clock.now_ms(),
-            )
+            with self._audit.of("rollback" if pinned else "promote", actor, what):
+                what["version"] = wanted = number()
+                return move(
+                    self._sources.versions,
+                    self._sources.log,
+                    wanted,
+                    pinned=pinned,
+                    by="console",
+                    now_ms=self._clock.now_ms(),
+                )
 
         try:
             async with self._moving:
@@ -236,7 +243,14 @@ class Console:
                 409, "version_damaged", "the version cannot be read; nothing moved", expected="whole weights",
                 found=str(error).splitlines()[0], hint="choose another one",
             ) from None  # fmt: skip
-        logger.info("stable moved", version=record["number"], pinned=record["pinned"], by=record["by"])
+        logger.info(
+            "stable moved",
+            version=record["number"],
+            pinned=record["pinned"],
+            by=record["by"],
+            holder=request.who,
+            client=request.peer,
+        )
         self._collector.look_soon()
         return json_response(200, record, FRESH)
 
@@ -284,14 +298,15 @@ def run(
     *,
     places: Places,
     guard: Guard,
+    audit: Audit,
     stop: threading.Event,
     clock: Clock = SYSTEM_CLOCK,
     ready: Callable[[str], None] = lambda url: None,
 ) -> None:
     """Serve on the calling thread until `stop` is set; streams end then, at once.
 
-    `guard` asks for tokens where something is changed. `ready` is called with the address once connections
-    are taken. Signals are the caller's.
+    `guard` asks for tokens where something is changed, and `audit` is told who has. `ready` is called with
+    the address once connections are taken. Signals are the caller's.
 
     Raises:
         ConfigError: the port cannot be had.
@@ -305,6 +320,7 @@ def run(
         places,
         Doors(names),
         guard,
+        audit,
         client_token_file=common.client_token_file,
         clock=clock,
     )

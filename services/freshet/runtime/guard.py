@@ -6,7 +6,7 @@ Without tokens a door lets everybody in who reaches it, which is for this machin
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import structlog
 from prometheus_client import CollectorRegistry
@@ -54,6 +54,9 @@ MOST_NAMES = 10_000
 
 HINT = "`freshet token new NAME --scopes SCOPES` makes one, `freshet token list` shows those there are"
 
+OnRefused = Callable[[Scope, str, str, str], None]
+"""Told the scope that was asked for, the token's name if it is known, the address, and why."""
+
 
 class Guard:
     """Decides, and counts. Lives on one event loop."""
@@ -65,10 +68,12 @@ class Guard:
         *,
         more: Sequence[TokenEntry] = (),
         hint: str = HINT,
+        on_refused: OnRefused = lambda scope, name, peer, why: None,
     ) -> None:
         """Of a file, and of `more` besides; without any token nobody is asked for one. `hint` says to who is
-        refused where tokens come from."""
+        refused where tokens come from; `on_refused` is told of each."""
         self._tokens, self._clock, self._more, self._hint = tokens, clock, tuple(more), hint
+        self._on_refused = on_refused
         self.asks = tokens is not None or bool(more)
         self._requests: Counter[str] = Counter()
         self._refused: Counter[tuple[str, str]] = Counter()
@@ -92,13 +97,13 @@ class Guard:
         token = bearer(authorization)
         entry = shown(token, self._entries()) if token else None
         if entry is None:
-            self._refuse("token_unknown" if token else "token_missing", "", peer)
+            self._refuse(scope, "token_unknown" if token else "token_missing", "", peer)
             raise _unknown(scope, self._hint) if token else _missing(scope, self._hint)
         if entry.expires_ms is not None and self._clock.now_ms() >= entry.expires_ms:
-            self._refuse("token_expired", entry.name, peer)
+            self._refuse(scope, "token_expired", entry.name, peer)
             raise _expired(entry, entry.expires_ms, self._hint)
         if scope not in entry.scopes:
-            self._refuse("token_scope", entry.name, peer)
+            self._refuse(scope, "token_scope", entry.name, peer)
             raise _without_scope(entry, scope, self._hint)
         self._requests[self._counted(entry.name)] += 1
         return entry.name
@@ -122,9 +127,10 @@ class Guard:
         entries = self._tokens.entries()
         return (*entries, *self._more) if self._more else entries
 
-    def _refuse(self, reason: str, name: str, peer: str) -> None:
+    def _refuse(self, scope: Scope, reason: str, name: str, peer: str) -> None:
         self._refused[reason, self._counted(name)] += 1
         log.warning("refused at the door", why=reason, holder=name, client=peer)
+        self._on_refused(scope, name, peer, reason)
 
     def _counted(self, name: str) -> str:
         known = name in self._requests or len(self._requests) < MOST_NAMES

@@ -83,6 +83,13 @@ class Common:
         Integer(16, 1_000_000),
         default=2_000,
     )
+    audit_file: str = option(
+        "deployment",
+        "where it is written who has promoted, rolled back, and made or dropped tokens; without it, "
+        "audit.jsonl of the run folder. `freshet audit` reads it",
+        PATH,
+        default="",
+    )
     tokens_file: str = option(
         "deployment",
         "the tokens that gateway, inference and console ask for over HTTP and gRPC, each with its scopes; "
@@ -103,6 +110,11 @@ class Common:
     def run(self) -> RunFolder:
         """The run folder's layout."""
         return RunFolder(Path(self.run_folder))
+
+    @property
+    def audit(self) -> Path:
+        """Where it is written who has changed what."""
+        return Path(self.audit_file) if self.audit_file else self.run.audit
 
     @property
     def stores_versions_itself(self) -> bool:

@@ -37,6 +37,11 @@ class RunFolder:
         return self.path / "logs"
 
     @property
+    def audit(self) -> Path:
+        """Who has changed what is served: lines of JSON, never shortened by us."""
+        return self.path / "audit.jsonl"
+
+    @property
     def state(self) -> Path:
         """What runs now: process ids, ports, a copy of the spec; may be deleted when nothing runs."""
         return self.path / "state"

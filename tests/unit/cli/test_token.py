@@ -8,15 +8,18 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from freshet.cli.audit import command as audit
 from freshet.cli.token import command
 from freshet.errors import ConfigError
+from freshet.runtime.audit import read_audit
 from freshet.runtime.guard import Guard
 from freshet.runtime.http import HttpError
 from freshet.runtime.token_file import TokenFile
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
+def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)  # no run folder is there
     return tmp_path / "tokens"
 
 
@@ -94,3 +97,33 @@ def test_dropping_what_is_not_there_is_an_error(path: Path) -> None:
         run("drop", "web", "--file", str(path))
     with pytest.raises(ConfigError, match="--id"):
         run("drop", "shop", "--id", "00000000", "--file", str(path))
+
+
+def audited(path: Path) -> list[tuple[str, str]]:
+    found, damaged = read_audit(path, 100)
+    assert damaged == 0
+    assert all(line.who.startswith("user:") for line in found)
+    return [(line.action, line.outcome) for line in found]
+
+
+def test_what_is_made_and_dropped_is_in_the_audit_log_without_the_token(path: Path) -> None:
+    token = made(path, "shop", "send")
+    with pytest.raises(ConfigError):
+        run("drop", "web", "--file", str(path))
+    run("drop", "shop", "--file", str(path))
+
+    log = path.with_name("tokens.audit.jsonl")
+    assert audited(log) == [("token new", "done"), ("token drop", "failed"), ("token drop", "done")]
+    assert token not in log.read_text()
+
+
+def test_the_audit_log_is_where_the_settings_say(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FRESHET_COMMON_AUDIT_FILE", str(tmp_path / "who"))
+    made(path, "shop", "send")
+
+    assert audited(tmp_path / "who") == [("token new", "done")]
+    said = CliRunner().invoke(audit, ["--json"], catch_exceptions=False).stdout
+    assert [line["what"]["name"] for line in json.loads(said)["lines"]] == ["shop"]
+    assert "token new" in CliRunner().invoke(audit, [], catch_exceptions=False).stdout

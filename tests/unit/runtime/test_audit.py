@@ -1,0 +1,118 @@
+"""The audit log: what was done what failed, refusals that do not fill it, damage that is told."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from freshet.errors import BadInput, FreshetError, Unavailable
+from freshet.runtime.audit import Actor, Audit, AuditLine, os_user, read_audit
+from freshet.testing.clock import SettableClock
+
+ADA = Actor("token:ada", "192.0.2.7")
+
+
+def lines(path: Path) -> list[AuditLine]:
+    found, damaged = read_audit(path, 1000)
+    assert damaged == 0
+    return found
+
+
+def test_what_is_done_is_one_line_on_disk(tmp_path: Path) -> None:
+    path = tmp_path / "audit.jsonl"
+    what: dict[str, object] = {}
+    with Audit(path, SettableClock(1_700_000_000_123)).of("promote", ADA, what):
+        what["version"] = 12
+
+    assert lines(path) == [
+        AuditLine(
+            "2023-11-14T22:13:20.123Z", "promote", "token:ada", "192.0.2.7", {"version": 12}, "done", ""
+        )
+    ]
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize(
+    "error", [BadInput("no such version\nmore"), KeyboardInterrupt(), OSError(28, "full")]
+)
+def test_what_fails_is_a_line_with_the_reason_and_fails(tmp_path: Path, error: BaseException) -> None:
+    path = tmp_path / "audit.jsonl"
+    with pytest.raises(type(error)), Audit(path).of("promote", ADA, {"version": 1}):
+        raise error
+
+    (line,) = lines(path)
+    assert (line.outcome, line.what) == ("failed", {"version": 1})
+    assert line.why in ("no such version", "KeyboardInterrupt", "[Errno 28] full")
+
+
+def test_nothing_is_done_that_cannot_be_recorded(tmp_path: Path) -> None:
+    done = []
+    with (
+        pytest.raises(Unavailable, match="FRESHET_COMMON_AUDIT_FILE"),
+        Audit(tmp_path / "nowhere" / "audit.jsonl").of("promote", ADA, {}),
+    ):
+        done.append(1)
+
+    assert done == []
+
+
+def test_refusals_are_counted_rather_than_written_one_by_one(tmp_path: Path) -> None:
+    clock, path = SettableClock(), tmp_path / "audit.jsonl"
+    audit = Audit(path, clock)
+    for _ in range(1000):
+        audit.on_refused("operate", "", "192.0.2.9", "token_unknown")
+    clock.advance(1)
+    audit.on_refused("operate", "shop", "192.0.2.9", "token_scope")
+
+    first, second = lines(path)
+    assert (first.outcome, first.who, first.what, first.why) == ("refused", "", {}, "token_unknown")
+    assert (second.who, second.what, second.why) == ("token:shop", {"also_refused": 999}, "token_scope")
+
+
+def test_a_line_that_was_cut_off_does_not_take_the_next_one_with_it(tmp_path: Path) -> None:
+    path = tmp_path / "audit.jsonl"
+    path.write_bytes(b'{"v":1,"time":"2023')
+    with Audit(path).of("promote", ADA, {}):
+        pass
+
+    found, damaged = read_audit(path, 10)
+    assert ([line.action for line in found], damaged) == (["promote"], 1)
+
+
+@given(st.binary(max_size=300))
+def test_no_bytes_break_the_reader(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
+    path = tmp_path_factory.getbasetemp() / "any.jsonl"
+    path.write_bytes(content + b"\n" + orjson.dumps({"time": 1}) + b"\n[]\n")
+
+    found, damaged = read_audit(path, 10)
+    assert found == []
+    assert damaged >= 2
+
+
+def test_only_the_newest_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "audit.jsonl"
+    for number in range(5):
+        with Audit(path).of("promote", ADA, {"version": number}):
+            pass
+
+    assert [line.what["version"] for line in read_audit(path, 2)[0]] == [3, 4]
+
+
+def test_a_file_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(FreshetError, match=r"audit\.jsonl"):
+        read_audit(tmp_path / "audit.jsonl", 1)
+
+
+def test_the_user_is_the_one_of_the_process_whatever_the_environment_says(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("USER", "LOGNAME", "USERNAME"):
+        monkeypatch.setenv(name, "somebody")
+
+    assert os_user().who != "user:somebody"
+    assert os_user().at == os.uname().nodename
