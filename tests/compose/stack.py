@@ -73,6 +73,12 @@ class Stack(Members):
         """SIGKILL a service's container; it stays away until `up`."""
         self.docker("kill", service)
 
+    def stop(self, service: str) -> float:
+        """End a service's container as an operator does, by SIGTERM; seconds that it took."""
+        began = time.monotonic()
+        self.docker("stop", service)
+        return time.monotonic() - began
+
     def down(self, *, volumes: bool = False) -> None:
         """End all; volumes are kept unless they are to go."""
         self.docker("down", *(["--volumes"] if volumes else []), within_s=120)

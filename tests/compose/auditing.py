@@ -1,0 +1,49 @@
+"""What is in the stores of a stack, against what was acknowledged."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+
+from freshet.spec import Spec
+from freshet.spec.topics import topics_of
+from tests.compose.stack import Stack
+from tests.system import audit
+from tests.system.members import read_to
+from tests.system.traffic import Impression
+from tests.system.waiting import wait_until_nothing_differs
+
+__all__ = ["assert_exact"]
+
+
+def assert_exact(
+    stack: Stack,
+    spec: Spec,
+    folder: Path,
+    impressions: Mapping[tuple[str, int], Impression],
+    actions: Mapping[tuple[str, int], set[str]],
+) -> None:
+    """Everything acknowledged is learned once: in samples, rows, dense weights, and what serving answers.
+    Stops the services that write.
+
+    `folder`: where the versions are. Nothing is sent any more.
+    """
+    topics, log = topics_of(spec), audit.open_log(folder)
+    stack.drain(log, topics, folder, len(impressions))
+    books = audit.read_books(log, topics)
+    print(f"{len(impressions)} impressions, {len(books.samples)} samples")
+    for name in stack.of("inference"):
+        wait_until_nothing_differs(partial(audit.against_serving, books, stack.url(name)), within_s=30)
+    ledger, ends = stack.joined()["ledger"], read_to(log, topics.samples)
+    log.close()
+    for role in ("gateway", "joiner", "trainer", "embedder", "shard"):  # what shards hold is flushed
+        stack.docker("stop", *stack.of(role))
+    late = ledger["events"]
+    assert list(audit.against_joiner(books, ledger, len(impressions) - late["impressions_late"])) == []
+    excused = late["actions_late"] + late["actions_orphan"] + late["impressions_late"]
+    labels = tuple(label.name for label in spec.labels)
+    assert list(audit.against_acknowledged(books, impressions, actions, labels, excused=excused)) == []
+    assert list(audit.against_offsets(ends, folder, spec)) == []
+    assert list(audit.against_rows(books, folder, spec)) == []
+    assert list(audit.against_dense(books, folder)) == []
