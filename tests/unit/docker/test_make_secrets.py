@@ -1,0 +1,89 @@
+"""What a deployment's containers are given at their first start, and keep."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from freshet.seams.certificates import CertificateFiles
+from freshet.seams.eventlog.kafka_settings import parse_url
+
+ROOT = Path(__file__).parents[3]
+COMPOSE = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
+
+
+def made(folder: Path, *names: str) -> str:
+    """Run it as the service `secrets` does; what it printed."""
+    for part in ("secrets", "authority"):
+        (folder / part).mkdir(exist_ok=True)
+    script, into = str(ROOT / "ops/docker/make-secrets"), (str(folder / "secrets"), str(folder / "authority"))
+    done = subprocess.run(
+        [sys.executable, script, *into, *names],
+        check=True,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT / "services")},
+        timeout=60,
+    )
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("deployment")
+    made(folder, *COMPOSE["services"]["secrets"]["entrypoint"][3:])
+    return folder / "secrets"
+
+
+def test_what_is_there_stays_as_it_is(tmp_path: Path) -> None:
+    assert "made kafka.password\n" in made(tmp_path, "kafka", "shard-0")
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+
+    assert made(tmp_path, "kafka", "shard-0") == ""
+
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+def test_the_authoritys_key_is_given_to_nobody(folder: Path) -> None:
+    secret = (folder.parent / "authority" / "ca.key").read_text()
+
+    assert not [path for path in folder.rglob("*") if path.is_file() and secret in path.read_text()]
+    assert not [path for path in folder.rglob("*") if path.is_file() and path.stat().st_mode & 0o337]
+    others = [name for name, service in COMPOSE["services"].items() if "authority" in str(service)]
+    assert others == ["secrets"]
+
+
+def test_every_file_that_a_service_is_told_of_is_made(folder: Path) -> None:
+    told = re.findall(r"/run/freshet/([A-Za-z0-9./-]+)", (ROOT / "docker-compose.yml").read_text())
+
+    assert {name for name in told if not (folder / name).is_file()} == set()
+
+
+def test_each_caller_shows_a_certificate_of_its_own_host(folder: Path) -> None:
+    for name, service in COMPOSE["services"].items():
+        environment = service.get("environment", {})
+        if "FRESHET_GRPC_CA_FILE" in environment:
+            cert, key = (
+                folder / environment[f"FRESHET_GRPC_{kind}_FILE"].removeprefix("/run/freshet/")
+                for kind in ("CERT", "KEY")
+            )
+            assert cert.stem == key.stem == name
+            advertised = [host for key_, host in environment.items() if key_.endswith("ADVERTISED_HOST")]
+            assert advertised == [name]
+            ca = folder / "certs" / "ca.pem"
+            assert CertificateFiles("grpc", ca_file=str(ca), cert_file=str(cert), key_file=str(key)).expires()
+
+
+def test_kafka_is_reached_by_what_stands_in_its_properties(folder: Path) -> None:
+    properties = (folder / "kafka.properties").read_text()
+    client = parse_url(f"kafka://kafka:9092/freshet?properties={folder}/kafka.properties").client
+
+    assert client["security.protocol"] == "SASL_SSL"
+    assert client["sasl.password"] == (folder / "kafka.password").read_text()
+    assert client["sasl.password"] not in properties
