@@ -487,3 +487,89 @@ def test_who_promoted_and_who_was_not_let_is_in_the_audit_log(tmp_path: Path) ->
         ("promote", "token:ada", "127.0.0.1", {"version": 0}, "done"),
         ("rollback", "token:console", "127.0.0.1", {"version": 0}, "done"),
     ]
+
+
+# --- who comes too often
+
+
+def test_requests_beyond_the_limit_are_told_when_to_come_again(start: Callable[..., Gateway]) -> None:
+    gateway = start(gateway_client_requests_per_s="2")
+    statuses = [gateway.send("impressions", ranked(i)).status_code for i in range(3)]
+    refused = gateway.send("impressions", ranked(9))
+
+    assert statuses == [202, 202, 429]
+    assert refused.json()["error"]["code"] == "too_often"
+    assert refused.headers["retry-after"] == "1"
+    assert counted(gateway.url, "freshet_door_refused_total", reason="too_often") == 2
+    assert httpx.get(f"{gateway.url}/health/live").status_code == 200
+    gateway.clock.advance(1)
+    assert gateway.send("impressions", ranked(10)).status_code == 202
+
+
+def test_events_are_limited_by_what_was_taken(start: Callable[..., Gateway]) -> None:
+    gateway = start(gateway_client_events_per_s="10")
+
+    assert gateway.send("impressions", [ranked(i) for i in range(30)]).status_code == 202
+    refused = gateway.send("impressions", ranked(31))
+    assert (refused.status_code, refused.headers["retry-after"]) == (429, "2")
+    gateway.clock.advance(2)
+    assert gateway.send("impressions", ranked(31)).status_code == 202
+
+
+def test_one_token_does_not_use_up_what_another_may(start: Callable[..., Gateway], tokens: Path) -> None:
+    write_tokens(
+        tokens, ("shop", "send", TOKEN, "requests_per_s=1"), ("web", "send", OTHER, "events_per_s=1")
+    )
+    gateway = start(common_tokens_file=str(tokens), gateway_client_requests_per_s="1000")
+    url = f"{gateway.url}/v1/impressions"
+
+    assert [post(url, EVENT, TOKEN).status_code for _ in range(2)] == [202, 429]
+    assert counted(gateway.url, "freshet_door_refused_total", reason="too_often", token="shop") == 1
+    assert [post(url, EVENT, OTHER).status_code for _ in range(2)] == [202, 202]
+    assert post(url, EVENT, OTHER).status_code == 429  # the second was on credit
+
+
+def test_behind_a_proxy_that_is_ours_clients_are_told_apart(start: Callable[..., Gateway]) -> None:
+    gateway = start(gateway_client_requests_per_s="1", common_trusted_proxies="1")
+
+    def sent(forwarded: str) -> int:
+        return gateway.post("impressions", EVENT, **{"x-forwarded-for": forwarded}).status_code
+
+    assert [sent("192.0.2.1"), sent("192.0.2.2"), sent("192.0.2.3, 192.0.2.1")] == [202, 202, 429]
+
+
+def test_rankings_are_limited_over_http_and_grpc_together(tmp_path: Path) -> None:
+    port, m = free_ports(1)[0], messages(OIP)
+    world = trained(tmp_path / "world", greedy(SPEC))
+    asked = m.ModelReadyRequest(name=SPEC.name).SerializeToString()
+    with (
+        serving(world, inference_grpc_port=str(port), inference_client_requests_per_s="2") as running,
+        grpc.insecure_channel(f"127.0.0.1:{port}") as channel,
+    ):
+        wait_for(lambda: running.get("/health/ready").status_code == 200)
+        called = channel.unary_unary("/inference.GRPCInferenceService/ModelReady")
+        assert post(f"{running.url}/v1/rank", RANK).status_code == 200
+        called(asked, timeout=30)
+        assert post(f"{running.url}/v1/rank", RANK).status_code == 429
+        with pytest.raises(grpc.RpcError) as told:
+            called(asked, timeout=30)
+        assert told.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert dict(told.value.trailing_metadata())["retry-after-ms"] == "500"
+        running.clock.advance(1)
+        assert post(f"{running.url}/v1/rank", RANK).status_code == 200
+    world.close()
+
+
+def test_on_a_stream_each_message_counts(start: Callable[..., Gateway]) -> None:
+    port, m = free_ports(1)[0], messages(GATEWAY)
+    start(gateway_grpc_port=str(port), gateway_client_requests_per_s="2")
+    asked = [
+        m.PutRequest(id=i, stream=1, encoding=1, body=orjson.dumps(ranked(i))).SerializeToString()
+        for i in range(1, 4)
+    ]
+    with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+        called = channel.stream_stream("/freshet.wire.v1.Gateway/PutStream")
+        answers = [m.PutResponse.FromString(a) for a in called(iter(asked), timeout=30)]
+
+    refused = [a.error for a in answers if a.error.code]
+    assert [(e.code, e.retry_after_ms) for e in refused] == [("too_often", 500)]

@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, given
 from hypothesis import settings as quick
 from hypothesis import strategies as st
 
-from freshet.cli.wiring import gateway_door, guard_of
+from freshet.cli.wiring import gateway_door, gateway_guard
 from freshet.client import Client, EventsRefused
 from freshet.errors import Unavailable
 from freshet.features import EventExtractor
@@ -154,7 +154,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Running]]:
                 clock=clock,
                 ready=ready,
                 beside=gateway_door(made.gateway, made.common),
-                guard=guard_of(made.common, clock),
+                guard=gateway_guard(made.gateway, made.common, clock),
             )
 
         context = running(target)

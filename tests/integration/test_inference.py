@@ -26,7 +26,7 @@ from hypothesis import strategies as st
 from tritonclient.utils import InferenceServerException
 
 from freshet.cli.rank import command as rank
-from freshet.cli.wiring import guard_of, inference_door
+from freshet.cli.wiring import inference_door, inference_guard
 from freshet.client import Ack, Client
 from freshet.errors import BadInput
 from freshet.features import EventExtractor
@@ -103,7 +103,7 @@ def serving(world: World, **variables: str) -> Iterator[Running]:
             rng=random.Random(3),
             ready=ready,
             beside=inference_door(made.inference, made.common),
-            guard=guard_of(made.common),
+            guard=inference_guard(made.inference, made.common, clock),
         )
 
     with running(target) as (url, _):

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from freshet.runtime.token_file import TokenFile
     from freshet.seams.registry import RestRegistry
 
-__all__ = ["RUNNERS", "gateway_door", "guard_of", "inference_door"]
+__all__ = ["RUNNERS", "gateway_door", "gateway_guard", "inference_door", "inference_guard"]
 
 Runner = Callable[[Spec, Settings, threading.Event], None]
 
@@ -61,7 +61,7 @@ def run_gateway(spec: Spec, settings: Settings, stop: threading.Event) -> None:
             settings.common,
             stop=stop,
             beside=door,
-            guard=guard_of(settings.common),
+            guard=gateway_guard(settings.gateway, settings.common),
         )
     finally:
         log.close()
@@ -266,7 +266,7 @@ def run_inference(spec: Spec, settings: Settings, stop: threading.Event) -> None
             stop=stop,
             ready=lambda _: shorten_pauses(),
             beside=inference_door(settings.inference, settings.common),
-            guard=guard_of(settings.common),
+            guard=inference_guard(settings.inference, settings.common),
         )
     finally:
         cleanup.run()
@@ -331,7 +331,7 @@ def run_console(spec: Spec, settings: Settings, stop: threading.Event) -> None:
     from freshet.console.instances import listed_places, local_places
     from freshet.console.service import Sources, run
     from freshet.runtime.audit import Audit
-    from freshet.runtime.guard import Guard
+    from freshet.runtime.guard import Guard, Limits
     from freshet.runtime.token import CONSOLE_HINT, console_entry, token_of
 
     run_folder = settings.common.run
@@ -358,6 +358,7 @@ def run_console(spec: Spec, settings: Settings, stop: threading.Event) -> None:
                 more=[console_entry(token)],
                 hint=CONSOLE_HINT,
                 on_refused=audit.on_refused,
+                limits=Limits(trusted_proxies=settings.common.trusted_proxies),
             ),
             audit=audit,
             stop=stop,
@@ -377,12 +378,38 @@ RUNNERS: Mapping[str, Runner] = {
 }
 
 
-def guard_of(common: Common, clock: Clock = SYSTEM_CLOCK) -> Guard | None:
-    """What asks clients for tokens; None where no file of them is set. Raises ConfigError: it is wrong."""
-    from freshet.runtime.guard import Guard
+def guard_of(
+    common: Common,
+    clock: Clock = SYSTEM_CLOCK,
+    *,
+    requests_per_s: float = 0.0,
+    events_per_s: float = 0.0,
+) -> Guard | None:
+    """What asks clients for tokens, and holds back who comes too often; None where nothing of that is set.
+
+    Raises ConfigError: the file of tokens is wrong.
+    """
+    from freshet.runtime.guard import Guard, Limits
 
     tokens = _tokens_of(common, clock)
-    return Guard(tokens, clock) if tokens is not None else None
+    if tokens is None and not (requests_per_s or events_per_s):
+        return None
+    return Guard(tokens, clock, limits=Limits(requests_per_s, events_per_s, common.trusted_proxies))
+
+
+def gateway_guard(settings: GatewaySettings, common: Common, clock: Clock = SYSTEM_CLOCK) -> Guard | None:
+    """The gateway's; see `guard_of`."""
+    return guard_of(
+        common,
+        clock,
+        requests_per_s=settings.client_requests_per_s,
+        events_per_s=settings.client_events_per_s,
+    )
+
+
+def inference_guard(settings: InferenceSettings, common: Common, clock: Clock = SYSTEM_CLOCK) -> Guard | None:
+    """Inference's; see `guard_of`."""
+    return guard_of(common, clock, requests_per_s=settings.client_requests_per_s)
 
 
 def _tokens_of(common: Common, clock: Clock = SYSTEM_CLOCK) -> TokenFile | None:

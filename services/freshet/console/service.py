@@ -174,7 +174,7 @@ class Console:
 
     async def _try(self, request: Request) -> Response:
         if self._client_token_file:  # lent to those only who may do more
-            self._guard.admit("operate", request.headers.get(b"authorization"), request.peer)
+            self._guard.check("operate", request.headers.get(b"authorization"), request.peer)
         json_only(request)
         body = body_of(request.body)
         if self._tries >= MOST_TRIES:

@@ -40,6 +40,7 @@ __all__ = ["JSON", "JSON_LINES", "Acks", "Client", "Door", "Rules"]
 JSON = ("application/json", "")
 JSON_LINES = ("application/x-ndjson", "application/jsonl")
 Count = Callable[[str, int], None]  # outcome, events
+Pay = Callable[[str, int], None]  # payer, events
 
 CHECK_BYTES = 32 << 10
 """With so many bytes unseen they are checked at once, while an append is under way: about 0.2 ms of work, so
@@ -105,6 +106,7 @@ class _Asked:
     body: bytes
     kind: str  # how its events stand in the body: JSON[0], JSON_LINES[0], AVRO or AVRO_BATCH
     client: Client
+    payer: str  # by whom its events are paid; "": by nobody
 
 
 class Door:
@@ -119,8 +121,11 @@ class Door:
         *,
         clock: Clock,
         count: Count,
+        pay: Pay = lambda payer, events: None,
     ) -> None:
-        """`count` is told how many events were `accepted` and `refused`, once the log has them."""
+        """`count` is told how many events were `accepted` and `refused`, once the log has them; `pay` by whom
+        how many are paid, when they go there."""
+        self._pay = pay
         self._stream, self._codec, self._committer, self._rules = stream, codec, committer, rules
         self._clock, self._count = clock, count
         self._topic = orjson.dumps(stream.topic).decode()
@@ -140,17 +145,18 @@ class Door:
         `Committer.expect`.
         """
         body, kind = _events_of(request)
-        self.take_body(body, kind, _HttpClient(self._stream.topic, reply))
+        self.take_body(body, kind, _HttpClient(self._stream.topic, reply), request.payer)
 
-    def take_body(self, body: bytes, kind: str, client: Client) -> None:
+    def take_body(self, body: bytes, kind: str, client: Client, payer: str = "") -> None:
         """Take events, of whatever protocol, and tell the client later. Raises as `take` does.
 
         Args:
             body: the events.
             kind: how they stand in it: JSON[0], JSON_LINES[0], AVRO or AVRO_BATCH.
             client: who is told.
+            payer: by whom the events are paid.
         """
-        asked = _Asked(body, kind, client)
+        asked = _Asked(body, kind, client, payer)
         self._committer.expect(len(body), self._check)
         self._gathered.setdefault((kind, client.in_columns), []).append(asked)
         before = self._gathered_bytes
@@ -215,6 +221,9 @@ class Door:
                     one.client.acknowledged(body)
 
         self._committer.submit(taken.appends(self._stream.topic), events=events, size=taken.size, done=done)
+        for i, one in enumerate(asked):
+            if one.payer and taken.counts[i] > 0:
+                self._pay(one.payer, int(taken.counts[i]))
 
     @staticmethod
     def _acknowledge_in_columns(asked: Sequence[_Asked], taken: TakenBodies, firsts: Sequence[int]) -> None:
@@ -274,6 +283,7 @@ class Door:
 
         size = sum(e.size for e in entries) + sum(e.size for e in letters)
         self._committer.submit(appends, events=len(places), size=size, done=done)
+        self._pay(asked.payer, len(places))  # those that were refused, too: they cost as much
 
     def _checked(self, asked: _Asked) -> Checked:
         limit = self._rules.max_events

@@ -10,6 +10,7 @@ from freshet.errors import BadInput
 from freshet.gateway.api import AVRO, AVRO_BATCH, ROLES
 from freshet.gateway.door import JSON, JSON_LINES, Acks, Door
 from freshet.runtime.grpc_door import GrpcDoor, Told
+from freshet.runtime.guard import Guest
 from freshet.wire.protobuf import GATEWAY, messages, parse
 
 __all__ = ["add_events"]
@@ -23,7 +24,7 @@ def add_events(door: GrpcDoor, doors: Mapping[str, Door]) -> None:
     """Serve `Put` and `PutStream`. `doors`: by the role of their stream."""
     m = messages(GATEWAY)
 
-    async def put(data: bytes) -> bytes:
+    async def put(data: bytes, guest: Guest) -> bytes:
         asked = parse(m.PutRequest, data)
         role, kind = _ROLES.get(asked.stream), _KINDS.get(asked.encoding)
         if role is None or role not in doors:
@@ -32,7 +33,7 @@ def add_events(door: GrpcDoor, doors: Mapping[str, Door]) -> None:
         if kind is None:
             raise BadInput(f"encoding: expected JSON, JSON_LINES, AVRO or AVRO_BATCH; found {asked.encoding}")
         client = _Waiting()
-        doors[role].take_body(asked.body, kind, client)
+        doors[role].take_body(asked.body, kind, client, guest.payer)
         acks = await client.outcome
         response = m.PutResponse(id=asked.id, topic=doors[role].topic)
         response.partitions.extend(acks.partitions)

@@ -115,7 +115,8 @@ class Gateway:
             max_ahead_ms=self._spec.join.max_ahead_ms,
         )
         codec = self._codecs[stream.role]
-        return Door(stream, codec, self.committer, rules, clock=self._clock, count=count)
+        pay = {} if self.guard is None else {"pay": self.guard.pay}
+        return Door(stream, codec, self.committer, rules, clock=self._clock, count=count, **pay)
 
     async def _live(self, _request: Request) -> Response:
         return json_response(200, {"status": "live"})

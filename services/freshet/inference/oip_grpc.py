@@ -16,6 +16,7 @@ from freshet.inference.oip import Asked, InferRequest, Tensor, checked, from_bin
 from freshet.inference.oip_model import OipModel, Output
 from freshet.release import RELEASE
 from freshet.runtime.grpc_door import GrpcDoor
+from freshet.runtime.guard import Guest
 from freshet.runtime.tokens import Scope
 from freshet.wire.protobuf import OIP, messages, parse
 
@@ -42,7 +43,7 @@ def add_oip(door: GrpcDoor, model: OipModel) -> None:
     def route(method: str, answer: Callable[[Any], Any], scope: Scope | None = "rank") -> None:
         request_class = getattr(m, f"{method}Request")
 
-        async def answered(data: bytes) -> bytes:
+        async def answered(data: bytes, _: Guest) -> bytes:
             return bytes(answer(parse(request_class, data)).SerializeToString())
 
         door.call(SERVICE, method, answered, scope=scope)

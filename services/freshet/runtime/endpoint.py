@@ -95,7 +95,7 @@ class Endpoint:
         return replace(self, path=path, parameters=(*self.parameters, *more))
 
 
-TOKEN_CODES = ("token_missing", "token_unknown", "token_expired", "token_scope")
+TOKEN_CODES = ("token_missing", "token_unknown", "token_expired", "token_scope", "too_often")
 """The errors of a route with a scope."""
 
 

@@ -10,10 +10,10 @@ so a message that gRPC has thrown away, for its size or its compression, is seen
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
 import grpc
@@ -22,12 +22,10 @@ from grpc import aio
 
 from freshet.errors import BadInput, ConfigError, Overloaded, TooLarge, Unavailable
 from freshet.runtime.grpc_metrics import ListenerCounts
+from freshet.runtime.guard import NOBODY, Guard, Guest
 from freshet.runtime.http import HttpError
 from freshet.runtime.tokens import Scope
 from freshet.seams.transport import ROOM, Transport, listen_credentials, shared_options
-
-if TYPE_CHECKING:
-    from freshet.runtime.guard import Guard
 
 __all__ = ["GrpcDoor", "Told", "told_of"]
 
@@ -42,7 +40,8 @@ STREAM_MESSAGES = 64
 LOOK_S = 0.1
 """How often the listener looks whether it is to stop, as the HTTP server does."""
 
-Answer = Callable[[bytes], Awaitable[bytes]]
+Answer = Callable[[bytes, Guest], Awaitable[bytes]]
+"""Of a message, and who has sent it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +63,7 @@ _STATUS = {
     403: grpc.StatusCode.PERMISSION_DENIED,
     404: grpc.StatusCode.NOT_FOUND,
     408: grpc.StatusCode.DEADLINE_EXCEEDED,
+    429: grpc.StatusCode.RESOURCE_EXHAUSTED,
     413: grpc.StatusCode.INVALID_ARGUMENT,
     415: grpc.StatusCode.INVALID_ARGUMENT,
     503: grpc.StatusCode.UNAVAILABLE,
@@ -76,7 +76,8 @@ def told_of(error: Exception) -> Told:
         said = error.content
         more = [f"{name} {said[name]}" for name in ("expected", "found", "hint") if said[name] is not None]
         status = _STATUS.get(error.status, grpc.StatusCode.UNKNOWN)
-        return Told(status, str(said["code"]), "; ".join([str(error), *more]))
+        after_ms = math.ceil(error.retry_after_s * 1e3)
+        return Told(status, str(said["code"]), "; ".join([str(error), *more]), after_ms)
     if isinstance(error, BadInput):
         large = isinstance(error, TooLarge)
         text = f"{error}; send it in smaller pieces" if large else str(error)
@@ -133,7 +134,7 @@ class GrpcDoor:
 
         async def serve(_: AsyncIterator[bytes], context: aio.ServicerContext[bytes, bytes]) -> bytes:
             try:
-                self._let_in(scope, context)  # before a message is read
+                guest = self._let_in(scope, context)  # before a message is read
             except HttpError as error:
                 await self._end(context, error)
             try:
@@ -147,7 +148,7 @@ class GrpcDoor:
             if message is aio.EOF:
                 await self._without_message(context)
             try:
-                return await self._answered(method, message, answer)
+                return await self._answered(method, message, guest, answer)
             except Exception as error:
                 await self._end(context, error)
                 raise
@@ -168,13 +169,13 @@ class GrpcDoor:
 
         async def serve(_: AsyncIterator[bytes], context: aio.ServicerContext[bytes, bytes]) -> None:
             try:
-                self._let_in(scope, context)
+                self._check(scope, context)
             except HttpError as error:
                 await self._end(context, error)
 
-            async def still_let_in(message: bytes) -> bytes:
-                self._let_in(scope, context)  # a token may expire, or be dropped, while the stream is open
-                return await answer(message)
+            async def still_let_in(message: bytes, _: Guest) -> bytes:
+                # A token may expire, or be dropped, while the stream is open.
+                return await answer(message, self._let_in(scope, context))
 
             self.counts.streams[method] += 1
             try:
@@ -218,9 +219,17 @@ class GrpcDoor:
         with self._lock:  # gRPC's threads
             self.counts.handshakes += 1
 
-    def _let_in(self, scope: Scope | None, context: aio.ServicerContext[bytes, bytes]) -> None:
+    def _let_in(self, scope: Scope | None, context: aio.ServicerContext[bytes, bytes]) -> Guest:
+        if scope is None or self._guard is None:
+            return NOBODY
+        shown = _metadata(context, "authorization"), _peer(context), _metadata(context, "x-forwarded-for")
+        return self._guard.admit(scope, *shown)
+
+    def _check(self, scope: Scope | None, context: aio.ServicerContext[bytes, bytes]) -> None:
+        """As `_let_in`, before there is a message."""
         if scope is not None and self._guard is not None:
-            self._guard.admit(scope, _authorization(context), _peer(context))
+            shown = _metadata(context, "authorization"), _peer(context), _metadata(context, "x-forwarded-for")
+            self._guard.check(scope, *shown)
 
     async def _end(self, context: aio.ServicerContext[bytes, bytes], error: Exception) -> None:
         """End a call with what an exception says; raises, as gRPC's `abort` does."""
@@ -238,7 +247,7 @@ class GrpcDoor:
             self._refuse(told.code)
         return told
 
-    async def _answered(self, method: str, message: bytes, answer: Answer) -> bytes:
+    async def _answered(self, method: str, message: bytes, guest: Guest, answer: Answer) -> bytes:
         size = len(message)
         self.counts.frames[method] += 1
         self.counts.received_bytes[method] += size
@@ -246,7 +255,7 @@ class GrpcDoor:
             raise TooLarge(
                 f"the message has {size} bytes, expected at most {self._transport.max_message_bytes}"
             )
-        made = await answer(message)
+        made = await answer(message, guest)
         self.counts.sent_bytes[method] += len(made)
         return made
 
@@ -270,7 +279,7 @@ class GrpcDoor:
 
         async def make(message: bytes) -> bytes:
             try:
-                return await self._answered(method, message, answer)
+                return await self._answered(method, message, NOBODY, answer)
             except Exception as error:
                 return failed(message, self._told(error))
 
@@ -315,10 +324,10 @@ def _peer(context: aio.ServicerContext[bytes, bytes]) -> str:
     return unquote(rest).rpartition(":")[0].strip("[]") if kind in ("ipv4", "ipv6") else context.peer()
 
 
-def _authorization(context: aio.ServicerContext[bytes, bytes]) -> bytes | None:
+def _metadata(context: aio.ServicerContext[bytes, bytes], name: str) -> bytes | None:
     """What the call's metadata has of that name; of several the last."""
     found = None
     for key, value in context.invocation_metadata() or ():
-        if key == "authorization":
+        if key == name:
             found = value.encode() if isinstance(value, str) else bytes(value)
     return found

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import structlog
 from prometheus_client import CollectorRegistry
@@ -14,11 +16,12 @@ from prometheus_client import CollectorRegistry
 from freshet.clock import SYSTEM_CLOCK, Clock
 from freshet.runtime.http import HttpError
 from freshet.runtime.metrics import Metric, Reading, register
+from freshet.runtime.rates import Buckets, address_key, forwarded_address
 from freshet.runtime.streaming import Headers
 from freshet.runtime.token_file import TokenFile
 from freshet.runtime.tokens import SCOPES, Scope, TokenEntry, bearer, shown, time_text
 
-__all__ = ["DOOR_METRICS", "Guard"]
+__all__ = ["DOOR_METRICS", "NOBODY", "Guard", "Guest", "Limits"]
 
 log = structlog.get_logger(__name__)
 
@@ -34,9 +37,15 @@ DOOR_METRICS = (
         "freshet_door_refused",
         "counter",
         "requests",
-        "Those that were refused: by reason (token_missing, token_unknown, token_expired, token_scope), and "
-        'by the token\'s name, "" if it is not known.',
+        "Those that were refused: by reason (token_missing, token_unknown, token_expired, token_scope, "
+        'too_often), and by the token\'s name, "" if none is known.',
         ("reason", "token"),
+    ),
+    Metric(
+        "freshet_door_clients",
+        "gauge",
+        "clients",
+        "Tokens and addresses of which it is remembered how often they have come, where that is limited.",
     ),
     Metric("freshet_door_tokens", "gauge", "tokens", "Tokens that are valid now."),
     Metric(
@@ -58,6 +67,26 @@ OnRefused = Callable[[Scope, str, str, str], None]
 """Told the scope that was asked for, the token's name if it is known, the address, and why."""
 
 
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How often one client may come: one token, or one address where no tokens are asked for. 0: no limit."""
+
+    requests_per_s: float = 0.0
+    events_per_s: float = 0.0
+    trusted_proxies: int = 0  # whose X-Forwarded-For is believed
+
+
+class Guest(NamedTuple):
+    """Who was let in."""
+
+    who: str  # the token's name; "" where none is asked for
+    address: str
+    payer: str  # by whom events are paid; "" where they are not limited
+
+
+NOBODY = Guest("", "", "")
+
+
 class Guard:
     """Decides, and counts. Lives on one event loop."""
 
@@ -69,11 +98,15 @@ class Guard:
         more: Sequence[TokenEntry] = (),
         hint: str = HINT,
         on_refused: OnRefused = lambda scope, name, peer, why: None,
+        limits: Limits | None = None,
     ) -> None:
         """Of a file, and of `more` besides; without any token nobody is asked for one. `hint` says to who is
         refused where tokens come from; `on_refused` is told of each."""
         self._tokens, self._clock, self._more, self._hint = tokens, clock, tuple(more), hint
         self._on_refused = on_refused
+        self._limits = limits or Limits()
+        self._buckets = Buckets()
+        self._event_rates: dict[str, float] = {}  # by payer; those of tokens only
         self.asks = tokens is not None or bool(more)
         self._requests: Counter[str] = Counter()
         self._refused: Counter[tuple[str, str]] = Counter()
@@ -82,18 +115,54 @@ class Guard:
         """Serve DOOR_METRICS."""
         register(registry, DOOR_METRICS, self.readings)
 
-    def admit(self, scope: Scope, authorization: bytes | None, peer: str) -> str:
-        """Let in whoever shows a token with this scope; returns its name, "" where none is asked for.
+    def admit(
+        self, scope: Scope, authorization: bytes | None, peer: str, forwarded: bytes | None = None
+    ) -> Guest:
+        """Let in whoever shows a token with this scope, and does not come too often.
 
         Args:
             scope: what is to be done.
             authorization: the header, or the metadata, of that name.
-            peer: the address that asks, for the log.
+            peer: the address that the connection comes from.
+            forwarded: the header X-Forwarded-For.
 
-        Raises HttpError: 401 without a valid token, 403 if it has another scope.
+        Raises HttpError: 401 without a valid token, 403 if it has another scope, 429 for too much.
         """
+        limits = self._limits
+        address = forwarded_address(peer, forwarded, limits.trusted_proxies)
+        entry = self._checked(scope, authorization, address)
+        name, requests_per_s, events_per_s = "", limits.requests_per_s, limits.events_per_s
+        if entry is not None:
+            name = entry.name
+            requests_per_s = requests_per_s if entry.requests_per_s is None else entry.requests_per_s
+            events_per_s = events_per_s if entry.events_per_s is None else entry.events_per_s
+        payer = ""
+        if requests_per_s or events_per_s:
+            key = f"token {name}" if entry is not None else address_key(address)
+            self._hold_back(scope, name, address, key, requests_per_s, events_per_s)
+            payer = key if events_per_s else ""
+            if entry is not None:
+                self._event_rates[key] = events_per_s
+        if entry is not None:
+            self._requests[self._counted(name)] += 1
+        return Guest(name, address, payer)
+
+    def check(
+        self, scope: Scope, authorization: bytes | None, peer: str, forwarded: bytes | None = None
+    ) -> None:
+        """As `admit`, when what is asked for comes later: nothing is counted as a request."""
+        self._checked(scope, authorization, forwarded_address(peer, forwarded, self._limits.trusted_proxies))
+
+    def pay(self, payer: str, events: int) -> None:
+        """Events of a guest were taken. Who has sent more than it may is refused until they are earned."""
+        if payer:
+            rate = self._event_rates.get(payer, self._limits.events_per_s)
+            if rate:
+                self._buckets.pay(f"{payer} events", rate, self._clock.monotonic(), events)
+
+    def _checked(self, scope: Scope, authorization: bytes | None, peer: str) -> TokenEntry | None:
         if not self.asks:
-            return ""
+            return None
         token = bearer(authorization)
         entry = shown(token, self._entries()) if token else None
         if entry is None:
@@ -105,18 +174,34 @@ class Guard:
         if scope not in entry.scopes:
             self._refuse(scope, "token_scope", entry.name, peer)
             raise _without_scope(entry, scope, self._hint)
-        self._requests[self._counted(entry.name)] += 1
-        return entry.name
+        return entry
+
+    def _hold_back(
+        self, scope: Scope, name: str, address: str, key: str, requests_per_s: float, events_per_s: float
+    ) -> None:
+        now = self._clock.monotonic()
+        wait_s, what = 0.0, f"{events_per_s:g} events"
+        if scope == "send" and events_per_s:
+            wait_s = self._buckets.debt_s(f"{key} events", events_per_s, now)
+        if not wait_s and requests_per_s:
+            wait_s, what = self._buckets.take(key, requests_per_s, now), f"{requests_per_s:g} requests"
+        if wait_s:
+            self._refuse(scope, "too_often", name, address)
+            raise _too_often(what, wait_s)
 
     def readings(self) -> Mapping[str, Reading]:
-        """DOOR_METRICS now; nothing where no tokens are asked for."""
+        """DOOR_METRICS now; of tokens, nothing where none are asked for."""
+        refused: dict[tuple[str, ...], float] = {labels: float(n) for labels, n in self._refused.items()}
+        limited: dict[str, Reading] = {
+            "freshet_door_clients": len(self._buckets),
+            "freshet_door_refused": refused,
+        }
         if not self.asks:
-            return {}
+            return limited
         now_ms = self._clock.now_ms()
         valid = sum(e.expires_ms is None or e.expires_ms > now_ms for e in self._entries())
-        return {
+        return limited | {
             "freshet_door_requests": {(name,): float(n) for name, n in self._requests.items()},
-            "freshet_door_refused": {labels: float(n) for labels, n in self._refused.items()},
             "freshet_door_tokens": valid,
             "freshet_door_tokens_file_wrong": float(self._tokens is not None and self._tokens.wrong),
         }
@@ -164,6 +249,13 @@ def _without_scope(entry: TokenEntry, scope: Scope, hint: str) -> HttpError:
         403, "token_scope", f"this token may not {scope}", expected=f"a token with the scope {scope}",
         found=f"{entry.name}'s, which may {', '.join(s for s in SCOPES if s in entry.scopes)}", hint=hint,
         headers=_challenge(f'error="insufficient_scope", scope="{scope}"'),
+    )  # fmt: skip
+
+
+def _too_often(most: str, wait_s: float) -> HttpError:
+    return HttpError(
+        429, "too_often", "this client asks too much", expected=f"at most {most} a second", found="more",
+        hint="wait Retry-After, send it again; send several events in one request", retry_after_s=wait_s,
     )  # fmt: skip
 
 

@@ -8,6 +8,7 @@ Raw ASGI: a framework's conveniences cost more than our handlers do. A handler t
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -84,8 +85,9 @@ class Request:
     headers: Mapping[bytes, bytes]  # names in lower case; of repeated ones the last
     body: bytes
     arguments: tuple[str, ...] = ()  # what a route's `*` parts matched, decoded
-    peer: str = ""  # the address that the connection comes from
+    peer: str = ""  # the client's address; behind proxies that are trusted, the one that these tell
     who: str = ""  # name of the token that was shown, where one was asked for
+    payer: str = ""  # for `Guard.pay`
 
     @property
     def content_type(self) -> str:
@@ -121,9 +123,13 @@ class HttpError(Exception):
         found: object = None,
         hint: str | None = None,
         headers: Headers = (),
+        retry_after_s: float = 0.0,
     ) -> None:
+        """`retry_after_s`: told to the client, over HTTP in whole seconds; 0: nothing to wait for."""
         super().__init__(message)
-        self.status, self.headers = status, headers
+        if retry_after_s:
+            headers = (*headers, (b"retry-after", str(max(1, math.ceil(retry_after_s))).encode()))
+        self.status, self.headers, self.retry_after_s = status, headers, retry_after_s
         self.content = {
             "code": code,
             "message": message,
@@ -245,7 +251,9 @@ class App:
         """Whether a body of so many bytes is within the limit."""
         return size <= self._max_body_bytes
 
-    def take(self, route: TakerRoute, request: Request, reply: Reply) -> None:
+    def take(
+        self, route: TakerRoute, headers: Mapping[bytes, bytes], body: bytes, peer: str, reply: Reply
+    ) -> None:
         """Answer a whole request of the route, as by ASGI but without a task; `reply` is called once."""
         loop = asyncio.get_running_loop()
         started = loop.time()
@@ -255,17 +263,19 @@ class App:
             reply(response)
 
         try:
-            self._admit(request.headers)
-            self._let_in(route.scope, request.headers, request.peer)
-            route.taker(request, answer)
+            self._admit(headers)
+            who, peer, payer = self._let_in(route.scope, headers, peer)
+            route.taker(Request("POST", route.name, "", headers, body, (), peer, who, payer), answer)
         except Exception as error:
             answer(error_response(error))
 
-    def _let_in(self, scope: TokenScope | None, headers: Mapping[bytes, bytes], peer: str) -> str:
-        """Name of the token that the request shows; "" where none is asked for. Raises HttpError."""
+    def _let_in(
+        self, scope: TokenScope | None, headers: Mapping[bytes, bytes], peer: str
+    ) -> tuple[str, str, str]:
+        """A `Guest`. Raises HttpError."""
         if scope is None or self._guard is None:
-            return ""
-        return self._guard.admit(scope, headers.get(b"authorization"), peer)
+            return "", peer, ""
+        return self._guard.admit(scope, headers.get(b"authorization"), peer, headers.get(b"x-forwarded-for"))
 
     def _count(self, route: str, status: int, seconds: float) -> None:
         counters = self._counters.get((route, status))
@@ -316,7 +326,7 @@ class App:
                 )
             handler, needed = method
             peer = (scope.get("client") or ("",))[0]
-            who = self._let_in(needed, headers, peer)
+            who, peer, payer = self._let_in(needed, headers, peer)
             body = await self._body(headers, receive)
             request = Request(
                 scope["method"],
@@ -327,6 +337,7 @@ class App:
                 arguments,
                 peer,
                 who,
+                payer,
             )
             response = await handler(request)
             if isinstance(response, Stream) and self.streams >= self._max_streams:

@@ -61,6 +61,7 @@ CODES = (
         "some events do not fit their schema, or are dated too far ahead; the others are durable",
         "mend those that `refused` lists, and send only these again",
     ),
+    ErrorCode("too_often", 429, "more than this client may", "wait `Retry-After`, send it again"),
     ErrorCode("overloaded", 429, "a queue is full; nothing was taken", "wait `Retry-After`, send it again"),
     ErrorCode("head_too_large", 431, "the request's head is too large", "send fewer or shorter headers"),
     ErrorCode("internal", 500, "an unforeseen error", "read the service's log; report it"),

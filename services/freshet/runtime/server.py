@@ -19,7 +19,7 @@ import uvloop
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from freshet.errors import ConfigError, Unavailable
-from freshet.runtime.http import App, HttpError, Request, Response, TakerRoute, error_response
+from freshet.runtime.http import App, HttpError, Response, TakerRoute, error_response
 from freshet.runtime.ports import owner_of_port
 
 __all__ = ["BACKLOG", "UVICORN", "Beside", "bind", "run_server", "serve"]
@@ -220,8 +220,7 @@ class _Protocol(HttpToolsProtocol):
         taken = _Taken(self._answer)
         self.cycle = cast(Any, taken)
         peer = self.client[0] if self.client else ""
-        request = Request("POST", route.name, "", dict(self.headers), self._body, peer=peer)
-        self.takers.take(route, request, taken.reply)
+        self.takers.take(route, dict(self.headers), self._body, peer, taken.reply)
 
     def _answer(self, taken: _Taken, response: Response) -> None:
         if taken.disconnected:

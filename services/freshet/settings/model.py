@@ -83,6 +83,13 @@ class Common:
         Integer(16, 1_000_000),
         default=2_000,
     )
+    trusted_proxies: int = option(
+        "deployment",
+        "proxies of ours before gateway, inference and console, whose X-Forwarded-For is believed: "
+        "a client's address is then what the outermost of them has seen",
+        Integer(0, 10),
+        default=0,
+    )
     audit_file: str = option(
         "deployment",
         "where it is written who has promoted, rolled back, and made or dropped tokens; without it, "
@@ -122,6 +129,10 @@ class Common:
         return self.versions_url == f"file:{self.run.versions}"
 
 
+CLIENT_REQUESTS = (
+    "requests of one client: a token, unless its line says another number, or an address where no tokens are "
+    "asked for; beyond it 429 with Retry-After. 0: no limit"
+)
 PEM = Text("the path of a PEM file")
 
 
@@ -152,6 +163,18 @@ class Gateway(GrpcDoor):
     )
     max_events: int = option(
         "deployment", "a request with more events is refused with 413", Integer(1, 1_000_000), default=10_000
+    )
+    client_requests_per_s: float = option(
+        "deployment",
+        CLIENT_REQUESTS,
+        Number(0, 1e9),
+        default=0,
+    )
+    client_events_per_s: float = option(
+        "deployment",
+        "events of one client; whoever has sent more gets 429 until they are earned. 0: no limit",
+        Number(0, 1e9),
+        default=0,
     )
     queue_events: int = option(
         "deployment",
@@ -373,6 +396,12 @@ class Inference(GrpcDoor):
     """The server of predictions."""
 
     port: int = option("deployment", "HTTP; 0 takes a free one", PORT, default=7001)
+    client_requests_per_s: float = option(
+        "deployment",
+        CLIENT_REQUESTS,
+        Number(0, 1e9),
+        default=0,
+    )
     start_wait_ms: int = option(
         "deployment",
         "how long a rank request waits for rows and a version while the server starts; then it gets 503",

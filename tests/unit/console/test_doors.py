@@ -110,7 +110,7 @@ def test_another_token_is_refused_and_not_repeated(shown: bytes) -> None:
 
 @pytest.mark.parametrize("scheme", [b"Bearer ", b"bearer ", b"BEARER  "])
 def test_the_token_lets_in(scheme: bytes) -> None:
-    assert GUARD.admit("operate", scheme + TOKEN.encode(), "") == "console"
+    assert GUARD.admit("operate", scheme + TOKEN.encode(), "").who == "console"
 
 
 @pytest.mark.parametrize(
