@@ -27,8 +27,6 @@ def stack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stack]:
         monkeypatch.setenv("FRESHET_COMMON_VERSIONS_URL", f"file:{tmp_path / 'versions'}")
         yield made
     finally:
-        said = tmp_path / "containers.log"
-        said.write_text(made.docker("ps", "--all") + made.docker("logs"))
-        print(f"what the containers said: {said}")
+        made.keep_words(tmp_path)
         made.down(volumes=True)
         made.close()

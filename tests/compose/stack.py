@@ -84,6 +84,12 @@ class Stack(Members):
         self.docker("down", *(["--volumes"] if volumes else []), within_s=120)
         self._addresses.clear()
 
+    def keep_words(self, folder: Path) -> None:
+        """Write what the containers said, also of a test that fails, to a file of the folder."""
+        said = folder / "containers.log"
+        said.write_text(self.docker("ps", "--all") + self.docker("logs"))
+        print(f"what the containers said: {said}")
+
     def url(self, name: str) -> str:
         """A container's own address: docker's networks are reached from the machine that they are on."""
         if name not in self._addresses:

@@ -1,0 +1,75 @@
+"""What operators look at, on a Prometheus that scrapes the running system: boards show something, alerts are
+evaluated, and none fires while all is well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from freshet.testing.simulator.spec import DEMO_SPEC
+from ops.boards.boards import read_boards
+from tests.compose.prometheus import Prometheus
+from tests.compose.stack import Stack
+from tests.system.waiting import wait_until
+
+RATE_INTERVAL = "1m"  # as Grafana makes of scrapes each 15 s, which is more than ours
+
+EMPTY: dict[str, str] = {}
+"""Query -> why it has no series in a stack where all is well."""
+
+pytestmark = [pytest.mark.compose, pytest.mark.timeout(900)]
+
+
+@pytest.fixture
+def prometheus(tmp_path: Path) -> Iterator[Prometheus]:
+    """Of a stack with the demo's spec and its readers, once these are learned from."""
+    stack = Stack(DEMO_SPEC.parent, tmp_path)
+    stack.down(volumes=True)
+    try:
+        stack.up()
+        stack.up("simulator")
+        asked = Prometheus(stack.prometheus)
+        wait_until(
+            "what was served is measured",
+            lambda: bool(asked.query('freshet_trainer_quality{of="served"}')),
+            within_s=300,
+        )
+        yield asked
+        asked.close()
+    finally:
+        stack.keep_words(tmp_path)
+        stack.down(volumes=True)
+        stack.close()
+
+
+def test_every_query_of_every_board_shows_something_and_every_alert_is_evaluated(
+    prometheus: Prometheus,
+) -> None:
+    queries = {
+        expr.replace("$__rate_interval", RATE_INTERVAL): f"{board.title}: {panel.title}"
+        for board in read_boards()
+        for row in board.rows
+        for panel in row.panels
+        for expr, _ in panel.queries
+    }
+    wait_until(
+        "there are rates of everything",
+        lambda: all(prometheus.query(q) for q in queries if q not in EMPTY) or _told(prometheus, queries),
+        within_s=180,
+        look_s=5,
+    )
+    rules = prometheus.rules()
+
+    print(f"{len(queries)} queries, {len(rules)} alerts")
+    assert [q for q in EMPTY if prometheus.query(q)] == [], "said to be empty"
+    assert [(rule["name"], rule.get("lastError")) for rule in rules if rule["health"] != "ok"] == []
+    assert prometheus.firing() == {}
+
+
+def _told(prometheus: Prometheus, queries: dict[str, str]) -> bool:
+    empty = [f"{where}: {q}" for q, where in queries.items() if q not in EMPTY and not prometheus.query(q)]
+    print("still empty:", *empty, sep="\n  ")
+    return False
