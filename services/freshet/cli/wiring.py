@@ -177,13 +177,13 @@ def run_embedder(spec: Spec, settings: Settings, stop: threading.Event) -> None:
     """Samples with their rows to trainers."""
     from freshet.cli.distributed import Embedding
     from freshet.embedder.service import EMBEDDER_METRICS, embedder_readings
-    from freshet.runtime.grpc_metrics import GRPC_METRICS, grpc_readings
+    from freshet.runtime.grpc_metrics import GRPC_METRICS, REFUSALS, grpc_readings
 
     cleanup = Cleanup()
     made: list[Embedding] = []
     registry = service_registry()
     register(registry, EMBEDDER_METRICS, lambda: embedder_readings(made[0].status()) if made else {})
-    register(registry, GRPC_METRICS, lambda: grpc_readings(made[0].server.counts) if made else {})
+    register(registry, GRPC_METRICS, lambda: grpc_readings(made[0].server.counts, REFUSALS) if made else {})
     admin = Admin(
         settings.common.bind_address,
         settings.embedder.admin_port,

@@ -33,6 +33,9 @@ log = structlog.get_logger(__name__)
 
 APPEND_EVENTS = 5_000
 RETRY_S = 0.2
+WHYS = ("queue", "stopped", "error", "log", "schema")
+"""Of events that are not logged."""
+
 GATHER_S = 0.05
 """How long the first event waits for others: an append of many costs little more than one of one."""
 
@@ -130,6 +133,8 @@ class ServedLogger:
         self._queue_events = queue_events
         self._logged = metrics.SERVED_LOGGED.counter(registry)
         self._dropped = metrics.SERVED_DROPPED.counter(registry)
+        for why in WHYS:  # a series that begins with its first event shows Prometheus no increase
+            self._dropped.labels(why)
         metrics.SERVED_QUEUE.gauge(registry, self._queue.qsize)
         self.reason = ""  # why the last event was not logged
 

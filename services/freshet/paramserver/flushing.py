@@ -42,6 +42,7 @@ class ShardCounts:
     pushes: int = 0
     skipped: int = 0
     refused: int = 0
+    fenced: int = 0
     published_rows: int = 0
     flushed_rows: int = 0
     flushes: int = 0

@@ -19,7 +19,8 @@ from freshet.paramserver.keeper import Keeper
 from freshet.paramserver.metering import MeteredRows
 from freshet.paramserver.server import identity_of, serve_rows
 from freshet.paramserver.shard import Shard
-from freshet.runtime.grpc_server import GRPC_METRICS, GrpcServer, grpc_readings
+from freshet.runtime.grpc_metrics import GRPC_METRICS, REFUSALS, grpc_readings
+from freshet.runtime.grpc_server import GrpcServer
 from freshet.runtime.lifecycle import Cleanup
 from freshet.runtime.metrics import Metric, Reading, register
 from freshet.seams.eventlog import EventLog
@@ -233,6 +234,7 @@ class ParamServer:
                 ("applied",): applied,
                 ("skipped",): counts.skipped,
                 ("refused",): counts.refused,
+                ("fenced",): counts.fenced,
             },
             "freshet_paramserver_rows": {(table,): n for table, n in status["rows"].items()},
             "freshet_paramserver_room_blocks": {(p,): n for p, n in counts.room_blocks.items()},
@@ -247,7 +249,7 @@ class ParamServer:
             "freshet_paramserver_plans": {(why.value,): self.balancing.plans[why.value] for why in Why},
             "freshet_paramserver_flushed_rows": counts.flushed_rows,
             "freshet_paramserver_published_rows": counts.published_rows,
-            **grpc_readings(self.server.counts),
+            **grpc_readings(self.server.counts, REFUSALS),
         }
 
     def _drain(self, drain_s: float) -> None:

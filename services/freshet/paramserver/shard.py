@@ -299,8 +299,12 @@ class Shard:
 
     def push(self, push: Push) -> bool:
         """Apply a batch's gradients; see the protocol."""
-        while (outcome := self._push(push)) is PushOutcome.UNREAD:
-            self._loader.read(push.groups)
+        try:
+            while (outcome := self._push(push)) is PushOutcome.UNREAD:
+                self._loader.read(push.groups)
+        except Fenced:
+            self.counts.fenced += 1
+            raise
         if outcome is PushOutcome.REFUSED:
             self.counts.refused += 1
             applied = (

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from freshet.runtime.metrics import Metric, Reading
 
-__all__ = ["GRPC_METRICS", "ListenerCounts", "grpc_readings"]
+__all__ = ["GRPC_METRICS", "REFUSALS", "ListenerCounts", "grpc_readings"]
 
 GRPC_METRICS = (
     Metric("freshet_grpc_frames", "counter", "messages", "Messages taken.", ("method",)),
@@ -32,6 +33,11 @@ GRPC_METRICS = (
 )
 
 
+REFUSALS = ("token", "identity", "truncated", "oversized", "magic", "version", "crc", "shape", "overloaded")
+"""Reasons of a listener between services. They are shown from 0 on: of a series that begins with its first
+refusal, Prometheus sees no increase."""
+
+
 @dataclass(slots=True)
 class ListenerCounts:
     """What a listener has done since it started, by method and by reason."""
@@ -44,10 +50,13 @@ class ListenerCounts:
     handshakes: int = 0  # TLS, begun
 
 
-def grpc_readings(counts: ListenerCounts) -> dict[str, Reading]:
-    """GRPC_METRICS now."""
+def grpc_readings(counts: ListenerCounts, reasons: Sequence[str] = ()) -> dict[str, Reading]:
+    """GRPC_METRICS now. `reasons`: of refusals, shown also before there is one."""
     labelled: dict[str, Reading] = {
         f"freshet_grpc_{name}": {(label,): float(n) for label, n in list(getattr(counts, name).items())}
-        for name in ("frames", "received_bytes", "sent_bytes", "streams", "refused")
+        for name in ("frames", "received_bytes", "sent_bytes", "streams")
+    }
+    labelled["freshet_grpc_refused"] = {
+        (reason,): float(n) for reason, n in {**dict.fromkeys(reasons, 0), **counts.refused}.items()
     }
     return {**labelled, "freshet_grpc_handshakes": float(counts.handshakes)}

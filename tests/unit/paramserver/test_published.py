@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from freshet.clock import SYSTEM_CLOCK
-from freshet.errors import Refused, Unavailable
+from freshet.errors import Fenced, Refused, Unavailable
 from freshet.paramserver import flushing as module
 from freshet.paramserver.shard import PublishedTo, Shard
 from freshet.seams.eventlog import EventLog, Writer
@@ -122,6 +122,17 @@ class Reader:
             for record in self.records[partition][:stop]:
                 newest |= record
         return {row: round(self.initial[row][0] - value) for row, value in newest.items()}
+
+
+def test_a_push_of_an_owner_that_was_replaced_is_refused_and_counted(shard: Shard) -> None:
+    def pushed(at: int, fence: int) -> None:
+        shard.push(push_of({0: (at, at + 1)}, {ROWS[0][0]: [1.0, 1.0]}, fence))
+
+    pushed(0, 11)
+    with pytest.raises(Fenced):
+        pushed(1, 10)
+
+    assert (shard.counts.pushes, shard.counts.fenced, shard.counts.refused) == (1, 1, 0)
 
 
 def test_before_anything_is_learned_everything_is_published(shard: Shard) -> None:

@@ -1,0 +1,16 @@
+from __future__ import annotations
+
+from freshet.runtime.grpc_metrics import REFUSALS, ListenerCounts, grpc_readings
+
+
+def test_a_reason_is_shown_before_its_first_refusal_so_that_the_first_is_an_increase() -> None:
+    counts = ListenerCounts()
+    counts.refused["token"] += 2
+    counts.refused["of another kind"] += 1
+
+    assert grpc_readings(counts, REFUSALS)["freshet_grpc_refused"] == {
+        **{(reason,): 0.0 for reason in REFUSALS},
+        ("token",): 2.0,
+        ("of another kind",): 1.0,
+    }
+    assert grpc_readings(ListenerCounts())["freshet_grpc_refused"] == {}
