@@ -44,6 +44,7 @@ BY_HAND = {
     "demo_seeds": "the demo for several seeds, with all services",
     "swaps": "twenty version swaps under load from wrk: answers that were not 2xx, latencies",
     "dense_engines": "the dense part by our functions, ONNX Runtime and torch; needs onnx, onnxruntime",
+    "tracing": "what tracing costs gateway, inference and trainer, off and on; needs wrk",
     "kafka": "the log on Kafka: appends, reads, transactions; needs ops/install-kafka",
     "redis": "flushes to a Redis Cluster and scans, beside redis-benchmark; needs redis-server",
     "takeover": "a shard takes buckets over from Redis: until it answers, until all is loaded",

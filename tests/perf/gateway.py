@@ -26,7 +26,7 @@ import sys
 import tempfile
 import threading
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -77,11 +77,11 @@ def bare() -> Iterator[Server]:
 
 
 @contextlib.contextmanager
-def gateway(folder: Path) -> Iterator[Server]:
-    """A gateway of its own, with its log under `folder`."""
+def gateway(folder: Path, more: Mapping[str, str] | None = None) -> Iterator[Server]:
+    """A gateway of its own, with its log under `folder`; `more`: variables for it."""
     port = free_port()
     command = [sys.executable, "-m", "freshet", "run", "gateway", str(QUICKSTART), "--folder", str(folder)]
-    environment = {**os.environ, "FRESHET_GATEWAY_PORT": str(port)}
+    environment = {**os.environ, "FRESHET_GATEWAY_PORT": str(port), **(more or {})}
     quiet = subprocess.DEVNULL
     started = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=quiet, stderr=quiet, text=True)
     with ended(started) as process:

@@ -29,6 +29,7 @@ def command(role: str, spec_file: Path, folder: Path, as_json: bool) -> None:
     from freshet.runtime.allocator import return_large_blocks
     from freshet.runtime.lifecycle import die_with_parent, stop_on_signals
     from freshet.runtime.logging import configure_logging, debug_on_signal
+    from freshet.runtime.traces import start_traces
     from freshet.settings import load_settings
     from freshet.spec import load_spec
 
@@ -44,5 +45,10 @@ def command(role: str, spec_file: Path, folder: Path, as_json: bool) -> None:
     configure_logging(role, level=common.log_level, form=common.log_format, instance=name)
     debug_on_signal(common.log_level)
     settings.common.run.create()
-    RUNNERS[role](load_spec(spec_file), settings, stop)
+    spec = load_spec(spec_file)
+    end_traces = start_traces(settings, role=role, instance=name, model=spec.name, on=role != "console")
+    try:
+        RUNNERS[role](spec, settings, stop)
+    finally:
+        end_traces()
     emit_end({"role": role, "ended": "stopped"}, as_json=as_json, text=f"{role} stopped")

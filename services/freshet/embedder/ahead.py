@@ -6,7 +6,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import structlog
@@ -20,10 +20,12 @@ from freshet.embedder.patience import Patience
 from freshet.embedder.pushing import Pusher
 from freshet.embedder.recent import Recent
 from freshet.embedder.source import Source
+from freshet.embedder.tracing import called, processed
 from freshet.errors import Unavailable
 from freshet.seams.batches import TrainBatch
 from freshet.seams.batches.own_writes import Begun, OwnWrites, Write
 from freshet.seams.rowservice import RowService
+from freshet.tracing import active
 from freshet.types import F32, Fence
 
 __all__ = ["AheadLane", "Common", "LaneCounts"]
@@ -77,6 +79,7 @@ class _Flight:
     since: float = 0.0  # of the lookup or push that is under way
     begun: Begun | None = None  # its lookup, until its rows were brought up
     write: Write | None = None  # its gradients, once they are there
+    pushed_ns: int = 0  # wall clock, if it is traced
 
 
 class AheadLane:
@@ -170,7 +173,10 @@ class AheadLane:
                     flight.write = self._common.own.given(
                         batch.ranges, flight.made.groups, kept, partial(self._free, flight.slot)
                     )
-                self._pusher.give(flight.made.push(self._fence, kept), flight)
+                push = flight.made.push(self._fence, kept)
+                if (traced := flight.made.traced) is not None and (tracer := active()) is not None:
+                    flight.pushed_ns, push = tracer.now_ns(), replace(push, span=traced.context("push"))
+                self._pusher.give(push, flight)
                 return
         self._dropped(flight)
         if not void:
@@ -289,10 +295,15 @@ class AheadLane:
 
     def _made(self, plan: BatchPlan, slot: Slot) -> Made:
         self.stages.begin()
+        tracer = active()
+        began_ns = 0 if tracer is None else tracer.now_ns()
         decoded = self._decoder.decode(plan.blocks, plan.places)
         self.stages.mark("decode")
         replayed = self._source.replayed(plan)
-        return self._common.maker.make(plan, decoded, slot, replayed=replayed, stages=self.stages)
+        made = self._common.maker.make(plan, decoded, slot, replayed=replayed, stages=self.stages)
+        if tracer is not None:
+            made.traced = processed(tracer, plan, decoded, self._source.topic, began_ns)
+        return made
 
     def _credit(self, plan: BatchPlan) -> int:
         """Wait for a credit; 0 if the lane is void before there is one."""
@@ -420,6 +431,8 @@ class AheadLane:
     # --- ends of batches
 
     def _acknowledged(self, flight: _Flight) -> None:
+        if flight.made.traced is not None and (tracer := active()) is not None:
+            called(tracer, flight.made.traced, "push", "Push", flight.pushed_ns)
         if not flight.made.replayed:
             self._common.recent.add(flight.made.inputs)
         self._common.desk.give_back(flight.credit)

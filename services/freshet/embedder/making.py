@@ -10,6 +10,7 @@ import numpy as np
 from freshet.clock import Stages
 from freshet.embedder.core import BatchPlan
 from freshet.embedder.decoding import DecodedBatch
+from freshet.embedder.tracing import calling
 from freshet.model.inputs import GroupInputs, Labels, ModelInputs
 from freshet.seams.batches import TrainBatch
 from freshet.seams.batches.own_writes import Begun, Looked, OwnWrites
@@ -17,6 +18,7 @@ from freshet.seams.rowservice import KeyGroup, Push, RowService, RowStates
 from freshet.spec.layout import Layout, item_of
 from freshet.spec.model import Spec
 from freshet.tables import Plan
+from freshet.tracing import TracedBatch
 from freshet.types import F32, U64, Fence, TimeMs
 
 __all__ = ["Made", "Maker", "Slot"]
@@ -67,11 +69,17 @@ class Made:
     items: U64 | None
     replayed: bool
     looked: Looked | None = None  # filled in by the lookup; None: nothing is wanted beside the rows
+    traced: TracedBatch | None = None  # None: no event of it is traced
 
     def look_up(self, rows: RowService) -> None:
         """Fill in the rows, creating those that are absent. Raises as `RowService.lookup` does."""
         out = [group.rows for group in self.inputs.groups]
-        rows.lookup(self.groups, out, states=None if self.looked is None else self.looked.states)
+        states = None if self.looked is None else self.looked.states
+        if self.traced is None:
+            rows.lookup(self.groups, out, states=states)
+            return
+        with calling(self.traced, "lookup", "Lookup"):
+            rows.lookup(self.groups, out, states=states)
 
     def bring_up(self, own: OwnWrites, begun: Begun) -> None:
         """Take into the rows what their lookup did not know of the stream's own writes."""

@@ -33,7 +33,7 @@ class Source:
     ) -> None:
         """Nothing is read before the first `rewind`."""
         self.partitions = tuple(partitions)
-        self._topic, self._sizes, self._clock = topic, sizes, clock
+        self.topic, self._sizes, self._clock = topic, sizes, clock
         self._reader = log.reader()
         self._assembler: Assembler | None = None
         self._replayed_until: dict[int, int] = {}
@@ -55,7 +55,7 @@ class Source:
         """
         starts, cuts = cut_points(told)
         mine = {p: starts[p] for p in self.partitions}
-        self._reader.assign({TopicPartition(self._topic, p): offset for p, offset in mine.items()})
+        self._reader.assign({TopicPartition(self.topic, p): offset for p, offset in mine.items()})
         self._replayed_until = {p: max([starts[p], *cuts[p]]) for p in self.partitions}
         self._assembler = Assembler(mine, cuts)
 

@@ -14,6 +14,7 @@ from freshet.embedder.desk import CreditDesk
 from freshet.embedder.making import Made, Maker, Slot
 from freshet.embedder.recent import Recent
 from freshet.embedder.source import Sizes, Source, lag_of
+from freshet.embedder.tracing import calling, processed
 from freshet.errors import Refused
 from freshet.model.inputs import ModelInputs
 from freshet.seams.batches import TrainBatch
@@ -21,6 +22,7 @@ from freshet.seams.eventlog import EventLog
 from freshet.seams.rowservice import RowService
 from freshet.spec.layout import Layout
 from freshet.spec.model import Spec
+from freshet.tracing import active
 from freshet.types import F32, Fence
 
 __all__ = ["STAGES", "LocalStream"]
@@ -116,7 +118,11 @@ class LocalStream:
             if gradients is None:
                 state.source.stop()
                 return
-            self._rows.push(made.push(self._fence, gradients))
+            if made.traced is None:
+                self._rows.push(made.push(self._fence, gradients))
+            else:
+                with calling(made.traced, "push", "Push"):
+                    self._rows.push(made.push(self._fence, gradients))
             if not batch.replayed:
                 self._recent.add(made.inputs)
         except Refused as refused:
@@ -158,10 +164,14 @@ class LocalStream:
             state.source.close()
 
     def _issue(self, state: _Lane, plan: BatchPlan) -> TrainBatch:
+        tracer = active()
+        began_ns = 0 if tracer is None else tracer.now_ns()
         decoded = state.decoder.decode(plan.blocks, plan.places)
         state.stages.mark("decode")
         replayed = state.source.replayed(plan)
         made = self._maker.make(plan, decoded, state.slot, replayed=replayed, stages=state.stages)
+        if tracer is not None:
+            made.traced = processed(tracer, plan, decoded, self._topic, began_ns)
         made.look_up(self._rows)
         state.stages.mark("lookup")
         state.made = made

@@ -13,11 +13,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from freshet.errors import BadInput, ConfigError, TooLarge
-from freshet.features import EventExtractor, EventIntake, JsonTranscoder, TakenBodies, frame_ids
+from freshet.features import EventExtractor, EventIntake, JsonTranscoder, TakenBodies, frame_ids, take
 from freshet.gateway.core import Refusal, refusal_of, split_json
 from freshet.spec.avro import Record
 from freshet.spec.model import Stream
-from freshet.types import BytesColumn
+from freshet.types import I64, U64, BytesColumn
 from freshet.wire.schemas import FRAME_BYTES, SchemaRegistry
 
 __all__ = ["Accepted", "Checked", "StreamCodec"]
@@ -94,6 +94,30 @@ class StreamCodec:
         if self._stream.format == "json" or self._problem(schema_id) is not None:
             return None
         return self._intake(schema_id, max_events).avro(bodies, lengths=lengths, latest_ms=latest_ms)
+
+    @property
+    def role(self) -> str:
+        """Of its stream: served, shown or action."""
+        return self._stream.role
+
+    def requests(self, records: BytesColumn) -> U64:
+        """(N,) hash of each record's request id, as samples will have it; 0 where a record has none."""
+        found = np.zeros(len(records), np.uint64)
+        if self._stream.format == "json":
+            made = self._transcoder.column(records)
+            self._fill(found, made.events, self.schema_id, made.records)
+            return found
+        ids = frame_ids(records)
+        for schema_id in np.unique(ids).tolist():
+            rows = np.flatnonzero(ids == schema_id)
+            self._fill(found, rows, schema_id, records if len(rows) == len(ids) else take(records, rows))
+        return found
+
+    def _fill(self, found: U64, rows: I64, schema_id: int, records: BytesColumn) -> None:
+        extractor = self._extractors[schema_id]
+        assert isinstance(extractor, EventExtractor), "these records were taken"
+        columns = extractor.extract(records, framed=True)
+        found[rows[columns.event_index]] = columns.request
 
     def _intake(self, schema_id: int, max_events: int) -> EventIntake:
         extractor = self._extractors[schema_id]

@@ -30,8 +30,10 @@ from freshet.gateway.core import (
     split_avro_batch,
     too_far_ahead,
 )
+from freshet.gateway.tracing import Sending, sending, sending_one
 from freshet.runtime.http import HttpError, Reply, Request, Response, error_response, json_response
 from freshet.spec.model import Stream
+from freshet.tracing import Context, active
 from freshet.types import BytesColumn
 from freshet.wire.schemas import frame
 
@@ -85,6 +87,7 @@ class Client(Protocol):
 class _HttpClient:
     topic: str
     reply: Reply
+    span: Context | None = None
     in_columns = False
 
     def acknowledged(self, body: bytes) -> None:
@@ -107,6 +110,8 @@ class _Asked:
     kind: str  # how its events stand in the body: JSON[0], JSON_LINES[0], AVRO or AVRO_BATCH
     client: Client
     payer: str  # by whom its events are paid; "": by nobody
+    came_ns: int = 0  # wall clock; 0: tracing is off
+    span: Context | None = None  # of its request in its client's trace
 
 
 class Door:
@@ -145,9 +150,11 @@ class Door:
         `Committer.expect`.
         """
         body, kind = _events_of(request)
-        self.take_body(body, kind, _HttpClient(self._stream.topic, reply), request.payer)
+        self.take_body(body, kind, _HttpClient(self._stream.topic, reply), request.payer, request.span)
 
-    def take_body(self, body: bytes, kind: str, client: Client, payer: str = "") -> None:
+    def take_body(
+        self, body: bytes, kind: str, client: Client, payer: str = "", span: Context | None = None
+    ) -> None:
         """Take events, of whatever protocol, and tell the client later. Raises as `take` does.
 
         Args:
@@ -155,8 +162,10 @@ class Door:
             kind: how they stand in it: JSON[0], JSON_LINES[0], AVRO or AVRO_BATCH.
             client: who is told.
             payer: by whom the events are paid.
+            span: of its request in its client's trace.
         """
-        asked = _Asked(body, kind, client, payer)
+        tracer = active()
+        asked = _Asked(body, kind, client, payer, 0 if tracer is None else tracer.now_ns(), span)
         self._committer.expect(len(body), self._check)
         self._gathered.setdefault((kind, client.in_columns), []).append(asked)
         before = self._gathered_bytes
@@ -207,8 +216,14 @@ class Door:
 
     def _append(self, asked: Sequence[_Asked], taken: TakenBodies) -> None:
         events = len(taken.partitions)
+        traced: Sending | None = None
+        if (tracer := active()) is not None:
+            came, spans = [one.came_ns for one in asked], [one.span for one in asked]
+            traced = sending(tracer, self._codec, self._stream.topic, taken, came, spans)
 
         def done(outcome: Sequence[int] | Exception) -> None:
+            if traced is not None:
+                traced.done(outcome if isinstance(outcome, Exception) else taken.offsets(outcome))
             if isinstance(outcome, Exception):
                 _tell([one for one, n in zip(asked, taken.counts.tolist(), strict=True) if n >= 0], outcome)
                 return
@@ -271,14 +286,22 @@ class Door:
         self, asked: _Asked, entries: Sequence[Entry], letters: Sequence[Entry], refused: Sequence[Refusal]
     ) -> None:
         appends, places = group_entries([*entries, *letters])
+        traced: Sending | None = None
+        if (tracer := active()) is not None and entries:
+            events = [(entry.key, entry.value, entry.partition) for entry in entries]
+            traced = sending_one(tracer, self._codec, self._stream.topic, events, asked.came_ns, asked.span)
 
         def done(outcome: Sequence[int] | Exception) -> None:
             if isinstance(outcome, Exception):
+                if traced is not None:
+                    traced.done(outcome)
                 asked.client.failed(outcome)
                 return
             self._count("accepted", len(entries))
             self._count("refused", len(refused))
             offsets = offsets_of(outcome, places)[: len(entries)]  # the letters' are nobody's business
+            if traced is not None:
+                traced.done(offsets)
             asked.client.told(Acks([entry.partition for entry in entries], offsets, refused))
 
         size = sum(e.size for e in entries) + sum(e.size for e in letters)

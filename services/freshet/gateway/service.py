@@ -82,6 +82,7 @@ class Gateway:
             body_timeout_s=settings.body_timeout_ms / 1e3,
             admit=refuse_other_sites,
             guard=guard,
+            role="gateway",
         )
         self.guard = guard
         self.doors: dict[str, Door] = {}  # by role of the stream

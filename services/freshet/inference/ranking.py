@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -25,10 +25,12 @@ from freshet.inference.live import Live
 from freshet.inference.pipeline import Encoded, Pipeline, Scored
 from freshet.inference.plain import PlainRequest, PlainRequests
 from freshet.inference.served import Served, ServedLogger, served_events
+from freshet.inference.tracing import Asked, Came, ranked
 from freshet.inference.versions import ServingVersion
 from freshet.runtime.http import Reply, Request, Response, error_response, json_response
 from freshet.settings import Inference as Settings
 from freshet.spec.model import Explore, Spec
+from freshet.tracing import active, harmless
 
 __all__ = ["Ranker", "Tally", "Totals"]
 
@@ -82,6 +84,7 @@ class _Asked:
     context: Mapping[str, Any]  # the request's, with its id and time
     now_ms: int
     reply: Reply
+    came: Came | None  # None while tracing is off
 
 
 class Ranker:
@@ -130,33 +133,47 @@ class Ranker:
         if is_served and self._plain is not None:
             plain = self._plain.read(request.body, self._clock.now_ms())
             if plain is not None:
-                self._batcher.ask(plain.encoded, partial(self._answer_plain, plain, reply))
+                came = self._came(request)
+                self._batcher.ask(plain.encoded, partial(self._answer_plain, plain, reply, came))
                 return
         asked = parse_rank(request.body, self._settings.max_candidates)
+        came = self._came(request)
         if is_served:
-            self._rank(asked, reply)
+            self._rank(asked, reply, came)
         else:
             loop = asyncio.get_running_loop()
-            self._rank_once_served(asked, reply, loop, loop.time() + self._settings.start_wait_ms / 1e3)
+            deadline = loop.time() + self._settings.start_wait_ms / 1e3
+            self._rank_once_served(asked, reply, came, loop, deadline)
+
+    @staticmethod
+    def _came(request: Request) -> Came | None:
+        """When a request came, and for whom; None while tracing is off."""
+        tracer = active()
+        return None if tracer is None else Came(tracer.now_ns(), request.span)
 
     def _rank_once_served(
-        self, asked: RankRequest, reply: Reply, loop: asyncio.AbstractEventLoop, deadline: float
+        self,
+        asked: RankRequest,
+        reply: Reply,
+        came: Came | None,
+        loop: asyncio.AbstractEventLoop,
+        deadline: float,
     ) -> None:
         """Hold a request back while the server starts: a restart is then a pause to its clients, no error."""
         if self._live.version() is None and loop.time() < deadline:
-            loop.call_later(START_LOOK_S, self._rank_once_served, asked, reply, loop, deadline)
+            loop.call_later(START_LOOK_S, self._rank_once_served, asked, reply, came, loop, deadline)
             return
         try:
-            self._rank(asked, reply)
+            self._rank(asked, reply, came)
         except Exception as error:
             reply(error_response(error))
 
-    def _rank(self, request: RankRequest, reply: Reply) -> None:
+    def _rank(self, request: RankRequest, reply: Reply, came: Came | None) -> None:
         now_ms = self._clock.now_ms()
         context = self._filling.filled(request.context, request.request_id, now_ms)
         events = events_of(self._spec, context, request.candidates)
         encoded = self._pipeline.encoded(events, len(request.candidates))
-        asked = _Asked(request, context, now_ms, reply)
+        asked = _Asked(request, context, now_ms, reply, came)
         if request.explain:
             self._answer(asked, self._score_explained(encoded))
         else:
@@ -182,7 +199,7 @@ class Ranker:
         except Exception as error:
             asked.reply(error_response(error))
 
-    def _answer_plain(self, plain: PlainRequest, reply: Reply, outcome: Outcome) -> None:
+    def _answer_plain(self, plain: PlainRequest, reply: Reply, came: Came | None, outcome: Outcome) -> None:
         try:
             if isinstance(outcome, Exception):
                 raise outcome
@@ -190,11 +207,33 @@ class Ranker:
             found = self._ordered(scored, plain.k, dry_run=plain.dry_run)
             version, log = serving.manifest.number, self._logger is not None and not plain.dry_run
             body, served = plain.answer(found, scored, version, self._live.freshness_ms(), log=log)
+            asked = None
+            if came is not None:
+                asked = self._told(came, scored, serving, logged=served is not None)
             if self._logger is not None and served is not None:
-                self._logger.offer(served)
+                self._logger.offer(served if asked is None else replace(served, asked=asked))
             reply(Response(200, body))
         except Exception as error:
             reply(error_response(error))
+
+    @harmless
+    def _told(self, came: Came, scored: Scored, serving: ServingVersion, *, logged: bool) -> Asked | None:
+        """What is to be told of a request with its served events; of one that is not logged it is told
+        here."""
+        tracer = active()
+        if tracer is None:
+            return None
+        manifest = serving.manifest
+        asked = Asked(
+            came,
+            tracer.now_ns(),
+            tracer.version(manifest.spec_hash, manifest.number),
+            {"freshet.version": manifest.number, "freshet.candidates": len(scored.scores)},
+            tracer.newest.get("rows"),
+        )
+        if not logged and tracer.chosen():
+            ranked(tracer, asked)
+        return asked
 
     def _ordered(self, scored: Scored, k: int, *, dry_run: bool) -> Order:
         """The best k candidates, counted."""
@@ -218,7 +257,12 @@ class Ranker:
                 scored.predictions,
                 version,
             )
-            self._logger.offer(Served.of(self._spec, events))
+            served = Served.of(self._spec, events)
+            if asked.came is not None:
+                served = replace(served, asked=self._told(asked.came, scored, serving, logged=True))
+            self._logger.offer(served)
+        elif asked.came is not None:
+            self._told(asked.came, scored, serving, logged=False)
         return {
             "request_id": get_path(asked.context, self._id_path),
             "items": self._items(found, scored, asked.now_ms),

@@ -12,9 +12,11 @@ import structlog
 
 from freshet.errors import Corrupt, DataLost, FreshetError, Mismatch, Unavailable
 from freshet.inference.core import BucketView, explain
+from freshet.inference.tracing import followed
 from freshet.seams.eventlog import EventLog, Reader
 from freshet.seams.rowstore import RowStore
 from freshet.spec.topics import ROWS_PARTITIONS
+from freshet.tracing import active
 from freshet.types import F32, U64, Bucket, Records, RowRuns, TopicPartition
 from freshet.wire.rows import decode_rows
 
@@ -137,7 +139,11 @@ class RowFollower:
             if caught_up:
                 self.state = RowsState(table.sink, table.clock_ms, dict(table.next), table.corrupt, "")
             for partition, records in reader.poll(POLL_RECORDS, self._wait_s):
+                tracer = active()
+                began_ns = 0 if tracer is None else tracer.now_ns()
                 table.apply(partition, records)
+                if tracer is not None:
+                    followed(tracer, partition.topic, partition.partition, records.offsets, began_ns)
                 table.next[partition.partition] = records.next_offset
 
 

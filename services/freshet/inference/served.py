@@ -19,12 +19,14 @@ import structlog
 from prometheus_client import CollectorRegistry
 
 from freshet.errors import Unavailable
-from freshet.features import JsonTranscoder, partition_of
+from freshet.features import EventExtractor, JsonTranscoder, Transcoded, partition_of
 from freshet.inference import metrics
 from freshet.inference.core import Order, explain, get_path, merged
+from freshet.inference.tracing import Asked, requests_of, sent
 from freshet.seams.eventlog import Writer
 from freshet.spec.avro import SERVED_FIELD
 from freshet.spec.model import Spec
+from freshet.tracing import active
 from freshet.types import F32, Append, BytesColumn
 
 __all__ = ["Served", "ServedLogger", "places_of", "served_events"]
@@ -47,6 +49,7 @@ class Served:
 
     keys: Sequence[bytes]  # of each event: the request's id as text
     texts: Sequence[bytes]  # of each event: JSON
+    asked: Asked | None = None  # the request, while tracing is on
 
     @classmethod
     def of(cls, spec: Spec, events: Sequence[Mapping[str, Any]]) -> Served:
@@ -125,8 +128,11 @@ class ServedLogger:
         registry: CollectorRegistry,
         *,
         queue_events: int,
+        extractor: EventExtractor | None = None,
     ) -> None:
-        """`transcoder`: into framed records of the served schema with `freshet_served`."""
+        """`transcoder`: into framed records of the served schema with `freshet_served`; `extractor`: of
+        those, where tracing is on."""
+        self._extractor = extractor
         self._stream, self._partitions = spec.events.served, spec.partitions
         self._writer, self._transcoder = writer, transcoder
         self._queue: queue.SimpleQueue[Served] = queue.SimpleQueue()  # no lock of Python's a request
@@ -189,7 +195,20 @@ class ServedLogger:
     def _write(self, taken: list[Served], late: Callable[[], bool]) -> None:
         keys = [key for served in taken for key in served.keys]
         texts = [text for served in taken for text in served.texts]
-        values = self._values(keys, texts)
+        made = self._made(texts)
+        good = made.events.tolist()
+        values = self._values(good, keys, texts, made.records)
+        tracer = active()
+        began_ns = 0 if tracer is None else tracer.now_ns()
+
+        def told(error: str = "") -> None:
+            if tracer is not None and self._extractor is not None and good:
+                asked = [served.asked for served in taken for _ in served.texts]
+                requests = requests_of(self._extractor, made.records)
+                of, topic = [asked[i] for i in good], self._stream.topic
+                if requests is not None:
+                    sent(tracer, topic, requests, [keys[i] for i in good], of, began_ns, error)
+
         by_partition: dict[int, tuple[list[bytes], list[bytes]]] = {}
         places = partition_of(BytesColumn.of(key for key, _ in values), self._partitions)
         for place, (key, value) in zip(places.tolist(), values, strict=True):
@@ -204,23 +223,29 @@ class ServedLogger:
             try:
                 self._writer.append(appends)
                 self._logged.inc(len(values))
+                told()
                 return
             except (
                 Unavailable
             ) as error:  # tried again: the joiner drops what was written twice: an impression counts once
                 if late():
                     self._drop("log", len(values), str(error))
+                    told(str(error))
                     return
                 time.sleep(RETRY_S)
 
-    def _values(self, keys: list[bytes], texts: list[bytes]) -> list[tuple[bytes, bytes]]:
+    def _made(self, texts: list[bytes]) -> Transcoded:
         made = self._transcoder.column(BytesColumn.of(texts))
         if made.bad:
             self._drop("schema", len(made.bad), str(made.bad[0]))
-        good = made.events.tolist()
+        return made
+
+    def _values(
+        self, good: list[int], keys: list[bytes], texts: list[bytes], records: BytesColumn
+    ) -> list[tuple[bytes, bytes]]:
         if self._stream.format == "json":
             return [(keys[i], texts[i]) for i in good]
-        return [(keys[i], record) for i, record in zip(good, made.records, strict=True)]
+        return [(keys[i], record) for i, record in zip(good, records, strict=True)]
 
     def _drop(self, why: str, count: int, reason: str) -> None:
         if reason != self.reason:

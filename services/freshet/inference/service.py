@@ -21,7 +21,7 @@ from prometheus_client import CollectorRegistry
 
 from freshet.clock import SYSTEM_CLOCK, Clock
 from freshet.errors import BadInput
-from freshet.features import JsonTranscoder
+from freshet.features import EventExtractor, JsonTranscoder
 from freshet.inference import api, metrics
 from freshet.inference.filling import Filling
 from freshet.inference.live import Live
@@ -53,6 +53,7 @@ from freshet.spec.layout import layout_of
 from freshet.spec.model import Spec
 from freshet.spec.outcomes import check_outcomes
 from freshet.spec.topics import topics_of
+from freshet.tracing import active
 from freshet.types import I64
 from freshet.wire.schemas import SchemaRegistry
 
@@ -137,6 +138,7 @@ class Inference:
                 JsonTranscoder(extended, schema_id=schema_id, ignore_unknown=True),
                 registry,
                 queue_events=settings.queue_served,
+                extractor=EventExtractor(spec.events.served, extended) if active() is not None else None,
             )
         self._progress = Progress(spec, parts.log, parts.store)
         self._progress_thread = ThreadPoolExecutor(1, thread_name_prefix="progress")
@@ -160,6 +162,7 @@ class Inference:
             body_timeout_s=settings.body_timeout_ms / 1e3,
             admit=refuse_other_sites,
             guard=guard,
+            role="inference",
         )
         self.guard = guard
         self.app.route_taker(api.RANK, ranker.take)

@@ -16,6 +16,7 @@ from prometheus_client import CollectorRegistry
 from freshet.errors import Corrupt, Mismatch
 from freshet.inference import metrics
 from freshet.inference.core import explain, not_finite
+from freshet.inference.tracing import loading
 from freshet.model.inputs import ModelInputs
 from freshet.seams.versions import Manifest, VersionStore
 from freshet.types import F32
@@ -108,6 +109,10 @@ class VersionFollower:
         self._left_alone = {n: s - self._poll_s for n, s in self._left_alone.items() if n == wanted}
         if self._left_alone.get(wanted, 0) > 0:
             return
+        with loading(self._spec_hash, wanted):
+            self._take(wanted, serving)
+
+    def _take(self, wanted: int, serving: ServingVersion | None) -> None:
         try:
             version = self._loaded(wanted)
         except Exception as error:  # a bad version must never take the server down

@@ -8,7 +8,9 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 from freshet.errors import FreshetError
 from freshet.joiner.task import Outputs, Task
+from freshet.joiner.tracing import written
 from freshet.seams.eventlog import Writer
+from freshet.tracing import active
 from freshet.types import Append, BytesColumn
 
 __all__ = ["Flush", "Flushes"]
@@ -50,8 +52,12 @@ class Flush:
 
     def settle(self) -> None:
         """Tell the tasks, on their thread, that it is written."""
+        tracer = active()
         for (task, output), at in zip(self.done, self._commits, strict=True):
             task.appended(output, int(self._offsets[at]))
+            if tracer is not None and output.joined is not None:
+                samples = at - len(output.appends) + 1  # its first append, if it has samples on time
+                written(tracer, output.joined, task.topics.samples, task.partition, self._offsets[samples])
 
 
 class Flushes:

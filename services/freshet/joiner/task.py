@@ -19,7 +19,9 @@ from freshet.joiner.core import NOT_IN_A_REPLAY, ActionColumns, ImpressionColumn
 from freshet.joiner.decode import EventDecoder, Refused, refuse_bad_times
 from freshet.joiner.ledger import Ledger
 from freshet.joiner.plan import JoinPlan
+from freshet.joiner.tracing import Joined, noted
 from freshet.joiner.watermark import Watermark
+from freshet.tracing import active
 from freshet.types import I64, U8, Append, BytesColumn, Records
 
 __all__ = ["Outputs", "Task", "Topics"]
@@ -45,6 +47,7 @@ class Outputs:
     dead_letters: list[bytes]
     commit: Commit
     samples: int  # on time, in `appends`
+    joined: Joined | None = None  # what is traced of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,10 +122,12 @@ class Task:
         for topic, samples in ((self.topics.samples, decided), (self.topics.late, late)):
             if len(samples):
                 appends.append(Append(topic, self.partition, blocks.encode(samples)))
+        tracer = active()
+        joined = noted(tracer, decided) if tracer is not None and len(decided) else None
         commit = self._commit(now_ms)
         appends.append(Append(self.topics.joiner, self.partition, BytesColumn.of([commit.encode()])))
         letters, self._letters, self._skips = self._letters, [], Skips()
-        return Outputs(appends, letters, commit, len(decided))
+        return Outputs(appends, letters, commit, len(decided), joined)
 
     def appended(self, outputs: Outputs, commit_offset: int) -> None:
         """The flush is in the log; its commit at this offset."""

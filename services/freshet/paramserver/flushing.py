@@ -17,11 +17,13 @@ import structlog
 from freshet.errors import Fenced, FreshetError, Unavailable
 from freshet.paramserver.core import FlushBook
 from freshet.paramserver.publishing import records_of
+from freshet.paramserver.tracing import published_rows
 from freshet.seams.eventlog import EventLog
 from freshet.seams.rowstore import RowStore
 from freshet.spec.model import Spec
 from freshet.spec.topics import ROWS_PARTITIONS, Topics
 from freshet.tables import Flushed, Store
+from freshet.tracing import active
 from freshet.types import Bucket, BucketMeta, Flush, TopicPartition
 
 __all__ = ["Flusher", "PublishedTo", "ShardCounts"]
@@ -209,6 +211,8 @@ class Flusher:
         batch = self._store.collect_publish(PUBLISH_ROWS)
         appends = records_of(batch, self._topics.rows, self.book.fences)
         if appends:
+            tracer = active()
+            began_ns = 0 if tracer is None else tracer.now_ns()
             try:
                 firsts = self._writer.append(appends)
             except FreshetError:
@@ -218,5 +222,7 @@ class Flusher:
                 self._rows_next[append.partition] = max(
                     self._rows_next[append.partition], first + len(append.values)
                 )
+            if tracer is not None:
+                published_rows(tracer, appends, firsts, began_ns)
         self._counts.published_rows += len(batch)
         return len(batch)

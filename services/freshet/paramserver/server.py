@@ -9,6 +9,7 @@ import numpy as np
 
 from freshet.runtime.grpc_server import GrpcServer
 from freshet.seams.rowservice import KeyGroup, Push, RowStates
+from freshet.tracing import within
 from freshet.types import F32, Bucket
 from freshet.wire.frames import BadFrame, Frame
 from freshet.wire.row_frames import (
@@ -19,6 +20,7 @@ from freshet.wire.row_frames import (
     push_of,
     pushed_frame,
     rows_frame,
+    span_of,
 )
 
 __all__ = ["ROWS", "HeldRows", "identity_of", "serve_rows"]
@@ -68,6 +70,13 @@ class _Rows:
         self._rows, self._described = rows, described
 
     def lookup(self, frame: Frame) -> bytes:
+        span = span_of(frame)
+        if span is None:
+            return self._lookup(frame)
+        with within(span):
+            return self._lookup(frame)
+
+    def _lookup(self, frame: Frame) -> bytes:
         groups, create, with_states = lookup_of(frame, self._described.buckets)
         widths = self._described.widths
         if any(g.group >= len(widths) for g in groups):
@@ -86,7 +95,8 @@ class _Rows:
     def push(self, frame: Frame) -> bytes:
         request = push_of(frame, self._described.buckets, self._described.widths)
         groups = [KeyGroup(g.group, g.keys, g.tables, g.bucket_starts) for g in request.groups]
-        push = Push(request.ranges, request.fence, request.clock_ms, groups, request.gradients, request.owned)
+        ranges, fence, clock_ms = request.ranges, request.fence, request.clock_ms
+        push = Push(ranges, fence, clock_ms, groups, request.gradients, request.owned, span_of(frame))
         return pushed_frame(frame.id, self._rows.push(push))
 
     def applied(self, frame: Frame) -> bytes:

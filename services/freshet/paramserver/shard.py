@@ -19,6 +19,7 @@ from freshet.errors import DataLost, Fenced, FreshetError, Refused, Unavailable
 from freshet.paramserver.core import PushFences
 from freshet.paramserver.flushing import Flusher, PublishedTo, ShardCounts
 from freshet.paramserver.loading import Loader
+from freshet.paramserver.tracing import answering
 from freshet.seams.eventlog import EventLog
 from freshet.seams.rowservice import KeyGroup, Push, RowStates
 from freshet.seams.rowstore import RowStore, StoreIdentity
@@ -26,6 +27,7 @@ from freshet.spec.layout import Layout
 from freshet.spec.model import Spec
 from freshet.spec.topics import Topics
 from freshet.tables import KnownPushes, PushOutcome, RowsUnread, Store
+from freshet.tracing import active
 from freshet.types import F32, I64, Bucket, BucketMeta, Fence, TimeMs, TopicPartition
 
 __all__ = ["PublishedTo", "Shard", "ShardCounts"]
@@ -260,6 +262,15 @@ class Shard:
         states: RowStates | None = None,
     ) -> None:
         """Write each key's slots into `out`; see the protocol."""
+        if active() is None:
+            self._look_all_up(groups, out, create, states)
+            return
+        with answering("Lookup"):
+            self._look_all_up(groups, out, create, states)
+
+    def _look_all_up(
+        self, groups: Sequence[KeyGroup], out: Sequence[F32], create: bool, states: RowStates | None
+    ) -> None:
         if states is None:
             for group, rows in zip(groups, out, strict=True):
                 self._look_up(groups, group, rows, create)
@@ -299,6 +310,12 @@ class Shard:
 
     def push(self, push: Push) -> bool:
         """Apply a batch's gradients; see the protocol."""
+        if active() is None:
+            return self._apply(push)
+        with answering("Push", push.span):
+            return self._apply(push)
+
+    def _apply(self, push: Push) -> bool:
         try:
             while (outcome := self._push(push)) is PushOutcome.UNREAD:
                 self._loader.read(push.groups)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
@@ -24,6 +24,7 @@ from freshet.runtime.endpoint import METRICS_PAGE, Endpoint
 from freshet.runtime.metrics import Metric
 from freshet.runtime.streaming import Headers, Stream, send_pieces
 from freshet.runtime.tokens import Scope as TokenScope
+from freshet.tracing import Context, Tracer, active, parsed_traceparent
 
 if TYPE_CHECKING:
     from freshet.runtime.guard import Guard
@@ -88,6 +89,7 @@ class Request:
     peer: str = ""  # the client's address; behind proxies that are trusted, the one that these tell
     who: str = ""  # name of the token that was shown, where one was asked for
     payer: str = ""  # for `Guard.pay`
+    span: Context | None = None  # of this request in its client's trace, if that is recorded
 
     @property
     def content_type(self) -> str:
@@ -182,6 +184,7 @@ class App:
         guard: Guard | None = None,
         max_streams: int = 64,
         streams_setting: str = "",
+        role: str = "",
     ) -> None:
         """Routes are added later.
 
@@ -190,8 +193,9 @@ class App:
             admit: looks at every request's headers first, and may raise.
             guard: then asks for a token, where the route has a scope.
             max_streams: one more is refused, with the name of the setting that allows more.
+            role: who says in traces that it answered.
         """
-        self._headers, self._admit, self._guard = headers, admit, guard
+        self._headers, self._admit, self._guard, self.role = headers, admit, guard, role
         if guard is not None:
             guard.register(registry)
         self._max_streams, self._streams_setting = max_streams, streams_setting
@@ -237,7 +241,11 @@ class App:
                 if not answered.done():  # the server's drain may have cut it off
                     answered.set_result(response)
 
-            taker(request, reply)
+            if (tracer := active()) is not None:
+                span, traced = self._traced(tracer, endpoint.path, request.headers, reply)
+                taker(replace(request, span=span), traced)
+            else:
+                taker(request, reply)
             return await answered
 
         self.route(endpoint, handler)
@@ -257,6 +265,9 @@ class App:
         """Answer a whole request of the route, as by ASGI but without a task; `reply` is called once."""
         loop = asyncio.get_running_loop()
         started = loop.time()
+        span = None
+        if (tracer := active()) is not None:
+            span, reply = self._traced(tracer, route.name, headers, reply)
 
         def answer(response: Response) -> None:
             self._count(route.name, response.status, loop.time() - started)
@@ -265,7 +276,7 @@ class App:
         try:
             self._admit(headers)
             who, peer, payer = self._let_in(route.scope, headers, peer)
-            route.taker(Request("POST", route.name, "", headers, body, (), peer, who, payer), answer)
+            route.taker(Request("POST", route.name, "", headers, body, (), peer, who, payer, span), answer)
         except Exception as error:
             answer(error_response(error))
 
@@ -276,6 +287,34 @@ class App:
         if scope is None or self._guard is None:
             return "", peer, ""
         return self._guard.admit(scope, headers.get(b"authorization"), peer, headers.get(b"x-forwarded-for"))
+
+    def _traced(
+        self, tracer: Tracer, route: str, headers: Mapping[bytes, bytes], reply: Reply
+    ) -> tuple[Context | None, Reply]:
+        """A POST's span in its client's trace, if it has one, which is told of with the answer."""
+        client = parsed_traceparent(headers.get(b"traceparent"))
+        if client is None:
+            return None, reply
+        span, started_ns = tracer.new(client), tracer.now_ns()
+
+        def answer(response: Response) -> None:
+            tracer.span(
+                f"POST {route}",
+                self.role,
+                started_ns,
+                kind="server",
+                context=span,
+                parent=client,
+                attributes={
+                    "http.request.method": "POST",
+                    "http.route": route,
+                    "http.response.status_code": response.status,
+                },
+                error="" if response.status < 500 else f"answered with {response.status}",
+            )
+            reply(response)
+
+        return span, answer
 
     def _count(self, route: str, status: int, seconds: float) -> None:
         counters = self._counters.get((route, status))

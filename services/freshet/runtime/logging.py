@@ -27,6 +27,7 @@ from freshet.release import RELEASE
 from freshet.runtime.log_repeats import Repeats
 from freshet.runtime.log_secrets import scrubbed
 from freshet.runtime.log_text import text_line
+from freshet.tracing import current
 
 __all__ = ["configure_logging", "debug_on_signal"]
 
@@ -67,6 +68,7 @@ def configure_logging(
             structlog.contextvars.merge_contextvars,
             structlog.processors.add_log_level,
             limit,
+            _traced,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             structlog.processors.StackInfoRenderer(),
             structlog.processors.format_exc_info,
@@ -140,6 +142,14 @@ class _Last:
 
 
 _LAST = _Last()
+
+
+def _traced(_logger: Any, _method: str, said: Said) -> Said:
+    """Names the trace that the line belongs to."""
+    context = current()
+    if context is not None:
+        said["trace_id"], said["span_id"] = f"{context.trace_id:032x}", f"{context.span_id:016x}"
+    return said
 
 
 def _ordered(who: Mapping[str, Any]) -> Callable[[Any, str, Said], Said]:

@@ -10,11 +10,13 @@ from prometheus_client import CollectorRegistry
 
 from freshet.release import RELEASE
 from freshet.runtime.metrics import Metric, Reading, register
+from freshet.runtime.traces import SPANS, span_readings
 from freshet.seams.certificates import seconds_left
 
 __all__ = ["PROCESS_METRICS", "memory_limit", "service_registry"]
 
 PROCESS_METRICS = (
+    SPANS,
     Metric("freshet_build_info", "gauge", "1", "1, with the release that runs.", ("version",)),
     Metric("freshet_process_threads", "gauge", "threads", "Threads of the Python interpreter."),
     Metric(
@@ -51,6 +53,7 @@ def _readings() -> Mapping[str, Reading]:
         "freshet_build_info": {(RELEASE,): 1.0},
         "freshet_process_threads": threading.active_count(),
         "freshet_certificate_seconds_left": seconds_left(),
+        **span_readings(),
     }
     limit = memory_limit()
     return readings if limit is None else readings | {"freshet_process_memory_limit_bytes": limit}

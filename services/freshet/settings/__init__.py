@@ -16,6 +16,7 @@ from freshet.settings.model import (
     Registry,
     Settings,
     Simulator,
+    Traces,
     Trainer,
 )
 from freshet.settings.parse import load_settings, variables
@@ -34,6 +35,7 @@ __all__ = [
     "RunFolder",
     "Settings",
     "Simulator",
+    "Traces",
     "Trainer",
     "load_settings",
     "variables",

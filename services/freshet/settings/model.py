@@ -24,6 +24,7 @@ __all__ = [
     "Registry",
     "Settings",
     "Simulator",
+    "Traces",
     "Trainer",
 ]
 
@@ -535,6 +536,32 @@ class Simulator:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Traces:
+    """OpenTelemetry traces along one event, off by default; the extra `tracing`. OTEL_SERVICE_NAME,
+    OTEL_RESOURCE_ATTRIBUTES, OTEL_EXPORTER_OTLP_… and OTEL_BSP_SCHEDULE_DELAY count too.
+    """
+
+    ratio: float = option(
+        "deployment",
+        "of events that are traced, chosen by their request id: the same in every service; 0: none",
+        Number(0, 1),
+        default=0.0,
+    )
+    endpoint: str = option(
+        "deployment",
+        "the OTLP receiver of spans, by HTTP; without it OTEL_EXPORTER_OTLP_ENDPOINT, or this machine's",
+        Text("a URL such as http://collector:4318", r"https?://[^\s@]+"),
+        default="",
+    )
+    queue_spans: int = option(
+        "deployment",
+        "spans that wait to be sent; more are dropped and counted",
+        Integer(1, 1_000_000),
+        default=8_192,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     """All settings of a run."""
 
@@ -549,3 +576,4 @@ class Settings:
     inference: Inference
     console: Console
     simulator: Simulator
+    traces: Traces

@@ -18,9 +18,11 @@ from freshet.clock import Stages, summed
 from freshet.errors import Refused
 from freshet.model import DenseModel, Lane, SplitStep, StepResult
 from freshet.seams.batches import BatchStream, TrainBatch
+from freshet.tracing import active
 from freshet.trainer.core import Counts
 from freshet.trainer.ranks import RankLost
 from freshet.trainer.rounds import Agreed, Rounds
+from freshet.trainer.tracing import Trained, taken, training
 
 __all__ = ["Lanes", "Observer"]
 
@@ -62,6 +64,7 @@ class _Seat:
     verdict: Counts | None = None
     result: StepResult | None = None
     stages: Stages = field(default_factory=lambda: Stages(STAGES))
+    trained: Trained | None = None  # the batch's span, while it is traced
 
 
 @dataclass
@@ -169,6 +172,8 @@ class Lanes:
             batch = self.stream.take(index, poll_s)
             if batch is not None:
                 self._work.set()
+                if (tracer := active()) is not None:
+                    self._seats[index].trained = taken(tracer, batch)
                 return batch
             waited += POLL_S
             if waited >= self._patience_s or self._work.is_set():
@@ -217,9 +222,13 @@ class Lanes:
         self._stepping.mark("tell")
 
     def _give_back(self, index: int, seat: _Seat) -> None:
-        batch, result = seat.batch, seat.result
-        seat.batch = seat.result = None
+        batch, result, trained = seat.batch, seat.result, seat.trained
+        seat.batch = seat.result = seat.trained = None
         if batch is None:
+            return
+        if trained is not None:
+            with contextlib.suppress(Refused), training(trained, batch, index, self.step, result is not None):
+                self.stream.give_back(index, batch, result.gradients if result is not None else None)
             return
         # Refused: the stream has rewound this lane; what it issues next continues what is applied (PROTOCOL
         # 6).

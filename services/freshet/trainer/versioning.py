@@ -22,6 +22,7 @@ from freshet.seams.versions import Manifest, Version, VersionStore
 from freshet.spec.model import Spec
 from freshet.spec.outcomes import Outcomes, outcomes_of
 from freshet.trainer.pins import Pin
+from freshet.trainer.tracing import publishing
 from freshet.types import Append, BytesColumn, Fence
 
 __all__ = ["Snapshot", "Versioner", "restart_point", "versions_record"]
@@ -100,8 +101,10 @@ class Versioner:
 
     def first(self, snapshot: Snapshot) -> Manifest:
         """Version 0: the initial weights, promoted at creation."""
-        manifest = self._put(0, snapshot)
-        return self._promote(manifest, Verdict(True, "the initial weights"))
+        published = publishing(self.spec_hash)
+        manifest = self._promote(self._put(0, snapshot), Verdict(True, "the initial weights"))
+        published(manifest)
+        return manifest
 
     def begin(self, snapshot: Snapshot) -> None:
         """Version 0, unless there is a version already: of a rank that leads for the first time."""
@@ -110,6 +113,12 @@ class Versioner:
 
     def next(self, snapshot: Snapshot) -> Manifest:
         """Store the snapshot as the next version, judge it, and promote it or hold it with the reason."""
+        published = publishing(self.spec_hash)
+        manifest = self._next(snapshot)
+        published(manifest)
+        return manifest
+
+    def _next(self, snapshot: Snapshot) -> Manifest:
         manifest = self._put_next(snapshot)
         self._point("candidate", manifest.number, "trainer")
         verdict = self._judge(manifest, snapshot)

@@ -126,6 +126,7 @@ class Part(enum.IntEnum):
     BYTES = 27  # (N,) u8: of another message
     MOMENTS = 28  # (M, P) i64: what buckets had applied of each partition when their rows were read
     MOMENT_OF = 29  # (B,) u32: which of them, of a store group's buckets; where M is above 1
+    SPAN = 30  # (3,) u64: trace id, its upper half first, and span id of what the message is part of
 
 
 _TYPES: Mapping[int, np.dtype[Any]] = {

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from freshet.errors import Corrupt
 from freshet.tables.known import KnownPushes
+from freshet.tracing import Context
 from freshet.types import F32, I64, U8, U32, U64, Bool, Fence, OffsetRange, TimeMs, bucket_of
 from freshet.wire.frames import BadFrame, Frame, Kind, Part, add_values, encode_frame, values_into
 from freshet.wire.values import RowCodec
@@ -45,6 +46,7 @@ __all__ = [
     "pushed_frame",
     "rows_frame",
     "rows_into",
+    "span_of",
     "states_into",
 ]
 
@@ -95,13 +97,29 @@ def lookup_frame(
     *,
     create: bool,
     states: bool = False,
+    span: Context | None = None,
 ) -> bytes:
-    """Keys and tables of each group, sorted by bucket; `states`: optimiser state is wanted too."""
+    """Keys and tables of each group, sorted by bucket; `states`: optimiser state is wanted too; `span`: of
+    the lookup, if it is traced."""
     sections: dict[tuple[Part, int], NDArray[Any]] = {}
+    if span is not None:
+        sections[Part.SPAN, 0] = _span_numbers(span)
     for group, keys, tables in groups:
         sections[Part.KEYS, group], sections[Part.TABLES, group] = keys, tables
     flags = (_CREATE if create else 0) | (_STATES if states else 0)
     return encode_frame(Frame(Kind.LOOKUP, frame_id, codec, flags, sections))
+
+
+def span_of(frame: Frame) -> Context | None:
+    """The span that a lookup or a push is part of, if it is traced. Raises BadFrame."""
+    if (Part.SPAN, 0) not in frame.sections:
+        return None
+    high, low, span_id = frame.array(Part.SPAN, np.uint64, (3,)).tolist()
+    return Context((high << 64) | low, span_id) if span_id and (high or low) else None
+
+
+def _span_numbers(span: Context) -> U64:
+    return np.array([span.trace_id >> 64, span.trace_id & (1 << 64) - 1, span.span_id], np.uint64)
 
 
 def lookup_of(frame: Frame, buckets: int) -> tuple[list[GroupKeys], bool, bool]:
@@ -173,8 +191,10 @@ def push_frame(
     groups: Sequence[tuple[int, U64, U8, F32]],
     codec: RowCodec,
     owned: Bool,
+    span: Context | None = None,
 ) -> bytes:
-    """Gradients with the ranges that they stand for, for buckets (B,) that are the receiver's."""
+    """Gradients with the ranges that they stand for, for buckets (B,) that are the receiver's; `span`: of the
+    push, if it is traced."""
     sections: dict[tuple[Part, int], NDArray[Any]] = {
         (Part.RANGES, 0): np.array([(r.partition, r.start, r.stop) for r in ranges], np.int64).reshape(-1, 3),
         (Part.NUMBERS, 0): np.array([fence, clock_ms], np.int64),
@@ -183,6 +203,8 @@ def push_frame(
     for group, keys, tables, gradients in groups:
         sections[Part.KEYS, group], sections[Part.TABLES, group] = keys, tables
         add_values(sections, group, gradients, codec)
+    if span is not None:
+        sections[Part.SPAN, 0] = _span_numbers(span)
     return encode_frame(Frame(Kind.PUSH, frame_id, codec, sections=sections))
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from freshet.tables.known import KnownPushes
+from freshet.tracing import Context
 from freshet.types import F32, U8, U32, U64, Bool, Fence, OffsetRange, TimeMs
 
 __all__ = ["KeyGroup", "OwnersChange", "Push", "PushesAhead", "RowService", "RowStates"]
@@ -36,6 +37,7 @@ class Push:
     owned: Bool | None = None
     """(buckets,) those that the sender believes to be the receiver's: it touches no others, and refuses the
     push if one of them is not (PROTOCOL 4). None: all that the receiver has, which is in the same process."""
+    span: Context | None = None  # that it is part of, if its batch is traced and its thread's is another
 
 
 @dataclass(slots=True, eq=False)

@@ -23,6 +23,7 @@ from freshet.seams.rowservice.link import Link, LinkCounts
 from freshet.seams.rowservice.owners import NOBODY, Owners
 from freshet.seams.transport import MIB, Transport
 from freshet.tables.known import KnownPushes
+from freshet.tracing import current
 from freshet.types import F32, I64, U8, U64, Bool
 from freshet.wire.frames import BadFrame, Frame, Kind
 from freshet.wire.row_frames import applied_of, known_of, lookup_frame, push_frame, rows_into, states_into
@@ -220,9 +221,10 @@ class RemoteRows:
             for g, gradients in zip(push.groups, push.gradients, strict=True)
             for places in [_places_of(g, owners, shard)]
         ]
-        codec, owned = self._push_codec, owners.of_bucket == shard
+        codec, owned, span = self._push_codec, owners.of_bucket == shard, push.span or current()
         return link.ask(
-            "Push", lambda i: push_frame(i, push.ranges, push.fence, push.clock_ms, groups, codec, owned)
+            "Push",
+            lambda i: push_frame(i, push.ranges, push.fence, push.clock_ms, groups, codec, owned, span),
         )
 
     def _look_up(
@@ -344,7 +346,8 @@ def _merged(groups: Sequence[int], told: Sequence[tuple[Bool, KnownPushes]]) -> 
 def _lookup(
     groups: Sequence[tuple[int, U64, U8]], codec: RowCodec, create: bool, states: bool
 ) -> Callable[[int], bytes]:
-    return lambda frame_id: lookup_frame(frame_id, groups, codec, create=create, states=states)
+    span = current()
+    return lambda frame_id: lookup_frame(frame_id, groups, codec, create=create, states=states, span=span)
 
 
 def _scatter(

@@ -1,0 +1,90 @@
+"""What the joiner tells of traced events: how long their windows were open, and where their samples lie."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+
+import numpy as np
+
+from freshet.joiner import blocks
+from freshet.joiner.core import Samples
+from freshet.tracing import MOST_LINKS, Tracer, harmless
+
+__all__ = ["Joined", "noted", "written"]
+
+KNOWN = 10_000
+"""Events of which the first samples were told of. An event whose later samples come after so many others has
+them told of as first ones again: two spans of one id, of which viewers show one."""
+
+_told: OrderedDict[int, None] = OrderedDict()
+
+
+@dataclass(frozen=True, slots=True)
+class _Event:
+    request: int
+    time_ms: int  # event time of its first impression
+    samples: int
+    block: int  # that holds the first, from the append's first
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """Traced events among samples that are decided."""
+
+    decided_ns: int
+    events: list[_Event]
+
+
+@harmless
+def noted(tracer: Tracer, decided: Samples) -> Joined | None:
+    """What is traced of samples that are about to be appended; None if nothing is."""
+    requests = tracer.traced(decided.requests)
+    if not requests:
+        return None
+    ends = np.array([stop for _, stop in blocks.cuts(decided)], np.int64)
+    events = []
+    for request in requests:
+        rows = np.flatnonzero(decided.requests == np.uint64(request))
+        block = int(np.searchsorted(ends, rows[0], side="right"))
+        events.append(_Event(request, int(decided.times_ms[rows].min()), len(rows), block))
+    return Joined(tracer.now_ns(), events)
+
+
+@harmless
+def written(tracer: Tracer, joined: Joined, topic: str, partition: int, offset: int) -> None:
+    """The samples are in the log, the first block at this offset."""
+    for event in joined.events[:MOST_LINKS]:
+        served = tracer.event(event.request, "served")
+        join = tracer.span(
+            "join",
+            "joiner",
+            event.time_ms * 1_000_000,
+            end_ns=joined.decided_ns,
+            parent=served,
+            links=[served],
+            attributes={"freshet.samples": event.samples},
+        )
+        tracer.span(
+            f"send {topic}",
+            "joiner",
+            joined.decided_ns,
+            kind="producer",
+            context=tracer.event(event.request, "samples") if _first(event.request) else None,
+            parent=join,
+            attributes={
+                **tracer.on_topic("send", topic, partition),
+                "messaging.kafka.offset": int(offset) + event.block,
+            },
+        )
+
+
+def _first(request: int) -> bool:
+    """Whether these are an event's first samples: what comes later (its other labels) has spans of its
+    own."""
+    if request in _told:
+        return False
+    _told[request] = None
+    if len(_told) > KNOWN:
+        _told.popitem(last=False)
+    return True

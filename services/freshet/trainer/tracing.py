@@ -1,0 +1,102 @@
+"""What the trainer tells of traced batches and of the versions that it publishes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from freshet.seams.batches import TrainBatch
+from freshet.seams.versions import Manifest
+from freshet.tracing import TracedBatch, Tracer, active, harmless, within
+
+__all__ = ["Trained", "publishing", "taken", "training"]
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """A traced batch in a lane's hands."""
+
+    batch: TracedBatch
+    began_ns: int
+
+
+@harmless
+def taken(tracer: Tracer, batch: TrainBatch) -> Trained | None:
+    """A lane has a batch; None if no event of it is traced."""
+    traced = tracer.batch(batch.ranges, batch.request_ids)
+    return None if traced is None else Trained(traced, tracer.now_ns())
+
+
+@contextmanager
+def training(trained: Trained, batch: TrainBatch, lane: int, step: int, learned: bool) -> Iterator[None]:
+    """Give a batch back: the end of its training."""
+    error = ""
+    try:
+        with within(trained.batch.context("train")):
+            yield
+    except Exception as failed:
+        error = str(failed)
+        raise
+    finally:
+        if (tracer := active()) is not None:
+            _told(tracer, trained, batch, lane, step, learned, error)
+
+
+@harmless
+def _told(
+    tracer: Tracer, trained: Trained, batch: TrainBatch, lane: int, step: int, learned: bool, error: str
+) -> None:
+    end_ns, context = tracer.now_ns(), trained.batch.context("train")
+    tracer.span(
+        "train",
+        "trainer",
+        trained.began_ns,
+        end_ns=end_ns,
+        context=context,
+        parent=trained.batch.context("process"),
+        links=trained.batch.events,
+        attributes={
+            "freshet.ranges": " ".join(map(str, batch.ranges)),
+            "freshet.samples": len(batch),
+            "freshet.lane": lane,
+            "freshet.step": step,
+            "freshet.learned": learned,
+        },
+        error=error,
+    )
+    if not learned or error:
+        return
+    tracer.batches.append(context)
+    for samples in trained.batch.events:  # so that who looks at an event sees when it was learned from
+        tracer.span("learn", "trainer", trained.began_ns, end_ns=end_ns, parent=samples, links=[context])
+
+
+def publishing(spec_hash: str) -> Callable[[Manifest], None]:
+    """A version is about to be written; what is returned is to be told once it is judged."""
+    tracer = active()
+    began_ns = 0 if tracer is None else tracer.now_ns()
+
+    def published(manifest: Manifest) -> None:
+        if tracer is not None:
+            _published(tracer, spec_hash, manifest, began_ns)
+
+    return published
+
+
+@harmless
+def _published(tracer: Tracer, spec_hash: str, manifest: Manifest, began_ns: int) -> None:
+    links = [tracer.batches.popleft() for _ in range(len(tracer.batches))]
+    tracer.span(
+        "publish version",
+        "trainer",
+        began_ns,
+        kind="producer",
+        context=tracer.version(spec_hash, manifest.number),
+        links=links,
+        attributes={
+            "freshet.version": manifest.number,
+            "freshet.step": manifest.step,
+            "freshet.verdict": manifest.verdict,
+        },
+    )
