@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import ssl
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -131,6 +132,23 @@ def _checked(url: str) -> str:
     return url.rstrip("/")
 
 
+def _believed(ca_file: str, cert_file: str, key_file: str) -> ssl.SSLContext | bool:
+    """What httpx takes as `verify`; the files are those of `Client`."""
+    if not (ca_file or cert_file or key_file):
+        return True
+    try:
+        context = ssl.create_default_context(cafile=ca_file or None)
+        if cert_file or key_file:
+            context.load_cert_chain(cert_file, key_file or None, password="")
+    except (OSError, ValueError) as error:
+        found = ", ".join(path for path in (ca_file, cert_file, key_file) if path)
+        raise ConfigError(
+            "client", "", f"{found}: {error}",
+            "PEM files of an authority (ca_file), of a certificate and of its key, not encrypted",
+        ) from error  # fmt: skip
+    return context
+
+
 def _authorization(token: str) -> dict[str, str]:
     """The header that shows a token. Raises ConfigError if it is none; the token is not repeated."""
     if token and not (token.isascii() and token.isprintable() and len(token.split()) == 1):
@@ -243,7 +261,9 @@ class Client:
     """Blocking client; thread-safe. Close it, or use it in `with`.
 
     `token` is sent with all requests; a proxy of the environment is asked for servers of other machines only.
-    Raises ConfigError for a URL or a token that is none.
+    Of https:// URLs, `ca_file` has signed the servers' certificates (without it, one of the system's
+    authorities), and `cert_file` with `key_file` is shown to servers that ask for one. Raises ConfigError for
+    a URL or a token that is none, and for files that cannot be read or do not fit.
     """
 
     def __init__(
@@ -252,12 +272,18 @@ class Client:
         inference: str = "http://127.0.0.1:7001",
         *,
         token: str = "",
+        ca_file: str = "",
+        cert_file: str = "",
+        key_file: str = "",
         timeout_s: float = 10.0,
         retries: RetryPolicy | None = None,
     ) -> None:
         self._talk = _Talk(gateway, inference, retries or RetryPolicy())
         self._http = httpx.Client(
-            headers=_authorization(token), timeout=timeout_s, trust_env=self._talk.asks_environment
+            headers=_authorization(token),
+            timeout=timeout_s,
+            trust_env=self._talk.asks_environment,
+            verify=_believed(ca_file, cert_file, key_file),
         )
 
     def impressions(self, events: Event | Sequence[Event]) -> Receipt:
@@ -362,12 +388,18 @@ class AsyncClient:
         inference: str = "http://127.0.0.1:7001",
         *,
         token: str = "",
+        ca_file: str = "",
+        cert_file: str = "",
+        key_file: str = "",
         timeout_s: float = 10.0,
         retries: RetryPolicy | None = None,
     ) -> None:
         self._talk = _Talk(gateway, inference, retries or RetryPolicy())
         self._http = httpx.AsyncClient(
-            headers=_authorization(token), timeout=timeout_s, trust_env=self._talk.asks_environment
+            headers=_authorization(token),
+            timeout=timeout_s,
+            trust_env=self._talk.asks_environment,
+            verify=_believed(ca_file, cert_file, key_file),
         )
 
     async def impressions(self, events: Event | Sequence[Event]) -> Receipt:

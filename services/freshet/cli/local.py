@@ -19,6 +19,7 @@ from freshet.cli.ports import PORT_SETTINGS
 from freshet.cli.supervising import is_ready
 from freshet.client import Ack, Client, Ranking, Receipt
 from freshet.errors import Unavailable
+from freshet.runtime import tls
 from freshet.runtime.ports import free_ports
 from freshet.runtime.token_file import read_token
 from freshet.settings import RunFolder, load_settings
@@ -36,10 +37,13 @@ class Local:
 
     def __init__(self, folder: Path, ports: Mapping[str, int]) -> None:
         self.folder, self.ports = folder, ports
+        settings = load_settings(run_folder=folder)
+        tls.use(settings)
         self.client = Client(
-            gateway=f"http://127.0.0.1:{ports['gateway']}",
-            inference=f"http://127.0.0.1:{ports['inference']}",
-            token=read_token(load_settings(run_folder=folder).common.client_token_file),
+            gateway=f"{tls.scheme()}://127.0.0.1:{ports['gateway']}",
+            inference=f"{tls.scheme()}://127.0.0.1:{ports['inference']}",
+            token=read_token(settings.common.client_token_file),
+            **tls.client_files(),
         )
 
     def send(
@@ -83,7 +87,7 @@ class Local:
     @property
     def console(self) -> str | None:
         """Address of the console, without the token; None if it does not run."""
-        return f"http://127.0.0.1:{self.ports['console']}" if "console" in self.ports else None
+        return f"{tls.scheme()}://127.0.0.1:{self.ports['console']}" if "console" in self.ports else None
 
     def status(self) -> dict[str, Any]:
         """What `freshet status` says."""

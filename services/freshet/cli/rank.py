@@ -41,6 +41,7 @@ def command(
     REQUEST_FILE is a path, or - for standard input.
     """
     from freshet.client import Client
+    from freshet.runtime import tls
     from freshet.runtime.token_file import read_token
     from freshet.settings import load_settings
 
@@ -52,8 +53,11 @@ def command(
         raise BadInput(f"the request must be one JSON object: {error}\n  {EXAMPLE}") from None
     if not isinstance(request, dict):
         raise BadInput(f"the request must be one JSON object, found {type(request).__name__}; {EXAMPLE}")
-    token = read_token(load_settings(run_folder=folder).common.client_token_file)
-    with Client(inference=_checked(url) if url else _url_of(folder), token=token) as client:
+    settings = load_settings(run_folder=folder)
+    tls.use(settings)
+    token = read_token(settings.common.client_token_file)
+    at = _checked(url) if url else _url_of(folder)
+    with Client(inference=at, token=token, **tls.client_files()) as client:
         try:
             ranking = client.rank(
                 request.get("context", {}),
@@ -123,6 +127,7 @@ def _checked(url: str) -> str:
 
 
 def _url_of(folder: Path) -> str:
+    from freshet.runtime import tls
     from freshet.runtime.run_state import read_state
     from freshet.settings import RunFolder
 
@@ -135,4 +140,4 @@ def _url_of(folder: Path) -> str:
             "a run folder in which an inference server has run",
             f"`freshet up SPEC --folder {folder}` starts one; --url names one that runs elsewhere",
         )
-    return f"http://127.0.0.1:{state['inference']['port']}"
+    return f"{tls.scheme()}://127.0.0.1:{state['inference']['port']}"

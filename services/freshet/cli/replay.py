@@ -159,6 +159,7 @@ def _run(
 ) -> None:
     from freshet.cli.outcome import outcome_text
     from freshet.cli.replaying import replay, send
+    from freshet.runtime import tls
     from freshet.runtime.token_file import read_token
     from freshet.settings import load_settings
 
@@ -172,7 +173,9 @@ def _run(
 
     progress = (lambda stage, done: None) if as_json else tell
     if gateway:
-        token = read_token(load_settings().common.client_token_file)
+        settings = load_settings()
+        tls.use(settings)
+        token = read_token(settings.common.client_token_file)
         sent = send(spec, pieces, gateway, speed, progress, token)
         emit({"events": sent}, as_json=as_json, text=f"\nsent {sent:,} events")
         return

@@ -193,9 +193,10 @@ def send(
     import orjson
 
     from freshet.client import Client  # httpx is only needed here
+    from freshet.runtime import tls
 
     sent = 0
-    with Client(gateway=gateway, token=token) as client:
+    with Client(gateway=gateway, token=token, **tls.client_files()) as client:
         send = {"served": client.impressions, "shown": client.shown, "action": client.actions}
         for piece in paced(pieces, speed):
             for role, lines in piece.lines.items():

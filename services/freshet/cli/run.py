@@ -26,6 +26,7 @@ BESIDE = ("embedder", "paramserver")
 def command(role: str, spec_file: Path, folder: Path, as_json: bool) -> None:
     """Run one service until SIGTERM or Ctrl-C; then it drains and ends with 0."""
     from freshet.cli.wiring import RUNNERS
+    from freshet.runtime import tls
     from freshet.runtime.allocator import return_large_blocks
     from freshet.runtime.lifecycle import die_with_parent, stop_on_signals
     from freshet.runtime.logging import configure_logging, debug_on_signal
@@ -44,6 +45,7 @@ def command(role: str, spec_file: Path, folder: Path, as_json: bool) -> None:
     name = getattr(getattr(settings, role), "name", "")
     configure_logging(role, level=common.log_level, form=common.log_format, instance=name)
     debug_on_signal(common.log_level)
+    tls.use(settings)
     settings.common.run.create()
     spec = load_spec(spec_file)
     end_traces = start_traces(settings, role=role, instance=name, model=spec.name, on=role != "console")

@@ -66,6 +66,7 @@ def command(
     Ports are those of the settings, unless URLs say where gateway and inference answer. A simulator that is
     started again goes on with the same world.
     """
+    from freshet.runtime import tls
     from freshet.runtime.lifecycle import die_with_parent, stop_on_signals
     from freshet.runtime.logging import configure_logging
     from freshet.settings import load_settings
@@ -82,6 +83,7 @@ def command(
     stop_on_signals(stop)
     settings = load_settings(run_folder=folder)
     configure_logging("simulator", level=settings.common.log_level, form=settings.common.log_format)
+    tls.use(settings)
     settings.common.run.create()
     run(settings, Began(seed, at, every), rate, targets_by(settings, gateway, inference), stop=stop)
     emit_end({"role": "simulator", "ended": "stopped"}, as_json=as_json, text="simulator stopped")

@@ -31,9 +31,11 @@ def command(folder: Path, as_json: bool) -> None:
 
 def collect(folder: Path) -> dict[str, Any]:
     """Everything that `freshet status` prints, as one object; also of a run that has ended."""
+    from freshet.runtime import tls
     from freshet.runtime.run_state import read_run
-    from freshet.settings import RunFolder
+    from freshet.settings import RunFolder, load_settings
 
+    tls.use(load_settings(run_folder=existing_folder(folder)))
     run = read_run(RunFolder(existing_folder(folder)))
     return {
         "folder": str(folder),

@@ -17,6 +17,7 @@ from freshet.cli.ports import PORT_SETTINGS, ports_of
 from freshet.cli.run import ROLES
 from freshet.cli.trying import refuse_bad_model
 from freshet.errors import ConfigError
+from freshet.runtime import tls
 from freshet.runtime.asking import why_unready
 from freshet.runtime.lifecycle import stop_on_signals
 from freshet.runtime.logging import configure_logging
@@ -94,6 +95,7 @@ def prepare(
     schemas = load_schemas(spec, str(spec_file))
     refuse_bad_model(spec, spec_file)
     settings = load_settings(run_folder=folder)
+    tls.use(settings)
     if console:
         _refuse_without_console()
     run = settings.common.run.create()
@@ -158,7 +160,7 @@ def tell_ready(
     deadline = time.monotonic() + READY_WAIT_S
     while waiting and not stop.wait(0.1):
         for name in [n for n, p in waiting.items() if is_ready(p.port)]:
-            say(f"  {name:10} ready at http://127.0.0.1:{waiting.pop(name).port}")
+            say(f"  {name:10} ready at {tls.scheme()}://127.0.0.1:{waiting.pop(name).port}")
         if time.monotonic() > deadline and waiting:
             for name in waiting:
                 log = folder / "logs" / f"{name}.log"
@@ -188,7 +190,7 @@ def console_address(run: Run) -> str | None:
         return None
     settings = run.settings
     token = token_of(settings.console.token, settings.common.run.state, settings.console.token_file)
-    return f"http://127.0.0.1:{process.port}/#token={token}"
+    return f"{tls.scheme()}://127.0.0.1:{process.port}/#token={token}"
 
 
 def _refuse_without_console() -> None:

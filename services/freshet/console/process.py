@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from freshet.clock import Clock
 from freshet.console.seen import Service
+from freshet.runtime import tls
 from freshet.runtime.addresses import Address
 from freshet.runtime.asking import whole_body
 
@@ -81,7 +82,7 @@ class Processes:
 
 
 def _metrics(address: Address) -> bytes:
-    connection = http.client.HTTPConnection(address.host, address.port, timeout=PATIENCE_S)
+    connection = tls.connection(address.host, address.port, PATIENCE_S)
     try:
         connection.request("GET", "/metrics")
         answer = connection.getresponse()

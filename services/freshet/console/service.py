@@ -24,6 +24,7 @@ from freshet.console.services import Services
 from freshet.console.tracer import Tracer
 from freshet.console.trying import asked, body_of
 from freshet.errors import BadInput, ConfigError, Corrupt, Overloaded, Unavailable
+from freshet.runtime import tls
 from freshet.runtime.audit import Actor, Audit
 from freshet.runtime.endpoint import LIVE, Endpoint
 from freshet.runtime.guard import Guard
@@ -332,7 +333,7 @@ def run(
             console.app,
             sock,
             stop,
-            started=lambda: ready(f"http://{host}:{port}"),
+            started=lambda: ready(f"{tls.scheme()}://{host}:{port}"),
             drain_s=drain_s,
             max_connections=common.max_connections,
         )

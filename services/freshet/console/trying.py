@@ -10,6 +10,7 @@ from typing import Any
 import orjson
 
 from freshet.errors import BadInput, Unavailable
+from freshet.runtime import tls
 from freshet.runtime.addresses import Address
 from freshet.runtime.asking import whole_body
 from freshet.runtime.http import Response
@@ -69,7 +70,7 @@ def asked(addresses: Sequence[Address], body: bytes, token_file: str = "") -> Re
 
 
 def _asked(address: Address, body: bytes, headers: Mapping[str, str], left_s: float) -> Response:
-    connection = http.client.HTTPConnection(address.host, address.port, timeout=min(CONNECT_S, left_s))
+    connection = tls.connection(address.host, address.port, min(CONNECT_S, left_s))
     try:
         connection.connect()
         connection.sock.settimeout(left_s)

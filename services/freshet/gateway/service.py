@@ -16,6 +16,7 @@ from freshet.gateway.codec import StreamCodec
 from freshet.gateway.commit import Committer
 from freshet.gateway.core import Limits
 from freshet.gateway.door import Door, Rules
+from freshet.runtime import tls
 from freshet.runtime.browsers import refuse_other_sites
 from freshet.runtime.endpoint import LIVE
 from freshet.runtime.grpc_metrics import GRPC_METRICS, ListenerCounts, grpc_readings
@@ -202,7 +203,7 @@ def run(
             gateway.app,
             sock,
             stop,
-            started=lambda: ready(f"http://{host}:{port}"),
+            started=lambda: ready(f"{tls.scheme()}://{host}:{port}"),
             drain_s=common.drain_ms / 1e3,
             max_connections=common.max_connections,
             beside=beside(gateway) if beside is not None else None,

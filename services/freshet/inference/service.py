@@ -35,6 +35,7 @@ from freshet.inference.served import ServedLogger
 from freshet.inference.table import ServingTable
 from freshet.inference.versions import Scorer, ServingVersion, VersionFollower
 from freshet.model import SERVING_PREFIXES, build_model
+from freshet.runtime import tls
 from freshet.runtime.browsers import refuse_other_sites
 from freshet.runtime.endpoint import LIVE
 from freshet.runtime.grpc_metrics import GRPC_METRICS, ListenerCounts, grpc_readings
@@ -294,7 +295,7 @@ def run(
             server.app,
             sock,
             stop,
-            started=lambda: ready(f"http://{host}:{port}"),
+            started=lambda: ready(f"{tls.scheme()}://{host}:{port}"),
             drain_s=drain_s,
             max_connections=common.max_connections,
             beside=beside(server) if beside is not None else None,

@@ -16,6 +16,7 @@ import orjson
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, ProcessCollector, generate_latest
 
 from freshet.errors import ConfigError
+from freshet.runtime import tls
 from freshet.runtime.endpoint import (
     LIVE,
     METRICS_PAGE,
@@ -68,8 +69,24 @@ ENDPOINTS: tuple[Endpoint, ...] = (LIVE, READY, METRICS_PAGE, STATUS)
 """What every service answers on its admin port."""
 
 
+HANDSHAKE_S = 10.0
+"""A client whose TLS handshake takes longer is let go."""
+
+
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """A handshake is of the connection's own thread, so that a slow one keeps nobody waiting."""
+        secure = tls.listening()
+        if secure is not None:
+            request.settimeout(HANDSHAKE_S)
+            try:
+                request = secure.listener().wrap_socket(request, server_side=True)
+            except OSError:  # counted; the wrapped socket closed itself
+                request.close()
+                return
+        super().process_request_thread(request, client_address)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A client that went away before it had its answer is no news; other errors are."""

@@ -1,4 +1,4 @@
-"""Asking a service how it is, over HTTP: directly, whatever proxy the environment names."""
+"""Asking a service how it is, over HTTP or HTTPS: directly, whatever proxy the environment names."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import http.client
 from typing import Any
 
 import orjson
+
+from freshet.runtime import tls
 
 __all__ = ["ask", "figures_of", "whole_body", "why_unready"]
 
@@ -18,7 +20,7 @@ MOST_BYTES = 8 << 20
 
 def ask(port: int, path: str, *, host: str = "127.0.0.1", timeout_s: float = PATIENCE_S) -> tuple[int, Any]:
     """(status code, parsed JSON or None) of a GET. Raises OSError if nothing answers, or no HTTP."""
-    connection = http.client.HTTPConnection(host, port, timeout=timeout_s)
+    connection = tls.connection(host, port, timeout_s)
     try:
         connection.request("GET", path)
         answer = connection.getresponse()

@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry
 
 from freshet.release import RELEASE
 from freshet.runtime.metrics import Metric, Reading, register
+from freshet.runtime.tls import HANDSHAKES, handshakes
 from freshet.runtime.traces import SPANS, span_readings
 from freshet.seams.certificates import seconds_left
 
@@ -33,6 +34,7 @@ PROCESS_METRICS = (
         "out where it shows none.",
         ("of",),
     ),
+    HANDSHAKES,
 )
 
 _UNLIMITED = 1 << 60
@@ -54,6 +56,7 @@ def _readings() -> Mapping[str, Reading]:
         "freshet_process_threads": threading.active_count(),
         "freshet_certificate_seconds_left": seconds_left(),
         **span_readings(),
+        HANDSHAKES.name: handshakes(),
     }
     limit = memory_limit()
     return readings if limit is None else readings | {"freshet_process_memory_limit_bytes": limit}

@@ -11,6 +11,7 @@ import sys
 import termios
 import threading
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from typing import Any, Protocol, cast
 
 import structlog
@@ -19,6 +20,7 @@ import uvloop
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from freshet.errors import ConfigError, Unavailable
+from freshet.runtime import tls
 from freshet.runtime.http import App, HttpError, Response, TakerRoute, error_response
 from freshet.runtime.ports import owner_of_port
 
@@ -55,6 +57,12 @@ MAX_CONNECTIONS = 2_000
 
 SPARE_FILES = 256
 """Descriptors that a process needs for other things than connections."""
+
+HANDSHAKE_S = 10.0
+"""A connection whose TLS handshake is not over by then is closed."""
+
+GOODBYE_S = 1.0
+"""How long TLS waits for the client to say that it has heard of the end: less than any drain."""
 
 STALLED_S = 30.0
 """A connection whose client takes nothing of what waits for it for so long is cut off. What waits, and the
@@ -316,8 +324,23 @@ class _Server(uvicorn.Server):
         self._app, self._stop, self._started = app, stop, started
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
+        secure = tls.listening()
+        await super().startup(sockets if secure is None else [])
+        if secure is not None:  # uvicorn's own way has no limits of a handshake's time but 60 s
+            self.servers = [await self._listen(sock, secure) for sock in sockets or []]
         self._started()
+
+    async def _listen(self, sock: socket.socket, secure: tls.HttpTls) -> asyncio.Server:
+        made = cast(Callable[..., asyncio.Protocol], self.config.http_protocol_class)
+        state = {"server_state": self.server_state, "app_state": self.lifespan.state}
+        return await asyncio.get_running_loop().create_server(
+            partial(made, config=self.config, **state),
+            sock=sock,
+            ssl=secure.listener(),
+            backlog=BACKLOG,
+            ssl_handshake_timeout=HANDSHAKE_S,
+            ssl_shutdown_timeout=GOODBYE_S,
+        )
 
     async def on_tick(self, counter: int) -> bool:
         return await super().on_tick(counter) or self._stop.is_set()

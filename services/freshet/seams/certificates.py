@@ -73,11 +73,13 @@ class CertificateFiles:
                 try:
                     pems = self._read()
                 except ConfigError as error:  # half written, perhaps: looked at again at the next handshake
-                    log.warning("new certificates are not taken yet", what=self.of, reason=str(error))
+                    log.warning(
+                        "new certificates are not taken yet", path=self._paths["cert_file"], reason=str(error)
+                    )
                 else:
                     if self._stamps() == stamps:  # else they were written while they were read
                         self._seen, self._pems = stamps, pems
-                        log.info("certificates were read again", what=self.of)
+                        log.info("certificates were read again", path=self._paths["cert_file"])
             return self._pems
 
     def expires(self) -> float | None:

@@ -18,6 +18,7 @@ __all__ = [
     "Gateway",
     "Grpc",
     "GrpcDoor",
+    "Http",
     "Inference",
     "Joiner",
     "Paramserver",
@@ -348,6 +349,29 @@ class Paramserver:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Http:
+    """TLS of everything that speaks HTTP: all listeners, their health and metrics, and who asks them."""
+
+    cert_file: str = option(
+        "deployment", "the certificate that every HTTP listener shows; without it no TLS", PEM, default=""
+    )
+    key_file: str = option("deployment", "the certificate's key", PEM, default="")
+    ca_file: str = option(
+        "deployment",
+        "who signs the certificates of services, and of clients; set alone, it is for who only asks",
+        PEM,
+        default="",
+    )
+    client_certs: Literal["none", "optional", "required"] = option(
+        "deployment",
+        "whether a listener asks its clients for a certificate that ca_file has signed; optional: one "
+        "that is shown must be good",
+        Choice(("none", "optional", "required")),
+        default="none",
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Grpc:
     """What services that speak gRPC with each other share."""
 
@@ -571,6 +595,7 @@ class Settings:
     trainer: Trainer
     embedder: Embedder
     paramserver: Paramserver
+    http: Http
     grpc: Grpc
     registry: Registry
     inference: Inference

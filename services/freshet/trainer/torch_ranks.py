@@ -10,6 +10,7 @@ This is the only module of the trainer that imports torch.
 from __future__ import annotations
 
 import datetime
+import os
 import socket
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
@@ -18,6 +19,7 @@ import numpy as np
 import torch
 from torch import distributed as _distributed
 
+from freshet.errors import ConfigError
 from freshet.trainer.offers import Offer, read_offer, size_of, write_offer
 from freshet.trainer.ranks import RankLost
 from freshet.types import F32, F64, Fence
@@ -59,6 +61,21 @@ def connect_store(place: str, form_s: float) -> Store:
         raise RankLost(f"the ranks' store at {place} cannot be reached: {_first_line(error)}") from error
 
 
+def _device(address: str) -> Any:
+    """What gloo speaks by. Raises ConfigError for a transport that this torch does not have, RankLost."""
+    try:
+        return distributed.ProcessGroupGloo.create_device(hostname=address)
+    except RuntimeError as error:
+        transport = os.environ.get("GLOO_DEVICE_TRANSPORT", "")
+        if "unsupported gloo device" not in str(error) or not transport:
+            _lost(error)
+        raise ConfigError(
+            "ranks", "GLOO_DEVICE_TRANSPORT", transport, "a transport that this build of torch has",
+            "torch's own wheels have no TLS for gloo: unset it, and give ranks a network of their own, or "
+            "WireGuard between their hosts",
+        ) from error  # fmt: skip
+
+
 class TorchRanks:
     """See `freshet.trainer.ranks.RankGroup`."""
 
@@ -89,7 +106,7 @@ class TorchRanks:
         self._offer_size = size_of(lanes, partitions)
         self._offers = torch.zeros(size * self._offer_size, dtype=torch.int64)
         options = distributed.ProcessGroupGloo._Options()
-        options._devices = [distributed.ProcessGroupGloo.create_device(hostname=address)]
+        options._devices = [_device(address)]
         options._timeout = _seconds(form_s)
         options._threads = 2  # the two sums of a step are under way together
         try:

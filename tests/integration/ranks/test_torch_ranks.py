@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +21,7 @@ from freshet.trainer.torch_ranks import TorchRanks, connect_store, host_store
 from freshet.types import Fence, OffsetRange
 from tests.unit.model.specs import make_batch, make_spec
 
+ROOT = Path(__file__).parents[3]
 PARTITIONS = 4
 FORM_S = 30.0
 ANSWER_S = 30.0
@@ -106,6 +111,21 @@ def test_bytes_are_exchanged_and_broadcast_whatever_their_length(made: list[Torc
     for content in (b"weights", b""):
         sent = at_once(*(lambda g=g, c=content: g.broadcast(c if g.rank == 1 else None, 1) for g in made))
         assert sent == [content] * len(made)
+
+
+def test_tls_that_this_torch_does_not_have_is_not_claimed() -> None:
+    """In a process of its own: gloo looks once."""
+    code = "from freshet.trainer.torch_ranks import _device; _device('127.0.0.1')"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "GLOO_DEVICE_TRANSPORT": "TCP_TLS", "PYTHONPATH": str(ROOT / "services")},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert "ConfigError: ranks: GLOO_DEVICE_TRANSPORT = 'TCP_TLS'" in done.stderr
+    assert "network of their own" in done.stderr
 
 
 def test_when_a_rank_closes_the_others_are_told_and_form_a_group_anew() -> None:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from freshet.errors import Unavailable
+from freshet.runtime import tls
 from freshet.runtime.addresses import Address
 from freshet.runtime.token_file import token_headers
 
@@ -73,7 +74,7 @@ class HttpDoor:
         return self._servers[self._at % len(self._servers)]
 
     def _connected(self) -> http.client.HTTPConnection:
-        return http.client.HTTPConnection(self._server.host, self._server.port, timeout=self._timeout_s)
+        return tls.connection(self._server.host, self._server.port, self._timeout_s)
 
     def _turn(self) -> None:
         """To the next server, with a new connection; the only one is connected to anew."""

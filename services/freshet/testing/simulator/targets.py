@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from freshet.errors import ConfigError
+from freshet.runtime import tls
 from freshet.runtime.addresses import Address, address_of, reached_by
 from freshet.settings import Settings
 
@@ -40,8 +41,8 @@ def server_of(option: str, url: str) -> Address:
     """The server that a URL names. Raises ConfigError, naming the option."""
     try:
         parts = urlsplit(url)
-        if parts.scheme != "http" or parts.path not in ("", "/") or parts.query or parts.fragment:
-            raise ValueError("http://, a host and a port, and nothing behind them")
+        if parts.scheme != tls.scheme() or parts.path not in ("", "/") or parts.query or parts.fragment:
+            raise ValueError(f"{tls.scheme()}://, a host and a port, and nothing behind them")
         bare = parts.netloc.rpartition("]")[2]  # of an IPv6 address, what stands behind its bracket
         return address_of(parts.netloc if ":" in bare else f"{parts.netloc}:{HTTP_PORT}")
     except ValueError as error:

@@ -1,0 +1,300 @@
+"""HTTPS of every listener: who is let in and who is not, certificates that are renewed, and slow clients."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import threading
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+
+import httpx
+import pytest
+import trustme
+from prometheus_client import CollectorRegistry, generate_latest
+
+from freshet.client import Client, RetryPolicy
+from freshet.errors import BadInput, ConfigError, Unavailable
+from freshet.runtime import admin as admin_module
+from freshet.runtime import server, tls
+from freshet.runtime.admin import Admin
+from freshet.runtime.asking import ask
+from freshet.runtime.endpoint import LIVE, Endpoint
+from freshet.runtime.http import App, Reply, Request, Response
+from freshet.runtime.process_metrics import service_registry
+from freshet.runtime.server import bind, run_server, serve
+from freshet.settings import load_settings
+from tests.integration.serving import wait_for
+
+DEADLINE_S = 20.0
+PAST = datetime(2020, 1, 1, tzinfo=UTC)
+
+
+def write(folder: Path, authority: trustme.CA, *hosts: str, not_after: datetime | None = None) -> None:
+    """ca, key and cert of a service, in place of what was there."""
+    leaf = authority.issue_cert(*(hosts or ("127.0.0.1",)), not_after=not_after)
+    folder.mkdir(exist_ok=True)
+    for name, text in (
+        ("ca", authority.cert_pem.bytes()),
+        ("key", leaf.private_key_pem.bytes()),
+        ("cert", b"".join(pem.bytes() for pem in leaf.cert_chain_pems)),
+    ):
+        (folder / f".{name}").write_bytes(text)
+        (folder / f".{name}").rename(folder / name)
+
+
+def use(folder: Path | None, **more: str) -> None:
+    """This process has these files from now on: its listeners, and what it asks."""
+    files = (
+        {f"FRESHET_HTTP_{n.upper()}_FILE": str(folder / n) for n in ("ca", "cert", "key")} if folder else {}
+    )
+    tls.use(load_settings({**files, **{f"FRESHET_HTTP_{name.upper()}": text for name, text in more.items()}}))
+
+
+@pytest.fixture
+def authority() -> trustme.CA:
+    return trustme.CA()
+
+
+@pytest.fixture
+def files(authority: trustme.CA, tmp_path: Path) -> Iterator[Path]:
+    write(tmp_path / "service", authority)
+    yield tmp_path / "service"
+    use(None)
+
+
+async def live(_: Request) -> Response:
+    return Response(200, b'{"status":"live"}')
+
+
+def echo(request: Request, reply: Reply) -> None:
+    reply(Response(200, request.body))
+
+
+@contextmanager
+def listening(kind: str) -> Iterator[int]:
+    """The port of a listener of this kind, which answers /health/live."""
+    if kind == "admin":
+        with closing(
+            Admin("127.0.0.1", 0, registry=CollectorRegistry(), ready=lambda: None, status=dict)
+        ) as admin:
+            yield admin.port
+        return
+    sock, stop, ready = bind("127.0.0.1", 0), threading.Event(), threading.Event()
+    app = App(CollectorRegistry(), max_body_bytes=1 << 20, body_timeout_s=5)
+    app.route(LIVE, live)
+    app.route_taker(Endpoint("POST", "/echo", "As it came.", ()), echo)
+    thread = threading.Thread(
+        target=run_server, args=(lambda: serve(app, sock, stop, started=ready.set, drain_s=5),)
+    )
+    thread.start()
+    try:
+        assert ready.wait(DEADLINE_S)
+        yield sock.getsockname()[1]
+    finally:
+        stop.set()
+        thread.join(DEADLINE_S)
+        assert not thread.is_alive()
+        sock.close()
+
+
+@pytest.fixture(params=["app", "admin"])
+def listener(request: pytest.FixtureRequest, files: Path) -> Iterator[int]:
+    """Its clients need a certificate."""
+    use(files, client_certs="required")
+    with listening(request.param) as port:
+        yield port
+
+
+def ended(outcome: str) -> float:
+    return tls.handshakes().get((outcome,), 0)
+
+
+def test_a_service_with_a_certificate_is_let_in(listener: int) -> None:
+    done = ended("done")
+
+    assert ask(listener, "/health/live") == (200, {"status": "live"})
+
+    assert ended("done") == done + 1
+
+
+@pytest.mark.parametrize(
+    ("wrong", "outcome"),
+    [
+        ("no certificate", "no_certificate"),
+        ("of another authority", "certificate"),
+        ("expired", "certificate"),
+        ("no TLS", "no_tls"),
+        ("does not believe us", "not_believed"),
+    ],
+)
+def test_who_is_not_let_in_is_counted_and_others_go_on(
+    listener: int, authority: trustme.CA, files: Path, tmp_path: Path, wrong: str, outcome: str
+) -> None:
+    before = ended(outcome)
+    context = ssl.create_default_context(cafile=str(files / "ca"))
+    if wrong == "of another authority":
+        write(tmp_path / "client", trustme.CA())
+        context.load_cert_chain(tmp_path / "client" / "cert", tmp_path / "client" / "key")
+    elif wrong == "expired":
+        write(tmp_path / "client", authority, not_after=PAST)
+        context.load_cert_chain(tmp_path / "client" / "cert", tmp_path / "client" / "key")
+    elif wrong == "does not believe us":
+        context = ssl.create_default_context()
+    scheme = "http" if wrong == "no TLS" else "https"
+
+    with pytest.raises(httpx.TransportError):
+        httpx.get(f"{scheme}://127.0.0.1:{listener}/health/live", verify=context, trust_env=False)
+
+    wait_for(lambda: ended(outcome) == before + 1)
+    assert ask(listener, "/health/live")[0] == 200
+
+
+def test_a_listener_that_shows_another_name_is_not_asked(
+    authority: trustme.CA, files: Path, tmp_path: Path
+) -> None:
+    write(files, authority, "elsewhere.example")
+    use(files)
+    with listening("app") as port, pytest.raises(OSError, match=r"not valid for '127\.0\.0\.1'"):
+        ask(port, "/health/live")
+
+
+def test_a_listener_without_tls_is_not_asked(files: Path) -> None:
+    with listening("app") as port:
+        use(files)
+        with pytest.raises(OSError, match=r"(?i)wrong.version.number|record layer"):
+            ask(port, "/health/live")
+
+
+def test_an_optional_certificate_may_be_left_out_but_not_be_wrong(files: Path, tmp_path: Path) -> None:
+    use(files, client_certs="optional")
+    with listening("app") as port:
+        url = f"https://127.0.0.1:{port}/health/live"
+        context = ssl.create_default_context(cafile=str(files / "ca"))
+        assert httpx.get(url, verify=context, trust_env=False).status_code == 200
+        write(tmp_path / "client", trustme.CA())
+        context.load_cert_chain(tmp_path / "client" / "cert", tmp_path / "client" / "key")
+        with pytest.raises(httpx.TransportError):
+            httpx.get(url, verify=context, trust_env=False)
+
+
+def test_a_taken_request_goes_past_asgi_over_tls_too(files: Path) -> None:
+    use(files, client_certs="required")
+    with listening("app") as port:
+        context = ssl.create_default_context(cafile=str(files / "ca"))
+        context.load_cert_chain(files / "cert", files / "key")
+        with httpx.Client(verify=context, trust_env=False) as client:
+            for body in (b"small", b"x" * 300_000):  # whole, and in pieces
+                answer = client.post(f"https://127.0.0.1:{port}/echo", content=body)
+                assert (answer.status_code, answer.content) == (200, body)
+
+
+def test_renewed_certificates_are_taken_while_requests_go_on(listener: int, files: Path) -> None:
+    """Of another authority, so that one that was not taken would be refused; no request fails for it."""
+    failed: list[Exception] = []
+    stop, asked = threading.Event(), threading.Semaphore(0)
+
+    def ask_on() -> None:
+        context = ssl.create_default_context(cafile=str(files / "ca"))
+        context.load_cert_chain(files / "cert", files / "key")
+        with httpx.Client(verify=context, trust_env=False) as kept:  # one connection, from before
+            while not stop.is_set():
+                try:
+                    kept.get(f"https://127.0.0.1:{listener}/health/live").raise_for_status()
+                except Exception as error:
+                    failed.append(error)
+                asked.release()
+
+    asking = threading.Thread(target=ask_on)
+    if listener_keeps_connections(listener):
+        asking.start()
+        assert asked.acquire(timeout=DEADLINE_S)
+    new = trustme.CA()
+    write(files, new)
+
+    assert ask(listener, "/health/live")[0] == 200
+    stop.set()
+    if asking.ident is not None:
+        asking.join(DEADLINE_S)
+    assert failed == []
+    with socket.create_connection(("127.0.0.1", listener)) as plain:
+        context = ssl.create_default_context(cadata=new.cert_pem.bytes().decode())
+        context.load_cert_chain(files / "cert", files / "key")
+        with context.wrap_socket(plain, server_hostname="127.0.0.1") as client:
+            shown = client.getpeercert(binary_form=True)
+    assert shown == ssl.PEM_cert_to_DER_cert((files / "cert").read_text())
+
+
+def listener_keeps_connections(port: int) -> bool:
+    """HTTP/1.1, as gateway, inference and console speak it; admin ports answer once a connection."""
+    connection = tls.connection("127.0.0.1", port, DEADLINE_S)
+    with closing(connection):
+        connection.request("GET", "/health/live")
+        return connection.getresponse().version == 11
+
+
+def test_clients_that_say_nothing_keep_nobody_waiting_and_are_let_go(
+    listener: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    silent = [socket.create_connection(("127.0.0.1", listener)) for _ in range(20)]
+    try:
+        assert ask(listener, "/health/live", timeout_s=5)[0] == 200
+    finally:
+        for one in silent:
+            one.close()
+
+
+@pytest.mark.parametrize("kind", ["app", "admin"])
+def test_a_handshake_that_takes_too_long_ends_the_connection(
+    files: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    for module in (server, admin_module):
+        monkeypatch.setattr(module, "HANDSHAKE_S", 0.2)
+    use(files)
+    with listening(kind) as port, socket.create_connection(("127.0.0.1", port)) as silent:
+        silent.settimeout(DEADLINE_S)
+        assert silent.recv(1) == b""
+
+
+@pytest.mark.parametrize("given", [("cert",), ("cert", "key"), ("ca", "key"), ("ca", "cert")])
+def test_files_are_given_whole(files: Path, given: tuple[str, ...]) -> None:
+    variables = {f"FRESHET_HTTP_{name.upper()}_FILE": str(files / name) for name in given}
+    with pytest.raises(ConfigError, match="ca_file, cert_file and key_file"):
+        tls.use(load_settings(variables))
+
+
+def test_certificates_are_not_asked_for_without_any(files: Path) -> None:
+    with pytest.raises(ConfigError, match="client_certs = 'required'"):
+        use(None, client_certs="required")
+
+
+def test_handshakes_are_a_metric(listener: int) -> None:
+    ask(listener, "/health/live")
+
+    told = generate_latest(service_registry()).decode()
+
+    assert 'freshet_tls_handshakes_total{outcome="done"}' in told
+    assert 'freshet_certificate_seconds_left{of="http"}' in told
+
+
+def test_the_python_client_believes_the_authority_and_shows_its_certificate(files: Path) -> None:
+    use(files, client_certs="required")
+    once = RetryPolicy(attempts=1)
+    with listening("app") as port:
+        url, ca, pair = (
+            f"https://127.0.0.1:{port}",
+            str(files / "ca"),
+            (str(files / "cert"), str(files / "key")),
+        )
+        with (
+            Client(url, url, ca_file=ca, cert_file=pair[0], key_file=pair[1], retries=once) as good,
+            pytest.raises(BadInput, match="404"),  # it was let in: there is only no such path
+        ):
+            good.rank({}, [])
+        for believed in (ca, ""):
+            with Client(url, url, ca_file=believed, retries=once) as refused, pytest.raises(Unavailable):
+                refused.rank({}, [])
+    with pytest.raises(ConfigError, match=r"(?s)nothing\.pem.*expected PEM files"):
+        Client(url, url, ca_file="nothing.pem")
