@@ -21,6 +21,7 @@ RATE_INTERVAL = "1m"  # as Grafana makes of scrapes each 15 s, which is more tha
 SELECTOR = re.compile(r"(?:freshet|process)_[a-z0-9_]+(?:{[^}]*})?")
 
 EMPTY = {
+    "freshet_shard_room_blocks": "rows are in shards of their own here",
     'freshet_http_requests_total{role="inference",status=~"5.."}': "none has failed",
     'freshet_http_requests_total{role="gateway",status=~"429|5.."}': "none was turned away",
 }

@@ -1,0 +1,231 @@
+"""Alerts made to fire on a running stack, by breaking what each is about: how long each took.
+
+    python -m tests.compose.alarms                     # all, about half an hour
+    python -m tests.compose.alarms FreshetDown ...     # these
+
+Needs a docker engine and built images. Breaks stand in groups that do not hide each other's effects; after
+each group what was broken is mended, and nothing may fire any more before the next.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+
+import httpx
+
+from freshet.testing.simulator.spec import DEMO_SPEC
+from tests.compose.prometheus import Prometheus
+from tests.compose.stack import Stack
+from tests.system.waiting import wait_until
+
+FIRES_S = 720.0
+RESOLVED_S = 900.0
+
+
+class Broken:
+    """A stack, and the means to break it."""
+
+    def __init__(self, stack: Stack, versions: Path) -> None:
+        self.stack, self.versions = stack, versions
+
+    def container(self, name: str) -> str:
+        """A container's id."""
+        return self.stack.docker("ps", "--all", "--quiet", name).strip()
+
+    def update(self, name: str, *words: str) -> None:
+        """Change a running container's limits."""
+        subprocess.run(["docker", "update", *words, self.container(name)], check=True, capture_output=True)
+
+    def memory_bytes(self, name: str) -> int:
+        """What a service's process has in memory."""
+        page = httpx.get(f"{self.stack.url(name)}/metrics").text
+        found = re.search(r"^process_resident_memory_bytes (\S+)$", page, re.MULTILINE)
+        assert found is not None, page[:500]
+        return int(float(found[1]))
+
+
+@contextmanager
+def paused(broken: Broken, *names: str) -> Iterator[None]:
+    broken.stack.docker("pause", *names)
+    try:
+        yield
+    finally:
+        broken.stack.docker("unpause", *names)
+
+
+@contextmanager
+def slowed(broken: Broken, cpus: float, *names: str) -> Iterator[None]:
+    for name in names:
+        broken.update(name, f"--cpus={cpus}")
+    try:
+        yield
+    finally:
+        for name in names:
+            broken.update(name, "--cpus=0")
+
+
+@contextmanager
+def posting(url: str, body: bytes, every_s: float) -> Iterator[None]:
+    """Post a body again and again, whatever is answered."""
+    stop = threading.Event()
+
+    def post() -> None:
+        with httpx.Client(timeout=5) as client:
+            while not stop.wait(every_s):
+                with suppress(httpx.HTTPError):
+                    client.post(url, content=body, headers={"Content-Type": "application/json"})
+
+    thread = threading.Thread(target=post)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join(30)
+
+
+# --- what is broken, and what must fire then
+
+
+@contextmanager
+def gone(broken: Broken) -> Iterator[None]:
+    """A gateway is killed three times, and stays away."""
+    for _ in range(3):
+        broken.stack.kill("gateway-1")
+        broken.stack.up("gateway-1")
+    broken.stack.kill("gateway-1")
+    yield
+    broken.stack.up("gateway-1")
+
+
+@contextmanager
+def replaced(broken: Broken) -> Iterator[None]:
+    """A shard stands still for longer than its lease while it is pushed to, and comes back."""
+    with paused(broken, "shard-0"):
+        time.sleep(8)  # its lease is 3 s
+    yield
+
+
+@contextmanager
+def stepped_on(broken: Broken) -> Iterator[None]:
+    """Versions cannot be written, inference has a tenth of a core, an event in some fits no schema, and the
+    console may have hardly more memory than it uses.
+    """
+    with ExitStack() as stack:
+        broken.versions.chmod(0o555)
+        stack.callback(broken.versions.chmod, 0o777)
+        stack.enter_context(slowed(broken, 0.1, "inference-0", "inference-1"))
+        body = b'{"request_id": "r", "item": 7}'
+        stack.enter_context(posting(f"{broken.stack.gateway}/v1/actions", body, 0.05))
+        limit = str(int(broken.memory_bytes("console") * 1.06))
+        broken.update("console", f"--memory={limit}", f"--memory-swap={limit}")
+        stack.callback(broken.update, "console", f"--memory={512 << 20}", f"--memory-swap={512 << 20}")
+        yield
+
+
+@contextmanager
+def untrained(broken: Broken) -> Iterator[None]:
+    """The trainer stands still."""
+    with paused(broken, "trainer-0"):
+        yield
+
+
+@contextmanager
+def unjoined(broken: Broken) -> Iterator[None]:
+    """The joiner has a hundredth of a core."""
+    with slowed(broken, 0.01, "joiner-0"):
+        yield
+
+
+@contextmanager
+def without_log(broken: Broken) -> Iterator[None]:
+    """Kafka stands still, and inference is started anew meanwhile."""
+    with paused(broken, "kafka"):
+        yield
+
+
+@contextmanager
+def not_loaded(broken: Broken) -> Iterator[None]:
+    """Kafka stands still while inference starts, and people ask."""
+    with paused(broken, "kafka"):
+        broken.stack.kill("inference-0")
+        broken.stack.kill("inference-1")
+        broken.stack.docker("up", "--detach", "--no-build", "--no-deps", "inference-0", "inference-1")
+        with posting(f"{broken.stack.inference}/v1/rank", b'{"context": {}, "candidates": [{}]}', 0.02):
+            yield
+
+
+GROUPS: Sequence[tuple[Callable[[Broken], object], tuple[str, ...]]] = (
+    (gone, ("FreshetDown", "FreshetRestarts")),
+    (replaced, ("FreshetFenced",)),
+    (
+        stepped_on,
+        ("FreshetVersionsNotWritten", "FreshetSlowRanking", "FreshetEventsRefused", "FreshetMemory"),
+    ),
+    (untrained, ("FreshetTrainingBehind",)),
+    (unjoined, ("FreshetUnjoined", "FreshetStale")),
+    (without_log, ("FreshetEventsRejected", "FreshetServedEventsLost")),
+    (not_loaded, ("FreshetServingErrors",)),
+)
+
+
+def main(wanted: Sequence[str]) -> None:
+    """Break, wait, mend; print what fired."""
+    with tempfile.TemporaryDirectory(prefix="freshet-alarms-") as made:
+        folder = Path(made)
+        stack = Stack(DEMO_SPEC.parent, folder)
+        stack.down(volumes=True)
+        try:
+            print(f"all healthy after {stack.up():.0f} s", flush=True)
+            stack.up("simulator")
+            prometheus = Prometheus(stack.prometheus)
+            learned = 'freshet_trainer_quality{of="served"}'
+            wait_until("something is learned", lambda: bool(prometheus.query(learned)), within_s=300)
+            broken = Broken(stack, folder / "versions")
+            for break_, alerts in GROUPS:
+                names = [name for name in alerts if not wanted or name in wanted]
+                if names:
+                    _make_fire(broken, prometheus, break_, names)
+        finally:
+            stack.keep_words(Path(tempfile.gettempdir()))
+            stack.down(volumes=True)
+            stack.close()
+
+
+def _make_fire(
+    broken: Broken, prometheus: Prometheus, break_: Callable[[Broken], object], names: Sequence[str]
+) -> None:
+    print(f"{break_.__name__}: {break_.__doc__}", flush=True)
+    began = time.monotonic()
+    seen: dict[str, float] = {}
+
+    def all_fire() -> bool:
+        for name in prometheus.firing():
+            if name not in seen:
+                seen[name] = time.monotonic() - began
+                expected = "" if name in names else "  (besides)"
+                print(f"  {name:28} fired {seen[name]:4.0f} s after the break{expected}", flush=True)
+        return set(names) <= set(seen)
+
+    with break_(broken):  # type: ignore[attr-defined]
+        try:
+            wait_until("the alerts fire", all_fire, within_s=FIRES_S, look_s=1)
+        except AssertionError:
+            print(f"  did not fire within {FIRES_S:.0f} s: {sorted(set(names) - set(seen))}", flush=True)
+    try:
+        after = wait_until("all is well", lambda: not prometheus.firing(), within_s=RESOLVED_S, look_s=1)
+        print(f"  nothing fires {after:.0f} s after it was mended", flush=True)
+    except AssertionError:
+        print(f"  still firing: {sorted(prometheus.firing())}", flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
