@@ -187,7 +187,7 @@ class _Talk:
         if answer is not None and answer.status_code not in _RETRIED:
             return None
         after = answer.headers.get("retry-after") if answer is not None else None
-        return self.retries.pause_s(attempt, after, random.random())
+        return self.retries.pause_s(attempt, after, random.random())  # nosec B311  # a pause
 
     def receipt(self, answer: httpx.Response) -> Receipt:
         body = self.body(answer, (202, 422))

@@ -163,7 +163,7 @@ class Tracer:
 
     def chosen(self) -> bool:
         """Whether to trace something that has no id to decide by."""
-        return random.getrandbits(64) < self._bound
+        return random.getrandbits(64) < self._bound  # nosec B311  # no secret
 
     def _low(self, ids: U64, seed: int) -> U64:
         """(N,) lower halves of trace ids: uniform, and what samplers by ratio look at."""
@@ -214,8 +214,8 @@ class Tracer:
     @staticmethod
     def new(parent: Context | None = None) -> Context:
         """A span that nobody else needs to know: of the parent's trace, or of one of its own."""
-        trace_id = parent.trace_id if parent is not None else random.getrandbits(128) or 1
-        return Context(trace_id, random.getrandbits(64) or 1)
+        trace_id = parent.trace_id if parent is not None else random.getrandbits(128) or 1  # nosec B311
+        return Context(trace_id, random.getrandbits(64) or 1)  # nosec B311  # no secret
 
     def on_topic(self, operation: str, topic: str, partition: int | None = None) -> dict[str, Value]:
         """Attributes of a span that sends to, or processes what comes from, a topic."""

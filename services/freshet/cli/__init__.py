@@ -42,7 +42,7 @@ VERBS = {
     "backtest": "Learn from files of ready samples, once, in order; print the measures.",
     "rank": "Ask the inference server to rank candidates.",
     "peek": "Print records of a topic, readable.",
-    "token": "Make, list and drop the tokens that clients show.",
+    "token": "Make, list and drop the tokens that clients show.",  # nosec B105  # a help text
     "version": "List, show, promote and roll back dense versions.",
     "audit": "Say who has promoted, rolled back, and made or dropped tokens.",
     "check": "Explain a spec, or say which edits to a running model need a new one.",

@@ -139,7 +139,7 @@ def local(
         }
         said = Path(temporary) / "up.log"  # a pipe that nobody reads would hold the supervisor up
         with said.open("wb") as file:
-            process = subprocess.Popen(
+            process = subprocess.Popen(  # nosec B603  # our own command, no shell
                 [sys.executable, "-m", "freshet.cli", *command],
                 env=environment,
                 stdin=subprocess.DEVNULL,

@@ -36,7 +36,7 @@ def refuse_bad_model(spec: Spec, spec_file: Path) -> None:
     if ":" not in spec.model.kind:
         return
     command = [sys.executable, "-m", "freshet.cli.trying", str(spec_file)]
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False)
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False)  # nosec B603  # no shell
     if done.returncode == 0:
         return
     try:

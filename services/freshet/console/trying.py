@@ -48,7 +48,7 @@ def body_of(body: bytes) -> bytes:
         raise BadInput(f"the body is nested too deep: {error}") from None
 
 
-def asked(addresses: Sequence[Address], body: bytes, token_file: str = "") -> Response:
+def asked(addresses: Sequence[Address], body: bytes, token_file: str = "") -> Response:  # nosec B107  # no file
     """What inference answers, passed through: the first replica that does. Blocks.
 
     Raises:

@@ -53,6 +53,5 @@ class Filling:
         return _IDS.getrandbits(53) if self.number_ids else f"{_IDS.getrandbits(128):032x}"
 
 
-_IDS = random.Random()
-"""Seeded by the system when the process starts: ids must differ, not be secret, and asking the system for
-each takes longer than the rest of reading a request."""
+_IDS = random.SystemRandom()
+"""Nobody may guess the id of a request that he was not answered: by it alone he could report its clicks."""

@@ -155,7 +155,7 @@ class Inference:
             logger=self.logger,
             tally=self._tally,
             clock=clock,
-            rng=rng or random.Random(),
+            rng=rng or random.Random(),  # nosec B311  # exploring
         )
         self.app = App(
             registry,

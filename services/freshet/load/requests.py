@@ -94,7 +94,7 @@ class Events:
         self._served = Form(spec.events.served, schemas.served, draws)
         self._action = Form(spec.events.action, schemas.action, doing)
         self._seen = Form(spec.events.shown, schemas.of("shown"), doing) if spec.events.shown else None
-        self._rng, self._clock = random.Random(draws.seed), clock
+        self._rng, self._clock = random.Random(draws.seed), clock  # nosec B311  # to be repeated
         self._items = items if spec.events.served.explode is not None else 1
         self._share, self._batch = actions, batch
         self._soon_ms = int(SOON * min(label.window_ms for label in spec.labels))

@@ -170,7 +170,7 @@ async def _cancel_when(stop: asyncio.Event, tasks: Sequence[asyncio.Task[None]])
 
 async def _send(lane: Lane, began: float, seconds: float) -> None:
     """Send what is due; what is under way when it ends, or is cancelled, is waited for."""
-    loop, rng = asyncio.get_running_loop(), random.Random(f"{lane.seed}/{lane.name}")
+    loop, rng = asyncio.get_running_loop(), random.Random(f"{lane.seed}/{lane.name}")  # nosec B311  # repeatable
     under_way: set[asyncio.Task[None]] = set()
     due = began + rng.expovariate(lane.rate)
     try:

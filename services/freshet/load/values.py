@@ -48,7 +48,7 @@ class Draws:
     compared: Mapping[str, Sequence[Any]] = field(default_factory=dict)  # path -> what labels look for
 
     def __post_init__(self) -> None:
-        self.rng = random.Random(self.seed)
+        self.rng = random.Random(self.seed)  # nosec B311  # to be repeated
 
     def ranks(self, keys: Keys) -> Make:
         """Draws the place of a key among the most frequent: 0 is the most frequent one."""

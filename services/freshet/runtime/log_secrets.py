@@ -16,7 +16,7 @@ MOST_CHARS = 4_000
 MOST_ITEMS = 50
 
 _SECRET_NAME = (
-    r"(?:[\w.-]*(?:password|passwd|secret|token|credential|api[_-]?key|access[_-]?key|authorization))"
+    r"(?:[\w.-]*(?:password|passwd|secret|token|credential|api[_-]?key|access[_-]?key|authorization))"  # nosec B105
 )
 _SECRET_KEY = re.compile(_SECRET_NAME, re.IGNORECASE)
 

@@ -154,7 +154,7 @@ class Supervisor:
             if name not in self._logs:
                 self._logs[name] = self._folder.process_log(name).open("ab")
             child.log_start = os.fstat(self._logs[name].fileno()).st_size
-            child.popen = subprocess.Popen(
+            child.popen = subprocess.Popen(  # nosec B603  # our own command, no shell
                 child.process.command,
                 stdin=subprocess.DEVNULL,
                 stdout=self._logs[name],

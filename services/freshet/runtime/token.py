@@ -12,7 +12,7 @@ from freshet.runtime.tokens import TokenEntry, digest_of
 
 __all__ = ["CONSOLE_HINT", "TOKEN_FILE", "console_entry", "token_of"]
 
-TOKEN_FILE = "console.token"
+TOKEN_FILE = "console.token"  # nosec B105  # a file's name
 LEAST_TOKEN = 16
 
 

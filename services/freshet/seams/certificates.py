@@ -102,7 +102,7 @@ class CertificateFiles:
 
     def _pair(self) -> None:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.load_cert_chain(self._paths["cert_file"], self._paths["key_file"], password="")
+        context.load_cert_chain(self._paths["cert_file"], self._paths["key_file"], password="")  # nosec B106
 
     def _authority(self) -> None:
         ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(self._paths["ca_file"])

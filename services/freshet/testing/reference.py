@@ -95,8 +95,8 @@ class ReferenceRowService:
 
     def _row(self, row: tuple[int, int, int]) -> F32:
         if row not in self._rows:
-            random = np.random.default_rng([self._seed, *row])
-            self._rows[row] = random.uniform(-self._init, self._init, self._widths[row[0]]).astype(np.float32)
+            rng = np.random.default_rng([self._seed, *row])
+            self._rows[row] = rng.uniform(-self._init, self._init, self._widths[row[0]]).astype(np.float32)
         return self._rows[row]
 
 

@@ -271,7 +271,7 @@ class LogFile:
     def _ends(self, db: sqlite3.Connection, partition_ids: Sequence[int]) -> dict[int, tuple[int, int]]:
         """{partition id: (next offset, largest record time)}, read as one row: see `_STATEMENT_ROWS`."""
         (found,) = db.execute(
-            "SELECT group_concat(id || ' ' || next || ' ' || top_ms, ';') FROM partitions "
+            "SELECT group_concat(id || ' ' || next || ' ' || top_ms, ';') FROM partitions "  # nosec B608  # question marks
             f"WHERE id IN ({', '.join('?' * len(partition_ids))})",
             partition_ids,
         ).fetchone()
