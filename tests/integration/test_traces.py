@@ -114,9 +114,11 @@ def test_an_append_that_fails_is_told_of_as_failed(start: Callable[..., Running]
     gateway.gate.error = Unavailable("the log is away")
 
     assert gateway.send("impressions", ranked(5)).status_code == 503
+    assert gateway.send("impressions", [ranked(6), {"request_id": 4}]).status_code == 503
 
-    (span,) = told.of("gateway", "send feed.ranked")
-    assert "the log is away" in span.error
+    spans = told.of("gateway", "send feed.ranked")
+    assert [span.attributes["freshet.request_id"] for span in spans] == ["5", "6"]
+    assert all("the log is away" in span.error for span in spans)
 
 
 def test_a_fault_in_tracing_costs_no_event(

@@ -101,14 +101,11 @@ def test_color_is_for_terminals_whose_user_wants_it(
 
 
 def test_libraries_and_warnings_speak_through_the_same_writer(capsys: pytest.CaptureFixture[str]) -> None:
-    configure_logging("joiner")
-
-    logging.getLogger("uvicorn.error").warning("%s is odd", "this")
-    logging.getLogger("redis").info("not kept")
     with warnings.catch_warnings():
         warnings.simplefilter("always")
-        logging.captureWarnings(False)
-        logging.captureWarnings(True)
+        configure_logging("joiner")
+        logging.getLogger("uvicorn.error").warning("%s is odd", "this")
+        logging.getLogger("redis").info("not kept")
         warnings.warn("old api", DeprecationWarning, stacklevel=1)
 
     lines = [orjson.loads(x) for x in capsys.readouterr().err.splitlines() if x.startswith("{")]

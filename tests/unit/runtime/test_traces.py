@@ -122,7 +122,7 @@ def test_a_collector_that_is_slow_costs_spans_and_no_time() -> None:
 
 def test_what_a_collector_refuses_is_counted_and_room_for_others(collector: Receiver) -> None:
     collector.refuses = True
-    outbox = Outbox({}, endpoint=collector.url, queue_spans=2, delay_ms=1)
+    outbox = Outbox({}, endpoint=collector.url, queue_spans=1, delay_ms=1)
     outbox.tell(SPAN)
     wait_until("it was refused", lambda: outbox.counts()["failed"] == 1, within_s=10)
     collector.refuses = False
