@@ -14,7 +14,7 @@ from tests.system.members import read_to
 from tests.system.traffic import Impression
 from tests.system.waiting import wait_until_nothing_differs
 
-__all__ = ["assert_exact"]
+__all__ = ["assert_exact", "differences"]
 
 
 def assert_exact(
@@ -32,18 +32,37 @@ def assert_exact(
     topics, log = topics_of(spec), audit.open_log(folder)
     stack.drain(log, topics, folder, len(impressions))
     books = audit.read_books(log, topics)
+    log.close()
     print(f"{len(impressions)} impressions, {len(books.samples)} samples")
     for name in stack.of("inference"):
         wait_until_nothing_differs(partial(audit.against_serving, books, stack.url(name)), within_s=30)
-    ledger, ends = stack.joined()["ledger"], read_to(log, topics.samples)
+    assert differences(stack, spec, folder, books, impressions, actions) == []
+
+
+def differences(
+    stack: Stack,
+    spec: Spec,
+    folder: Path,
+    books: audit.Books,
+    impressions: Mapping[tuple[str, int], Impression],
+    actions: Mapping[tuple[str, int], set[str]],
+) -> list[str]:
+    """How log and stores differ from the books of the samples, and from what was acknowledged.
+
+    Stops the services that write. All samples are in a version before.
+    """
+    log = audit.open_log(folder)
+    ledger, ends = stack.joined()["ledger"], read_to(log, topics_of(spec).samples)
     log.close()
     for role in ("gateway", "joiner", "trainer", "embedder", "shard"):  # what shards hold is flushed
         stack.docker("stop", *stack.of(role))
     late = ledger["events"]
-    assert list(audit.against_joiner(books, ledger, len(impressions) - late["impressions_late"])) == []
     excused = late["actions_late"] + late["actions_orphan"] + late["impressions_late"]
     labels = tuple(label.name for label in spec.labels)
-    assert list(audit.against_acknowledged(books, impressions, actions, labels, excused=excused)) == []
-    assert list(audit.against_offsets(ends, folder, spec)) == []
-    assert list(audit.against_rows(books, folder, spec)) == []
-    assert list(audit.against_dense(books, folder)) == []
+    return [
+        *audit.against_joiner(books, ledger, len(impressions) - late["impressions_late"]),
+        *audit.against_acknowledged(books, impressions, actions, labels, excused=excused),
+        *audit.against_offsets(ends, folder, spec),
+        *audit.against_rows(books, folder, spec),
+        *audit.against_dense(books, folder),
+    ]

@@ -18,13 +18,8 @@ def stack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stack]:
     made.down(volumes=True)
     try:
         print(f"\nall healthy after {made.up():.1f} s")
-        password = tmp_path / "redis.password"
-        password.write_text(made.secret("redis.password"))
-        monkeypatch.setenv("FRESHET_COMMON_LOG_URL", f"kafka://{made.kafka}/freshet?replication=1")
-        monkeypatch.setenv(
-            "FRESHET_COMMON_ROWS_URL", f"redis://{made.redis}/freshet?user=freshet&password_file={password}"
-        )
-        monkeypatch.setenv("FRESHET_COMMON_VERSIONS_URL", f"file:{tmp_path / 'versions'}")
+        for name, value in made.settings(tmp_path).items():
+            monkeypatch.setenv(name, value)
         yield made
     finally:
         made.keep_words(tmp_path)

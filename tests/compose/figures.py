@@ -19,12 +19,14 @@ from pathlib import Path
 import httpx
 
 from tests.compose.loading import Load
-from tests.compose.stack import Stack
+from tests.compose.stack import PROJECT, Stack
 from tests.system.running import LEDGER
 from tests.system.waiting import wait_until
 
 REST_S, LOADED_S = 60, 180
 UNITS = {"B": 1e-6, "KiB": 2**10 / 1e6, "MiB": 2**20 / 1e6, "GiB": 2**30 / 1e6}
+
+__all__ = ["memory_mb", "volumes_mb"]
 
 
 def main(events: float, ranks: float) -> None:
@@ -37,11 +39,11 @@ def main(events: float, ranks: float) -> None:
             first_s = _first_prediction(stack)
             print(f"first served prediction {first_s:.1f} s after `docker compose up`", flush=True)
             _let_pass(REST_S)
-            rest = _memory(stack)
+            rest = memory_mb(stack)
             load = Load(stack.gateway, stack.inference, events=events, ranks=ranks, seed=1)
             load.start()
             wait_until("time passes", lambda: len(load.parts) >= LOADED_S, within_s=3 * LOADED_S)
-            loaded = _memory(stack)
+            loaded = memory_mb(stack)
             for name, lane in load.stop().items():
                 print(name, json.dumps(lane.as_json()), flush=True)
             print(f"MB of memory: at rest, under {events:g} events/s and {ranks:g} rankings/s")
@@ -74,7 +76,7 @@ def _first_prediction(stack: Stack) -> float:
     return first_s
 
 
-def _memory(stack: Stack) -> dict[str, float]:
+def memory_mb(stack: Stack) -> dict[str, float]:
     """MB by service, as the engine counts them: without what the kernel could take back of caches."""
     ids = stack.docker("ps", "--quiet").split()
     lines = _run(["docker", "stats", "--no-stream", "--format", "{{.Name}} {{.MemUsage}}", *ids])
@@ -82,8 +84,19 @@ def _memory(stack: Stack) -> dict[str, float]:
     for line in lines.splitlines():
         name, used = line.split()[:2]
         number = used.rstrip("BKMGi")
-        service = name.removeprefix("freshet-test-").rsplit("-", 1)[0]
+        service = name.removeprefix(f"{PROJECT}-").rsplit("-", 1)[0]
         found[service] = float(number) * UNITS[used[len(number) :]]
+    return found
+
+
+def volumes_mb(stack: Stack) -> dict[str, float]:
+    """MB on disk by volume. Needs root, as the engine's folders do."""
+    found = {}
+    for line in _run(["docker", "volume", "ls", "--format", "{{.Name}} {{.Mountpoint}}"]).splitlines():
+        name, _, folder = line.partition(" ")
+        if name.startswith(f"{PROJECT}_"):
+            used = _run(["du", "--summarize", "--block-size=1", folder]).split()[0]
+            found[name.removeprefix(f"{PROJECT}_")] = int(used) / 1e6
     return found
 
 

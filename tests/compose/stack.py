@@ -11,7 +11,7 @@ from pathlib import Path
 from tests.servers.processes import lasting_ports
 from tests.system.members import Members
 
-__all__ = ["Stack"]
+__all__ = ["PROJECT", "Stack"]
 
 ROOT = Path(__file__).parents[2]
 FILES = (ROOT / "docker-compose.yml", Path(__file__).with_name("compose.test.yml"))
@@ -105,6 +105,16 @@ class Stack(Members):
     def secret(self, name: str) -> str:
         """What stands in one of the files of the volume `secrets`."""
         return self.docker("exec", "--no-TTY", "shard-0", "cat", f"/run/freshet/{name}").strip()
+
+    def settings(self, folder: Path) -> dict[str, str]:
+        """Settings by which a process of this machine reaches the stores. A password goes into the folder."""
+        password = folder / "redis.password"
+        password.write_text(self.secret("redis.password"))
+        return {
+            "FRESHET_COMMON_LOG_URL": f"kafka://{self.kafka}/freshet?replication=1",
+            "FRESHET_COMMON_ROWS_URL": f"redis://{self.redis}/freshet?user=freshet&password_file={password}",
+            "FRESHET_COMMON_VERSIONS_URL": f"file:{folder / 'versions'}",
+        }
 
     def docker(self, *words: str, within_s: float = 60.0) -> str:
         """What `docker compose` prints. AssertionError, with its words, if it fails."""

@@ -26,7 +26,7 @@ from freshet.spec.layout import layout_of
 from freshet.spec.topics import Topics
 from freshet.tables import Store
 from freshet.testing.ledger import hash_of
-from freshet.types import Bucket, TopicPartition
+from freshet.types import Bucket, BytesColumn, TopicPartition
 from tests.system.traffic import Impression
 
 SAMPLE = fastavro.parse_schema(
@@ -107,19 +107,24 @@ def _samples(log: EventLog, topic: str) -> Iterator[Sample]:
         while any(at[TopicPartition(topic, p)] < end for p, end in ends.items()):
             for partition, records in reader.poll(1_000, 1.0):
                 at[partition] = records.next_offset
-                blocks = read_blocks(records.values)
-                for i in range(len(blocks)):
-                    made: Any = fastavro.schemaless_reader(io.BytesIO(blocks.payloads[i]), SAMPLE, None)
-                    yield Sample(
-                        made["request_id"],
-                        made["item"],
-                        made["user"],
-                        int(made["seq"]),
-                        int(blocks.labels[i]),
-                        float(blocks.values[i]),
-                    )
+                yield from samples_in(records.values)
     finally:
         reader.close()
+
+
+def samples_in(values: BytesColumn) -> Iterator[Sample]:
+    """The samples of some records of the topics `samples` and `samples.late`."""
+    blocks = read_blocks(values)
+    for i in range(len(blocks)):
+        made: Any = fastavro.schemaless_reader(io.BytesIO(blocks.payloads[i]), SAMPLE, None)
+        yield Sample(
+            made["request_id"],
+            made["item"],
+            made["user"],
+            int(made["seq"]),
+            int(blocks.labels[i]),
+            float(blocks.values[i]),
+        )
 
 
 # --- the comparisons: each yields what differs, in words
