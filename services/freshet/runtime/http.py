@@ -24,7 +24,7 @@ from freshet.runtime.endpoint import METRICS_PAGE, Endpoint
 from freshet.runtime.metrics import Metric
 from freshet.runtime.streaming import Headers, Stream, send_pieces
 from freshet.runtime.tokens import Scope as TokenScope
-from freshet.tracing import Context, Tracer, active, parsed_traceparent
+from freshet.tracing import Context, Tracer, active, parsed_traceparent, within
 
 if TYPE_CHECKING:
     from freshet.runtime.guard import Guard
@@ -278,7 +278,8 @@ class App:
             who, peer, payer = self._let_in(route.scope, headers, peer)
             route.taker(Request("POST", route.name, "", headers, body, (), peer, who, payer, span), answer)
         except Exception as error:
-            answer(error_response(error))
+            with within(span):  # what is logged of it names the trace
+                answer(error_response(error))
 
     def _let_in(
         self, scope: TokenScope | None, headers: Mapping[bytes, bytes], peer: str

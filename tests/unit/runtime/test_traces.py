@@ -3,6 +3,7 @@ it where tracing is off."""
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
 import threading
@@ -13,14 +14,17 @@ import pytest
 import structlog
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
+from prometheus_client import CollectorRegistry
 
 from freshet.errors import ConfigError
 from freshet.runtime import traces
+from freshet.runtime.endpoint import Endpoint
+from freshet.runtime.http import App, Reply, Request, Response
 from freshet.runtime.logging import configure_logging
 from freshet.runtime.trace_export import Outbox
 from freshet.runtime.traces import span_readings, start_traces
 from freshet.settings import Settings, load_settings
-from freshet.tracing import Context, Span, active, install, within
+from freshet.tracing import Context, Span, Tracer, active, install, within
 from tests.servers.otlp import Receiver, receiver
 from tests.system.waiting import wait_until
 
@@ -216,3 +220,33 @@ def test_where_tracing_is_off_nothing_of_it_is_loaded_or_runs() -> None:
     done = subprocess.run([sys.executable, "-c", OFF], capture_output=True, text=True, check=True)
 
     assert done.stdout.strip() == "[] 0"
+
+
+def test_a_request_that_fails_is_told_of_in_its_client_s_trace_and_so_is_its_log_line(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    configure_logging("gateway")
+    told: list[Span] = []
+    install(Tracer("news", 1.0, told.append))
+    replies: list[Response] = []
+
+    def fails(request: Request, reply: Reply) -> None:
+        assert request.span is not None
+        raise KeyError("a fault of ours")
+
+    async def ask() -> None:
+        app = App(CollectorRegistry(), max_body_bytes=1_000, body_timeout_s=1, role="gateway")
+        app.route_taker(Endpoint("POST", "/v1/events", "Fails.", ()), fails)
+        route = app.taker_of(b"POST", b"/v1/events")
+        assert route is not None
+        app.take(route, {b"traceparent": f"00-{5:032x}-{6:016x}-01".encode()}, b"", "", replies.append)
+
+    asyncio.run(ask())
+
+    (span,) = told
+    assert (span.name, span.role, span.kind) == ("POST /v1/events", "gateway", "server")
+    assert (span.parent, span.context.trace_id) == (Context(5, 6), 5)
+    assert span.attributes["http.response.status_code"] == replies[0].status == 500
+    assert span.error
+    line = orjson.loads(capsys.readouterr().err)
+    assert (line["trace_id"], line["span_id"]) == (f"{5:032x}", f"{span.context.span_id:016x}")
