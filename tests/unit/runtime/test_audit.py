@@ -50,6 +50,15 @@ def test_what_fails_is_a_line_with_the_reason_and_fails(tmp_path: Path, error: B
     assert line.why in ("no such version", "KeyboardInterrupt", "[Errno 28] full")
 
 
+def test_a_line_is_on_disk_before_it_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, synced = tmp_path / "audit.jsonl", list[int]()
+    monkeypatch.setattr(os, "fsync", lambda handle: synced.append(os.fstat(handle).st_size))
+    with Audit(path).of("promote", ADA, {}):
+        assert synced == []
+
+    assert synced == [path.stat().st_size]
+
+
 def test_nothing_is_done_that_cannot_be_recorded(tmp_path: Path) -> None:
     done = []
     with (
