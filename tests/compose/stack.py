@@ -81,7 +81,7 @@ class Stack(Members):
 
     def down(self, *, volumes: bool = False) -> None:
         """End all; volumes are kept unless they are to go."""
-        self.docker("down", *(["--volumes"] if volumes else []), within_s=120)
+        self.docker("--profile", "simulator", "down", *(["--volumes"] if volumes else []), within_s=120)
         self._addresses.clear()
 
     def keep_words(self, folder: Path) -> None:

@@ -22,6 +22,8 @@ from freshet.cli.options import (
 from freshet.errors import ConfigError
 
 if TYPE_CHECKING:
+    import ssl
+
     from freshet.load.connections import Server
     from freshet.load.running import Figures, Lane
     from freshet.settings import Settings
@@ -111,7 +113,7 @@ LATE_S = 0.01
     type=FiniteRange(0.01, 600),
     default=5,
     show_default=True,
-    help="Seconds until an answer counts as failed.",
+    help="Seconds for an answer, with the wait for a free connection; then it counts as failed.",
 )
 @click.option("--token-file", type=FILE, help="A file with the token that requests carry.")
 @click.option(
@@ -158,9 +160,16 @@ async def _run(
 
     from freshet.load.running import drive
 
-    stop = asyncio.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    stop, loop = asyncio.Event(), asyncio.get_running_loop()
+    numbers = (signal.SIGINT, signal.SIGTERM)
+
+    def end() -> None:
+        stop.set()
+        for number in numbers:  # a second one does not wait for answers
+            loop.remove_signal_handler(number)
+
+    for number in numbers:
+        loop.add_signal_handler(number, end)
     lanes = _lanes(spec, settings, how)
     try:
         return await drive(
@@ -181,16 +190,19 @@ def _lanes(spec: Spec, settings: Settings, how: dict[str, Any]) -> list[Lane]:
     from freshet.load.requests import Events, Ranks, read_requests
     from freshet.load.running import Lane
     from freshet.load.values import Draws, keys_of
+    from freshet.runtime import tls
+    from freshet.runtime.token_file import read_token
     from freshet.spec.schemas import load_schemas
+
+    tls.use(settings)
 
     schemas = load_schemas(spec)
     keys = keys_of(spec, dict(map(_sized, how["keys"])), how["zipf"])
-    token = how["token_file"].read_text().strip() if how["token_file"] else ""
+    token = read_token(str(how["token_file"] or settings.common.client_token_file))
+    context = _context(str(how["ca_file"] or ""))
 
     def connections(servers: list[Server]) -> Connections:
-        return Connections(
-            servers, how["connections"], how["timeout_s"], token=token, ca_file=str(how["ca_file"] or "")
-        )
+        return Connections(servers, how["connections"], how["timeout_s"], token=token, tls=context)
 
     def draws(more: int) -> Draws:
         return Draws(how["seed"] + more, keys)
@@ -223,14 +235,33 @@ def _lanes(spec: Spec, settings: Settings, how: dict[str, Any]) -> list[Lane]:
     return lanes
 
 
+def _context(ca_file: str) -> ssl.SSLContext:
+    """Who signs https servers' certificates, and ours: as FRESHET_HTTP_* say, but for `ca_file`."""
+    import ssl
+
+    from freshet.runtime import tls
+
+    files = tls.client_files()
+    ca, cert, key = ca_file or files.get("ca_file", ""), files.get("cert_file", ""), files.get("key_file", "")
+    try:
+        made = ssl.create_default_context(cafile=ca or None)
+        if cert:
+            made.load_cert_chain(cert, key)
+    except (OSError, ssl.SSLError) as error:
+        named = ", ".join(filter(None, (ca, cert, key)))
+        raise ConfigError("load", "--ca-file", named, "PEM files that can be read", str(error)) from error
+    return made
+
+
 def _servers(option: str, urls: tuple[str, ...], settings: Settings) -> list[Server]:
     from freshet.load.connections import Server, server_at
+    from freshet.runtime import tls
     from freshet.runtime.addresses import Address, reached_by
 
     if urls:
         return [server_at(option, url) for url in urls]
     port = settings.gateway.port if option == "--gateway" else settings.inference.port
-    return [Server(Address(reached_by(settings.common.bind_address), port))]
+    return [Server(Address(reached_by(settings.common.bind_address), port), tls.scheme() == "https")]
 
 
 def _sized(text: str) -> tuple[str, int]:

@@ -117,42 +117,61 @@ class Connections:
     """Connections to some servers, in turn; at most so many at once, others wait."""
 
     def __init__(
-        self, servers: Sequence[Server], most: int, timeout_s: float, *, token: str = "", ca_file: str = ""
+        self,
+        servers: Sequence[Server],
+        most: int,
+        timeout_s: float,
+        *,
+        token: str = "",
+        tls: ssl.SSLContext | None = None,
     ) -> None:
-        """`token`: sent with each request. `ca_file`: who signs https servers' certificates; without it those
-        whom this machine trusts."""
+        """Make none yet.
+
+        Args:
+            servers:   that are asked in turn.
+            most:      connections at once.
+            timeout_s: for an answer, from when `post` is called; the wait for a free connection is in it.
+            token:     sent with each request.
+            tls:       of https servers; without it those are believed whom this machine trusts.
+        """
         self._servers, self._timeout_s, self._turn = tuple(servers), timeout_s, 0
         self._free: dict[Server, deque[_Connection]] = {server: deque() for server in servers}
         self._slots = asyncio.Semaphore(most)
-        self._tls = ssl.create_default_context(cafile=ca_file or None)
+        self._tls = tls or ssl.create_default_context()
         self._headers = f"Authorization: Bearer {token}\r\n" if token else ""
 
     async def post(self, path: str, body: bytes) -> Answer:
         """Send a body of JSON to the next server."""
-        async with self._slots:
-            self._turn += 1
-            server = self._servers[self._turn % len(self._servers)]
-            head = (
-                f"POST {path} HTTP/1.1\r\nHost: {server.address}\r\nContent-Type: application/json\r\n"
-                f"Content-Length: {len(body)}\r\n{self._headers}\r\n"
-            )
-            connection: _Connection | None = None
-            sent_at: float | None = None
-            try:
-                async with asyncio.timeout(self._timeout_s):
+        self._turn += 1
+        server = self._servers[self._turn % len(self._servers)]
+        head = (
+            f"POST {path} HTTP/1.1\r\nHost: {server.address}\r\nContent-Type: application/json\r\n"
+            f"Content-Length: {len(body)}\r\n{self._headers}\r\n"
+        )
+        connection: _Connection | None = None
+        sent_at: float | None = None
+        answer = None
+        try:
+            async with asyncio.timeout(self._timeout_s), self._slots:
+                try:
                     connection = await self._connection(server)
                     sent_at = asyncio.get_running_loop().time()
                     answer = await connection.ask(head.encode() + body)
-            except TimeoutError:
-                answer = Answer(0, problem=f"no answer within {self._timeout_s:g} s")
-            except OSError as error:
-                answer = Answer(0, problem=f"no connection: {error}")
-            if connection is not None:
-                if answer.status and connection.usable:
-                    self._free[server].append(connection)
-                else:
-                    connection.close()
-            return replace(answer, sent_at=sent_at)
+                finally:  # before another has the slot
+                    self._put_back(server, connection, kept=bool(answer and answer.status))
+        except TimeoutError:
+            answer = Answer(0, problem=f"no answer within {self._timeout_s:g} s")
+        except OSError as error:
+            answer = Answer(0, problem=f"no connection: {error}")
+        return replace(answer, sent_at=sent_at)
+
+    def _put_back(self, server: Server, connection: _Connection | None, *, kept: bool) -> None:
+        if connection is None:
+            return
+        if kept and connection.usable:
+            self._free[server].append(connection)
+        else:
+            connection.close()
 
     def close(self) -> None:
         """Close those that are kept."""

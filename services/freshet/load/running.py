@@ -10,6 +10,7 @@ import selectors
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import orjson
@@ -21,9 +22,6 @@ from freshet.load.requests import Request, Source
 __all__ = ["Figures", "Lane", "drive"]
 
 GOOD = (200, 202)
-SHORTEST_S = 2e-4
-"""What is due sooner is sent at once: a pause costs about this."""
-
 PR_SET_TIMERSLACK = 29  # prctl(2)
 
 
@@ -32,7 +30,7 @@ class Figures:
     """What became of the requests that were due in some time."""
 
     seconds: float = 0.0
-    requests: int = 0  # that were due
+    requests: int = 0  # that were due; those under way are in no other figure yet
     events: int = 0  # in those with a good answer
     answers: Counter[str] = field(default_factory=Counter)  # by status, or what went wrong
     latency: Durations = field(default_factory=Durations)  # of good answers, from when they were due
@@ -117,7 +115,8 @@ async def drive(
     told: Callable[[float, dict[str, Figures]], None],
     stop: asyncio.Event,
 ) -> dict[str, Figures]:
-    """Send for so many seconds, or until told to stop; then wait for what is under way.
+    """Send for so many seconds, or until told to stop; then wait for what is under way, which the connections
+    give up after their timeout.
 
     Args:
         lanes:   what is sent.
@@ -148,72 +147,123 @@ async def drive(
             await asyncio.sleep(every_s)
             tell()
 
-    teller = asyncio.create_task(tell_often())
-    sending = [asyncio.create_task(_send(lane, began, seconds)) for lane in lanes]
-    stopping = asyncio.create_task(_cancel_when(stop, sending))
+    sending = [_Sending(lane, began, seconds) for lane in lanes]
+
+    async def stop_when_told() -> None:
+        await stop.wait()
+        for one in sending:
+            one.end()
+
+    helpers = [asyncio.create_task(tell_often()), asyncio.create_task(stop_when_told())]
+    tasks = [asyncio.create_task(one.run()) for one in sending]
+    for task in tasks:  # one that cannot go on ends the others
+        task.add_done_callback(partial(_stop_if_failed, stop))
     try:
-        for ended in await asyncio.gather(*sending, return_exceptions=True):
-            if isinstance(ended, Exception):
+        for ended in await asyncio.gather(*tasks, return_exceptions=True):
+            if isinstance(ended, BaseException):
                 raise ended
     finally:
-        for task in (stopping, teller, *sending):
+        for task in helpers:
             task.cancel()
     tell()
     return whole
 
 
-async def _cancel_when(stop: asyncio.Event, tasks: Sequence[asyncio.Task[None]]) -> None:
-    await stop.wait()
-    for task in tasks:
-        task.cancel()
+def _stop_if_failed(stop: asyncio.Event, task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and task.exception() is not None:
+        stop.set()
 
 
-async def _send(lane: Lane, began: float, seconds: float) -> None:
-    """Send what is due; what is under way when it ends, or is cancelled, is waited for."""
-    loop, rng = asyncio.get_running_loop(), random.Random(f"{lane.seed}/{lane.name}")  # nosec B311  # repeatable
-    under_way: set[asyncio.Task[None]] = set()
-    due = began + rng.expovariate(lane.rate)
-    try:
-        while due < began + seconds:
-            request = lane.source()
-            pause = due - loop.time()
-            if pause > SHORTEST_S:
-                await asyncio.sleep(pause)
-            task = loop.create_task(_ask(lane, request, due))
-            under_way.add(task)
-            task.add_done_callback(under_way.discard)
-            due += rng.expovariate(lane.rate)
-            if pause <= SHORTEST_S:
-                await asyncio.sleep(0)  # answers are read also while this falls behind
-    finally:
-        if under_way:
-            await asyncio.wait(under_way)
-        lane.sending = False
+class _Sending:
+    """One lane's requests, sent when they are due until it is told to end. Then those under way are waited
+    for, each for as long as the lane's connections do.
+    """
+
+    def __init__(self, lane: Lane, began: float, seconds: float) -> None:
+        self._lane, self._began, self._until = lane, began, began + seconds
+        self._loop = asyncio.get_running_loop()
+        self._rng = random.Random(f"{lane.seed}/{lane.name}")  # nosec B311  # repeatable
+        self._ended = False
+        self._pause: asyncio.Future[None] | None = None
+        self._under_way: set[asyncio.Task[None]] = set()
+
+    def end(self) -> None:
+        """Send no more."""
+        self._ended = True
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._pause is not None and not self._pause.done():
+            self._pause.set_result(None)
+
+    async def run(self) -> None:
+        """Send, and wait for the answers. Raises what the lane's source raises."""
+        try:
+            await self._send()
+        finally:
+            if self._under_way:
+                await asyncio.wait(self._under_way)
+            self._lane.sending = False
+
+    async def _send(self) -> None:
+        due = self._began + self._rng.expovariate(self._lane.rate)
+        while due < self._until:
+            request = self._lane.source()
+            await self._wait_until(due)
+            if self._ended:
+                return
+            task = self._loop.create_task(_ask(self._lane, request, due))
+            self._under_way.add(task)
+            task.add_done_callback(self._under_way.discard)
+            due += self._rng.expovariate(self._lane.rate)
+
+    async def _wait_until(self, due: float) -> None:
+        if due <= self._loop.time():
+            await asyncio.sleep(0)  # answers are read also while this falls behind
+            return
+        self._pause = self._loop.create_future()
+        timer = self._loop.call_at(due, self._wake)
+        try:
+            await self._pause
+        finally:
+            timer.cancel()
 
 
 async def _ask(lane: Lane, request: Request, due: float) -> None:
+    lane.now.requests += 1
     answer = await lane.connections.post(request.path, request.body)
     lane.ended_at = asyncio.get_running_loop().time()
     _count(lane.now, request, answer, due, lane.ended_at)
 
 
 def _count(figures: Figures, request: Request, answer: Answer, due: float, now: float) -> None:
-    figures.requests += 1
     sent = now if answer.sent_at is None else answer.sent_at
     figures.late.add(sent - due)
-    kind = str(answer.status) if answer.status else answer.problem.partition(":")[0]
+    kind, problem, fresh_ms = _read(request, answer)
     figures.answers[kind] += 1
-    if answer.status not in GOOD:
-        figures.first_problem.setdefault(kind, answer.problem or answer.body[:500].decode(errors="replace"))
+    if problem:
+        figures.first_problem.setdefault(kind, problem)
         return
     figures.events += request.events
     figures.latency.add(now - due)
     figures.service.add(now - sent)
-    request.answered(answer.body)
-    if answer.status == 200:
-        fresh_ms = orjson.loads(answer.body).get("freshness_ms")
-        if fresh_ms is not None:
-            figures.freshness.add(max(0.0, fresh_ms / 1e3))
+    if fresh_ms is not None:
+        figures.freshness.add(max(0.0, fresh_ms / 1e3))
+
+
+def _read(request: Request, answer: Answer) -> tuple[str, str, float | None]:
+    """What stands in `Figures.answers`; what is wrong with the answer, if anything is; how fresh it was."""
+    if not answer.status:
+        return answer.problem.partition(":")[0], answer.problem, None
+    kind, text = str(answer.status), answer.body[:500].decode(errors="replace")
+    if answer.status not in GOOD:
+        return kind, text or f"status {kind}", None
+    try:
+        request.answered(answer.body)
+        fresh_ms = orjson.loads(answer.body).get("freshness_ms") if answer.status == 200 else None
+        return kind, "", None if fresh_ms is None else float(fresh_ms)
+    except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
+        return f"{kind}, not understood", f"{error!r}: {text}", None
 
 
 def wake_in_time() -> None:

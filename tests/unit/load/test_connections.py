@@ -77,7 +77,8 @@ async def asked_of(
 ) -> tuple[list[Answer], int]:
     """The answers, and how many connections were made."""
     async with served(serve, tls) as (where, made):
-        connections = Connections([where], most, timeout_s, token=token, ca_file=ca_file)
+        believed = ssl.create_default_context(cafile=ca_file or None)
+        connections = Connections([where], most, timeout_s, token=token, tls=believed)
         try:
             if at_once:
                 return list(await asyncio.gather(*(connections.post("/x", body) for body in bodies))), len(
@@ -166,6 +167,18 @@ def test_a_server_that_never_answers_is_given_up() -> None:
     [found], _ = asyncio.run(asked_of(never, [b"1"], timeout_s=0.05))
 
     assert found.problem == "no answer within 0.05 s"
+
+
+def test_the_wait_for_a_free_connection_is_within_the_timeout() -> None:
+    async def never(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+        writer.close()
+
+    answers, made = asyncio.run(asked_of(never, [b"1"] * 20, at_once=True, most=1, timeout_s=0.05))
+
+    assert {answer.problem for answer in answers} == {"no answer within 0.05 s"}
+    assert made <= 2, "one after the other would have taken twenty times as long, and twenty connections"
+    assert sum(answer.sent_at is not None for answer in answers) == made
 
 
 def test_nobody_who_listens_is_told() -> None:

@@ -141,6 +141,41 @@ def test_told_to_stop_it_waits_for_what_is_under_way() -> None:
     assert figures.failed == 0
 
 
+def test_nothing_is_sent_before_it_is_due() -> None:
+    figures = driven(lambda: lane(Server(quick), rate=20_000), 1)
+
+    assert figures.late.percentile(0.001) is not None
+    assert figures.service.percentile(50) == pytest.approx(figures.latency.percentile(50), rel=0.02)
+    assert figures.latency.percentile(0.001) == pytest.approx(0.001, rel=0.02), "never less than it took"
+
+
+def test_an_answer_that_is_not_understood_is_counted_as_such() -> None:
+    async def nonsense(_: float) -> Answer:
+        return Answer(200, b"<html>")
+
+    figures = driven(lambda: lane(Server(nonsense)), 2)
+
+    assert figures.failed == figures.requests
+    assert figures.latency.count == figures.events == 0
+    [(kind, problem)] = figures.first_problem.items()
+    assert kind == "200, not understood"
+    assert "<html>" in problem
+
+
+def test_a_lane_that_cannot_go_on_ends_the_others() -> None:
+    def broken() -> Request:
+        raise ZeroDivisionError
+
+    async def run() -> float:
+        lanes = [lane(Server(quick)), Lane("ranks", 1, broken, Server(quick), seed=1)]  # type: ignore[arg-type]
+        with pytest.raises(ZeroDivisionError):
+            await drive(lanes, 3_600, every_s=1, told=lambda at, part: None, stop=asyncio.Event())
+        return asyncio.get_running_loop().time()
+
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        assert runner.run(run()) < 30
+
+
 def test_what_goes_wrong_in_making_a_request_ends_it() -> None:
     def broken() -> Request:
         raise ZeroDivisionError
