@@ -26,9 +26,10 @@ HANDSHAKES = Metric(
     "freshet_tls_handshakes",
     "counter",
     "connections",
-    "Handshakes of HTTP listeners by how they ended: `done`; `no_tls`: no TLS was spoken; `no_certificate`: "
-    "none was shown where one is required; `certificate`: one that is not believed; `not_believed`: the "
-    "client did not believe ours; `broken`: anything else. Clients that go away half-way are not counted.",
+    "Handshakes of HTTP listeners by how they ended: `done`; `no_tls`: no TLS was spoken, or too old a one; "
+    "`no_certificate`: none was shown where one is required; `certificate`: one that is not believed; "
+    "`not_believed`: the client did not believe ours; `broken`: anything else. "
+    "Clients that go away half-way are not counted.",
     ("outcome",),
 )
 
@@ -72,6 +73,7 @@ class HttpTls:
         if self._client_certs != "none":
             required = self._client_certs == "required"
             context.verify_mode = ssl.CERT_REQUIRED if required else ssl.CERT_OPTIONAL
+            _never_resume(context)
         context.sslobject_class, context.sslsocket_class = _CountedObject, _CountedSocket
         context.sni_callback = self._greeted
         return context
@@ -99,6 +101,15 @@ class HttpTls:
             log.warning(
                 "new certificates are not taken yet", path=self.files.paths["cert_file"], reason=str(error)
             )
+
+
+def _never_resume(context: ssl.SSLContext) -> None:
+    """Have every handshake verify the client's certificate: one that resumes a session verifies none, and
+    would let in whose authority is no longer believed. TLS 1.2 also resumes without tickets, which `ssl`
+    cannot forbid."""
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.num_tickets = 0
+    context.options |= ssl.OP_NO_TICKET
 
 
 def _count(error: ssl.SSLError | None) -> None:
@@ -157,12 +168,12 @@ def use(settings: Settings) -> None:
         "cert_file": settings.http.cert_file,
         "key_file": settings.http.key_file,
     }
+    if settings.http.client_certs != "none" and not given["cert_file"]:  # plain HTTP asks nobody
+        raise ConfigError(
+            "http", "client_certs", settings.http.client_certs, "none: there is no certificate of ours",
+            "set FRESHET_HTTP_CERT_FILE, FRESHET_HTTP_KEY_FILE and FRESHET_HTTP_CA_FILE",
+        )  # fmt: skip
     if not any(given.values()):
-        if settings.http.client_certs != "none":
-            raise ConfigError(
-                "http", "client_certs", settings.http.client_certs, "none: there is no certificate of ours",
-                "set FRESHET_HTTP_CERT_FILE, FRESHET_HTTP_KEY_FILE and FRESHET_HTTP_CA_FILE",
-            )  # fmt: skip
         _used.clear()
         return
     if bool(given["cert_file"]) != bool(given["key_file"]) or not given["ca_file"]:

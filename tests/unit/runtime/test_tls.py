@@ -227,6 +227,65 @@ def test_renewed_certificates_are_taken_while_requests_go_on(listener: int, file
     assert shown == ssl.PEM_cert_to_DER_cert((files / "cert").read_text())
 
 
+@pytest.mark.parametrize("asked", ["optional", "required"])
+@pytest.mark.parametrize("kind", ["app", "admin"])
+def test_a_session_of_an_authority_that_was_replaced_lets_nobody_in(
+    files: Path, tmp_path: Path, kind: str, asked: str
+) -> None:
+    use(files, client_certs=asked)
+    context = ssl.create_default_context(cafile=str(files / "ca"))
+    context.load_cert_chain(files / "cert", files / "key")
+    context.check_hostname, context.verify_mode = (
+        False,
+        ssl.CERT_NONE,
+    )  # it is to fail for the listener's sake
+    with listening(kind) as port:
+        status, session = told_live(port, context)
+        assert status == b"200"
+        write(files, trustme.CA())
+
+        assert refused(port, context, session)
+        assert ask(port, "/health/live")[0] == 200
+
+
+@pytest.mark.parametrize("asked", ["optional", "required"])
+def test_who_asks_for_certificates_speaks_no_tls_whose_sessions_need_none(files: Path, asked: str) -> None:
+    """TLS 1.2 resumes by numbers of sessions, too."""
+    context = ssl.create_default_context(cafile=str(files / "ca"))
+    context.load_cert_chain(files / "cert", files / "key")
+    context.maximum_version = ssl.TLSVersion.TLSv1_2
+    use(files)
+    with listening("app") as port:
+        assert told_live(port, context)[0] == b"200"
+    use(files, client_certs=asked)
+    before = ended("no_tls")
+    with listening("app") as port:
+        assert refused(port, context, None)
+    assert ended("no_tls") == before + 1
+
+
+def told_live(
+    port: int, context: ssl.SSLContext, session: ssl.SSLSession | None = None
+) -> tuple[bytes, ssl.SSLSession | None]:
+    """The status of /health/live, and the session that the listener gave to take up again."""
+    with (
+        socket.create_connection(("127.0.0.1", port), timeout=DEADLINE_S) as plain,
+        context.wrap_socket(plain, server_hostname="127.0.0.1", session=session) as client,
+    ):
+        client.sendall(b"GET /health/live HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: close\r\n\r\n")
+        with client.makefile("rb") as answer:
+            told = answer.read()
+        return told[9:12], client.session
+
+
+def refused(port: int, context: ssl.SSLContext, session: ssl.SSLSession | None) -> bool:
+    """Whether the handshake ends without an answer; of TLS 1.3, a client hears of it as it reads."""
+    try:
+        return told_live(port, context, session)[0] == b""
+    except OSError:
+        return True
+
+
 def listener_keeps_connections(port: int) -> bool:
     """HTTP/1.1, as gateway, inference and console speak it; admin ports answer once a connection."""
     connection = tls.connection("127.0.0.1", port, DEADLINE_S)
@@ -265,9 +324,14 @@ def test_files_are_given_whole(files: Path, given: tuple[str, ...]) -> None:
         tls.use(load_settings(variables))
 
 
-def test_certificates_are_not_asked_for_without_any(files: Path) -> None:
-    with pytest.raises(ConfigError, match="client_certs = 'required'"):
-        use(None, client_certs="required")
+@pytest.mark.parametrize("asked", ["optional", "required"])
+@pytest.mark.parametrize("given", [(), ("ca",), ("ca", "key")])
+def test_certificates_are_not_asked_for_without_any_of_ours(
+    files: Path, asked: str, given: tuple[str, ...]
+) -> None:
+    """Else all would be answered over plain HTTP."""
+    with pytest.raises(ConfigError, match=f"client_certs = '{asked}'"):
+        use(None, client_certs=asked, **{f"{name}_file": str(files / name) for name in given})
 
 
 def test_handshakes_are_a_metric(listener: int) -> None:
