@@ -125,6 +125,7 @@ EXTRAS = {
     "google": "grpc",
     "obstore": "objects",
     "cryptography": "certs",
+    "opentelemetry": "tracing",
 }
 """Modules that only some verbs need, and an extra that brings each; a test compares with pyproject.toml."""
 

@@ -243,7 +243,14 @@ def test_a_package_that_was_not_installed_is_named_with_what_brings_it(
 def test_the_extras_are_those_of_the_project():
     project = tomllib.loads((EXAMPLES.parent / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
-    modules = {"confluent-kafka": "confluent_kafka", "grpcio": "grpc", "protobuf": "google"}
+    modules = {
+        "confluent-kafka": "confluent_kafka",
+        "grpcio": "grpc",
+        "protobuf": "google",
+        "opentelemetry-api": "opentelemetry",
+        "opentelemetry-sdk": "opentelemetry",
+        "opentelemetry-exporter-otlp-proto-http": "opentelemetry",
+    }
     names = {package: re.split(r"[^\w-]", package)[0] for extra in extras.values() for package in extra}
     brought = {
         (modules.get(names[package], names[package]), extra)
