@@ -11,7 +11,6 @@ import sys
 import termios
 import threading
 from collections.abc import Awaitable, Callable, Mapping
-from functools import partial
 from typing import Any, Protocol, cast
 
 import structlog
@@ -23,6 +22,7 @@ from freshet.errors import ConfigError, Unavailable
 from freshet.runtime import tls
 from freshet.runtime.http import App, HttpError, Response, TakerRoute, error_response
 from freshet.runtime.ports import owner_of_port
+from freshet.runtime.tls_listener import Connected, TlsListener
 
 __all__ = ["BACKLOG", "UVICORN", "Beside", "bind", "run_server", "serve"]
 
@@ -57,12 +57,6 @@ MAX_CONNECTIONS = 2_000
 
 SPARE_FILES = 256
 """Descriptors that a process needs for other things than connections."""
-
-HANDSHAKE_S = 10.0
-"""A connection whose TLS handshake is not over by then is closed."""
-
-GOODBYE_S = 1.0
-"""How long TLS waits for the client to say that it has heard of the end: less than any drain."""
 
 STALLED_S = 30.0
 """A connection whose client takes nothing of what waits for it for so long is cut off. What waits, and the
@@ -124,7 +118,7 @@ class _Taken:
             self._answer(self, response)
 
 
-class _Protocol(HttpToolsProtocol):
+class _Protocol(HttpToolsProtocol, Connected):
     """Hands requests that arrive whole to the routes that take them, past ASGI: a task, its events and a
     scope cost more than all that the gateway does for one event. Whatever else comes goes uvicorn's way.
 
@@ -134,6 +128,7 @@ class _Protocol(HttpToolsProtocol):
 
     takers: App
     most_connections = 0
+    counted = False  # from before its handshake
     _route: TakerRoute | None = None  # of the request that is being read, while it may be taken
     _body = b""
     _stalled: asyncio.TimerHandle | None = None  # runs while more waits to be sent than buffers should hold
@@ -251,8 +246,10 @@ class _Protocol(HttpToolsProtocol):
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
+        self.connected = True
         self.takers = takers = cast(App, self.config.app)
-        takers.connections += 1
+        if not self.counted:
+            takers.connections += 1
         if takers.connections > self.most_connections:
             self._refuse(_TOO_MANY, "too_many")
             return
@@ -314,6 +311,23 @@ _TOO_MANY = HttpError(
 )  # fmt: skip
 
 
+class _Bound:
+    """Of connections that begin with a handshake: no answer can be given before it is over."""
+
+    def __init__(self, app: App, most: int) -> None:
+        self._app, self._most = app, most
+
+    def taken(self) -> bool:
+        if self._app.connections >= self._most:
+            self._app.cut_off("too_many")
+            return False
+        self._app.connections += 1
+        return True
+
+    def given_back(self) -> None:
+        self._app.connections -= 1
+
+
 class _Server(uvicorn.Server):
     """Stops when the event is set, by whomever; signals are the caller's."""
 
@@ -326,21 +340,19 @@ class _Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         secure = tls.listening()
         await super().startup(sockets if secure is None else [])
-        if secure is not None:  # uvicorn's own way has no limits of a handshake's time but 60 s
-            self.servers = [await self._listen(sock, secure) for sock in sockets or []]
+        if secure is not None:  # uvicorn's own way counts no handshakes, and has them take 60 s
+            self.servers = cast(Any, [self._listen(sock, secure) for sock in sockets or []])
         self._started()
 
-    async def _listen(self, sock: socket.socket, secure: tls.HttpTls) -> asyncio.Server:
-        made = cast(Callable[..., asyncio.Protocol], self.config.http_protocol_class)
-        state = {"server_state": self.server_state, "app_state": self.lifespan.state}
-        return await asyncio.get_running_loop().create_server(
-            partial(made, config=self.config, **state),
-            sock=sock,
-            ssl=secure.listener(),
-            backlog=BACKLOG,
-            ssl_handshake_timeout=HANDSHAKE_S,
-            ssl_shutdown_timeout=GOODBYE_S,
-        )
+    def _listen(self, sock: socket.socket, secure: tls.HttpTls) -> TlsListener:
+        kind = cast(type[_Protocol], self.config.http_protocol_class)
+
+        def made() -> _Protocol:
+            protocol = kind(self.config, self.server_state, self.lifespan.state)
+            protocol.counted = True
+            return protocol
+
+        return TlsListener(sock, secure, made, _Bound(self._app, kind.most_connections))
 
     async def on_tick(self, counter: int) -> bool:
         return await super().on_tick(counter) or self._stop.is_set()
@@ -376,7 +388,7 @@ async def serve(
     """Answer requests until `stop` is set; then those begun, for at most `drain_s`; then return.
 
     `beside`: another listener, which answers before `started` is called and drains at the same time. One
-    connection more than `max_connections` is answered with 503 and closed.
+    connection more than `max_connections` is answered with 503 and closed; over TLS it is closed at once.
     """
     drain = max(1, round(drain_s))
     most = _with_files(max_connections)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import socket
 import ssl
 import threading
+import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from freshet.client import Client, RetryPolicy
 from freshet.errors import BadInput, ConfigError, Unavailable
 from freshet.runtime import admin as admin_module
-from freshet.runtime import server, tls
+from freshet.runtime import tls, tls_listener
 from freshet.runtime.admin import Admin
 from freshet.runtime.asking import ask
 from freshet.runtime.endpoint import LIVE, Endpoint
@@ -74,8 +75,8 @@ def echo(request: Request, reply: Reply) -> None:
 
 
 @contextmanager
-def listening(kind: str) -> Iterator[int]:
-    """The port of a listener of this kind, which answers /health/live."""
+def listening(kind: str, max_connections: int = 100) -> Iterator[int]:
+    """The port of a listener of this kind, which answers /health/live; an app's has its bound."""
     if kind == "admin":
         with closing(
             Admin("127.0.0.1", 0, registry=CollectorRegistry(), ready=lambda: None, status=dict)
@@ -86,9 +87,11 @@ def listening(kind: str) -> Iterator[int]:
     app = App(CollectorRegistry(), max_body_bytes=1 << 20, body_timeout_s=5)
     app.route(LIVE, live)
     app.route_taker(Endpoint("POST", "/echo", "As it came.", ()), echo)
-    thread = threading.Thread(
-        target=run_server, args=(lambda: serve(app, sock, stop, started=ready.set, drain_s=5),)
-    )
+
+    async def main() -> None:
+        await serve(app, sock, stop, started=ready.set, drain_s=5, max_connections=max_connections)
+
+    thread = threading.Thread(target=run_server, args=(main,))
     thread.start()
     try:
         assert ready.wait(DEADLINE_S)
@@ -309,12 +312,59 @@ def test_clients_that_say_nothing_keep_nobody_waiting_and_are_let_go(
 def test_a_handshake_that_takes_too_long_ends_the_connection(
     files: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    for module in (server, admin_module):
+    for module in (tls_listener, admin_module):
         monkeypatch.setattr(module, "HANDSHAKE_S", 0.2)
     use(files)
     with listening(kind) as port, socket.create_connection(("127.0.0.1", port)) as silent:
         silent.settimeout(DEADLINE_S)
         assert silent.recv(1) == b""
+
+
+def test_a_handshake_that_has_not_ended_counts_as_a_connection(files: Path) -> None:
+    """One more than there may be is closed at once; who goes away makes room, whether greeted or not."""
+    use(files)
+    with listening("app", max_connections=3) as port:
+        silent = [socket.create_connection(("127.0.0.1", port)) for _ in range(3)]
+        try:
+            with socket.create_connection(("127.0.0.1", port), timeout=tls_listener.HANDSHAKE_S / 2) as more:
+                assert more.recv(1) == b""  # before any handshake is too late
+        finally:
+            for one in silent:
+                one.close()
+        wait_for(lambda: let_in(port))
+        for _ in range(5):  # more than the bound, one after the other
+            wait_for(lambda: let_in(port))
+
+
+def test_handshakes_that_fail_or_are_late_make_room(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tls_listener, "HANDSHAKE_S", 0.2)
+    use(files)
+    with listening("app", max_connections=1) as port:
+        for said in (b"GET / HTTP/1.1\r\n\r\n", b"", b"\x16\x03\x01"):  # no TLS; nothing; a piece
+            with socket.create_connection(("127.0.0.1", port), timeout=DEADLINE_S) as wrong:
+                wrong.sendall(said)
+                with suppress(ConnectionResetError):  # what it said may not have been read whole
+                    while wrong.recv(100):
+                        pass
+                wait_for(lambda: let_in(port))
+
+
+def test_a_stop_ends_handshakes_that_are_under_way(files: Path) -> None:
+    use(files)
+    with listening("app") as port:
+        silent = socket.create_connection(("127.0.0.1", port), timeout=tls_listener.HANDSHAKE_S / 2)
+        assert let_in(port)  # it has been accepted, since it came before
+        began = time.monotonic()
+    with silent:
+        assert time.monotonic() - began < tls_listener.HANDSHAKE_S / 3  # nor is it drained
+        assert silent.recv(1) == b""
+
+
+def let_in(port: int) -> bool:
+    try:
+        return ask(port, "/health/live")[0] == 200
+    except OSError:
+        return False
 
 
 @pytest.mark.parametrize("given", [("cert",), ("cert", "key"), ("ca", "key"), ("ca", "cert")])
