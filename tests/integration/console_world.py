@@ -6,7 +6,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -20,7 +20,7 @@ from freshet.console.instances import Places, local_places
 from freshet.console.service import Sources, run
 from freshet.features import JsonTranscoder
 from freshet.runtime.audit import Audit
-from freshet.runtime.guard import Guard
+from freshet.runtime.guard import Guard, Limits
 from freshet.runtime.token import CONSOLE_HINT, console_entry
 from freshet.runtime.token_file import TokenFile
 from freshet.seams.eventlog.sqlite import open_url as open_log
@@ -140,13 +140,14 @@ class ConsoleWorld:
                     more=[console_entry(TOKEN)],
                     hint=CONSOLE_HINT,
                     on_refused=audit.on_refused,
+                    limits=Limits(trusted_proxies=made.common.trusted_proxies),
                 ),
                 audit=audit,
                 stop=stop,
                 ready=ready,
             )
 
-        with running(target) as (url, stop), httpx.Client(base_url=url, timeout=20) as client:
+        with closing(audit), running(target) as (url, stop), httpx.Client(base_url=url, timeout=20) as client:
             yield Console(url, stop, client)
 
     # --- what services would write

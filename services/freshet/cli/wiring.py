@@ -336,13 +336,14 @@ def run_console(spec: Spec, settings: Settings, stop: threading.Event) -> None:
 
     run_folder = settings.common.run
     audit = Audit(settings.common.audit)
+    cleanup = Cleanup()
+    cleanup.add("audit", audit.close)
     token = token_of(settings.console.token, run_folder.state, settings.console.token_file)
     if settings.console.services:
         places = listed_places(settings.console.services)
     else:
         ports = {name: port for name, port in ports_of(settings).items() if name != "console"}
         places = local_places(ports, optional_ports_of(settings))
-    cleanup = Cleanup()
     log = open_eventlog(settings.common.log_url)
     cleanup.add("log", log.close)
     versions = open_versions(settings.common.versions_url)

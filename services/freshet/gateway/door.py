@@ -32,6 +32,7 @@ from freshet.gateway.core import (
 )
 from freshet.gateway.tracing import Sending, sending, sending_one
 from freshet.runtime.http import HttpError, Reply, Request, Response, error_response, json_response
+from freshet.runtime.rates import Payer
 from freshet.spec.model import Stream
 from freshet.tracing import Context, active
 from freshet.types import BytesColumn
@@ -42,7 +43,7 @@ __all__ = ["JSON", "JSON_LINES", "Acks", "Client", "Door", "Rules"]
 JSON = ("application/json", "")
 JSON_LINES = ("application/x-ndjson", "application/jsonl")
 Count = Callable[[str, int], None]  # outcome, events
-Pay = Callable[[str, int], None]  # payer, events
+Pay = Callable[[Payer | None, int], None]  # payer, events
 
 CHECK_BYTES = 32 << 10
 """With so many bytes unseen they are checked at once, while an append is under way: about 0.2 ms of work, so
@@ -109,7 +110,7 @@ class _Asked:
     body: bytes
     kind: str  # how its events stand in the body: JSON[0], JSON_LINES[0], AVRO or AVRO_BATCH
     client: Client
-    payer: str  # by whom its events are paid; "": by nobody
+    payer: Payer | None  # by whom its events are paid; None: by nobody
     came_ns: int = 0  # wall clock; 0: tracing is off
     span: Context | None = None  # of its request in its client's trace
 
@@ -153,7 +154,7 @@ class Door:
         self.take_body(body, kind, _HttpClient(self._stream.topic, reply), request.payer, request.span)
 
     def take_body(
-        self, body: bytes, kind: str, client: Client, payer: str = "", span: Context | None = None
+        self, body: bytes, kind: str, client: Client, payer: Payer | None = None, span: Context | None = None
     ) -> None:
         """Take events, of whatever protocol, and tell the client later. Raises as `take` does.
 
@@ -237,7 +238,7 @@ class Door:
 
         self._committer.submit(taken.appends(self._stream.topic), events=events, size=taken.size, done=done)
         for i, one in enumerate(asked):
-            if one.payer and taken.counts[i] > 0:
+            if one.payer is not None and taken.counts[i] > 0:
                 self._pay(one.payer, int(taken.counts[i]))
 
     @staticmethod

@@ -1,7 +1,8 @@
-"""Who has changed what, from where, when, and how it went: a line of JSON each, on disk before it is told.
+"""Who has changed what, from where, when, and how it went: lines of JSON, on disk before it is told.
 
-The file is appended to and never shortened by us. An action is refused where its line could not be written,
-so that none goes unrecorded. Several processes may write to one file.
+An action is two lines of one id: that it has begun, on disk before anything is done, and how it went. Where
+the first cannot be written, nothing is done; where the second is missing, the reader says that it is not
+known whether it was. The file is appended to and never shortened by us. Several processes may write to it.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import contextlib
 import fcntl
 import os
 import pwd
+import secrets
 import socket
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -22,14 +24,11 @@ import structlog
 
 from freshet.clock import SYSTEM_CLOCK, Clock
 from freshet.errors import FreshetError, Unavailable
+from freshet.runtime.refusals import Refusals
 
 __all__ = ["Actor", "Audit", "AuditLine", "os_user", "read_audit"]
 
 log = structlog.get_logger(__name__)
-
-REFUSALS_S = 1.0
-"""Refused requests are written no more often than that, and else counted into the next line: whoever is shut
-out must not fill the disk."""
 
 LONGEST = 1_000
 """Characters of a reason."""
@@ -37,7 +36,9 @@ LONGEST = 1_000
 MOST_BYTES = 256 << 20
 """Of what `freshet audit` reads, from the end."""
 
-Outcome = Literal["done", "refused", "failed"]
+Outcome = Literal["begun", "done", "refused", "failed"]
+
+NOT_KNOWN = "whether it was done is not known, or it is being done"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +58,7 @@ class AuditLine:
     who: str
     at: str
     what: Mapping[str, Any]
-    outcome: str  # done, refused, failed
+    outcome: str  # done, refused, failed; begun: how it went is not there
     why: str  # "" if it was done
 
 
@@ -70,81 +71,111 @@ def os_user() -> Actor:
     return Actor(f"user:{name}", socket.gethostname())
 
 
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    id: str  # of its two lines
+    action: str
+    actor: Actor
+    what: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class _Refusal:
+    action: str
+    actor: Actor
+    why: str
+
+
 class Audit:
-    """Writes to one file. `refused` is for one thread; all else for any."""
+    """Writes to one file. For any thread."""
 
     def __init__(self, path: Path, clock: Clock = SYSTEM_CLOCK) -> None:
         self._path, self._clock = path, clock
-        self._next_refusal, self._uncounted = clock.monotonic(), 0
+        self._refusals = Refusals(self._write_refusal)
 
     @contextlib.contextmanager
     def of(self, action: str, actor: Actor, what: dict[str, Any]) -> Iterator[None]:
         """Record what the block does: as done, or as failed with the error that it raises.
 
-        `what` may be filled by the block. Raises Unavailable, before the block, if nothing can be written.
+        `what` may be filled by the block. Raises Unavailable, before the block, if it is not on disk that it
+        has begun. A disk that is full only then is logged, and the line stays without an outcome.
         """
-        try:
-            handle = self._open()
-        except OSError as error:
-            raise Unavailable(
-                f"{self._path}: what is done must be written there first, and cannot be ({error.strerror}); "
-                "see that it can be written to, or name another with FRESHET_COMMON_AUDIT_FILE"
-            ) from error
-        try:
+        asked = _Asked(secrets.token_hex(8), action, actor, what)
+        with contextlib.ExitStack() as opened:
+            try:
+                handle = self._open()
+                opened.callback(os.close, handle)
+                self._write(handle, asked, "begun", "")
+            except OSError as error:
+                raise Unavailable(
+                    f"{self._path}: what is done must be written there first, and cannot be "
+                    f"({error.strerror}); nothing was done. See that it can be written to, or name another "
+                    "with FRESHET_COMMON_AUDIT_FILE"
+                ) from error
             try:
                 yield
             except BaseException as error:
-                self._write(handle, action, actor, what, "failed", str(error) or type(error).__name__)
+                self._end(handle, asked, "failed", str(error) or type(error).__name__)
                 raise
-            self._write(handle, action, actor, what, "done", "")
-        finally:
-            os.close(handle)
+            self._end(handle, asked, "done", "")
 
     def refused(self, action: str, actor: Actor, why: str) -> None:
-        """Record what somebody was not let do."""
-        now = self._clock.monotonic()
-        if now < self._next_refusal:
-            self._uncounted += 1
-            return
-        self._next_refusal = now + REFUSALS_S
-        what = {"also_refused": self._uncounted} if self._uncounted else {}
-        self._uncounted = 0
-        try:
-            handle = self._open()
-        except OSError as error:
-            log.error("a line of the audit log could not be written", path=str(self._path), reason=str(error))
-            return
-        try:
-            self._write(handle, action, actor, what, "refused", why)
-        finally:
-            os.close(handle)
+        """Record what somebody was not let do: soon, by a thread, at most one line a second. Never blocks."""
+        self._refusals.add(_Refusal(action, actor, why))
 
     def on_refused(self, scope: str, name: str, peer: str, why: str) -> None:
         """As a `Guard` tells it."""
         self.refused(scope, Actor(f"token:{name}" if name else "", peer), why)
 
+    def close(self) -> None:
+        """Write the refusals that are left; none may come after it. May block on the disk. Idempotent."""
+        self._refusals.close()
+
+    def _write_refusal(self, refusal: _Refusal, more: int) -> bool:
+        what = {"also_refused": more} if more else {}
+        try:
+            handle = self._open()
+            try:
+                asked = _Asked(secrets.token_hex(8), refusal.action, refusal.actor, what)
+                self._write(handle, asked, "refused", refusal.why)
+            finally:
+                os.close(handle)
+        except OSError as error:
+            self._not_written(error)
+            return False
+        return True
+
+    def _end(self, handle: int, asked: _Asked, outcome: Outcome, why: str) -> None:
+        try:
+            self._write(handle, asked, outcome, why)
+        except OSError as error:  # it is done, or has failed, all the same
+            self._not_written(error)
+
+    def _not_written(self, error: OSError) -> None:
+        log.error("a line of the audit log could not be written", path=str(self._path), reason=str(error))
+
     def _open(self) -> int:
         return os.open(self._path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
-    def _write(
-        self, handle: int, action: str, actor: Actor, what: Mapping[str, Any], outcome: Outcome, why: str
-    ) -> None:
+    def _write(self, handle: int, asked: _Asked, outcome: Outcome, why: str) -> None:
+        """Append a line, and have it on disk. Raises OSError: it may be there in part, or not be kept."""
         line = {
             "v": 1,
+            "id": asked.id,
             "time": _text(self._clock.now_ms()),
-            "action": action,
-            "who": actor.who,
-            "at": actor.at,
-            "what": what,
+            "action": asked.action,
+            "who": asked.actor.who,
+            "at": asked.actor.at,
+            "what": asked.what,
             "outcome": outcome,
             "why": why.splitlines()[0][:LONGEST] if why else "",
         }
+        fcntl.flock(handle, fcntl.LOCK_EX)
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX)
             _append(handle, orjson.dumps(line, default=str) + b"\n")
             os.fsync(handle)
-        except OSError as error:  # it is done, or was refused, all the same
-            log.error("a line of the audit log could not be written", path=str(self._path), reason=str(error))
+        finally:
+            fcntl.flock(handle, fcntl.LOCK_UN)
 
 
 def _append(handle: int, line: bytes) -> None:
@@ -161,7 +192,9 @@ def _text(ms: int) -> str:
 
 
 def read_audit(path: Path, most: int) -> tuple[list[AuditLine], int]:
-    """The newest lines, oldest first, and how many of what was read cannot be understood.
+    """The newest actions, oldest first, and how many of the lines that were read cannot be understood.
+
+    What has begun is left out where its outcome follows.
 
     Raises FreshetError: the file cannot be read.
     """
@@ -174,16 +207,23 @@ def read_audit(path: Path, most: int) -> tuple[list[AuditLine], int]:
         raise FreshetError(f"{path}: {error.strerror}") from error
     lines = content.splitlines()[1 if size > MOST_BYTES else 0 :]
     found = [_line(line) for line in lines]
-    return [line for line in found if line is not None][-most:], found.count(None)
+    understood = [line for line in found if line is not None]
+    ended = {id_ for id_, line in understood if line.outcome != "begun"}
+    told = [line for id_, line in understood if line.outcome != "begun" or id_ not in ended]
+    return told[-most:], found.count(None)
 
 
-def _line(line: bytes) -> AuditLine | None:
+def _line(line: bytes) -> tuple[str, AuditLine] | None:
+    """Its id, and what it says."""
     try:
         said = orjson.loads(line)
-        texts = [said[key] for key in ("time", "action", "who", "at", "outcome", "why")]
+        keys = ("time", "action", "who", "at", "outcome", "why")
+        texts = [said.get("id", ""), *(said[key] for key in keys)]  # the first lines had no id
         if not all(isinstance(text, str) for text in texts) or not isinstance(said["what"], dict):
             return None
-    except (orjson.JSONDecodeError, KeyError, TypeError):
+    except (orjson.JSONDecodeError, AttributeError, KeyError, TypeError):
         return None
-    time, action, who, at, outcome, why = texts
-    return AuditLine(time, action, who, at, said["what"], outcome, why)
+    id_, time, action, who, at, outcome, why = texts
+    if outcome == "begun":
+        why = NOT_KNOWN
+    return id_, AuditLine(time, action, who, at, said["what"], outcome, why)

@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry
 from freshet.clock import SYSTEM_CLOCK, Clock
 from freshet.runtime.http import HttpError
 from freshet.runtime.metrics import Metric, Reading, register
-from freshet.runtime.rates import Buckets, address_key, forwarded_address
+from freshet.runtime.rates import Buckets, Payer, address_key, forwarded_address
 from freshet.runtime.streaming import Headers
 from freshet.runtime.token_file import TokenFile
 from freshet.runtime.tokens import SCOPES, Scope, TokenEntry, bearer, shown, time_text
@@ -81,10 +81,10 @@ class Guest(NamedTuple):
 
     who: str  # the token's name; "" where none is asked for
     address: str
-    payer: str  # by whom events are paid; "" where they are not limited
+    payer: Payer | None  # by whom events are paid; None where they are not limited
 
 
-NOBODY = Guest("", "", "")
+NOBODY = Guest("", "", None)
 
 
 class Guard:
@@ -106,7 +106,6 @@ class Guard:
         self._on_refused = on_refused
         self._limits = limits or Limits()
         self._buckets = Buckets()
-        self._event_rates: dict[str, float] = {}  # by payer; those of tokens only
         self.asks = tokens is not None or bool(more)
         self._requests: Counter[str] = Counter()
         self._refused: Counter[tuple[str, str]] = Counter()
@@ -129,20 +128,18 @@ class Guard:
         Raises HttpError: 401 without a valid token, 403 if it has another scope, 429 for too much.
         """
         limits = self._limits
-        address = forwarded_address(peer, forwarded, limits.trusted_proxies)
+        address = self.address(peer, forwarded)
         entry = self._checked(scope, authorization, address)
         name, requests_per_s, events_per_s = "", limits.requests_per_s, limits.events_per_s
         if entry is not None:
             name = entry.name
             requests_per_s = requests_per_s if entry.requests_per_s is None else entry.requests_per_s
             events_per_s = events_per_s if entry.events_per_s is None else entry.events_per_s
-        payer = ""
-        if requests_per_s or events_per_s:
-            key = f"token {name}" if entry is not None else address_key(address)
+        payer = None
+        if requests_per_s or events_per_s:  # of a token's own line: another of its name may have other rates
+            key = f"token {entry.id}" if entry is not None else address_key(address)
             self._hold_back(scope, name, address, key, requests_per_s, events_per_s)
-            payer = key if events_per_s else ""
-            if entry is not None:
-                self._event_rates[key] = events_per_s
+            payer = Payer(key, events_per_s) if events_per_s else None
         if entry is not None:
             self._requests[self._counted(name)] += 1
         return Guest(name, address, payer)
@@ -151,14 +148,17 @@ class Guard:
         self, scope: Scope, authorization: bytes | None, peer: str, forwarded: bytes | None = None
     ) -> None:
         """As `admit`, when what is asked for comes later: nothing is counted as a request."""
-        self._checked(scope, authorization, forwarded_address(peer, forwarded, self._limits.trusted_proxies))
+        self._checked(scope, authorization, self.address(peer, forwarded))
 
-    def pay(self, payer: str, events: int) -> None:
+    def address(self, peer: str, forwarded: bytes | None) -> str:
+        """Who asks, behind as many proxies as are trusted."""
+        return forwarded_address(peer, forwarded, self._limits.trusted_proxies)
+
+    def pay(self, payer: Payer | None, events: int) -> None:
         """Events of a guest were taken. Who has sent more than it may is refused until they are earned."""
-        if payer:
-            rate = self._event_rates.get(payer, self._limits.events_per_s)
-            if rate:
-                self._buckets.pay(f"{payer} events", rate, self._clock.monotonic(), events)
+        if payer is not None:
+            now = self._clock.monotonic()
+            self._buckets.pay(f"{payer.key} events", payer.events_per_s, now, events)
 
     def _checked(self, scope: Scope, authorization: bytes | None, peer: str) -> TokenEntry | None:
         if not self.asks:
@@ -232,7 +232,7 @@ def _missing(scope: Scope, hint: str) -> HttpError:
 def _unknown(scope: Scope, hint: str) -> HttpError:
     return HttpError(
         401, "token_unknown", "this token is not known", expected=_wanted(scope), found="another token",
-        hint=HINT, headers=_challenge('error="invalid_token"'),
+        hint=hint, headers=_challenge('error="invalid_token"'),
     )  # fmt: skip
 
 

@@ -22,6 +22,7 @@ from prometheus_client.exposition import generate_latest
 from freshet.errors import BadInput, Overloaded, TooLarge, Unavailable
 from freshet.runtime.endpoint import METRICS_PAGE, Endpoint
 from freshet.runtime.metrics import Metric
+from freshet.runtime.rates import Payer
 from freshet.runtime.streaming import Headers, Stream, send_pieces
 from freshet.runtime.tokens import Scope as TokenScope
 from freshet.tracing import Context, Tracer, active, parsed_traceparent, within
@@ -88,7 +89,7 @@ class Request:
     arguments: tuple[str, ...] = ()  # what a route's `*` parts matched, decoded
     peer: str = ""  # the client's address; behind proxies that are trusted, the one that these tell
     who: str = ""  # name of the token that was shown, where one was asked for
-    payer: str = ""  # for `Guard.pay`
+    payer: Payer | None = None  # for `Guard.pay`
     span: Context | None = None  # of this request in its client's trace, if that is recorded
 
     @property
@@ -283,11 +284,14 @@ class App:
 
     def _let_in(
         self, scope: TokenScope | None, headers: Mapping[bytes, bytes], peer: str
-    ) -> tuple[str, str, str]:
+    ) -> tuple[str, str, Payer | None]:
         """A `Guest`. Raises HttpError."""
-        if scope is None or self._guard is None:
-            return "", peer, ""
-        return self._guard.admit(scope, headers.get(b"authorization"), peer, headers.get(b"x-forwarded-for"))
+        if self._guard is None:
+            return "", peer, None
+        forwarded = headers.get(b"x-forwarded-for")
+        if scope is None:
+            return "", self._guard.address(peer, forwarded), None
+        return self._guard.admit(scope, headers.get(b"authorization"), peer, forwarded)
 
     def _traced(
         self, tracer: Tracer, route: str, headers: Mapping[bytes, bytes], reply: Reply

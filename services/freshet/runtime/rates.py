@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from ipaddress import IPv6Address, ip_address
+from typing import NamedTuple
 
-__all__ = ["MOST_CLIENTS", "Buckets", "address_key", "forwarded_address"]
+__all__ = ["MOST_CLIENTS", "Buckets", "Payer", "address_key", "forwarded_address"]
 
 MOST_CLIENTS = 10_000
 """That are remembered, in about 2 MB; the one that has not come for longest is forgotten for a new one, and
@@ -16,6 +17,13 @@ BURST_S = 1.0
 
 IPV6_NETWORK = 64
 """Bits of an IPv6 address that name a client: it has all addresses of its network."""
+
+
+class Payer(NamedTuple):
+    """Who pays for events, and how many it may send a second."""
+
+    key: str
+    events_per_s: float  # > 0
 
 
 class Buckets:

@@ -68,7 +68,9 @@ def _text(path: Path, must_exist: bool) -> str:
 
 
 def _write(path: Path, text: str) -> None:
-    new = path.with_name(f".{path.name}.{os.getpid()}")
+    """Alone in the folder."""
+    new = path.with_name(f".{path.name}.new")  # one name: whoever was killed in here leaves one file at most
+    new.unlink(missing_ok=True)
     handle = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
         with os.fdopen(handle, "w", encoding="ascii") as file:

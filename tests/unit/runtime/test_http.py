@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import httpx
 import pytest
@@ -16,6 +17,7 @@ from prometheus_client import CollectorRegistry
 
 from freshet.errors import BadInput, ConfigError, Overloaded, TooLarge, Unavailable
 from freshet.runtime.endpoint import Endpoint
+from freshet.runtime.guard import Guard, Limits
 from freshet.runtime.http import App, HttpError, Request, Response, json_response
 from freshet.runtime.server import bind, run_server, serve
 
@@ -97,6 +99,34 @@ def test_every_error_is_json_with_a_code_and_a_message(server: Running, name: st
 
     assert answer.status_code == ERRORS[name][1]
     assert answer.json()["error"].keys() == {"code", "message", "expected", "found", "hint"}
+
+
+def test_behind_a_trusted_proxy_every_route_is_told_who_asked_it() -> None:
+    app = App(
+        CollectorRegistry(),
+        max_body_bytes=LIMIT,
+        body_timeout_s=1,
+        guard=Guard(limits=Limits(trusted_proxies=1)),
+    )
+    peers = []
+
+    async def handler(request: Request) -> Response:
+        peers.append(request.peer)
+        return Response(200, b"")
+
+    async def receive() -> Mapping[str, Any]:
+        return {"type": "http.request", "body": b""}
+
+    async def send(_message: Mapping[str, Any]) -> None: ...
+
+    app.route(Endpoint("GET", "/open", "Open.", ()), handler)
+    app.route(Endpoint("GET", "/closed", "Closed.", (), scope="rank"), handler)
+    scope = {"type": "http", "method": "GET", "query_string": b"", "client": ("10.0.0.1", 1)}
+    for path in ("/open", "/closed"):
+        headers = [(b"x-forwarded-for", b"6.6.6.6, 203.0.113.9")]
+        asyncio.run(app({**scope, "path": path, "headers": headers}, receive, send))
+
+    assert peers == ["203.0.113.9", "203.0.113.9"]
 
 
 def test_an_unforeseen_error_tells_no_details(server: Running) -> None:

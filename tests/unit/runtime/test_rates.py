@@ -123,6 +123,23 @@ def test_tokens_are_held_back_each_by_its_own_limit_wherever_they_come_from() ->
     assert outcomes(guard, 9, b"Bearer c") == [202] * 9
 
 
+def test_two_tokens_of_one_name_are_held_back_each_by_its_own_line() -> None:
+    old = TokenEntry("shop", frozenset({"send"}), digest_of(b"old"), None, 2.0, 100.0)
+    new = TokenEntry("shop", frozenset({"send"}), digest_of(b"new"), None, 4.0, 1000.0)
+    clock = SettableClock()
+    guard = Guard(None, clock, more=[old, new])
+
+    assert outcomes(guard, 3, b"Bearer old") == [202, 202, 429]
+    assert outcomes(guard, 5, b"Bearer new") == [202, 202, 202, 202, 429]
+    clock.advance(1)
+    payer = guard.admit("send", b"Bearer old", "").payer
+    guard.admit("send", b"Bearer new", "")
+    guard.pay(payer, 150)  # by the rate of its own token, whichever of the name came last
+    clock.advance(0.4)
+    assert outcomes(guard, 1, b"Bearer old") == [429]
+    assert outcomes(guard, 1, b"Bearer new") == [202]
+
+
 def test_addresses_are_held_back_where_no_tokens_are_asked_for() -> None:
     clock = SettableClock()
     guard = Guard(None, clock, limits=Limits(requests_per_s=1))

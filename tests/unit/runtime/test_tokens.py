@@ -220,6 +220,24 @@ def test_an_edit_keeps_comments_order_and_rights(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["tokens"]
 
 
+def test_who_was_killed_while_it_wrote_is_in_nobodys_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def add(now: Sequence[TokenEntry]) -> tuple[Sequence[TokenEntry], None]:
+        return [*now, entry()], None
+
+    with monkeypatch.context() as killed:  # what a kill leaves: nothing is tidied up
+        killed.setattr(Path, "replace", lambda path, to: (_ for _ in ()).throw(SystemError))
+        killed.setattr(Path, "unlink", lambda path, missing_ok=False: None)
+        with pytest.raises(SystemError):
+            edited(tmp_path / "tokens", add)
+    assert len(list(tmp_path.iterdir())) == 1
+
+    edited(tmp_path / "tokens", add)
+
+    assert [p.name for p in tmp_path.iterdir()] == ["tokens"]
+
+
 def test_a_new_file_is_its_owners_alone_and_a_wrong_one_is_left_as_it_is(tmp_path: Path) -> None:
     def add(now: Sequence[TokenEntry]) -> tuple[Sequence[TokenEntry], None]:
         return [*now, entry()], None
@@ -288,6 +306,17 @@ def test_two_tokens_of_one_name_are_both_valid_until_one_is_dropped(tmp_path: Pa
     clock.advance(1)
     assert code_of(guard, "send", b"Bearer old") == "401 token_unknown"
     assert code_of(guard, "send", b"Bearer new") == "shop"
+
+
+@pytest.mark.parametrize("token", [None, b"Bearer other", b"Bearer old", b"Bearer one"])
+def test_who_is_refused_is_told_where_tokens_of_this_door_come_from(token: bytes | None) -> None:
+    entries = [entry("shop", "one", "send"), entry("shop", "old", "operate", expires_ms=NOW_MS)]
+    guard = Guard(None, SettableClock(NOW_MS), more=entries, hint="ask Ada")
+
+    with pytest.raises(HttpError) as refused:
+        guard.admit("operate", token, "192.0.2.7")
+
+    assert refused.value.content["hint"] == "ask Ada"
 
 
 def test_a_guard_without_tokens_asks_nobody() -> None:

@@ -1,0 +1,100 @@
+"""Refusals on their way to the disk: none is lost, whoever tells of them does not wait, and lines are few."""
+
+from __future__ import annotations
+
+import threading
+
+from freshet.runtime.refusals import Refusals
+
+
+class Disk:
+    """Takes lines when it is let; `full` times it fails."""
+
+    def __init__(self, *, full: int = 0) -> None:
+        self.lines: list[tuple[str, int]] = []
+        self.tried, self.free = threading.Semaphore(0), threading.Event()
+        self._full = full
+        self.free.set()
+
+    def write(self, refusal: str, more: int) -> bool:
+        self.tried.release()
+        assert self.free.wait(10)
+        if self._full:
+            self._full -= 1
+            return False
+        self.lines.append((refusal, more))
+        return True
+
+
+def test_a_disk_that_hangs_holds_nobody_up() -> None:
+    disk = Disk()
+    disk.free.clear()
+    refusals = Refusals(disk.write, pause_s=0.0)
+    refusals.add("first")
+    assert disk.tried.acquire(timeout=10)
+
+    for i in range(1000):
+        refusals.add(f"{i}")
+    assert disk.lines == []
+    disk.free.set()
+    refusals.close()
+
+    assert disk.lines == [("first", 0), ("999", 999)]
+
+
+def test_what_comes_within_a_pause_is_written_after_it_though_nothing_follows() -> None:
+    disk = Disk()
+    disk.free.clear()
+    refusals = Refusals(disk.write, pause_s=0.01)
+    refusals.add("first")
+    assert disk.tried.acquire(timeout=10)
+    refusals.add("second")
+    disk.free.set()
+
+    assert disk.tried.acquire(timeout=10)
+    refusals.close()
+    assert disk.lines == [("first", 0), ("second", 0)]
+
+
+def test_a_pause_is_kept_between_two_lines_and_ended_by_the_close() -> None:
+    disk = Disk()
+    refusals = Refusals(disk.write, pause_s=3600.0)
+    refusals.add("first")
+    assert disk.tried.acquire(timeout=10)
+    for i in range(10):
+        refusals.add(f"{i}")
+    assert not disk.tried.acquire(timeout=0.05)
+    refusals.close()
+
+    assert disk.lines == [("first", 0), ("9", 9)]
+
+
+def test_what_could_not_be_written_is_counted_into_the_next_line() -> None:
+    disk = Disk(full=1)
+    refusals = Refusals(disk.write, pause_s=0.0)
+    refusals.add("first")
+    assert disk.tried.acquire(timeout=10)
+    refusals.add("second")
+    assert disk.tried.acquire(timeout=10)
+    refusals.close()
+
+    assert disk.lines == [("second", 1)]
+
+
+def test_what_could_not_be_written_is_tried_once_more_at_the_close() -> None:
+    disk = Disk(full=1)
+    refusals = Refusals(disk.write, pause_s=0.0)
+    refusals.add("only")
+    assert disk.tried.acquire(timeout=10)
+    refusals.close()
+
+    assert disk.lines == [("only", 0)]
+
+
+def test_without_a_refusal_there_is_no_thread() -> None:
+    before = threading.active_count()
+    refusals = Refusals(Disk().write)
+
+    assert threading.active_count() == before
+    refusals.close()
+    refusals.close()
