@@ -164,7 +164,6 @@ def not_loaded(broken: Broken) -> Iterator[None]:
 
 
 GROUPS: Sequence[tuple[Callable[[Broken], object], tuple[str, ...]]] = (
-    (gone, ("FreshetDown", "FreshetRestarts")),
     (replaced, ("FreshetFenced",)),
     (
         stepped_on,
@@ -174,6 +173,7 @@ GROUPS: Sequence[tuple[Callable[[Broken], object], tuple[str, ...]]] = (
     (unjoined, ("FreshetUnjoined", "FreshetStale")),
     (without_log, ("FreshetEventsRejected", "FreshetServedEventsLost")),
     (not_loaded, ("FreshetServingErrors",)),
+    (gone, ("FreshetDown", "FreshetRestarts")),  # last: restarts are remembered for a quarter of an hour
 )
 
 
