@@ -22,7 +22,7 @@ def page() -> str:
 
 
 def _page() -> Iterator[str]:
-    yield header("Settings: where things run", "services/freshet/settings/model.py")
+    yield header("Settings: where things run", "services/freshet/settings")
     yield INTRO
     for service, cls in SERVICES.items():
         yield f"## {service}\n\n{first_paragraph(cls)}\n"

@@ -4,21 +4,10 @@ What a model means stands in the spec (`freshet.spec`); nothing here changes a p
 from variables `FRESHET_<SERVICE>_<OPTION>` (`FRESHET_GATEWAY_PORT=7100`), the defaults fit one machine.
 """
 
-from freshet.settings.model import (
-    Common,
-    Console,
-    Embedder,
-    Gateway,
-    Grpc,
-    GrpcDoor,
-    Inference,
-    Joiner,
-    Registry,
-    Settings,
-    Simulator,
-    Traces,
-    Trainer,
-)
+from freshet.settings.doors import Console, Gateway, GrpcDoor, Inference, Simulator
+from freshet.settings.learning import Embedder, Joiner, Trainer
+from freshet.settings.model import Common, Settings
+from freshet.settings.network import Grpc, Registry, Traces
 from freshet.settings.parse import load_settings, variables
 from freshet.settings.run_folder import RunFolder
 
