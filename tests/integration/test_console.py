@@ -50,6 +50,7 @@ def test_a_run_without_anything_yet_is_shown_as_such(console: Console) -> None:
 
     assert (state["v"], state["model"], state["health"]) == (1, "news", "good")
     assert [s["name"] for s in state["services"]] == ["gateway", "joiner", "trainer", "inference"]
+    assert state["asking"] == {"scheme": "http", "token": False, "certificate": False}
     assert state["freshness_ms"] is None
     assert state["trace"] is None
     assert state["versions"] == {"serving": None, "aliases": {}, "pinned": False, "list": []}
@@ -58,6 +59,15 @@ def test_a_run_without_anything_yet_is_shown_as_such(console: Console) -> None:
     assert all(t["rows"] is None for t in state["tables"])
     assert console.history()["windows"] == []
     assert console.client.get("/api/requests").json() == []
+
+
+def test_the_page_is_told_that_clients_need_tokens(tmp_path: Path) -> None:
+    """It shows commands to copy."""
+    world = ConsoleWorld(tmp_path / "run")
+    (tmp_path / "tokens").write_text("")
+    with world.console(common_tokens_file=str(tmp_path / "tokens")) as console:
+        assert console.state()["asking"] == {"scheme": "http", "token": True, "certificate": False}
+    world.close()
 
 
 def test_what_the_services_say_is_shown(world: ConsoleWorld, console: Console) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import re
+import shlex
 import time
 from collections.abc import Callable
 from functools import partial
@@ -289,6 +290,44 @@ def test_try_it_ranks_what_is_written_and_gives_curl_and_python(console: Console
     assert '"user": 9007199254740993' in python
     page.locator("#try-json").fill('{"candidates": ')
     expect(page.locator("#try .wrong")).to_contain_text("not a request yet")
+
+
+def test_what_is_to_be_copied_asks_as_the_door_wants_it(console: Console, opened: Opened) -> None:
+    """No token stands in it: it comes from a file."""
+    world = worlds.learning()
+    world["state"]["asking"] = {"scheme": "https", "token": True, "certificate": True}
+    page = live(opened(console(world).url))
+    curl, python = page.locator("pre").first, page.locator("pre").nth(1)
+
+    expect(curl).to_contain_text("curl -s https://127.0.0.1:")
+    shell = curl.inner_text()
+    words = shlex.split(shell, comments=True)
+    assert words[words.index("--cacert") + 1] == "ca.pem"
+    assert words[words.index("--cert") + 1 : words.index("--cert") + 4] == [
+        "client.pem",
+        "--key",
+        "client.key",
+    ]
+    assert "@rank.header" in words
+    assert "Bearer" not in " ".join(words)
+    code = python.inner_text()
+    compile(code, "snippet", "exec")
+    for part in (
+        "https://127.0.0.1:",
+        'token=Path("rank.token")',
+        'ca_file="ca.pem"',
+        'key_file="client.key"',
+    ):
+        assert part in code
+
+
+def test_what_is_to_be_copied_is_short_where_a_door_wants_nothing(console: Console, opened: Opened) -> None:
+    page = live(opened(console(worlds.learning()).url))
+
+    expect(page.locator("pre").first).to_contain_text("curl -s http://127.0.0.1:")
+    words = shlex.split(page.locator("pre").first.inner_text())
+    assert not {"--cacert", "--cert", "@rank.header"} & set(words)
+    assert "token" not in page.locator("pre").nth(1).inner_text()
 
 
 def test_memory_stays_flat_over_many_updates(console: Console, opened: Opened) -> None:

@@ -125,6 +125,7 @@ def learning_state(now: int, drift: int) -> dict[str, Any]:
         "edges": edges(),
         "freshness_ms": 742,
         "trace": {"at_ms": now - 2_000, "n": 20, "stages": stages()},
+        "asking": {"scheme": "http", "token": False, "certificate": False},
         "quality": {
             "labels": ["click", "purchase"],
             "totals": {of: {"click": m} for of, m in totals.items()},

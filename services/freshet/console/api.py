@@ -181,6 +181,14 @@ SYSTEM = record(
         "versions": VERSIONS,
         "dead_letters": LETTERS,
         "simulator": nullable(ANY),
+        "asking": record(
+            "Asking",
+            {
+                "scheme": words(("http", "https")),
+                "token": boolean("whether clients of this run's services need one"),
+                "certificate": boolean("likewise"),
+            },
+        ),
         "console": record("ConsoleFigures", {"streams": integer("pages kept up to date")}),
     },
 )

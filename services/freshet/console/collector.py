@@ -31,6 +31,7 @@ from freshet.console.tracing import Traces
 from freshet.console.versions import Versions
 from freshet.errors import FreshetError
 from freshet.release import RELEASE
+from freshet.runtime import tls
 from freshet.seams.eventlog import EventLog
 from freshet.seams.eventlog.topics import ensure_topics
 from freshet.seams.versions import VersionStore
@@ -97,7 +98,11 @@ class Collector:
         traces: Traces,
         clock: Clock,
         registry: CollectorRegistry,
+        *,
+        tokens_asked: bool = False,
     ) -> None:
+        """`tokens_asked`: whether the services of this run ask clients for tokens."""
+        self._tokens_asked = tokens_asked
         self._sources, self._settings, self._services = sources, settings, services
         self._board, self._traces, self._clock = board, traces, clock
         self._topics = topics_of(sources.spec)
@@ -291,6 +296,11 @@ class Collector:
             "versions": versions,
             "dead_letters": letters,
             "simulator": simulator_of(look, self._history),
+            "asking": {
+                "scheme": tls.scheme(),
+                "token": self._tokens_asked,
+                "certificate": tls.certificate_required(),
+            },
             "console": {"streams": self._board.streams},
         }
 

@@ -68,11 +68,12 @@ class Console:
         audit: Audit,
         *,
         client_token_file: str = "",
+        tokens_asked: bool = False,
         clock: Clock = SYSTEM_CLOCK,
         pages: Path = PAGE,
     ) -> None:
         """`places`: where the services answer. With a `client_token_file` requests are tried by that
-        token, for whoever may operate."""
+        token, for whoever may operate. `tokens_asked`: whether services ask clients for tokens."""
         self._sources, self._settings, self._guard, self._clock = sources, settings, guard, clock
         self._audit = audit
         self._client_token_file = client_token_file
@@ -88,7 +89,14 @@ class Console:
         )
         registry = service_registry()
         self._collector = Collector(
-            sources, settings, self._services, self._board, self._tracer.traces, clock, registry
+            sources,
+            settings,
+            self._services,
+            self._board,
+            self._tracer.traces,
+            clock,
+            registry,
+            tokens_asked=tokens_asked,
         )
         self._pool = ThreadPoolExecutor(4, thread_name_prefix="console")
         self._trying = ThreadPoolExecutor(
@@ -323,6 +331,7 @@ def run(
         guard,
         audit,
         client_token_file=common.client_token_file,
+        tokens_asked=bool(common.tokens_file),
         clock=clock,
     )
     drain_s = common.drain_ms / 1e3

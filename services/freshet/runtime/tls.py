@@ -18,7 +18,17 @@ from freshet.runtime.metrics import Metric
 from freshet.seams.certificates import CertificateFiles
 from freshet.settings import Settings
 
-__all__ = ["HANDSHAKES", "HttpTls", "client_files", "connection", "handshakes", "listening", "scheme", "use"]
+__all__ = [
+    "HANDSHAKES",
+    "HttpTls",
+    "certificate_required",
+    "client_files",
+    "connection",
+    "handshakes",
+    "listening",
+    "scheme",
+    "use",
+]
 
 log = structlog.get_logger("freshet.tls")
 
@@ -46,7 +56,7 @@ class HttpTls:
 
     def __init__(self, files: CertificateFiles, client_certs: ClientCerts = "none") -> None:
         """`files`: with a certificate for a listener, with an authority for who asks others."""
-        self.files, self._client_certs = files, client_certs
+        self.files, self.client_certs = files, client_certs
         self._pems = files.now()
         self._listening = self._listener()
         self._asking = self._asker()
@@ -70,8 +80,8 @@ class HttpTls:
     def _listener(self) -> ssl.SSLContext:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         self._load(context)
-        if self._client_certs != "none":
-            required = self._client_certs == "required"
+        if self.client_certs != "none":
+            required = self.client_certs == "required"
             context.verify_mode = ssl.CERT_REQUIRED if required else ssl.CERT_OPTIONAL
             _never_resume(context)
         context.sslobject_class, context.sslsocket_class = _CountedObject, _CountedSocket
@@ -204,6 +214,12 @@ def client_files() -> ClientFiles:
 def listening() -> HttpTls | None:
     """What listeners of this process speak; None: plain HTTP."""
     return _used[0] if _used and _used[0].files.paths["cert_file"] else None
+
+
+def certificate_required() -> bool:
+    """Whether listeners of this process want a certificate of every client."""
+    secure = listening()
+    return secure is not None and secure.client_certs == "required"
 
 
 def scheme() -> str:

@@ -384,6 +384,13 @@ def test_certificates_are_not_asked_for_without_any_of_ours(
         use(None, client_certs=asked, **{f"{name}_file": str(files / name) for name in given})
 
 
+@pytest.mark.parametrize("asked", ["none", "optional", "required"])
+def test_clients_are_told_to_show_a_certificate_where_they_must(files: Path, asked: str) -> None:
+    use(files, client_certs=asked)
+
+    assert tls.certificate_required() == (asked == "required")
+
+
 def test_handshakes_are_a_metric(listener: int) -> None:
     ask(listener, "/health/live")
 

@@ -77,6 +77,7 @@ export class Try {
       "cards",
     );
     this.edit.value = pretty(BLANK);
+    this.door = { url: "http://127.0.0.1:7001", secure: false, token: false, certificate: false };
     this.pick.addEventListener("change", () => this.#chosen());
     this.again.addEventListener("click", () => this.#load());
     this.rank.addEventListener("click", () => this.#rank());
@@ -89,8 +90,15 @@ export class Try {
   /** With each state: look for requests until there are some; the inference server may have moved. */
   update(state) {
     const port = num(record(records(state.services, 50).find((s) => s.name === "inference")).port) ?? 7001;
-    if (port !== this.port) {
-      this.port = port;
+    const { scheme, token, certificate } = record(state.asking);
+    const door = {
+      url: `${scheme === "https" ? "https" : "http"}://127.0.0.1:${port}`,
+      secure: scheme === "https",
+      token: token === true,
+      certificate: certificate === true,
+    };
+    if (JSON.stringify(door) !== JSON.stringify(this.door)) {
+      this.door = door;
       this.#snippets();
     }
     const due =
@@ -145,15 +153,13 @@ export class Try {
     }
     say(this.wrong, "");
     const k = Math.max(1, Math.floor(Number(this.k.value) || 10));
-    const url = `http://127.0.0.1:${this.port ?? 7001}`;
     const body = JSON.stringify({ ...asked, k, dry_run: true, explain: true });
-    this.curl.set(
-      `curl -s ${url}/v1/rank \\\n  -H 'content-type: application/json' \\\n  -d ${quoted(body)}`,
-    );
+    this.curl.set(curl(this.door, body));
     const lines = [
+      ...(this.door.token ? ["from pathlib import Path", ""] : []),
       "from freshet.client import Client",
       "",
-      `with Client(inference="${url}") as client:`,
+      ...client(this.door),
       "    ranking = client.rank(",
       `        ${python(asked.context, "        ")},`,
       `        ${python(asked.candidates, "        ")},`,
@@ -206,6 +212,34 @@ export class Try {
     ];
     say(this.said, `${parts.join("; ")}.`);
   }
+}
+
+/** For a terminal. The token's header comes from a file: arguments of commands are seen by all users of a machine. */
+function curl({ url, secure, token, certificate }, body) {
+  const options = [
+    ...(secure ? ["--cacert ca.pem"] : []),
+    ...(certificate ? ["--cert client.pem --key client.key"] : []),
+    ...(token ? ["-H @rank.header"] : []),
+    "-H 'content-type: application/json'",
+    `-d ${quoted(body)}`,
+  ];
+  const note = token ? "# rank.header holds one line, Authorization: Bearer, and a token with the scope rank\n" : "";
+  return `${note}${[`curl -s ${url}/v1/rank`, ...options].join(" \\\n  ")}`;
+}
+
+/** The first lines of Python: a client, with what this door wants to be shown. */
+function client({ url, secure, token, certificate }) {
+  const options = [
+    ...(token ? ['token=Path("rank.token").read_text().strip()'] : []),
+    ...(secure ? ['ca_file="ca.pem"'] : []),
+    ...(certificate ? ['cert_file="client.pem"', 'key_file="client.key"'] : []),
+  ];
+  if (!options.length) return [`with Client(inference="${url}") as client:`];
+  return [
+    "with Client(",
+    ...[`inference="${url}"`, ...options].map((option) => `    ${option},`),
+    ") as client:",
+  ];
 }
 
 /** How many rows of an item are known, how long ago they were touched, which are missing; each of them on demand. */
