@@ -39,6 +39,7 @@ __all__ = [
     "harmless",
     "install",
     "parsed_traceparent",
+    "request_text",
     "within",
 ]
 
@@ -49,6 +50,12 @@ Value = str | int | float | bool
 
 MOST_LINKS = 128
 """Of one span, as OpenTelemetry limits it by default; and so many traced events of one batch are told of."""
+
+MOST_CHARS = 1_000
+"""Of a text in a span: spans wait in a queue, which bounds their number, and this their bytes."""
+
+MOST_REQUEST_CHARS = 200
+"""Of a request's id in a span: clients choose it, of any length."""
 
 _M = (1 << 64) - 1
 _EVENT, _EVENT_HIGH, _BATCH, _ROWS = (
@@ -201,9 +208,9 @@ class Tracer:
             parent,
             min(start_ns, end_ns),
             end_ns,
-            attributes or {},
+            {k: v[:MOST_CHARS] if isinstance(v, str) else v for k, v in (attributes or {}).items()},
             tuple(links)[:MOST_LINKS],
-            error,
+            error[:MOST_CHARS],
         )
         try:
             self._tell(made)
@@ -228,6 +235,11 @@ class Tracer:
         if partition is not None:
             found["messaging.destination.partition.id"] = str(partition)
         return found
+
+
+def request_text(key: bytes) -> str:
+    """A request's id as spans and log lines give it: its beginning, if it is long."""
+    return key[: 4 * MOST_REQUEST_CHARS].decode(errors="replace")[:MOST_REQUEST_CHARS]
 
 
 def _mix(x: int) -> int:

@@ -22,8 +22,12 @@ SELECTOR = re.compile(r"(?:freshet|process)_[a-z0-9_]+(?:{[^}]*})?")
 
 EMPTY = {
     "freshet_shard_room_blocks": "rows are in shards of their own here",
-    'freshet_http_requests_total{role="inference",route=~"/v.*",status=~"5.."}': "none has failed",
-    'freshet_http_requests_total{role="gateway",route=~"/v.*",status=~"429|5.."}': "none was turned away",
+    'freshet_http_requests_total{role="inference",route=~".*(rank|infer).*",door!="refused",status=~"5.."}': (
+        "none has failed"
+    ),
+    'freshet_http_requests_total{role="gateway",route=~"/v.*",door!="refused",status=~"429|5.."}': (
+        "none was turned away"
+    ),
 }
 """Query -> why it has no series in a stack where all is well."""
 

@@ -469,7 +469,7 @@ def test_metrics_count_events_by_what_became_of_them(gateway: Running) -> None:
 
     assert 'freshet_gateway_events_total{outcome="accepted",stream="served"} 1.0' in text
     assert 'freshet_gateway_events_total{outcome="refused",stream="served"} 1.0' in text
-    assert 'freshet_http_requests_total{route="/v1/impressions",status="422"} 1.0' in text
+    assert 'freshet_http_requests_total{door="passed",route="/v1/impressions",status="422"} 1.0' in text
 
 
 def test_the_status_counts_events_of_each_stream(gateway: Running) -> None:

@@ -11,13 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from freshet.tracing import (
+    MOST_CHARS,
     MOST_LINKS,
+    MOST_REQUEST_CHARS,
     Context,
     Span,
     Tracer,
     current,
     harmless,
     parsed_traceparent,
+    request_text,
     within,
 )
 from freshet.types import OffsetRange
@@ -190,3 +193,16 @@ def test_a_span_never_ends_before_it_begins_though_clocks_jump() -> None:
     Tracer("news", 1.0, told.append, now_ns=lambda: 5).span("join", "joiner", 9)
 
     assert (told[0].start_ns, told[0].end_ns) == (5, 5)
+
+
+def test_a_span_is_bounded_in_bytes_whatever_clients_choose() -> None:
+    told: list[Span] = []
+    long = "é" * 100_000
+    tracer_of = Tracer("news", 1.0, told.append)
+
+    tracer_of.span("send", "gateway", 0, attributes={"text": long, "number": 7}, error=long)
+
+    assert told[0].attributes == {"text": "é" * MOST_CHARS, "number": 7}
+    assert told[0].error == "é" * MOST_CHARS
+    assert request_text(long.encode()) == "é" * MOST_REQUEST_CHARS
+    assert request_text(b"r-1") == "r-1"

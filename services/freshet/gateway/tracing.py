@@ -9,7 +9,7 @@ import numpy as np
 
 from freshet.features import TakenBodies
 from freshet.gateway.codec import StreamCodec
-from freshet.tracing import Context, Tracer, Value, harmless
+from freshet.tracing import Context, Tracer, Value, harmless, request_text
 from freshet.types import I64, U64, BytesColumn
 
 __all__ = ["Sending", "sending", "sending_one"]
@@ -80,7 +80,7 @@ def sending(
     bodies = np.repeat(np.arange(len(taken.counts)), np.maximum(taken.counts, 0))
     for at in _traced(tracer, requests[rows]):
         row, body = int(rows[at]), int(bodies[at])
-        text = bytes(taken.keys[row]).decode(errors="replace")
+        text = request_text(taken.keys[row])
         event = _Event(int(requests[row]), text, int(taken.partitions[at]), at, came_ns[body], clients[body])
         found.events.append(event)
     return found if found.events else None
@@ -100,8 +100,7 @@ def sending_one(
     found = Sending(tracer, codec.role, topic)
     for at in _traced(tracer, requests):
         key, _, partition = events[at]
-        text = key.decode(errors="replace")
-        found.events.append(_Event(int(requests[at]), text, partition, at, came_ns, client))
+        found.events.append(_Event(int(requests[at]), request_text(key), partition, at, came_ns, client))
     return found if found.events else None
 
 

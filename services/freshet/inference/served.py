@@ -26,7 +26,7 @@ from freshet.inference.tracing import Asked, requests_of, sent
 from freshet.seams.eventlog import Writer
 from freshet.spec.avro import SERVED_FIELD
 from freshet.spec.model import Spec
-from freshet.tracing import active
+from freshet.tracing import active, request_text
 from freshet.types import F32, Append, BytesColumn
 
 __all__ = ["Served", "ServedLogger", "places_of", "served_events"]
@@ -188,7 +188,7 @@ class ServedLogger:
             if taken:
                 self._write(taken, late)
         except Exception as error:  # a fault of ours: the thread must live on
-            ids = [key.decode(errors="replace") for served in taken for key in served.keys]
+            ids = [request_text(key)[:100] for served in taken for key in served.keys]
             log.error("served events are lost", request_ids=list(dict.fromkeys(ids))[:10], exc_info=error)
             self._drop("error", sum(len(served.texts) for served in taken), explain(error))
 

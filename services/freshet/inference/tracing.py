@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from freshet.features import EventExtractor
-from freshet.tracing import Context, Tracer, Value, active, harmless, within
+from freshet.tracing import Context, Tracer, Value, active, harmless, request_text, within
 from freshet.types import I64, U64, BytesColumn
 
 __all__ = ["Asked", "Came", "followed", "loading", "ranked", "requests_of", "sent"]
@@ -89,7 +89,7 @@ def sent(
             parent=rank if of is not None else None,
             attributes={
                 **tracer.on_topic("send", topic),
-                "freshet.request_id": keys[at].decode(errors="replace"),
+                "freshet.request_id": request_text(keys[at]),
             },
             error=error,
         )

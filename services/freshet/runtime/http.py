@@ -51,12 +51,19 @@ Scope = Mapping[str, Any]
 Receive = Callable[[], Awaitable[Mapping[str, Any]]]
 Send = Callable[[Mapping[str, Any]], Awaitable[None]]
 
-REQUESTS = Metric("freshet_http_requests", "counter", "requests", "Requests answered.", ("route", "status"))
+REQUESTS = Metric(
+    "freshet_http_requests",
+    "counter",
+    "requests",
+    "Requests answered; by `door`: `passed`, or `refused` before anybody was let in, as without a token, too "
+    "often for this client, from a page of another site, or with a path or method that there is not.",
+    ("route", "status", "door"),
+)
 REQUEST_SECONDS = Metric(
     "freshet_http_request_seconds",
     "histogram",
     "seconds",
-    "Time from a request's head to its answer.",
+    "Time from a request's head to its answer, of those that passed the door.",
     ("route",),
     buckets=(0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0),
 )
@@ -214,7 +221,7 @@ class App:
         self.connections = 0  # that are open now
         CONNECTIONS.gauge(registry, lambda: self.connections)
         self._cut_off = CUT_OFF.counter(registry)
-        self._counters: dict[tuple[str, int], tuple[Counter, Histogram]] = {}  # by route and status
+        self._counters: dict[tuple[str, int], tuple[Counter, Histogram]] = {}  # of `passed` by route, status
         self.endpoints: list[Endpoint] = []
         self.route(METRICS_PAGE, self._metrics)
 
@@ -244,7 +251,11 @@ class App:
 
             if (tracer := active()) is not None:
                 span, traced = self._traced(tracer, endpoint.path, request.headers, reply)
-                taker(replace(request, span=span), traced)
+                try:
+                    taker(replace(request, span=span), traced)
+                except Exception as error:
+                    with within(span):
+                        traced(error_response(error))
             else:
                 taker(request, reply)
             return await answered
@@ -266,8 +277,16 @@ class App:
         """Answer a whole request of the route, as by ASGI but without a task; `reply` is called once."""
         loop = asyncio.get_running_loop()
         started = loop.time()
+        try:
+            self._admit(headers)
+            who, peer, payer = self._let_in(route.scope, headers, peer)
+        except Exception as error:
+            response = error_response(error)
+            self._count(route.name, response.status, loop.time() - started, passed=False)
+            reply(response)
+            return
         span = None
-        if (tracer := active()) is not None:
+        if (tracer := active()) is not None:  # not before: strangers must not fill the queue of spans
             span, reply = self._traced(tracer, route.name, headers, reply)
 
         def answer(response: Response) -> None:
@@ -275,8 +294,6 @@ class App:
             reply(response)
 
         try:
-            self._admit(headers)
-            who, peer, payer = self._let_in(route.scope, headers, peer)
             route.taker(Request("POST", route.name, "", headers, body, (), peer, who, payer, span), answer)
         except Exception as error:
             with within(span):  # what is logged of it names the trace
@@ -321,10 +338,15 @@ class App:
 
         return span, answer
 
-    def _count(self, route: str, status: int, seconds: float) -> None:
+    def _count(self, route: str, status: int, seconds: float, *, passed: bool = True) -> None:
+        """Count an answer. Those to who was not let in apart: strangers, whom it costs nothing to ask, must
+        change neither times nor shares of errors. A door that fails is a fault of ours."""
+        if not passed and status < 500:
+            self._requests.labels(route, str(status), "refused").inc()
+            return
         counters = self._counters.get((route, status))
         if counters is None:
-            counters = (self._requests.labels(route, str(status)), self._seconds.labels(route))
+            counters = (self._requests.labels(route, str(status), "passed"), self._seconds.labels(route))
             self._counters[route, status] = counters
         counters[0].inc()
         counters[1].observe(seconds)
@@ -351,7 +373,7 @@ class App:
         if scope["type"] != "http":
             raise RuntimeError(f"only HTTP is served here, not {scope['type']}")
         started = asyncio.get_running_loop().time()
-        route = "unknown"
+        route, passed = "unknown", False
         try:
             headers = dict(scope["headers"])
             self._admit(headers)
@@ -371,6 +393,7 @@ class App:
             handler, needed = method
             peer = (scope.get("client") or ("",))[0]
             who, peer, payer = self._let_in(needed, headers, peer)
+            passed = True
             body = await self._body(headers, receive)
             request = Request(
                 scope["method"],
@@ -389,19 +412,20 @@ class App:
         except asyncio.CancelledError:  # the server's drain is over; what was begun is not known to be done
             response = error_response(Unavailable("the server is stopping; send it again"))
         except _ClientGoneError:
-            self._requests.labels(route, "gone").inc()
+            self._requests.labels(route, "gone", "passed").inc()
             return
         except Exception as error:
             response = error_response(error)
         if isinstance(response, Stream):
             await self._stream(route, response, receive, send)
             return
-        self._count(route, response.status, asyncio.get_running_loop().time() - started)
+        seconds = asyncio.get_running_loop().time() - started
+        self._count(route, response.status, seconds, passed=passed)
         await send(_start(response.status, self.headers_of(response)))
         await send({"type": "http.response.body", "body": response.body})
 
     async def _stream(self, route: str, stream: Stream, receive: Receive, send: Send) -> None:
-        self._requests.labels(route, "200").inc()
+        self._requests.labels(route, "200", "passed").inc()
         self.streams += 1  # before anything is awaited: requests that come together are counted one by one
         try:
             with self._streams.labels(route).track_inprogress():

@@ -50,6 +50,9 @@ LONGEST_SHOWN = 1_000
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,59}")
 NAME_TEXT = "1 to 60 letters, digits, . - and _, the first of them a letter or digit"
 DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
+TOKEN = re.compile(r"freshet_[A-Za-z0-9_-]{43}")
+"""What `new_token` makes."""
+
 RATE = re.compile(r"[0-9]{1,9}(\.[0-9]{1,3})?")
 TIME = "%Y-%m-%dT%H:%M:%SZ"
 
@@ -126,6 +129,7 @@ def parse_tokens(text: str, where: str) -> tuple[TokenEntry, ...]:
 
 
 def _entry(words: Sequence[str], where: str) -> TokenEntry:
+    """Any word may be a token that slipped in, so errors say which word is wrong, and repeat none."""
     if len(words) < 3:
         raise ConfigError(
             where, "", f"{len(words)} words", "NAME SCOPES sha256:HASH and what else is said of the token",
@@ -133,24 +137,32 @@ def _entry(words: Sequence[str], where: str) -> TokenEntry:
         )  # fmt: skip
     name, scopes_text, digest_text, *more = words
     digest = DIGEST.fullmatch(digest_text)
+    if TOKEN.fullmatch(name):
+        raise ConfigError(
+            where, "", "the first word is a token itself", f"a name: {NAME_TEXT}",
+            "whoever has read the file may use that token: make another, and drop it",
+        )  # fmt: skip
     if not NAME.fullmatch(name):
-        raise ConfigError(where, "name", name[:100], NAME_TEXT)
+        raise ConfigError(where, "", "the first word is no name", NAME_TEXT)
     scopes = frozenset(scope for scope in SCOPES if scope in scopes_text.split(","))
     if not scopes or len(scopes) != len(scopes_text.split(",")):
-        raise ConfigError(where, "scopes", scopes_text[:100], f"some of {', '.join(SCOPES)}, commas between")
-    if digest is None:  # what stands there may be a token: it is not repeated
+        raise ConfigError(
+            where, "", "the second word is no scopes", f"some of {', '.join(SCOPES)}, commas between"
+        )
+    if digest is None:
         raise ConfigError(
             where, "", "the third word is no hash", "sha256: and 64 hexadecimal digits in lower case",
             "of the token, without a line's end; never the token itself",
         )  # fmt: skip
     said: dict[str, float | int] = {}
-    for word in more:
+    for number, word in enumerate(more, 4):
         key, equals, value = word.partition("=")
         if not equals or key not in _READERS or key in said:
             raise ConfigError(
-                where, "", word[:100], f"{', '.join(f'{k}=…' for k in _READERS)}, each once at most"
-            )
-        said[key] = _READERS[key](value, f"{where}: {key}")
+                where, "", f"word {number} is none of these, or is there twice",
+                f"{', '.join(f'{k}=…' for k in _READERS)}, each once at most",
+            )  # fmt: skip
+        said[key] = _READERS[key](value, where, f"word {number}, {key}=…,")
     expires = said.get("expires")
     return TokenEntry(
         name,
@@ -162,17 +174,19 @@ def _entry(words: Sequence[str], where: str) -> TokenEntry:
     )
 
 
-def _time(text: str, where: str) -> int:
+def _time(text: str, where: str, word: str) -> int:
     try:
         moment = datetime.strptime(text, TIME).replace(tzinfo=UTC)
     except ValueError:
-        raise ConfigError(where, "", text[:100], "a time such as 2027-02-20T00:00:00Z") from None
+        raise ConfigError(where, "", f"{word} is no time", "a time such as 2027-02-20T00:00:00Z") from None
     return round(moment.timestamp() * 1000)
 
 
-def _rate(text: str, where: str) -> float:
+def _rate(text: str, where: str, word: str) -> float:
     if not (text.isascii() and RATE.fullmatch(text)):
-        raise ConfigError(where, "", text[:100], "a number from 0 (no limit) to 999999999, such as 500")
+        raise ConfigError(
+            where, "", f"{word} is no rate", "a number from 0 (no limit) to 999999999, such as 500"
+        )
     return float(text)
 
 

@@ -189,7 +189,7 @@ def test_requests_are_counted_by_route_not_by_path(server: Running) -> None:
     server.get("/things/some-name")
     text = server.get("/metrics").text
 
-    assert 'freshet_http_requests_total{route="/things/*",status="200"}' in text
+    assert 'freshet_http_requests_total{door="passed",route="/things/*",status="200"}' in text
     assert "some-name" not in text
 
 

@@ -191,8 +191,8 @@ def test_requests_are_counted_by_route_and_status(server: Running) -> None:
     httpx.post(f"{server.url}/now", content=b"bad")
     text = httpx.get(f"{server.url}/metrics").text
 
-    assert 'freshet_http_requests_total{route="/now",status="202"} 1.0' in text
-    assert 'freshet_http_requests_total{route="/now",status="400"} 1.0' in text
+    assert 'freshet_http_requests_total{door="passed",route="/now",status="202"} 1.0' in text
+    assert 'freshet_http_requests_total{door="passed",route="/now",status="400"} 1.0' in text
     assert 'freshet_http_request_seconds_count{route="/now"} 2.0' in text
 
 
