@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 import ssl
 import threading
@@ -358,6 +359,22 @@ def test_a_stop_ends_handshakes_that_are_under_way(files: Path) -> None:
     with silent:
         assert time.monotonic() - began < tls_listener.HANDSHAKE_S / 3  # nor is it drained
         assert silent.recv(1) == b""
+
+
+def test_a_system_without_descriptors_is_a_pause(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tls_listener, "PAUSE_S", 0.01)
+    accept, failures = socket.socket.accept, [errno.EMFILE, errno.ENFILE]
+
+    def failing(sock: socket.socket) -> tuple[socket.socket, object]:
+        if failures:
+            raise OSError(failures.pop(), "too many open files")
+        return accept(sock)
+
+    use(files)
+    with monkeypatch.context() as patch, listening("app") as port:
+        patch.setattr(socket.socket, "accept", failing)
+        assert ask(port, "/health/live")[0] == 200
+    assert failures == []
 
 
 def let_in(port: int) -> bool:
