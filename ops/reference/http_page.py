@@ -140,7 +140,10 @@ def _endpoint(endpoint: Endpoint) -> Iterator[str]:
     yield f"\n### `{endpoint.method} {endpoint.path}`\n\n{endpoint.summary} {endpoint.doc}\n".rstrip() + "\n"
     if endpoint.scope is not None:
         when = "" if endpoint.scope == "operate" else "Where tokens are set, "
-        asks = f"{when}it asks for `Authorization: Bearer TOKEN`, with the scope `{endpoint.scope}`.\n"
+        either = "" if endpoint.or_scope is None else f" or `{endpoint.or_scope}`"
+        asks = (
+            f"{when}it asks for `Authorization: Bearer TOKEN`, with the scope `{endpoint.scope}`{either}.\n"
+        )
         yield asks[0].upper() + asks[1:]
     if endpoint.parameters:
         parameters = [(code(p.name), p.where, escaped(p.doc)) for p in endpoint.parameters]

@@ -218,6 +218,12 @@ class _Talk:
             body["explored"],
         )
 
+    def unserved_s(self, answer: httpx.Response) -> float:
+        """When to ask again whether an event is served; 0: it is."""
+        if answer.status_code == 429:  # many ask, or this client does
+            return max(PROGRESS_POLL_S, _seconds(answer.headers.get("retry-after")))
+        return 0.0 if self.body(answer, (200,))["served"] else PROGRESS_POLL_S
+
     def body(self, answer: httpx.Response, good: tuple[int, ...]) -> Any:
         try:
             body = orjson.loads(answer.content)
@@ -334,15 +340,17 @@ class Client:
         acks = (ack,) if isinstance(ack, Ack) else ack.acks
         deadline = time.monotonic() + timeout_s
         for one in acks:
-            while not self._served(one):
-                if time.monotonic() > deadline:
+            while pause_s := self._unserved_s(one):
+                left_s = deadline - time.monotonic()
+                if left_s < 0:
                     return False
-                time.sleep(PROGRESS_POLL_S)
+                time.sleep(min(pause_s, left_s))
         return True
 
-    def _served(self, ack: Ack) -> bool:
-        answer = self._http.get(f"{self._talk.inference}/v1/progress", params=_query(ack))
-        return bool(self._talk.body(answer, (200,))["served"])
+    def _unserved_s(self, ack: Ack) -> float:
+        return self._talk.unserved_s(
+            self._http.get(f"{self._talk.inference}/v1/progress", params=_query(ack))
+        )
 
     def _send(self, what: str, events: Event | Sequence[Event]) -> Receipt:
         return self._talk.receipt(self._post(f"{self._talk.gateway}/v1/{what}", self._talk.events(events)))
@@ -434,15 +442,16 @@ class AsyncClient:
         try:
             async with asyncio.timeout(timeout_s):
                 for one in acks:
-                    while not await self._served(one):
-                        await asyncio.sleep(PROGRESS_POLL_S)
+                    while pause_s := await self._unserved_s(one):
+                        await asyncio.sleep(pause_s)
         except TimeoutError:
             return False
         return True
 
-    async def _served(self, ack: Ack) -> bool:
-        answer = await self._http.get(f"{self._talk.inference}/v1/progress", params=_query(ack))
-        return bool(self._talk.body(answer, (200,))["served"])
+    async def _unserved_s(self, ack: Ack) -> float:
+        return self._talk.unserved_s(
+            await self._http.get(f"{self._talk.inference}/v1/progress", params=_query(ack))
+        )
 
     async def _send(self, what: str, events: Event | Sequence[Event]) -> Receipt:
         url = f"{self._talk.gateway}/v1/{what}"

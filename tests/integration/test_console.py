@@ -580,12 +580,12 @@ def test_an_action_is_followed_through_all_stages_in_order(world: ConsoleWorld, 
         200,
         {"applied": {"0": 0}, "published": {"applied": {"0": 0}, "rows_next": {}}},
     )
-    inference.answers["/v1/progress"] = (200, {"rows_next": {"0": 0}})
+    inference.answers["/status"] = (200, {"rows_next": {"0": 0}})
 
     def learn(end: int) -> None:
         published = {"applied": {"0": end}, "rows_next": {"0": 5}}
         trainer.answers["/progress"] = (200, {"applied": {"0": end}, "published": published})
-        inference.answers["/v1/progress"] = (200, {"rows_next": {"0": 5}})
+        inference.answers["/status"] = (200, {"rows_next": {"0": 5}})
 
     with acting(world, learn):
         wait_until("a trace is shown", lambda: console.state()["trace"] is not None, within_s=15)

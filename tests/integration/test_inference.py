@@ -6,7 +6,7 @@ import io
 import random
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -31,7 +31,8 @@ from freshet.client import Ack, Client
 from freshet.errors import BadInput
 from freshet.features import EventExtractor
 from freshet.inference.pipeline import Pipeline, Scored
-from freshet.inference.service import run
+from freshet.inference.progress import Progress, Stage
+from freshet.inference.service import MOST_ASKED, run
 from freshet.model import build_model
 from freshet.spec.avro import parse_schema, served_schema, to_json
 from freshet.spec.model import Explore, Spec
@@ -599,6 +600,32 @@ def test_any_values_are_ranked_or_refused(server: Running, context: Any, candida
 
 
 # --- progress
+
+
+def test_questions_about_events_are_few_at_once_and_delay_nothing_else(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, release = threading.Event(), threading.Event()
+
+    def ask(*_question: object) -> Stage:
+        begun.set()
+        assert release.wait(20)
+        return Stage(False, "joiner")
+
+    monkeypatch.setattr(Progress, "ask", ask)
+    question = "/v1/progress?topic=app.actions&partition=0&offset=5"
+    with serving(world) as server, ThreadPoolExecutor(MOST_ASKED + 1) as clients:
+        answers = [clients.submit(server.get, question) for _ in range(MOST_ASKED + 1)]
+        assert begun.wait(20)
+        try:
+            one_more = next(as_completed(answers, timeout=20)).result()
+            assert server.get("/v1/progress").status_code == 200
+        finally:
+            release.set()
+        statuses = sorted(answer.result(20).status_code for answer in answers)
+
+    assert (one_more.status_code, one_more.headers["retry-after"]) == (429, "1")
+    assert statuses == [200] * MOST_ASKED + [429]
 
 
 def test_progress_tells_what_an_event_waits_for(world: World) -> None:

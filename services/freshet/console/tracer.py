@@ -1,7 +1,7 @@
 """Follows an action through the system now and then, by offsets: log, trainer, shards, inference.
 
 It looks every 15 ms while it follows one, and rests in between: a look asks the instances of one service for
-a few numbers (/progress of trainer and shards, /v1/progress of inference), never for their whole status.
+a few numbers (/progress of trainer and shards), inference for its status, which is small.
 """
 
 from __future__ import annotations
@@ -175,7 +175,7 @@ class Tracer:
         return problem
 
     def _look_at_inference(self, trace: Trace) -> str:
-        replicas, problem = self._asked("inference", "/v1/progress")
+        replicas, problem = self._asked("inference", "/status")  # /v1/progress asks for a token
         followed = {name: offsets_of(said.get("rows_next")) for name, said in replicas.items()}
         trace.served_by(followed, self._clock.now_ms())
         return problem

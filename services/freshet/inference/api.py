@@ -121,13 +121,18 @@ PROGRESS = Endpoint(
     "GET",
     "/v1/progress",
     "How far serving has learned; and, asked about an event, whether it has learned from it.",
-    (Answer(200, "how far", (json(PROGRESS_BODY),)), *refusals("bad_input", "internal", "unavailable")),
+    (
+        Answer(200, "how far", (json(PROGRESS_BODY),)),
+        *refusals("bad_input", *TOKEN_CODES, "overloaded", "internal", "unavailable"),
+    ),
     "topic, partition and offset are what the gateway acknowledged; all three or none.",
     parameters=(
         Parameter("topic", "query", "topic of the event"),
         Parameter("partition", "query", "its partition", integer(minimum=0)),
         Parameter("offset", "query", "its offset", integer(minimum=0)),
     ),
+    scope="rank",
+    or_scope="send",
 )
 
 _FIGURES = {

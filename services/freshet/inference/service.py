@@ -20,7 +20,7 @@ import structlog
 from prometheus_client import CollectorRegistry
 
 from freshet.clock import SYSTEM_CLOCK, Clock
-from freshet.errors import BadInput
+from freshet.errors import BadInput, Overloaded
 from freshet.features import EventExtractor, JsonTranscoder
 from freshet.inference import api, metrics
 from freshet.inference.filling import Filling
@@ -59,6 +59,10 @@ from freshet.types import I64
 from freshet.wire.schemas import SchemaRegistry
 
 __all__ = ["Inference", "Parts", "run"]
+
+MOST_ASKED = 32
+"""Questions about events under way at once. They are answered one by one, each from the log and the metas of
+all buckets: some ms in the row store's time, which is the trainer's, too. One more is told to come again."""
 
 logger = structlog.get_logger(__name__)
 
@@ -142,6 +146,7 @@ class Inference:
                 extractor=EventExtractor(spec.events.served, extended) if active() is not None else None,
             )
         self._progress = Progress(spec, parts.log, parts.store)
+        self._asked = 0
         self._progress_thread = ThreadPoolExecutor(1, thread_name_prefix="progress")
         self._live, self._tally = Live(self.rows, self.versions, clock), Tally(registry)
         self._measure(registry)
@@ -225,9 +230,15 @@ class Inference:
                 partition, offset = int(query["partition"]), int(query["offset"])
             except (KeyError, ValueError):
                 raise BadInput("expected topic, partition and offset, the last two as integers") from None
-            stage = await asyncio.get_running_loop().run_in_executor(
-                self._progress_thread, self._progress.ask, query["topic"], partition, offset, rows.next
-            )
+            if self._asked >= MOST_ASKED:
+                raise Overloaded(f"{self._asked} events are being asked about; ask again", retry_after_s=1)
+            self._asked += 1
+            try:
+                stage = await asyncio.get_running_loop().run_in_executor(
+                    self._progress_thread, self._progress.ask, query["topic"], partition, offset, rows.next
+                )
+            finally:
+                self._asked -= 1
             body |= {"served": stage.served, "waits_for": stage.waits_for}
         return json_response(200, body)
 

@@ -84,6 +84,7 @@ class Endpoint:
     parameters: tuple[Parameter, ...] = ()
     bodies: tuple[Body, ...] = ()  # any one of them; none: no body is read
     scope: Scope | None = None  # that a token must have, where tokens are asked for; None: open to all
+    or_scope: Scope | None = None  # is as good
 
     @property
     def pattern(self) -> str:

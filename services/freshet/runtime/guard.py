@@ -115,7 +115,12 @@ class Guard:
         register(registry, DOOR_METRICS, self.readings)
 
     def admit(
-        self, scope: Scope, authorization: bytes | None, peer: str, forwarded: bytes | None = None
+        self,
+        scope: Scope,
+        authorization: bytes | None,
+        peer: str,
+        forwarded: bytes | None = None,
+        or_scope: Scope | None = None,
     ) -> Guest:
         """Let in whoever shows a token with this scope, and does not come too often.
 
@@ -124,12 +129,13 @@ class Guard:
             authorization: the header, or the metadata, of that name.
             peer: the address that the connection comes from.
             forwarded: the header X-Forwarded-For.
+            or_scope: another that is as good.
 
         Raises HttpError: 401 without a valid token, 403 if it has another scope, 429 for too much.
         """
         limits = self._limits
         address = self.address(peer, forwarded)
-        entry = self._checked(scope, authorization, address)
+        entry = self._checked(scope, authorization, address, or_scope)
         name, requests_per_s, events_per_s = "", limits.requests_per_s, limits.events_per_s
         if entry is not None:
             name = entry.name
@@ -160,20 +166,23 @@ class Guard:
             now = self._clock.monotonic()
             self._buckets.pay(f"{payer.key} events", payer.events_per_s, now, events)
 
-    def _checked(self, scope: Scope, authorization: bytes | None, peer: str) -> TokenEntry | None:
+    def _checked(
+        self, scope: Scope, authorization: bytes | None, peer: str, or_scope: Scope | None = None
+    ) -> TokenEntry | None:
         if not self.asks:
             return None
         token = bearer(authorization)
         entry = shown(token, self._entries()) if token else None
         if entry is None:
             self._refuse(scope, "token_unknown" if token else "token_missing", "", peer)
-            raise _unknown(scope, self._hint) if token else _missing(scope, self._hint)
+            wanted = _either(scope, or_scope)
+            raise _unknown(wanted, self._hint) if token else _missing(wanted, self._hint)
         if entry.expires_ms is not None and self._clock.now_ms() >= entry.expires_ms:
             self._refuse(scope, "token_expired", entry.name, peer)
             raise _expired(entry, entry.expires_ms, self._hint)
-        if scope not in entry.scopes:
+        if scope not in entry.scopes and or_scope not in entry.scopes:
             self._refuse(scope, "token_scope", entry.name, peer)
-            raise _without_scope(entry, scope, self._hint)
+            raise _without_scope(entry, scope, _either(scope, or_scope), self._hint)
         return entry
 
     def _hold_back(
@@ -222,16 +231,20 @@ class Guard:
         return name if known or not name else "others"
 
 
-def _missing(scope: Scope, hint: str) -> HttpError:
+def _either(scope: Scope, or_scope: Scope | None) -> str:
+    return scope if or_scope is None else f"{scope} or {or_scope}"
+
+
+def _missing(wanted: str, hint: str) -> HttpError:
     return HttpError(
-        401, "token_missing", "a token is asked for", expected=_wanted(scope), found="no token", hint=hint,
+        401, "token_missing", "a token is asked for", expected=_shown_as(wanted), found="no token", hint=hint,
         headers=_challenge(),
     )  # fmt: skip
 
 
-def _unknown(scope: Scope, hint: str) -> HttpError:
+def _unknown(wanted: str, hint: str) -> HttpError:
     return HttpError(
-        401, "token_unknown", "this token is not known", expected=_wanted(scope), found="another token",
+        401, "token_unknown", "this token is not known", expected=_shown_as(wanted), found="another token",
         hint=hint, headers=_challenge('error="invalid_token"'),
     )  # fmt: skip
 
@@ -244,9 +257,9 @@ def _expired(entry: TokenEntry, expires_ms: int, hint: str) -> HttpError:
     )  # fmt: skip
 
 
-def _without_scope(entry: TokenEntry, scope: Scope, hint: str) -> HttpError:
+def _without_scope(entry: TokenEntry, scope: Scope, wanted: str, hint: str) -> HttpError:
     return HttpError(
-        403, "token_scope", f"this token may not {scope}", expected=f"a token with the scope {scope}",
+        403, "token_scope", f"this token may not {wanted}", expected=f"a token with the scope {wanted}",
         found=f"{entry.name}'s, which may {', '.join(s for s in SCOPES if s in entry.scopes)}", hint=hint,
         headers=_challenge(f'error="insufficient_scope", scope="{scope}"'),
     )  # fmt: skip
@@ -259,8 +272,8 @@ def _too_often(most: str, wait_s: float) -> HttpError:
     )  # fmt: skip
 
 
-def _wanted(scope: Scope) -> str:
-    return f"Authorization: Bearer TOKEN, with the scope {scope}"
+def _shown_as(wanted: str) -> str:
+    return f"Authorization: Bearer TOKEN, with the scope {wanted}"
 
 
 def _challenge(more: str = "") -> Headers:

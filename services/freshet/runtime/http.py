@@ -166,7 +166,7 @@ Admit = Callable[[Mapping[bytes, bytes]], None]
 class _Route:
     parts: tuple[str, ...]
     name: str  # for metrics: bounded, whatever paths clients invent
-    methods: dict[str, tuple[Handler, TokenScope | None]] = field(default_factory=dict)
+    methods: dict[str, tuple[Handler, Endpoint]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -237,7 +237,7 @@ class App:
                 self._patterns.append(known)
             else:
                 self._routes[path] = known
-        known.methods[endpoint.method] = (handler, endpoint.scope)
+        known.methods[endpoint.method] = (handler, endpoint)
 
     def route_taker(self, endpoint: Endpoint, taker: Taker) -> None:
         """Answer a POST without `{name}` in its path with this taker; as `route` in all else."""
@@ -300,7 +300,11 @@ class App:
                 answer(error_response(error))
 
     def _let_in(
-        self, scope: TokenScope | None, headers: Mapping[bytes, bytes], peer: str
+        self,
+        scope: TokenScope | None,
+        headers: Mapping[bytes, bytes],
+        peer: str,
+        or_scope: TokenScope | None = None,
     ) -> tuple[str, str, Payer | None]:
         """A `Guest`. Raises HttpError."""
         if self._guard is None:
@@ -308,7 +312,7 @@ class App:
         forwarded = headers.get(b"x-forwarded-for")
         if scope is None:
             return "", self._guard.address(peer, forwarded), None
-        return self._guard.admit(scope, headers.get(b"authorization"), peer, forwarded)
+        return self._guard.admit(scope, headers.get(b"authorization"), peer, forwarded, or_scope)
 
     def _traced(
         self, tracer: Tracer, route: str, headers: Mapping[bytes, bytes], reply: Reply
@@ -390,9 +394,9 @@ class App:
                     found=scope["method"],
                     headers=((b"allow", allowed.encode()),),
                 )
-            handler, needed = method
+            handler, endpoint = method
             peer = (scope.get("client") or ("",))[0]
-            who, peer, payer = self._let_in(needed, headers, peer)
+            who, peer, payer = self._let_in(endpoint.scope, headers, peer, endpoint.or_scope)
             passed = True
             body = await self._body(headers, receive)
             request = Request(

@@ -216,6 +216,12 @@ def test_waiting_asks_until_the_event_is_served(script: Scripted, client: Client
     assert script.asked[0] == ("/v1/progress", "topic=actions&partition=1&offset=7")
 
 
+def test_waiting_goes_on_when_too_many_ask(script: Scripted, client: Client) -> None:
+    script.answers = [json_response(429, {}), json_response(200, {"served": True})]
+
+    assert client.wait_until_served(Ack("actions", 1, 7), timeout_s=5)
+
+
 def test_waiting_gives_up_in_time(script: Scripted, client: Client) -> None:
     script.answers = [json_response(200, {"served": False})]
 

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from freshet.runtime.token_file import read_tokens
+from freshet.runtime.tokens import shown
 from freshet.seams.certificates import CertificateFiles
 from freshet.seams.eventlog.kafka_settings import parse_url
 
@@ -87,3 +89,57 @@ def test_kafka_is_reached_by_what_stands_in_its_properties(folder: Path) -> None
     assert client["security.protocol"] == "SASL_SSL"
     assert client["sasl.password"] == (folder / "kafka.password").read_text()
     assert client["sasl.password"] not in properties
+
+
+# --- tokens of clients
+
+
+def rewritten(file: Path, text: str) -> None:
+    file.chmod(0o640)
+    file.write_text(text)
+
+
+def test_each_token_is_known_by_its_name_and_scopes(folder: Path) -> None:
+    entries = read_tokens(folder / "tokens")
+
+    for name, scopes in (
+        ("send", {"send"}),
+        ("rank", {"rank"}),
+        ("operate", {"operate"}),
+        ("client", {"send", "rank"}),
+    ):
+        found = shown((folder / f"{name}.token").read_bytes().strip(), entries)
+        assert found is not None
+        assert (found.name, set(found.scopes)) == (name, scopes)
+        assert (folder / f"{name}.token").stat().st_mode & 0o777 == 0o440
+
+
+def test_a_token_that_was_dropped_is_not_made_again(tmp_path: Path) -> None:
+    made(tmp_path, "kafka")
+    file = tmp_path / "secrets" / "tokens"
+    left = [line for line in file.read_text().splitlines() if not line.startswith("send ")]
+    rewritten(file, "\n".join(left) + "\n")
+    made(tmp_path, "kafka")
+
+    assert [e.name for e in read_tokens(file)] == ["rank", "operate", "client"]
+
+
+def test_a_token_that_was_taken_away_is_made_anew_and_the_former_one_is_not_known(tmp_path: Path) -> None:
+    made(tmp_path, "kafka")
+    file, token = tmp_path / "secrets" / "tokens", tmp_path / "secrets" / "client.token"
+    rewritten(file, "".join(
+        line + (" requests_per_s=5" if line.startswith("client ") else "") + "\n"
+        for line in file.read_text().splitlines()
+    ))  # fmt: skip
+    former = token.read_bytes().strip()
+    token.unlink()
+
+    assert made(tmp_path, "kafka") == "put client.token into tokens\nmade client.token\n"
+
+    found = shown(token.read_bytes().strip(), read_tokens(file))
+    assert found is not None
+    assert (found.name, found.scopes, found.requests_per_s) == ("client", {"send", "rank"}, 5)
+    assert shown(former, read_tokens(file)) is None
+    assert len(read_tokens(file)) == 4
+    assert file.read_text().startswith("# NAME")
+    assert made(tmp_path, "kafka") == ""

@@ -319,6 +319,16 @@ def test_who_is_refused_is_told_where_tokens_of_this_door_come_from(token: bytes
     assert refused.value.content["hint"] == "ask Ada"
 
 
+def test_either_of_two_scopes_is_enough_where_a_route_says_so() -> None:
+    entries = [entry(name, name, name) for name in SCOPES]
+    guard = Guard(None, SettableClock(NOW_MS), more=entries)
+
+    for name in ("send", "rank"):
+        assert guard.admit("rank", f"Bearer {name}".encode(), "", None, "send").who == name
+    with pytest.raises(HttpError, match="may not rank or send"):
+        guard.admit("rank", b"Bearer operate", "", None, "send")
+
+
 def test_a_guard_without_tokens_asks_nobody() -> None:
     registry = CollectorRegistry()
     guard = Guard()
