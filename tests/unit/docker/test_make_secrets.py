@@ -138,7 +138,7 @@ def test_a_token_that_was_taken_away_is_made_anew_and_the_former_one_is_not_know
 
     found = shown(token.read_bytes().strip(), read_tokens(file))
     assert found is not None
-    assert (found.name, found.scopes, found.requests_per_s) == ("client", {"send", "rank"}, 5)
+    assert (found.name, set(found.scopes), found.requests_per_s) == ("client", {"send", "rank"}, 5.0)
     assert shown(former, read_tokens(file)) is None
     assert len(read_tokens(file)) == 4
     assert file.read_text().startswith("# NAME")
