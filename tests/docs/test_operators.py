@@ -57,6 +57,13 @@ def test_an_alert_is_of_metrics_that_there_are_and_has_a_runbook(name: str) -> N
     assert f"({name}.md)" in (OPS / "runbooks" / "README.md").read_text()
 
 
+def test_no_alert_counts_whom_the_door_refused() -> None:
+    """Strangers could silence it by asking; a client beyond its limit would set it off."""
+    for name, rule in alerts().items():
+        for selector in re.findall(r"freshet_http_requests_total\{([^}]*)\}", str(rule["expr"])):
+            assert 'door!="refused"' in selector, name
+
+
 def test_every_runbook_is_of_an_alert() -> None:
     assert {p.stem for p in (OPS / "runbooks").glob("Freshet*.md")} == set(alerts())
 
