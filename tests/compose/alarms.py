@@ -9,6 +9,7 @@ each group what was broken is mended, and nothing may fire any more before the n
 
 from __future__ import annotations
 
+import inspect
 import re
 import subprocess
 import sys
@@ -26,7 +27,7 @@ from tests.compose.prometheus import Prometheus
 from tests.compose.stack import Stack
 from tests.system.waiting import wait_until
 
-FIRES_S = 720.0
+FIRES_S = 600.0
 RESOLVED_S = 900.0
 
 
@@ -116,8 +117,8 @@ def replaced(broken: Broken) -> Iterator[None]:
 
 @contextmanager
 def stepped_on(broken: Broken) -> Iterator[None]:
-    """Versions cannot be written, inference has a tenth of a core, an event in some fits no schema, and the
-    console may have hardly more memory than it uses.
+    """Versions cannot be written, inference has a tenth of a core, an event in some fits no schema, and a
+    gateway may have hardly more memory than it uses.
     """
     with ExitStack() as stack:
         broken.versions.chmod(0o555)
@@ -125,9 +126,9 @@ def stepped_on(broken: Broken) -> Iterator[None]:
         stack.enter_context(slowed(broken, 0.1, "inference-0", "inference-1"))
         body = b'{"request_id": "r", "item": 7}'
         stack.enter_context(posting(f"{broken.stack.gateway}/v1/actions", body, 0.05))
-        limit = str(int(broken.memory_bytes("console") * 1.06))
-        broken.update("console", f"--memory={limit}", f"--memory-swap={limit}")
-        stack.callback(broken.update, "console", f"--memory={512 << 20}", f"--memory-swap={512 << 20}")
+        limit = str(int(broken.memory_bytes("gateway-1") * 1.06))
+        broken.update("gateway-1", f"--memory={limit}", f"--memory-swap={limit}")
+        stack.callback(broken.update, "gateway-1", f"--memory={512 << 20}", f"--memory-swap={512 << 20}")
         yield
 
 
@@ -203,7 +204,7 @@ def main(wanted: Sequence[str]) -> None:
 def _make_fire(
     broken: Broken, prometheus: Prometheus, break_: Callable[[Broken], object], names: Sequence[str]
 ) -> None:
-    print(f"{break_.__name__}: {break_.__doc__}", flush=True)
+    print(f"{break_.__name__}: {inspect.getdoc(break_)}", flush=True)
     began = time.monotonic()
     seen: dict[str, float] = {}
 
