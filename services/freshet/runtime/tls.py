@@ -99,7 +99,7 @@ class HttpTls:
         if paths["ca_file"]:
             context.load_verify_locations(paths["ca_file"])
         if paths["cert_file"]:
-            context.load_cert_chain(paths["cert_file"], paths["key_file"], password="")
+            context.load_cert_chain(paths["cert_file"], paths["key_file"], password="")  # nosec B106  # as in the client
 
     def _greeted(self, connection: Any, name: str | None, context: ssl.SSLContext) -> None:
         """A client has said hello, by a name or without: OpenSSL calls this before it shows a certificate."""
