@@ -139,20 +139,20 @@ def test_an_action_is_followed_through_shards_to_every_replica(world: ConsoleWor
     asked: list[int] = []
     with listed(world, trainer=2, paramserver=2, inference=2) as (fakes, places):
         for replica in ("inference-0", "inference-1"):
-            fakes[replica].answers["/v1/progress"] = (200, {"rows_next": {"0": 5}})
-        fakes["inference-1"].before["/v1/progress"] = lambda: asked.append(1)
+            fakes[replica].answers["/status"] = (200, {"rows_next": {"0": 5}})
+        fakes["inference-1"].before["/status"] = lambda: asked.append(1)
 
         def learn(end: int) -> None:
             for i in range(2):
                 fakes[f"trainer-{i}"].answers["/progress"] = (200, {"applied": {"0": end}})
                 published = {"applied": {"0": end}, "rows_next": {"0": 8 + i}}
                 fakes[f"paramserver-{i}"].answers["/progress"] = (200, {"slices": 32, "published": published})
-            fakes["inference-0"].answers["/v1/progress"] = (200, {"rows_next": {"0": 9}})
+            fakes["inference-0"].answers["/status"] = (200, {"rows_next": {"0": 9}})
 
         with world.console(places) as console, acting(world, learn):
             wait_until("the slower replica is waited for", lambda: len(asked) > 20, within_s=15)
             assert console.state()["trace"] is None
-            fakes["inference-1"].answers["/v1/progress"] = (200, {"rows_next": {"0": 9}})
+            fakes["inference-1"].answers["/status"] = (200, {"rows_next": {"0": 9}})
             wait_until("a trace is shown", lambda: console.state()["trace"] is not None, within_s=15)
             trace = console.state()["trace"]
 
