@@ -12,6 +12,7 @@ import httpx
 import pytest
 
 from freshet.cli.local import local
+from freshet.runtime.guard import DOOR_METRICS
 from tests.integration.serving import TOKEN, bearer, write_tokens
 
 pytestmark = pytest.mark.system
@@ -52,6 +53,9 @@ def test_a_run_with_tokens_serves_who_shows_one(tmp_path: Path, monkeypatch: pyt
         )
         assert moved.status_code == 200, moved.text
         assert freshet("version", "rollback", "0", "--folder", str(tmp_path / "run")).returncode == 0
+        for url in at.values():
+            page = httpx.get(f"{url}/metrics").text
+            assert [m.exposed for m in DOOR_METRICS if f"# TYPE {m.exposed} " not in page] == []
         told = json.loads(freshet("audit", "--folder", str(tmp_path / "run"), "--json").stdout)["lines"]
 
     done = [(line["action"], line["outcome"], line["who"]) for line in told]
