@@ -104,12 +104,14 @@ class Appending:
             self.error = error
 
     def _written(self) -> int:
-        reader, last = self._log.reader(), -1
+        reader, last, at, end = self._log.reader(), -1, 0, self._log.bounds(T).end
         reader.assign({T: 0})
-        while found := reader.poll(10_000, 1.0):
-            for _, records in found:
-                last = number(records.values[-1]) if len(records) else last
-        reader.close()
+        try:
+            while at < end:  # a broker that has just come back may answer with nothing for a while
+                for _, records in reader.poll(10_000, 1.0):
+                    last, at = number(records.values[-1]) if len(records) else last, records.next_offset
+        finally:
+            reader.close()
         return last + 1
 
 
