@@ -4,12 +4,13 @@
 
 Events are kept for ten minutes only, so that disks can be seen to stay as they are; samples are read while
 they are there. Prints a line a minute: memory of all containers, what volumes hold, freshness of rankings; at
-the end the figures of the load, memory by container early and late, and what the audit found. A benchmark, no
-test; needs a docker engine and built images.
+the end the figures of the load, memory by container and disk by volume early and late, and what the audit
+found. A benchmark, no test; needs a docker engine and built images.
 """
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import shutil
@@ -102,12 +103,14 @@ def _soak(stack: Stack, spec: Spec, folder: Path, minutes: int, events: float, r
     load = Load(stack.gateway, stack.inference, events=events, ranks=ranks, seed=1)
     load.start()
     memory: list[Mapping[str, float]] = []
+    disks: list[Mapping[str, float]] = []
     looked = 0
     for minute in range(1, minutes + 1):
         wait_until("a minute passes", partial(_sent_for, load, 60.0 * minute), within_s=300)
         memory.append(memory_mb(stack))
         part, looked = _summed(load, looked), len(load.parts)
-        disk = volumes_mb(stack)
+        disks.append(disk := volumes_mb(stack))
+        gc.freeze()  # the books are millions of objects: to look through them would hold up the load
         fresh, sent = part["ranks"].freshness, part["events"]
         said = (
             f"memory {sum(memory[-1].values()):.0f} MB",
@@ -119,10 +122,11 @@ def _soak(stack: Stack, spec: Spec, folder: Path, minutes: int, events: float, r
         print(f"{minute:3} min", *said, sep="  ", flush=True)
     for name, lane in load.stop().items():
         print(name, json.dumps(lane.as_json()), flush=True)
-    early = memory[min(10, len(memory) - 1)]
-    print("MB by container: after some minutes, at the end")
-    for name, used in sorted(memory[-1].items()):
-        print(f"  {name:14} {early.get(name, 0):6.0f} {used:6.0f}")
+    for what, by_minute in (("container", memory), ("volume", disks)):
+        places = sorted({len(by_minute) * part // 6 for part in range(1, 6)} | {len(by_minute) - 1})
+        print(f"MB by {what} after minutes {', '.join(str(place + 1) for place in places)}")
+        for name in sorted(by_minute[-1]):
+            print(f"  {name:14}", *(f"{by_minute[place].get(name, 0):6.0f}" for place in places))
     began = time.monotonic()
     stack.drain(log, topics, folder, len(load.impressions))
     books = audit.Books(samples.to_the_end(), late.to_the_end())

@@ -102,14 +102,14 @@ class Stack(Members):
             )
         return f"http://{self._addresses[name]}:{STATUS_PORTS[name.rpartition('-')[0]]}"
 
-    def secret(self, name: str) -> str:
-        """What stands in one of the files of the volume `secrets`."""
-        return self.docker("exec", "--no-TTY", "shard-0", "cat", f"/run/freshet/{name}").strip()
+    def secret(self, service: str, name: str) -> str:
+        """What stands in one of the files that a service is given below /run/freshet."""
+        return self.docker("exec", "--no-TTY", service, "cat", f"/run/freshet/{name}").strip()
 
     def settings(self, folder: Path) -> dict[str, str]:
         """Settings by which a process of this machine reaches the stores. A password goes into the folder."""
         password = folder / "redis.password"
-        password.write_text(self.secret("redis.password"))
+        password.write_text(self.secret("shard-0", "rows/redis.password"))
         return {
             "FRESHET_COMMON_LOG_URL": f"kafka://{self.kafka}/freshet?replication=1",
             "FRESHET_COMMON_ROWS_URL": f"redis://{self.redis}/freshet?user=freshet&password_file={password}",

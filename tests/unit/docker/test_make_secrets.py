@@ -17,7 +17,8 @@ from freshet.seams.certificates import CertificateFiles
 from freshet.seams.eventlog.kafka_settings import parse_url
 
 ROOT = Path(__file__).parents[3]
-COMPOSE = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
+COMPOSE_FILES = {name: (ROOT / name).read_text() for name in ("docker-compose.yml", "compose.tokens.yml")}
+COMPOSE = yaml.safe_load(COMPOSE_FILES["docker-compose.yml"])
 
 
 def made(folder: Path, *names: str) -> str:
@@ -62,9 +63,53 @@ def test_the_authoritys_key_is_given_to_nobody(folder: Path) -> None:
 
 
 def test_every_file_that_a_service_is_told_of_is_made(folder: Path) -> None:
-    told = re.findall(r"/run/freshet/([A-Za-z0-9./-]+)", (ROOT / "docker-compose.yml").read_text())
+    for file, told_of in COMPOSE_FILES.items():
+        told = set(re.findall(r"/run/freshet/([a-z]+/[A-Za-z0-9.-]+)", told_of))
+        assert {name for name in told if not (folder / name).is_file()} == set(), file
 
-    assert {name for name in told if not (folder / name).is_file()} == set()
+
+# Each part of the secrets, and the services that the compose file gives it to.
+READERS = {
+    "admin": "form-cluster",
+    "broker": "kafka",
+    "client": "",
+    "console": "console",
+    "doors": "",
+    "log": "console embedder gateway inference joiner kafka prepare shard trainer",
+    "operator": "",
+    "peers": "embedder shard trainer",
+    "redis": "redis",
+    "rows": "inference prepare shard",
+}
+# So many more have one by compose.tokens.yml.
+READERS_OF_TOKENS = {"client": "console simulator", "doors": "console gateway inference"}
+
+
+@pytest.mark.parametrize(
+    ("file", "readers"),
+    [("docker-compose.yml", READERS), ("compose.tokens.yml", READERS_OF_TOKENS)],
+)
+def test_only_those_that_need_a_secret_have_it(folder: Path, file: str, readers: dict[str, str]) -> None:
+    assert {path.name for path in folder.iterdir()} == set(READERS)
+    seen: dict[str, set[str]] = {part: set() for part in readers}
+    for name, service in yaml.safe_load(COMPOSE_FILES[file])["services"].items():
+        for volume in service.get("volumes", []):
+            source, _, at = volume.partition(":")
+            if source.endswith("-secrets") and name != "secrets":
+                part = source.removesuffix("-secrets")
+                assert at == f"/run/freshet/{part}:ro", (name, volume)
+                seen[part].add(name.rstrip("-0123456789"))
+
+    assert {part: " ".join(sorted(names)) for part, names in seen.items()} == readers
+
+
+def test_secrets_has_every_part_and_its_image_has_the_folders(folder: Path) -> None:
+    """A new volume takes its owner from the image's folder: root's could not be written to."""
+    mounted = {f"{part}-secrets:/run/freshet/{part}" for part in READERS}
+    (made_folders,) = re.findall(r"for part in ([a-z ]+); do", (ROOT / "ops/docker/Dockerfile").read_text())
+
+    assert mounted <= set(COMPOSE["services"]["secrets"]["volumes"])
+    assert set(made_folders.split()) == set(READERS)
 
 
 def test_each_caller_shows_a_certificate_of_its_own_host(folder: Path) -> None:
@@ -78,16 +123,16 @@ def test_each_caller_shows_a_certificate_of_its_own_host(folder: Path) -> None:
             assert cert.stem == key.stem == name
             advertised = [host for key_, host in environment.items() if key_.endswith("ADVERTISED_HOST")]
             assert advertised == [name]
-            ca = folder / "certs" / "ca.pem"
+            ca = folder / "peers" / "ca.pem"
             assert CertificateFiles("grpc", ca_file=str(ca), cert_file=str(cert), key_file=str(key)).expires()
 
 
 def test_kafka_is_reached_by_what_stands_in_its_properties(folder: Path) -> None:
-    properties = (folder / "kafka.properties").read_text()
-    client = parse_url(f"kafka://kafka:9092/freshet?properties={folder}/kafka.properties").client
+    properties = (folder / "log" / "kafka.properties").read_text()
+    client = parse_url(f"kafka://kafka:9092/freshet?properties={folder}/log/kafka.properties").client
 
     assert client["security.protocol"] == "SASL_SSL"
-    assert client["sasl.password"] == (folder / "kafka.password").read_text()
+    assert client["sasl.password"] == (folder / "log" / "kafka.password").read_text()
     assert client["sasl.password"] not in properties
 
 
@@ -100,7 +145,7 @@ def rewritten(file: Path, text: str) -> None:
 
 
 def test_each_token_is_known_by_its_name_and_scopes(folder: Path) -> None:
-    entries = read_tokens(folder / "tokens")
+    entries = read_tokens(folder / "doors" / "tokens")
 
     for name, scopes in (
         ("send", {"send"}),
@@ -108,15 +153,16 @@ def test_each_token_is_known_by_its_name_and_scopes(folder: Path) -> None:
         ("operate", {"operate"}),
         ("client", {"send", "rank"}),
     ):
-        found = shown((folder / f"{name}.token").read_bytes().strip(), entries)
+        path = folder / ("client" if name == "client" else "operator") / f"{name}.token"
+        found = shown(path.read_bytes().strip(), entries)
         assert found is not None
         assert (found.name, set(found.scopes)) == (name, scopes)
-        assert (folder / f"{name}.token").stat().st_mode & 0o777 == 0o440
+        assert path.stat().st_mode & 0o777 == 0o440
 
 
 def test_a_token_that_was_dropped_is_not_made_again(tmp_path: Path) -> None:
     made(tmp_path, "kafka")
-    file = tmp_path / "secrets" / "tokens"
+    file = tmp_path / "secrets" / "doors" / "tokens"
     left = [line for line in file.read_text().splitlines() if not line.startswith("send ")]
     rewritten(file, "\n".join(left) + "\n")
     made(tmp_path, "kafka")
@@ -126,7 +172,7 @@ def test_a_token_that_was_dropped_is_not_made_again(tmp_path: Path) -> None:
 
 def test_a_token_that_was_taken_away_is_made_anew_and_the_former_one_is_not_known(tmp_path: Path) -> None:
     made(tmp_path, "kafka")
-    file, token = tmp_path / "secrets" / "tokens", tmp_path / "secrets" / "client.token"
+    file, token = tmp_path / "secrets" / "doors" / "tokens", tmp_path / "secrets" / "client" / "client.token"
     rewritten(file, "".join(
         line + (" requests_per_s=5" if line.startswith("client ") else "") + "\n"
         for line in file.read_text().splitlines()
