@@ -1,10 +1,11 @@
 """Alerts made to fire on a running stack, by breaking what each is about: how long each took.
 
-    python -m tests.compose.alarms                     # all, about half an hour
+    python -m tests.compose.alarms                     # all, about three quarters of an hour
     python -m tests.compose.alarms FreshetDown ...     # these
 
 Needs a docker engine and built images. Breaks stand in groups that do not hide each other's effects; after
-each group what was broken is mended, and nothing may fire any more before the next.
+each group what was broken is mended, and nothing may fire any more before the next. The last group has a
+stack of its own, whose doors ask for tokens and whose shards have hardly any room.
 """
 
 from __future__ import annotations
@@ -19,14 +20,21 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import httpx
 
+from freshet.seams.open import open_eventlog
+from freshet.spec import load_spec
+from freshet.spec.topics import topics_of
+from freshet.testing.contracts.eventlog import append_to
 from freshet.testing.simulator.spec import DEMO_SPEC
+from freshet.types import TopicPartition
 from tests.compose.prometheus import Prometheus
 from tests.compose.stack import Stack
 from tests.system.waiting import wait_until
 
+HASHES = "/run/freshet/doors/tokens"
 FIRES_S = 600.0
 RESOLVED_S = 900.0
 
@@ -164,7 +172,40 @@ def not_loaded(broken: Broken) -> Iterator[None]:
             yield
 
 
-GROUPS: Sequence[tuple[Callable[[Broken], object], tuple[str, ...]]] = (
+@contextmanager
+def guarded(broken: Broken) -> Iterator[None]:
+    """Somebody asks without a token, the file of tokens is damaged, a shard's certificate has ten days to go,
+    a damaged record is among the changed rows, and shards have a megabyte for rows.
+    """
+    broken.stack.in_secrets("sh", "-c", f"chmod u+w {HASHES}; echo nonsense >> {HASHES}")
+    renewed = "freshet certs /run/authority shard-1 --days 10 --renew-within 9"
+    theirs = "cd /run/freshet/peers && rm -f shard-1.*"
+    copied = "cp /run/authority/shard-1.key /run/authority/shard-1.pem ."
+    gone = "rm -f /run/authority/shard-1.*"
+    broken.stack.in_secrets("sh", "-c", f"{gone} && {renewed} && {theirs} && {copied}")
+    log = open_eventlog(f"kafka://{broken.stack.kafka}/freshet?replication=1")
+    try:
+        where = TopicPartition(topics_of(load_spec(DEMO_SPEC)).rows, 0)
+        log.writer().append([append_to(where, [b"damaged"])])
+    finally:
+        log.close()
+    with posting(f"{broken.stack.inference}/v1/rank", b"{}", 0.1):
+        yield
+
+
+Group = tuple[Callable[[Broken], object], tuple[str, ...]]
+
+GUARDED: Group = (
+    guarded,
+    (
+        "FreshetDamagedBytes",
+        "FreshetDoor",
+        "FreshetTokensFileWrong",
+        "FreshetCertificateEnds",
+        "FreshetShardFull",
+    ),
+)
+GROUPS: Sequence[Group] = (
     (replaced, ("FreshetFenced",)),
     (
         stepped_on,
@@ -180,29 +221,47 @@ GROUPS: Sequence[tuple[Callable[[Broken], object], tuple[str, ...]]] = (
 
 def main(wanted: Sequence[str]) -> None:
     """Break, wait, mend; print what fired."""
+    plain = [(break_, [name for name in names if not wanted or name in wanted]) for break_, names in GROUPS]
+    if any(names for _, names in plain):
+        _on_a_stack(plain, "plain")
+    names = [name for name in GUARDED[1] if not wanted or name in wanted]
+    if names:
+        _on_a_stack(
+            [(GUARDED[0], names)], "guarded", tokens=True, variables={"STACK_SHARD_BYTES": str(1 << 20)}
+        )
+
+
+def _on_a_stack(
+    groups: Sequence[tuple[Callable[[Broken], object], Sequence[str]]], name: str, **how: Any
+) -> None:
     with tempfile.TemporaryDirectory(prefix="freshet-alarms-") as made:
         folder = Path(made)
-        stack = Stack(DEMO_SPEC.parent, folder)
+        stack = Stack(DEMO_SPEC.parent, folder, **how)
         stack.down(volumes=True)
         try:
-            print(f"all healthy after {stack.up():.0f} s", flush=True)
+            print(f"{name}: all healthy after {stack.up():.0f} s", flush=True)
             stack.up("simulator")
             prometheus = Prometheus(stack.prometheus)
             learned = 'freshet_trainer_quality{of="served"}'
             wait_until("something is learned", lambda: bool(prometheus.query(learned)), within_s=300)
             broken = Broken(stack, folder / "versions")
-            for break_, alerts in GROUPS:
-                names = [name for name in alerts if not wanted or name in wanted]
+            for break_, names in groups:
                 if names:
-                    _make_fire(broken, prometheus, break_, names)
+                    _make_fire(broken, prometheus, break_, names, is_last=break_ is groups[-1][0])
         finally:
-            stack.keep_words(Path(tempfile.gettempdir()))
+            (said := Path(tempfile.gettempdir()) / f"alarms-{name}").mkdir(exist_ok=True)
+            stack.keep_words(said)
             stack.down(volumes=True)
             stack.close()
 
 
 def _make_fire(
-    broken: Broken, prometheus: Prometheus, break_: Callable[[Broken], object], names: Sequence[str]
+    broken: Broken,
+    prometheus: Prometheus,
+    break_: Callable[[Broken], object],
+    names: Sequence[str],
+    *,
+    is_last: bool,
 ) -> None:
     print(f"{break_.__name__}: {inspect.getdoc(break_)}", flush=True)
     began = time.monotonic()
@@ -221,6 +280,8 @@ def _make_fire(
             wait_until("the alerts fire", all_fire, within_s=FIRES_S, look_s=1)
         except AssertionError:
             print(f"  did not fire within {FIRES_S:.0f} s: {sorted(set(names) - set(seen))}", flush=True)
+    if is_last:
+        return
     try:
         after = wait_until("all is well", lambda: not prometheus.firing(), within_s=RESOLVED_S, look_s=1)
         print(f"  nothing fires {after:.0f} s after it was mended", flush=True)

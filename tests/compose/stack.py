@@ -7,6 +7,7 @@ import subprocess
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 from tests.servers.processes import lasting_ports
 from tests.system.members import Members
@@ -15,6 +16,7 @@ __all__ = ["PROJECT", "Stack"]
 
 ROOT = Path(__file__).parents[2]
 FILES = (ROOT / "docker-compose.yml", Path(__file__).with_name("compose.test.yml"))
+TOKENS = ROOT / "compose.tokens.yml"
 PROJECT = "freshet-test"
 STATUS_PORTS: Mapping[str, int] = {
     "gateway": 7000,
@@ -36,9 +38,18 @@ class Stack(Members):
         "joiner-0",
     )
 
-    def __init__(self, spec_folder: Path, folder: Path) -> None:
-        """Nothing runs yet. `folder`: where versions are kept."""
+    def __init__(
+        self,
+        spec_folder: Path,
+        folder: Path,
+        *,
+        tokens: bool = False,
+        variables: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        """Nothing runs yet. `folder`: where versions are kept. `tokens`: the doors ask for them. `variables`:
+        of the compose file."""
         super().__init__()
+        self._files = [*FILES, *([TOKENS] if tokens else [])]
         ports = dict(
             zip(("GATEWAY", "INFERENCE", "CONSOLE", "PROMETHEUS", "KAFKA"), lasting_ports(5), strict=True)
         )
@@ -59,6 +70,7 @@ class Stack(Members):
             "STACK_VERSIONS_FOLDER": str(versions),
             "STACK_SUBNET": subnet,
             **{f"STACK_{name}_PORT": str(port) for name, port in ports.items()},
+            **variables,
         }
         self._addresses: dict[str, str] = {}
 
@@ -106,6 +118,10 @@ class Stack(Members):
         """What stands in one of the files that a service is given below /run/freshet."""
         return self.docker("exec", "--no-TTY", service, "cat", f"/run/freshet/{name}").strip()
 
+    def in_secrets(self, program: str, *words: str) -> str:
+        """What a program prints that is run where all secrets are, in a container of its own."""
+        return self.docker("run", "--rm", "--no-deps", "--no-TTY", "--entrypoint", program, "secrets", *words)
+
     def settings(self, folder: Path) -> dict[str, str]:
         """Settings by which a process of this machine reaches the stores. A password goes into the folder."""
         password = folder / "redis.password"
@@ -118,7 +134,7 @@ class Stack(Members):
 
     def docker(self, *words: str, within_s: float = 60.0) -> str:
         """What `docker compose` prints. AssertionError, with its words, if it fails."""
-        files = [word for file in FILES for word in ("--file", str(file))]
+        files = [word for file in self._files for word in ("--file", str(file))]
         return _run(["docker", "compose", *files, *words], self._env, within_s)
 
 

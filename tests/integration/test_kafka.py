@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
+from pathlib import Path
 from uuid import uuid4
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 
+from freshet.cli import peek
 from freshet.errors import ConfigError, DataLost, Mismatch, TooLarge, Unavailable
 from freshet.seams.eventlog import EventLog, Reader, Writer
 from freshet.seams.eventlog.claims import Claims
@@ -262,6 +266,49 @@ def test_records_carry_the_brokers_time_whatever_the_clock_of_a_writer_says(log:
 
     assert all(began_ms <= ms <= time.time_ns() // 1_000_000 for ms in times)
     assert log.offset_at(T, began_ms) == 0
+
+
+def settings_of(admin: AdminClient, topic: str) -> dict[str, str]:
+    resource = ConfigResource(ResourceType.TOPIC, topic)
+    found = admin.describe_configs([resource])[resource].result(30)
+    return {name: found[name].value for name in ("retention.ms", "segment.ms", "segment.bytes")}
+
+
+def test_what_is_forgotten_goes_in_small_pieces(
+    kafka: Kafka, log: EventLog, admin: AdminClient, prefix: str
+) -> None:
+    """Kafka forgets whole segments, and by default one is a week: ten minutes would be kept for a week."""
+    log.create_topic("short", partitions=1, retention_ms=600_000)
+    assert settings_of(admin, f"{prefix}.short") == {
+        "retention.ms": "600000", "segment.ms": "75000", "segment.bytes": str(1 << 30)
+    }  # fmt: skip
+    log.create_topic("short", partitions=1, retention_ms=86_400_000)
+    assert settings_of(admin, f"{prefix}.short")["segment.ms"] == "10800000"
+    assert settings_of(admin, f"{prefix}.t") == {
+        "retention.ms": "-1", "segment.ms": "604800000", "segment.bytes": str(1 << 26)
+    }  # fmt: skip
+
+    own = open_eventlog(f"kafka://{kafka.bootstrap}/{prefix}?topic.segment.ms=120000")
+    own.create_topic("own", partitions=1, retention_ms=86_400_000)
+    own.create_topic("own", partitions=1, retention_ms=600_000)
+    own.close()
+    assert settings_of(admin, f"{prefix}.own") == {
+        "retention.ms": "600000", "segment.ms": "120000", "segment.bytes": str(1 << 30)
+    }  # fmt: skip
+
+
+def test_peek_shows_the_newest_records_though_transactions_lie_between(
+    kafka: Kafka, log: EventLog, prefix: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    writer = log.writer("w")
+    for i in range(6):
+        writer.append([append_to(T, [b'{"n": %d}' % i])])
+    monkeypatch.setenv("FRESHET_COMMON_LOG_URL", f"kafka://{kafka.bootstrap}/{prefix}")
+
+    said = CliRunner().invoke(peek.command, ["t", "-n", "3", "--folder", str(tmp_path), "--json"])
+
+    assert said.exit_code == 0, said.output
+    assert [json.loads(line)["value"]["n"] for line in said.output.splitlines()] == [3, 4, 5]
 
 
 def test_a_compacted_topic_is_refused(log: EventLog, admin: AdminClient, prefix: str) -> None:

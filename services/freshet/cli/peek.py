@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from difflib import get_close_matches
 from pathlib import Path
@@ -50,10 +51,17 @@ Decode = Callable[[bytes], Any]
 def command(
     topic: str | None, folder: Path, records: int, partition: int | None, start: int | None, as_json: bool
 ) -> None:
-    """Print records of TOPIC, or without it the topics there are with what they hold."""
-    from freshet.seams.open import open_eventlog
+    """Print records of TOPIC, or without it the topics there are with what they hold.
 
-    log = open_eventlog(f"sqlite:{existing_folder(folder) / 'log'}")
+    The log is that of FRESHET_COMMON_LOG_URL; without it, the run folder's.
+    """
+    from freshet.seams.open import open_eventlog
+    from freshet.settings import load_settings
+
+    common = load_settings(run_folder=folder).common
+    if common.log_url == f"sqlite:{common.run.log}":
+        existing_folder(folder)
+    log = open_eventlog(common.log_url)
     try:
         if topic is None:
             _print_topics(log, as_json)
@@ -61,7 +69,7 @@ def command(
         if topic not in log.topics():
             names = ", ".join(sorted(log.topics())) or "none: the log is empty"
             near = get_close_matches(topic, log.topics(), 1)
-            hint = f"did you mean {near[0]}?" if near else f"`freshet peek --folder {folder}` lists them"
+            hint = f"did you mean {near[0]}?" if near else "`freshet peek`, without a topic, lists them"
             raise ConfigError("peek", "TOPIC", topic, f"a topic of this log ({names})", hint)
         decode = _decoder(log, topic)
         found = 0
@@ -104,8 +112,12 @@ def _partitions(log: EventLog, topic: str, partition: int | None) -> list[TopicP
 def _lines(
     log: EventLog, at: TopicPartition, count: int, start: int | None, decode: Decode
 ) -> Iterator[Mapping[str, Any]]:
-    bounds = log.bounds(at)
-    position = max(bounds.start, bounds.end - count) if start is None else start
+    if start is None:  # on Kafka every other offset may be a transaction's end, which is no record
+        bounds = log.bounds(at)
+        newest = _lines(log, at, 2 * count, max(bounds.start, bounds.end - 2 * count), decode)
+        yield from deque(newest, count)
+        return
+    bounds, position = log.bounds(at), start
     reader = log.reader()
     try:
         reader.assign({at: position})

@@ -55,6 +55,8 @@ class TokenFile:
             self._entries = read_tokens(self._path)
         except ConfigError as error:
             self.wrong = True
+            if isinstance(error.__cause__, OSError):  # which may pass, without a change of the file
+                self._stamp = ()
             log.error("the file of tokens cannot be used; the former tokens stay valid", reason=str(error))
             return
         self.wrong = False

@@ -6,11 +6,13 @@ import os
 import re
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import yaml
 
+from freshet.runtime.audit import read_audit
 from freshet.runtime.token_file import read_tokens
 from freshet.runtime.tokens import shown
 from freshet.seams.certificates import CertificateFiles
@@ -31,7 +33,11 @@ def made(folder: Path, *names: str) -> str:
         check=True,
         capture_output=True,
         text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT / "services")},
+        env={
+            **os.environ,
+            "PYTHONPATH": str(ROOT / "services"),
+            "FRESHET_COMMON_AUDIT_FILE": str(folder / "audit.jsonl"),
+        },
         timeout=60,
     )
     return done.stdout
@@ -103,6 +109,19 @@ def test_only_those_that_need_a_secret_have_it(folder: Path, file: str, readers:
     assert {part: " ".join(sorted(names)) for part, names in seen.items()} == readers
 
 
+def test_only_those_that_need_the_versions_have_them() -> None:
+    mounts = {
+        name.rstrip("-0123456789"): volume
+        for name, service in COMPOSE["services"].items()
+        for volume in service.get("volumes", [])
+        if volume.startswith("versions:")
+    }
+
+    assert {name: volume.endswith(":ro") for name, volume in mounts.items()} == {
+        "console": False, "inference": True, "prepare": False, "trainer": False,
+    }  # fmt: skip
+
+
 def test_secrets_has_every_part_and_its_image_has_the_folders(folder: Path) -> None:
     """A new volume takes its owner from the image's folder: root's could not be written to."""
     mounted = {f"{part}-secrets:/run/freshet/{part}" for part in READERS}
@@ -134,6 +153,30 @@ def test_kafka_is_reached_by_what_stands_in_its_properties(folder: Path) -> None
     assert client["security.protocol"] == "SASL_SSL"
     assert client["sasl.password"] == (folder / "log" / "kafka.password").read_text()
     assert client["sasl.password"] not in properties
+
+
+def test_one_that_was_killed_while_it_wrote_is_made_good_by_the_next(tmp_path: Path) -> None:
+    made(tmp_path, "kafka")
+    token = tmp_path / "secrets" / "peers" / "grpc.token"
+    token.unlink()
+    half = token.with_name(".grpc.token")
+    half.write_text("ha")
+    half.chmod(0o440)
+
+    assert made(tmp_path, "kafka") == "made grpc.token\n"
+
+    assert len(token.read_text()) > 40
+    assert not half.exists()
+
+
+def test_two_at_once_agree(tmp_path: Path) -> None:
+    with ThreadPoolExecutor() as pool:
+        said = [*pool.map(lambda _: made(tmp_path, "kafka"), range(3))]
+
+    assert sorted(map(bool, said)) == [False, False, True]
+    entries = read_tokens(tmp_path / "secrets" / "doors" / "tokens")
+    token = (tmp_path / "secrets" / "client" / "client.token").read_bytes().strip()
+    assert shown(token, entries) is not None
 
 
 # --- tokens of clients
@@ -189,3 +232,8 @@ def test_a_token_that_was_taken_away_is_made_anew_and_the_former_one_is_not_know
     assert len(read_tokens(file)) == 4
     assert file.read_text().startswith("# NAME")
     assert made(tmp_path, "kafka") == ""
+    lines, _ = read_audit(tmp_path / "audit.jsonl", 100)
+    assert [(line.action, line.what["name"], line.outcome) for line in lines] == [
+        ("token new", name, "done") for name in ("send", "rank", "operate", "client", "client")
+    ]
+    assert lines[-1].what["id"] == found.id

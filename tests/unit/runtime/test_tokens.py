@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -192,6 +193,26 @@ def test_a_file_that_turns_bad_leaves_the_former_tokens_until_it_is_mended(tmp_p
         path.rmdir()
     write(path, entry("b"))
     clock.advance(1)
+    assert (names(file), file.wrong) == (["b"], False)
+
+
+def test_a_read_that_fails_is_tried_again_though_the_file_has_not_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, clock = tmp_path / "tokens", SettableClock()
+    path.write_text(line_of(entry("a")) + "\n")
+    file = TokenFile(str(path), clock)
+    path.write_text(line_of(entry("b")) + "\n")
+
+    def too_many_files(*_: object) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "open", too_many_files)
+        clock.advance(1.1)
+        assert (names(file), file.wrong) == (["a"], True)
+    clock.advance(1.1)
+
     assert (names(file), file.wrong) == (["b"], False)
 
 

@@ -57,6 +57,26 @@ _BATCH_OVERHEAD = 1024
 _START: OffsetSpec = OffsetSpec.earliest()  # type: ignore[no-untyped-call]
 _END: OffsetSpec = OffsetSpec.latest()  # type: ignore[no-untyped-call]
 
+_SHORTEST_SEGMENT_MS, _LONGEST_SEGMENT_MS = 60_000, 7 * 86_400_000
+
+
+def _kept_for(retention_ms: int | None) -> dict[str, str]:
+    """Settings of a topic that forgets what is older, or what it is told to.
+
+    Kafka forgets whole segments, and none that is written to; one is a week's or 1 GiB by default, here an
+    eighth of what is kept.
+    """
+    if retention_ms is None:
+        segment_bytes, segment_ms = 1 << 26, _LONGEST_SEGMENT_MS  # readers cut some of them, as the joiner's
+    else:
+        segment_bytes = 1 << 30
+        segment_ms = min(max(retention_ms // 8, _SHORTEST_SEGMENT_MS), _LONGEST_SEGMENT_MS)
+    return {
+        "retention.ms": str(-1 if retention_ms is None else retention_ms),
+        "segment.bytes": str(segment_bytes),
+        "segment.ms": str(segment_ms),
+    }
+
 
 class KafkaAdmin:
     """Thread-safe. Names are ours: the prefix is put before them here, and taken off."""
@@ -84,7 +104,7 @@ class KafkaAdmin:
         settings = self._settings
         config = {
             "cleanup.policy": "delete",
-            "retention.ms": str(-1 if retention_ms is None else retention_ms),
+            **_kept_for(retention_ms),
             "retention.bytes": "-1",
             "max.message.bytes": str(settings.max_record_bytes + _BATCH_OVERHEAD),
             # A writer whose clock is wrong would else have its records forgotten too soon, or the joiner
@@ -105,9 +125,12 @@ class KafkaAdmin:
 
     def set_retention(self, topic: str, retention_ms: int | None) -> None:
         """What is older may be forgotten from now on."""
-        value = str(-1 if retention_ms is None else retention_ms)
-        entry = ConfigEntry("retention.ms", value, incremental_operation=AlterConfigOpType.SET)
-        resource = ConfigResource(ResourceType.TOPIC, self.name(topic), incremental_configs=[entry])
+        entries = [
+            ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET)
+            for name, value in _kept_for(retention_ms).items()
+            if name == "retention.ms" or name not in self._settings.topic
+        ]
+        resource = ConfigResource(ResourceType.TOPIC, self.name(topic), incremental_configs=entries)
         with translated(f"the retention of topic {topic} could not be set", self.heard):
             self._answers(self._client.incremental_alter_configs([resource], request_timeout=_REQUEST_S))
 
