@@ -18,6 +18,7 @@ from ops.reference.metrics_page import SERVICES
 
 OPS = Path(__file__).parents[2] / "ops"
 RULES = OPS / "alerts" / "freshet.rules.yml"
+RULE_TESTS = sorted((OPS / "alerts").glob("*.test.yml"))
 PARTS = ("What it means.", "Look here.", "Do this.", "How to know it worked.")
 
 NAMES = {
@@ -77,7 +78,8 @@ def test_a_runbook_looks_at_metrics_that_there_are(path: Path) -> None:
 def test_every_alert_is_made_to_fire_and_not_to_fire() -> None:
     cases = [
         case
-        for test in yaml.safe_load((OPS / "alerts" / "freshet.test.yml").read_text())["tests"]
+        for path in RULE_TESTS
+        for test in yaml.safe_load(path.read_text())["tests"]
         for case in test["alert_rule_test"]
     ]
 
@@ -90,7 +92,7 @@ def test_promtool_agrees() -> None:
     assert promtool, "promtool is missing: apt-get install prometheus, or make test SKIP=promtool"
     subprocess.run([promtool, "check", "rules", RULES], check=True, capture_output=True, timeout=60)
     done = subprocess.run(
-        [promtool, "test", "rules", OPS / "alerts" / "freshet.test.yml"],
+        [promtool, "test", "rules", *RULE_TESTS],
         capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr

@@ -32,6 +32,7 @@ from freshet.errors import BadInput
 from freshet.features import EventExtractor
 from freshet.inference.pipeline import Pipeline, Scored
 from freshet.inference.progress import Progress, Stage
+from freshet.inference.core import label_delay_ms
 from freshet.inference.service import MOST_ASKED, run
 from freshet.model import build_model
 from freshet.spec.avro import parse_schema, served_schema, to_json
@@ -236,6 +237,13 @@ def test_an_answer_says_version_freshness_and_what_is_unknown(server: Running) -
     assert answer["unknown_rows"]["item"] == 2  # candidates 8 and 9 were never learned
     assert "user" not in answer["unknown_rows"]
     assert not answer["explored"]
+
+
+def test_metrics_tell_freshness_and_how_long_labels_take(server: Running) -> None:
+    text = server.get("/metrics").text
+
+    assert "freshet_inference_freshness_seconds 5.0" in text
+    assert f"freshet_inference_label_delay_seconds {label_delay_ms(SPEC) / 1e3}" in text
 
 
 def test_an_unknown_user_is_counted_once_for_each_candidate(server: Running) -> None:

@@ -330,6 +330,30 @@ def test_a_joiner_stops_when_told_and_has_committed_what_it_read(world: World) -
     assert commits(world)[-1].next == {"served": 1, "action": 0}
 
 
+def test_the_newest_event_time_is_of_samples_that_were_written(world: World) -> None:
+    def newest_ms(joiner: JoinerService) -> int | None:
+        joiner.step()
+        assert joiner.status is not None
+        return joiner.status.newest_ms
+
+    joiner = world.joiner(replace(CALM, status_interval_ms=0))
+    joiner.open()
+    world.send([Served("r1", ("a",), 1_000), Served("r2", ("a",), 1_050)])
+    assert newest_ms(joiner) is None
+
+    world.send([Action("r2/a", 1_100)])
+    assert newest_ms(joiner) == 1_050
+    world.send([Action("r1/a", 1_110)])
+    assert newest_ms(joiner) == 1_050
+
+    world.send([Served("r3", ("a",), 1_120), Action("r3/a", 1_130)])
+    joiner._writers = [(LostAnswer(w, random.Random(1), 1.0), p) for w, p in joiner._writers]
+    with pytest.raises(Unavailable):
+        joiner.step()
+    assert joiner._newest_ms == 1_050
+    joiner.close()
+
+
 def test_a_commit_that_the_replay_contradicts_is_corrupt(world: World) -> None:
     world.send([Served("r1", ("a",), 1_000)])
     joiner = world.joiner(CALM)

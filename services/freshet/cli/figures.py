@@ -13,6 +13,12 @@ JOINER_METRICS = (
     Metric("freshet_joiner_events", "counter", "events", "Events read by this process."),
     Metric("freshet_joiner_samples", "counter", "samples", "Samples written by this process."),
     Metric("freshet_joiner_commits", "counter", "commits", "Atomic appends of samples with positions."),
+    Metric(
+        "freshet_joiner_newest_sample_ms",
+        "gauge",
+        "milliseconds since 1970",
+        "Newest event time among samples written by this process; missing before the first.",
+    ),
     Metric("freshet_joiner_lag_records", "gauge", "records", "Input records not read yet.", ("partition",)),
     Metric(
         "freshet_joiner_room_records",
@@ -65,6 +71,13 @@ TRAINER_METRICS = (
         "Measures since the model began.",
         ("of", "label", "measure"),
     ),
+    Metric(
+        "freshet_trainer_quality_lately",
+        "gauge",
+        "figure",
+        "Measures of the last ten windows that have closed; missing before the first.",
+        ("of", "label", "measure"),
+    ),
     Metric("freshet_trainer_ranks", "gauge", "ranks", "Ranks that step together, this one among them."),
     Metric(
         "freshet_trainer_worlds",
@@ -115,6 +128,7 @@ def joiner_readings(status: Any) -> Mapping[str, Reading]:
         "freshet_joiner_events": status.events,
         "freshet_joiner_samples": status.samples,
         "freshet_joiner_commits": status.commits,
+        **({} if status.newest_ms is None else {"freshet_joiner_newest_sample_ms": status.newest_ms}),
         "freshet_joiner_lag_records": {(str(p),): float(n) for p, n in status.lag.items()},
         "freshet_joiner_room_records": {(str(p),): float(n) for p, n in status.room.items()},
         "freshet_joiner_watermark_ms": {
@@ -146,13 +160,18 @@ def _of_training(status: Mapping[str, Any]) -> dict[str, Reading]:
         "freshet_trainer_worlds": status.get("ranks", ALONE)["worlds"],
         "freshet_trainer_lost": status.get("ranks", ALONE)["lost"],
         "freshet_trainer_stepped_rows": status.get("stepped_rows", 0),
-        "freshet_trainer_quality": {
-            (of, label, measure): float(value)
-            for of, labels in status["measures"].items()
-            for label, values in labels.items()
-            for measure, value in values.items()
-            if value is not None
-        },
+        "freshet_trainer_quality": _of_quality(status["measures"]),
+        "freshet_trainer_quality_lately": _of_quality(status["lately"]),
+    }
+
+
+def _of_quality(measures: Mapping[str, Any]) -> Mapping[tuple[str, ...], float]:
+    return {
+        (of, label, measure): float(value)
+        for of, labels in measures.items()
+        for label, values in labels.items()
+        for measure, value in values.items()
+        if value is not None
     }
 
 

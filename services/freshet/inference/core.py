@@ -27,6 +27,7 @@ __all__ = [
     "events_of",
     "freshness_ms",
     "get_path",
+    "label_delay_ms",
     "not_finite",
     "order",
     "parse_rank",
@@ -204,6 +205,12 @@ def freshness_ms(now_ms: int, rows_ms: int, dense_ms: int) -> int | None:
     learned."""
     newest = max(rows_ms, dense_ms)
     return max(0, now_ms - newest) if newest > 0 else None
+
+
+def label_delay_ms(spec: Spec) -> int:
+    """How long an impression waits at most until the first sample of it: until then nobody's not acting is
+    learned. Labels that only some impressions have (`given`) do not count."""
+    return min(label.window_ms for label in spec.labels if label.given is None) + spec.join.grace_ms
 
 
 def not_finite(tensors: Mapping[str, Any]) -> str | None:

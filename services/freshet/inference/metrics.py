@@ -14,6 +14,7 @@ __all__ = [
     "EXPLORED",
     "FRESHNESS",
     "KEPT_OUT",
+    "LABEL_DELAY",
     "METRICS",
     "SERVED_DROPPED",
     "SERVED_LOGGED",
@@ -40,6 +41,13 @@ FRESHNESS = Metric(
     "gauge",
     "seconds",
     "Now minus the newest event learned from; 0 before anything was learned.",
+)
+LABEL_DELAY = Metric(
+    "freshet_inference_label_delay_seconds",
+    "gauge",
+    "seconds",
+    "Shortest window of a label, grace included: freshness comes to it while nobody acts, and is at least "
+    'it with emit = "window".',
 )
 CORRUPT_DELTAS = Metric(
     "freshet_inference_corrupt_deltas",
@@ -71,6 +79,7 @@ METRICS = (
     UNKNOWN_ROWS,
     EXPLORED,
     FRESHNESS,
+    LABEL_DELAY,
     CORRUPT_DELTAS,
     VERSION,
     SWAPS,

@@ -23,6 +23,7 @@ from freshet.clock import SYSTEM_CLOCK, Clock
 from freshet.errors import BadInput, Overloaded
 from freshet.features import EventExtractor, JsonTranscoder
 from freshet.inference import api, metrics
+from freshet.inference.core import label_delay_ms
 from freshet.inference.filling import Filling
 from freshet.inference.live import Live
 from freshet.inference.oip_api import OipRoutes
@@ -149,7 +150,7 @@ class Inference:
         self._asked = 0
         self._progress_thread = ThreadPoolExecutor(1, thread_name_prefix="progress")
         self._live, self._tally = Live(self.rows, self.versions, clock), Tally(registry)
-        self._measure(registry)
+        self._measure(registry, spec)
         ranker = Ranker(
             spec,
             self._pipeline,
@@ -183,8 +184,9 @@ class Inference:
         self.grpc_counts = ListenerCounts()
         register(registry, GRPC_METRICS, lambda: grpc_readings(self.grpc_counts))
 
-    def _measure(self, registry: CollectorRegistry) -> None:
+    def _measure(self, registry: CollectorRegistry, spec: Spec) -> None:
         metrics.FRESHNESS.gauge(registry, lambda: (self._live.freshness_ms() or 0) / 1e3)
+        metrics.LABEL_DELAY.gauge(registry).set(label_delay_ms(spec) / 1e3)
         metrics.CORRUPT_DELTAS.gauge(registry, lambda: self.rows.state.corrupt)
 
     def start(self, stop: threading.Event, drain_s: float) -> list[threading.Thread]:

@@ -52,6 +52,7 @@ class JoinerStatus:
     events: int  # read by this process
     samples: int  # appended by this process
     commits: int
+    newest_ms: int | None  # newest event time among these samples; None: none were appended
     watermark_ms: Mapping[int, int | None]  # partition -> W
     lag: Mapping[int, int]  # partition -> input records not read yet, when last looked at
     room: Mapping[int, int]  # partition -> input records between the log's start and what a restart reads
@@ -98,6 +99,7 @@ class JoinerService:
     _done: dict[str, float] = field(default_factory=dict)  # what was last done when, monotonic
     _samples: int = 0
     _commits: int = 0
+    _newest_ms: int | None = None
 
     def run(self, *, until_end: bool = False) -> None:
         """Join until told to stop. `until_end`: up to the streams' present ends, then close all windows and
@@ -316,6 +318,8 @@ class JoinerService:
             self._since[task.partition] = (output.commit.since, output.commit.low)
             self._samples += output.samples
             self._commits += 1
+            if output.newest_ms is not None:
+                self._newest_ms = max(output.newest_ms, self._newest_ms or output.newest_ms)
 
     def _mourn(self, void: Mapping[int, FreshetError]) -> None:
         """Tasks that could not begin, or whose last append is not known to be written. A shared partition
@@ -376,6 +380,7 @@ class JoinerService:
             events=sum(t.events for t in tasks),
             samples=self._samples,
             commits=self._commits,
+            newest_ms=self._newest_ms,
             watermark_ms={t.partition: t.watermark.value for t in tasks},
             lag={p: sum(n for at, n in self._lag.items() if at.partition == p) for p in self.tasks},
             room={p: self._room(p) for p in self.tasks if p in self._since},

@@ -47,6 +47,7 @@ class Outputs:
     dead_letters: list[bytes]
     commit: Commit
     samples: int  # on time, in `appends`
+    newest_ms: int | None  # newest event time among these
     joined: Joined | None = None  # what is traced of them
 
 
@@ -127,7 +128,8 @@ class Task:
         commit = self._commit(now_ms)
         appends.append(Append(self.topics.joiner, self.partition, BytesColumn.of([commit.encode()])))
         letters, self._letters, self._skips = self._letters, [], Skips()
-        return Outputs(appends, letters, commit, len(decided), joined)
+        newest_ms = int(decided.times_ms.max()) if len(decided) else None
+        return Outputs(appends, letters, commit, len(decided), newest_ms, joined)
 
     def appended(self, outputs: Outputs, commit_offset: int) -> None:
         """The flush is in the log; its commit at this offset."""

@@ -19,6 +19,7 @@ from freshet.inference.core import (
     explain,
     freshness_ms,
     get_path,
+    label_delay_ms,
     merged,
     not_finite,
     order,
@@ -55,6 +56,19 @@ def spec(*, explode: bool) -> Spec:
 
 def asked(**request: Any) -> bytes:
     return orjson.dumps({"context": {"user": 1}, "candidates": [{"id": 1}, {"id": 2}], **request})
+
+
+def test_until_the_shortest_label_of_every_impression_is_decided_nobodys_silence_is_learned() -> None:
+    text = SPEC.format(explode="", item="id") + '[join]\ngrace = "5s"\n'
+    labels = """[labels]
+click = { on = "action.type == 'click'", window = "30s" }
+read = { on = "action.type == 'read'", window = "1m" }
+buy = { on = "action.type == 'buy'", window = "10s", given = "click" }
+"""
+    several = text.replace("[labels]\n", labels).replace("buy = { on = \"action.type == 'buy'\" }\n", "")
+
+    assert label_delay_ms(parse_spec(several)) == 35_000
+    assert label_delay_ms(parse_spec(several.replace('"30s"', '"10m"'))) == 65_000
 
 
 def test_a_request_without_k_asks_for_all() -> None:

@@ -1,0 +1,52 @@
+"""What joiner and trainer tell Prometheus of their figures."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from freshet.cli.figures import joiner_readings, trainer_readings
+from freshet.joiner.ledger import Ledger
+from freshet.joiner.service import JoinerStatus
+
+JOINED = JoinerStatus(
+    events=5,
+    samples=2,
+    commits=1,
+    newest_ms=1_050,
+    watermark_ms={},
+    lag={},
+    room={},
+    payload_bytes=0,
+    ids=0,
+    ledger=Ledger.empty(["click"]),
+)
+TRAINED: dict[str, Any] = {
+    "samples": 9,
+    "steps": 2,
+    "lag_blocks": 0,
+    "stage_seconds": {},
+    "event_time_ms": 1_050,
+    "version": 1,
+    "versions_failed": 0,
+    "measures": {"served": {"click": {"n": 9.0, "calibration": 1.5}}},
+    "lately": {"served": {"click": {"n": 4.0, "calibration": 0.9, "auc": None}}, "random": {}},
+}
+
+
+def test_the_newest_sample_is_told_once_there_is_one() -> None:
+    assert joiner_readings(JOINED)["freshet_joiner_newest_sample_ms"] == 1_050
+    assert "freshet_joiner_newest_sample_ms" not in joiner_readings(replace(JOINED, newest_ms=None))
+
+
+def test_measures_are_told_since_the_beginning_and_of_the_last_windows() -> None:
+    readings = trainer_readings(TRAINED)
+
+    assert readings["freshet_trainer_quality"] == {
+        ("served", "click", "n"): 9.0,
+        ("served", "click", "calibration"): 1.5,
+    }
+    assert readings["freshet_trainer_quality_lately"] == {
+        ("served", "click", "n"): 4.0,
+        ("served", "click", "calibration"): 0.9,
+    }
