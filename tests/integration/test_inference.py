@@ -30,9 +30,9 @@ from freshet.cli.wiring import inference_door, inference_guard
 from freshet.client import Ack, Client
 from freshet.errors import BadInput
 from freshet.features import EventExtractor
+from freshet.inference.core import label_delay_ms
 from freshet.inference.pipeline import Pipeline, Scored
 from freshet.inference.progress import Progress, Stage
-from freshet.inference.core import label_delay_ms
 from freshet.inference.service import MOST_ASKED, run
 from freshet.model import build_model
 from freshet.spec.avro import parse_schema, served_schema, to_json
