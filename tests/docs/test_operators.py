@@ -93,7 +93,7 @@ def test_promtool_agrees() -> None:
     subprocess.run([promtool, "check", "rules", RULES], check=True, capture_output=True, timeout=60)
     done = subprocess.run(
         [promtool, "test", "rules", *RULE_TESTS],
-        capture_output=True, text=True, timeout=300, check=False,
+        capture_output=True, text=True, timeout=240, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
 
