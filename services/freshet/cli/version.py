@@ -114,7 +114,9 @@ def _store(folder: Path) -> VersionStore:
     from freshet.seams.open import open_versions
     from freshet.settings import load_settings
 
-    common = load_settings(run_folder=existing_folder(folder)).common
+    common = load_settings(run_folder=folder).common
+    if common.stores_versions_itself or common.log_url == f"sqlite:{common.run.log}":
+        existing_folder(folder)  # elsewhere, with log and versions of their own, there need not be one
     if common.stores_versions_itself and not common.run.versions.is_dir():
         raise ConfigError(
             "version",

@@ -215,6 +215,17 @@ def test_the_run_folder_may_be_named_in_the_environment_and_the_option_goes_befo
         run("status", "--folder", tmp_path / "two")
 
 
+def test_where_log_and_versions_lie_elsewhere_no_run_folder_is_asked_for(tmp_path, monkeypatch):
+    monkeypatch.setenv("FRESHET_COMMON_VERSIONS_URL", f"file:{tmp_path / 'versions'}")
+    with pytest.raises(ConfigError, match="--folder"):
+        run("version", "list", "--folder", tmp_path / "none")
+    monkeypatch.setenv("FRESHET_COMMON_LOG_URL", f"sqlite:{tmp_path / 'log'}")
+
+    listed = run("version", "list", "--folder", tmp_path / "none", "--json").stdout
+
+    assert json.loads(listed) == {"versions": [], "aliases": {}}
+
+
 def test_a_version_that_is_not_there_is_refused_with_those_that_are(spec_file, samples, tmp_path):
     folder = tmp_path / "run"
     run("backtest", spec_file, samples, "--lanes", 1, "--keep", folder, "--json")
