@@ -11,16 +11,14 @@ import ssl
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from urllib.parse import urlsplit
 
 import httptools
 
 from freshet.errors import ConfigError
-from freshet.runtime.addresses import Address, address_of
+from freshet.runtime.addresses import Address, address_in
 
 __all__ = ["Answer", "Connections", "Server", "server_at"]
 
-PORTS = {"http": 80, "https": 443}
 LEAST_FINAL = 200
 
 
@@ -35,12 +33,8 @@ class Server:
 def server_at(option: str, url: str) -> Server:
     """The server that a URL names. Raises ConfigError, naming the option."""
     try:
-        parts = urlsplit(url)
-        if parts.scheme not in PORTS or parts.path not in ("", "/") or parts.query or parts.fragment:
-            raise ValueError("http:// or https://, a host and a port, and nothing behind them")
-        bare = parts.netloc.rpartition("]")[2]  # of an IPv6 address, what stands behind its bracket
-        named = parts.netloc if ":" in bare else f"{parts.netloc}:{PORTS[parts.scheme]}"
-        return Server(address_of(named), parts.scheme == "https")
+        scheme, address = address_in(url, "http", "https")
+        return Server(address, scheme == "https")
     except ValueError as error:
         raise ConfigError("load", option, url, str(error), "such as http://gateway-0:7000") from None
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from ipaddress import IPv6Address, ip_address
+from urllib.parse import urlsplit
 
-__all__ = ["Address", "address_of", "reached_by"]
+__all__ = ["Address", "address_in", "address_of", "reached_by"]
 
 _LABEL = r"[A-Za-z0-9_](?:[A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?"  # `_` as container names have it
+_PORTS = {"http": 80, "https": 443}
 _NAME = re.compile(rf"{_LABEL}(?:\.{_LABEL})*\.?")
 
 
@@ -43,6 +45,20 @@ def address_of(text: str) -> Address:
     if len(host) > 253 or not _NAME.fullmatch(host):
         raise ValueError("a host name or an IP address before the port")
     return Address(host, int(digits))
+
+
+def address_in(url: str, *schemes: str) -> tuple[str, Address]:
+    """The scheme, one of these, and the server that a URL names, by the scheme's own port if it gives none.
+
+    Raises ValueError, which says what was expected.
+    """
+    parts = urlsplit(url)
+    if parts.scheme not in schemes or parts.path not in ("", "/") or parts.query or parts.fragment:
+        raise ValueError(
+            f"{' or '.join(f'{one}://' for one in schemes)}, a host and a port, and nothing behind them"
+        )
+    bare = parts.netloc.rpartition("]")[2]  # of an IPv6 address, what stands behind its bracket
+    return parts.scheme, address_of(parts.netloc if ":" in bare else f"{parts.netloc}:{_PORTS[parts.scheme]}")
 
 
 def reached_by(bind_address: str) -> str:
