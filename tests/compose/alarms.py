@@ -125,13 +125,13 @@ def replaced(broken: Broken) -> Iterator[None]:
 
 @contextmanager
 def stepped_on(broken: Broken) -> Iterator[None]:
-    """Versions cannot be written, inference has a tenth of a core, an event in some fits no schema, and a
+    """Versions cannot be written, inference has a fiftieth of a core, an event in some fits no schema, and a
     gateway may have hardly more memory than it uses.
     """
     with ExitStack() as stack:
         broken.versions.chmod(0o555)
         stack.callback(broken.versions.chmod, 0o777)
-        stack.enter_context(slowed(broken, 0.1, "inference-0", "inference-1"))
+        stack.enter_context(slowed(broken, 0.02, "inference-0", "inference-1"))
         body = b'{"request_id": "r", "item": 7}'
         stack.enter_context(posting(f"{broken.stack.gateway}/v1/actions", body, 0.05))
         limit = str(int(broken.memory_bytes("gateway-1") * 1.06))
