@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 
 from freshet.seams.open import open_eventlog
 from freshet.spec import load_spec
@@ -149,9 +150,20 @@ def untrained(broken: Broken) -> Iterator[None]:
 
 @contextmanager
 def unjoined(broken: Broken) -> Iterator[None]:
-    """The joiner has a hundredth of a core."""
-    with slowed(broken, 0.01, "joiner-0"):
+    """Kafka takes no samples: it wants two brokers to have them, and is one."""
+    samples = topics_of(load_spec(DEMO_SPEC)).samples
+
+    def wants(brokers: int) -> None:
+        entry = ConfigEntry("min.insync.replicas", str(brokers), incremental_operation=AlterConfigOpType.SET)
+        topic = ConfigResource(ResourceType.TOPIC, f"freshet.{samples}", incremental_configs=[entry])
+        admin.incremental_alter_configs([topic])[topic].result(30)
+
+    admin = AdminClient({"bootstrap.servers": broken.stack.kafka})
+    wants(2)
+    try:
         yield
+    finally:
+        wants(1)
 
 
 @contextmanager
