@@ -17,7 +17,9 @@ __all__ = ["PROJECT", "Stack"]
 ROOT = Path(__file__).parents[2]
 FILES = (ROOT / "docker-compose.yml", Path(__file__).with_name("compose.test.yml"))
 TOKENS = ROOT / "compose.tokens.yml"
-PROJECT = "freshet-test"
+PROJECT = os.environ.get("FRESHET_TEST_PROJECT", "freshet-test")
+"""Two stacks may run at once if STACK_SUBNET is another, too."""
+
 STATUS_PORTS: Mapping[str, int] = {
     "gateway": 7000,
     "inference": 7001,

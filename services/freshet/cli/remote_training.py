@@ -12,6 +12,7 @@ from freshet.clock import SYSTEM_CLOCK, Clock
 from freshet.embedder.core import lanes_for
 from freshet.embedder.recent import Recent
 from freshet.runtime.lifecycle import Cleanup
+from freshet.runtime.newest import Newest
 from freshet.seams.batches import BatchStream
 from freshet.seams.eventlog import EventLog
 from freshet.seams.eventlog.claims import LEASE_S, Claims
@@ -73,6 +74,7 @@ class RemoteTraining:
         self._batches = batches(parts, wire)
         self._cleanup.add("batches", self._batches.close)
         self._stream: BatchStream | None = None  # of the present world
+        self._lag = Newest(self._ask_lag, 0)
         pins = Pins(log, topics.versions)
         self._cleanup.add("pins", pins.close)
         shared = SharedMeasures(dense.quality)
@@ -119,7 +121,7 @@ class RemoteTraining:
 
     def status(self) -> Mapping[str, Any]:
         """Figures for `freshet status` and metrics."""
-        progress, quality, stream = self.trainer.progress, self.quality.now(), self._stream
+        progress, quality = self.trainer.progress, self.quality.now()
         counts = self._batches.counts()
         return {
             "samples": progress.samples,
@@ -134,12 +136,16 @@ class RemoteTraining:
             "received_bytes": counts.received_bytes,
             "stepped_rows": counts.stepped_rows,
             "stage_seconds": {**counts.seconds, **self.trainer.stage_seconds()},
-            "lag_blocks": sum(stream.lag().values()) if stream is not None else 0,
+            "lag_blocks": self._lag(),
             "ranks": self.course.standing(),
             "measures": quality.summary,
             "lately": quality.lately,
             "open": quality.open,
         }
+
+    def _ask_lag(self) -> int:
+        stream = self._stream
+        return sum(stream.lag().values()) if stream is not None else 0
 
     def progress(self) -> Mapping[str, Any]:
         """How far samples are applied to the dense weights."""

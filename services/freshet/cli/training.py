@@ -19,6 +19,7 @@ from freshet.errors import Fenced
 from freshet.features import SampleDecoder
 from freshet.paramserver.shard import Shard
 from freshet.runtime.lifecycle import Cleanup
+from freshet.runtime.newest import Newest
 from freshet.seams.eventlog import Writer
 from freshet.seams.eventlog.claims import Claims, Held
 from freshet.seams.eventlog.topics import ensure_topics
@@ -114,6 +115,7 @@ class Training:
             batch_rows=spec.train.batch_rows,
             staleness_rows=spec.train.staleness_rows,
         )
+        self._lag = Newest(lambda: sum(self.stream.lag().values()), 0)
         self._cleanup.add("stream", self.stream.close)
         pins = Pins(stores.log, topics.versions)
         self._cleanup.add("pins", pins.close)
@@ -193,7 +195,7 @@ class Training:
             "applied": dict(self.ledger.applied),
             "batches": self.shard.counts.pushes,
             "stage_seconds": {**self.stream.seconds(), **self.trainer.stage_seconds()},
-            "lag_blocks": sum(self.stream.lag().values()),
+            "lag_blocks": self._lag(),
             "rows": {names[table]: rows for table, rows in memory.rows.items()},
             "evicted": {names[table]: rows for table, rows in self.shard.store.evicted().items()},
             "row_bytes": {names[table]: size for table, size in memory.row_bytes.items()},

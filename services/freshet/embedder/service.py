@@ -17,6 +17,7 @@ from freshet.embedder.pipelined import PipelinedStream, Share
 from freshet.embedder.serving import BatchServer, Shape
 from freshet.runtime.grpc_server import GrpcServer
 from freshet.runtime.metrics import Metric, Reading
+from freshet.runtime.newest import Newest
 from freshet.seams.batches.frames import Names
 from freshet.seams.eventlog import EventLog
 from freshet.seams.eventlog.claims import LEASE_S, Claims
@@ -89,6 +90,7 @@ class Embedder:
         self.batches.add_to(server)
         self._partitions: Shares | None = None
         self._rewinds = self._void_rows = 0
+        self._lag = Newest(self._ask_lag, 0)
 
     def run(self, stop: threading.Event) -> None:
         """Serve until `stop`, then push what was given back and let the partitions go.
@@ -134,8 +136,12 @@ class Embedder:
             "waiting_lanes": stream.desk.waiting() if stream else 0,
             "rewinds": batches.rewinds + sum(c.rewinds for c in counts),
             "void_rows": batches.void_rows + sum(c.void_rows for c in counts),
-            "lag_blocks": sum(stream.lag().values()) if stream else 0,
+            "lag_blocks": self._lag(),
         }
+
+    def _ask_lag(self) -> int:
+        stream = self.batches.stream()
+        return sum(stream.lag().values()) if stream is not None else 0
 
     def _make(
         self, shape: Shape, told: Callable[[int], Mapping[int, Sequence[int]]]
