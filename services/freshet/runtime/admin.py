@@ -6,6 +6,8 @@ Prometheus, `/status` as JSON for `freshet status`.
 
 from __future__ import annotations
 
+import contextlib
+import socket
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -73,8 +75,30 @@ HANDSHAKE_S = 10.0
 """A client whose TLS handshake takes longer is let go."""
 
 
+MOST_CONNECTIONS = 64
+"""At once, a thread each. One more, and the one that has been there longest is let go: who asks has
+a page in a moment."""
+
+
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
+    request_queue_size = 128
+
+    def __init__(self, *args: Any) -> None:
+        self._lock = threading.Lock()
+        self._open: dict[socket.socket, None] = {}  # the longest there first
+        super().__init__(*args)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Give it a thread."""
+        with self._lock:
+            if len(self._open) >= MOST_CONNECTIONS:
+                longest = next(iter(self._open))
+                del self._open[longest]
+                with contextlib.suppress(OSError):
+                    longest.shutdown(socket.SHUT_RDWR)
+            self._open[request] = None
+        super().process_request(request, client_address)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         """A handshake is of the connection's own thread, so that a slow one keeps nobody waiting."""
@@ -82,11 +106,27 @@ class _Server(ThreadingHTTPServer):
         if secure is not None:
             request.settimeout(HANDSHAKE_S)
             try:
-                request = secure.listener().wrap_socket(request, server_side=True)
-            except OSError:  # counted; the wrapped socket closed itself
-                request.close()
+                wrapped = secure.listener().wrap_socket(
+                    request, server_side=True, do_handshake_on_connect=False
+                )
+            except OSError:
+                self.shutdown_request(request)
+                return
+            with self._lock:  # the former has given its socket away
+                self._open = {wrapped if one is request else one: None for one in self._open}
+            request = wrapped
+            try:
+                request.do_handshake()
+            except OSError:  # counted
+                self.shutdown_request(request)
                 return
         super().process_request_thread(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        """The connection ends."""
+        with self._lock:
+            self._open.pop(request, None)
+        super().shutdown_request(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A client that went away before it had its answer is no news; other errors are."""

@@ -1,3 +1,4 @@
+import socket
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -8,7 +9,7 @@ import pytest
 from prometheus_client import CollectorRegistry, Counter
 
 from freshet.errors import ConfigError, Unavailable
-from freshet.runtime.admin import Admin, _Server
+from freshet.runtime.admin import MOST_CONNECTIONS, Admin, _Server
 from freshet.runtime.lifecycle import Cleanup
 
 
@@ -71,6 +72,20 @@ def test_a_status_that_fails_is_an_error_like_any_other() -> None:
         server.close()
 
     assert (code, orjson.loads(body)["error"]["message"]) == (503, "the log cannot be read")
+
+
+def test_who_is_silent_the_longest_gives_way_to_who_asks(admin: Admin) -> None:
+    silent = [socket.create_connection(("127.0.0.1", admin.port)) for _ in range(MOST_CONNECTIONS)]
+
+    assert get(admin, "/health/live")[0] == 200
+
+    silent[0].settimeout(5)  # less than a silent client is waited for
+    assert silent[0].recv(1) == b""
+    silent[1].settimeout(0.05)
+    with pytest.raises(TimeoutError):
+        silent[1].recv(1)
+    for one in silent:
+        one.close()
 
 
 def test_a_port_in_use_names_its_owner(admin: Admin) -> None:
