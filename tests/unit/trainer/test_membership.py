@@ -23,7 +23,7 @@ def rank(folder: Path, load: Callable[[], None], stop: threading.Event) -> Itera
     """A rank of the model whose log is in this folder."""
     log = SqliteEventLog(folder / "log")
     log.create_topic("control", partitions=1)
-    claims = Claims(log, "control", lease_s=1.0, heartbeat_s=0.1)
+    claims = Claims(log, "control", lease_s=10.0, heartbeat_s=0.1)
     terms = Terms("127.0.0.1", lanes=1, partitions=1)
     membership = Membership(claims, terms, stop.is_set, loading=Loading(load))
     try:
