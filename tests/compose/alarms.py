@@ -11,6 +11,7 @@ stack of its own, whose doors ask for tokens and whose shards have hardly any ro
 from __future__ import annotations
 
 import inspect
+import json
 import re
 import subprocess
 import sys
@@ -35,6 +36,10 @@ from tests.compose.prometheus import Prometheus
 from tests.compose.stack import Stack
 from tests.system.waiting import wait_until
 
+RANKED = json.dumps({
+    "context": {"reader": "r-1", "age_group": "18-24", "device": "phone", "hour": 8},
+    "candidates": [{"item": "i-1", "topic": "sport", "format": "article", "age_s": 60.0}],
+}).encode()  # fmt: skip
 HASHES = "/run/freshet/doors/tokens"
 FIRES_S = 600.0
 RESOLVED_S = 900.0
@@ -168,8 +173,11 @@ def unjoined(broken: Broken) -> Iterator[None]:
 
 @contextmanager
 def without_log(broken: Broken) -> Iterator[None]:
-    """Kafka stands still, and inference is started anew meanwhile."""
-    with paused(broken, "kafka"):
+    """Kafka stands still, and some hundred rankings a second are asked for."""
+    with ExitStack() as stack:
+        stack.enter_context(paused(broken, "kafka"))
+        for _ in range(3):
+            stack.enter_context(posting(f"{broken.stack.inference}/v1/rank", RANKED, 0.005))
         yield
 
 
