@@ -19,9 +19,11 @@ import tempfile
 import threading
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
+from freshet.errors import Unavailable
 from freshet.load.running import Figures
 from freshet.seams.eventlog import EventLog
 from freshet.spec import Spec, load_spec
@@ -55,9 +57,10 @@ class Follower:
         try:
             reader.assign({TopicPartition(self._topic, p): n for p, n in self.at.items()})
             while not self._stop.is_set():
-                for where, records in reader.poll(1_000, 0.5):
-                    self.samples += audit.samples_in(records.values)
-                    self.at[where.partition] = records.next_offset
+                with suppress(Unavailable):  # a broker that is busy for a second is asked again
+                    for where, records in reader.poll(1_000, 0.5):
+                        self.samples += audit.samples_in(records.values)
+                        self.at[where.partition] = records.next_offset
         except BaseException as error:
             self.failed = error
         finally:

@@ -21,6 +21,10 @@ __all__ = ["Answer", "Connections", "Server", "server_at"]
 
 LEAST_FINAL = 200
 
+IDLE_S = 20.0
+"""After which a kept connection is not used again: servers close idle ones, at 75 s by nginx' default, and a
+request that is sent at that moment gets no answer."""
+
 
 @dataclass(frozen=True, slots=True)
 class Server:
@@ -54,6 +58,7 @@ class _Connection(asyncio.Protocol):
 
     def __init__(self) -> None:
         self.transport: asyncio.Transport | None = None
+        self.idle_since = 0.0  # of the loop's time
         self._answer: asyncio.Future[Answer] | None = None
         self._parser, self._body = httptools.HttpResponseParser(self), bytearray()
 
@@ -163,6 +168,7 @@ class Connections:
         if connection is None:
             return
         if kept and connection.usable:
+            connection.idle_since = asyncio.get_running_loop().time()
             self._free[server].append(connection)
         else:
             connection.close()
@@ -177,8 +183,9 @@ class Connections:
         free = self._free[server]
         while free:
             kept = free.pop()
-            if kept.usable:
+            if kept.usable and asyncio.get_running_loop().time() - kept.idle_since < IDLE_S:
                 return kept
+            kept.close()
         _, made = await asyncio.get_running_loop().create_connection(
             _Connection,
             server.address.host,

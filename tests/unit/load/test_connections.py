@@ -235,3 +235,14 @@ def test_a_url_that_names_no_server_is_refused(url: str) -> None:
 def test_urls_have_the_usual_ports() -> None:
     assert server_at("--gateway", "https://a") == Server(Address("a", 443), tls=True)
     assert server_at("--gateway", "http://[::1]") == Server(Address("::1", 80))
+
+
+def test_a_connection_that_was_idle_for_long_is_not_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    serve, asked = answering(OK)
+    monkeypatch.setattr("freshet.load.connections.IDLE_S", 0.0)
+
+    answers, made = asyncio.run(asked_of(serve, [b"1", b"2"]))
+
+    assert statuses(answers) == [200, 200]
+    assert made == 2
+    assert [body for _, body in asked] == [b"1", b"2"]
