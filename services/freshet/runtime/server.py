@@ -131,6 +131,7 @@ class _Protocol(HttpToolsProtocol, Connected):
     counted = False  # from before its handshake
     _route: TakerRoute | None = None  # of the request that is being read, while it may be taken
     _body = b""
+    _first: asyncio.TimerHandle | None = None  # runs until the first request has begun, or this has gone
     _stalled: asyncio.TimerHandle | None = None  # runs while more waits to be sent than buffers should hold
     _in_head = False  # a head has begun and is not whole
     _head_bytes = 0  # of it, beyond the first piece
@@ -253,7 +254,7 @@ class _Protocol(HttpToolsProtocol, Connected):
         if takers.connections > self.most_connections:
             self._refuse(_TOO_MANY, "too_many")
             return
-        self.loop.call_later(FIRST_BYTE_TIMEOUT_S, self._expect_request)
+        self._first = self.loop.call_later(FIRST_BYTE_TIMEOUT_S, self._expect_request)
 
     def _expect_request(self) -> None:
         cycle: Any = self.cycle
@@ -273,9 +274,15 @@ class _Protocol(HttpToolsProtocol, Connected):
     def connection_lost(self, exc: Exception | None) -> None:
         if self._stalled is not None:
             self._stalled.cancel()
+        if self._first is not None:
+            self._first.cancel()
         self._stop_waiting()
         self.takers.connections -= 1
         super().connection_lost(exc)
+        # What knows this connection is let go of: else it stays for the garbage collector, or a timer, with
+        # thousands of others where each request has its own.
+        self._unset_keepalive_if_required()
+        self.cycle = cast(Any, None)
 
     def _look_again(self, unread: int) -> None:
         self._stalled = self.loop.call_later(STALLED_S, self._expect_reading, unread)

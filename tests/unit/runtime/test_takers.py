@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import socket
 import threading
 from collections.abc import Iterator
@@ -16,7 +17,7 @@ from freshet.errors import BadInput
 from freshet.runtime.browsers import refuse_other_sites
 from freshet.runtime.endpoint import Endpoint
 from freshet.runtime.http import App, Reply, Request, Response
-from freshet.runtime.server import bind, run_server, serve
+from freshet.runtime.server import _Protocol, bind, run_server, serve
 from tests.integration.serving import wait_for
 
 LIMIT = 1_000
@@ -216,3 +217,23 @@ def test_what_is_not_answered_when_the_drain_is_over_is_503(server: Running) -> 
         wait_for(lambda: bool(server.held))
         server.stop.set()
         assert client.recv(1_000).startswith(b"HTTP/1.1 503")
+
+
+@pytest.mark.parametrize("path", ["/now", "/asgi"])
+def test_nothing_is_left_of_a_connection_that_has_gone(server: Running, path: str) -> None:
+    """Behind a proxy each request may have its own, and thousands would wait for the garbage collector."""
+
+    def left() -> int:
+        return sum(isinstance(one, _Protocol) for one in gc.get_objects())
+
+    gc.collect()
+    before = left()
+    gc.disable()
+    try:
+        for _ in range(20):
+            with server.connect() as client:
+                client.sendall(asking(path, b"x"))
+                bodies(client, 1)
+        wait_for(lambda: left() <= before + 1)
+    finally:
+        gc.enable()
