@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 
 from freshet.seams.open import open_eventlog
 from freshet.spec import load_spec
@@ -155,20 +154,14 @@ def untrained(broken: Broken) -> Iterator[None]:
 
 @contextmanager
 def unjoined(broken: Broken) -> Iterator[None]:
-    """Kafka takes no samples: it wants two brokers to have them, and is one."""
-    samples = topics_of(load_spec(DEMO_SPEC)).samples
-
-    def wants(brokers: int) -> None:
-        entry = ConfigEntry("min.insync.replicas", str(brokers), incremental_operation=AlterConfigOpType.SET)
-        topic = ConfigResource(ResourceType.TOPIC, f"freshet.{samples}", incremental_configs=[entry])
-        admin.incremental_alter_configs([topic])[topic].result(30)
-
-    admin = AdminClient({"bootstrap.servers": broken.stack.kafka})
-    wants(2)
-    try:
+    """Five thousand clicks a second come, and the joiner has a fiftieth of a core."""
+    click = {"request_id": "nobody's", "item": "i-1", "type": "click", "ts": time.time_ns() // 1_000_000}
+    clicks = json.dumps([{**click, "event_id": f"e-{i}"} for i in range(500)]).encode()
+    with (
+        slowed(broken, 0.02, "joiner-0"),
+        posting(f"{broken.stack.gateway}/v1/actions", clicks, 0.1),
+    ):
         yield
-    finally:
-        wants(1)
 
 
 @contextmanager
