@@ -176,8 +176,8 @@ def without_log(broken: Broken) -> Iterator[None]:
 
 @contextmanager
 def not_loaded(broken: Broken) -> Iterator[None]:
-    """Kafka stands still while inference starts, and people ask."""
-    with paused(broken, "kafka"):
+    """Redis stands still while inference starts, and people ask."""
+    with paused(broken, *(f"redis-{i}" for i in range(6))):
         broken.stack.kill("inference-0")
         broken.stack.kill("inference-1")
         broken.stack.docker("up", "--detach", "--no-build", "--no-deps", "inference-0", "inference-1")
