@@ -131,7 +131,7 @@ class _Protocol(HttpToolsProtocol, Connected):
     counted = False  # from before its handshake
     _route: TakerRoute | None = None  # of the request that is being read, while it may be taken
     _body = b""
-    _first: asyncio.TimerHandle | None = None  # runs until the first request has begun, or this has gone
+    _first: asyncio.TimerHandle | None = None  # looks once whether a first request has begun
     _stalled: asyncio.TimerHandle | None = None  # runs while more waits to be sent than buffers should hold
     _in_head = False  # a head has begun and is not whole
     _head_bytes = 0  # of it, beyond the first piece
