@@ -50,8 +50,8 @@ class ShardCounts:
     flushes: int = 0
     replaced_buckets: int = 0
     room_blocks: dict[str, int] = field(default_factory=dict)
-    """{partition of samples: blocks between the log's start and what a restart replays} as of the last flush
-    (PROTOCOL 12)"""
+    """{partition of samples: blocks between the log's start and what a restart replays} as of the last flush,
+    or the last attempt at one (PROTOCOL 12)"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,10 +124,14 @@ class Flusher:
         nobody knows, and a store that has it takes its repetition for done (PROTOCOL 11).
         """
         with self.lock:
-            if self._unanswered is not None:
-                self.publish()
-                self._write(self._unanswered)
-            self._write(self._copied(self._store.collect_flush, whole=False))
+            try:
+                if self._unanswered is not None:
+                    self.publish()
+                    self._write(self._unanswered)
+                self._write(self._copied(self._store.collect_flush, whole=False))
+            except Unavailable:
+                self._measure_room(self.book.smallest_applied())  # retention moves on meanwhile
+                raise
             self._counts.flushes += 1
             if self._has_taken:
                 self.hold_retention()
@@ -143,11 +147,7 @@ class Flusher:
         for meta in claimed.values():
             for p, offset in meta.applied.items():
                 samples[p] = min(offset, samples.get(p, offset))
-        with suppress(Unavailable):  # a figure for operators; what was written is written
-            found = self._log.all_bounds([TopicPartition(self._topics.samples, p) for p in samples])
-            self._counts.room_blocks = {
-                str(at.partition): samples[at.partition] - bounds.start for at, bounds in found.items()
-            }
+        self._measure_room(samples)
         share = self._spec.buckets // ROWS_PARTITIONS
         held = {TopicPartition(self._topics.samples, p): offset for p, offset in samples.items()}
         for p in range(ROWS_PARTITIONS):
@@ -157,6 +157,15 @@ class Flusher:
                 smallest = min([*offsets, *([] if smallest is None else [smallest])])
                 held[TopicPartition(self._topics.rows, p)] = smallest
         self._log.hold(self._hold_name, held)
+
+    def _measure_room(self, samples: Mapping[int, int]) -> None:
+        """Of {partition: smallest offset in the row store}. A figure for operators: what was written is
+        written, also where it cannot be had."""
+        with suppress(Unavailable):
+            found = self._log.all_bounds([TopicPartition(self._topics.samples, p) for p in samples])
+            self._counts.room_blocks = {
+                str(at.partition): samples[at.partition] - bounds.start for at, bounds in found.items()
+            }
 
     # --- flush
 

@@ -11,11 +11,13 @@ import pytest
 from freshet.errors import Unavailable
 from freshet.paramserver.shard import Shard
 from freshet.seams.eventlog import EventLog
+from freshet.seams.eventlog.sqlite import SqliteEventLog
 from freshet.seams.rowstore import FlushOutcome
 from freshet.seams.rowstore.sqlite import SqliteRowStore
+from freshet.testing.contracts.eventlog import append_to
 from freshet.testing.contracts.rowservice import look_up
-from freshet.types import U8, Flush
-from tests.unit.paramserver.test_published import PARSED, ROWS, interrupted, loaded, log, push
+from freshet.types import U8, Flush, TopicPartition
+from tests.unit.paramserver.test_published import PARSED, ROWS, TOPICS, interrupted, loaded, log, push
 
 __all__ = ["log"]
 
@@ -121,6 +123,32 @@ def test_so_is_one_that_replaces_whole_buckets(log: EventLog, rows: Unsure, when
 
     assert shard.counts.replaced_buckets == PARSED.buckets
     assert_alike(shard, log, rows)
+
+
+def test_room_before_retention_gets_less_while_nothing_can_be_written(
+    log: SqliteEventLog, rows: Unsure
+) -> None:
+    """A log that nobody holds, as Kafka's: what a restart must replay stays where it is, and is taken."""
+    samples = TopicPartition(TOPICS.samples, 0)
+    for _ in range(5):
+        log.writer().append([append_to(samples, [b"a block"], times=[1])])
+    shard = loaded(log, rows, 10)
+    look_up(shard, ALL, create=True)
+    for offset in range(3):
+        push(shard, 0, offset)
+    shard.flush()
+    assert shard.counts.room_blocks["0"] == 3
+
+    def away(_: Flush) -> None:
+        raise Unavailable("the row store is away")
+
+    rows.before = away
+    log.hold(shard._flusher._hold_name, {samples: 5})
+    while log.enforce_retention():
+        pass
+    with pytest.raises(Unavailable, match="away"):
+        shard.flush()
+    assert shard.counts.room_blocks["0"] == 3 - 5
 
 
 def test_what_is_left_when_a_shard_stops_is_written_behind_what_was_not_answered(
