@@ -1,0 +1,327 @@
+"""Ways to break a running stack, and the alerts that must fire then.
+
+Each is a context: broken within, mended behind. They stand in groups that do not hide each other's effects.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from freshet.seams.open import open_eventlog
+from freshet.spec import load_spec
+from freshet.spec.topics import topics_of
+from freshet.testing.contracts.eventlog import append_to
+from freshet.testing.simulator.spec import DEMO_SPEC
+from freshet.types import TopicPartition
+from tests.compose.prometheus import Prometheus
+from tests.compose.stack import Stack
+from tests.system.waiting import wait_until
+
+__all__ = ["STACKS", "Broken", "Group", "Stacked"]
+
+CONTEXT = {"reader": "r-1", "age_group": "18-24", "device": "phone", "hour": 8}
+CANDIDATES = [{"item": f"i-{i}", "topic": "sport", "format": "article", "age_s": 60.0} for i in range(4)]
+RANKED = json.dumps({"context": CONTEXT, "candidates": CANDIDATES[:1]}).encode()
+HASHES = "/run/freshet/doors/tokens"
+
+
+class Broken:
+    """A stack, and the means to break it."""
+
+    def __init__(self, stack: Stack, prometheus: Prometheus, versions: Path) -> None:
+        self.stack, self.prometheus, self.versions = stack, prometheus, versions
+
+    def container(self, name: str) -> str:
+        """A container's id."""
+        return self.stack.docker("ps", "--all", "--quiet", name).strip()
+
+    def update(self, name: str, *words: str) -> None:
+        """Change a running container's limits."""
+        subprocess.run(["docker", "update", *words, self.container(name)], check=True, capture_output=True)
+
+    def memory_bytes(self, name: str) -> int:
+        """What a service's process has in memory."""
+        page = httpx.get(f"{self.stack.url(name)}/metrics").text
+        found = re.search(r"^process_resident_memory_bytes (\S+)$", page, re.MULTILINE)
+        assert found is not None, page[:500]
+        return int(float(found[1]))
+
+
+@contextmanager
+def paused(broken: Broken, *names: str) -> Iterator[None]:
+    broken.stack.docker("pause", *names)
+    try:
+        yield
+    finally:
+        broken.stack.docker("unpause", *names)
+
+
+@contextmanager
+def slowed(broken: Broken, cpus: float, *names: str) -> Iterator[None]:
+    for name in names:
+        broken.update(name, f"--cpus={cpus}")
+    try:
+        yield
+    finally:
+        for name in names:
+            broken.update(name, "--cpus=0")
+
+
+@contextmanager
+def posting(url: str, body: bytes, every_s: float) -> Iterator[None]:
+    """Post a body again and again, whatever is answered."""
+    stop = threading.Event()
+
+    def post() -> None:
+        with httpx.Client(timeout=5) as client:
+            while not stop.wait(every_s):
+                with suppress(httpx.HTTPError):
+                    client.post(url, content=body, headers={"Content-Type": "application/json"})
+
+    thread = threading.Thread(target=post)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join(30)
+
+
+# --- what is broken, and what must fire then
+
+
+@contextmanager
+def gone(broken: Broken) -> Iterator[None]:
+    """A gateway is killed three times, and stays away."""
+    for _ in range(3):
+        broken.stack.kill("gateway-1")
+        broken.stack.up("gateway-1")
+    broken.stack.kill("gateway-1")
+    yield
+    broken.stack.up("gateway-1")
+
+
+@contextmanager
+def replaced(broken: Broken) -> Iterator[None]:
+    """A shard stands still for longer than its lease while it is pushed to, and comes back."""
+    with paused(broken, "shard-0"):
+        time.sleep(8)  # its lease is 3 s
+    yield
+
+
+@contextmanager
+def stepped_on(broken: Broken) -> Iterator[None]:
+    """Versions cannot be written, inference has a fiftieth of a core, an event in some fits no schema, and a
+    gateway may have hardly more memory than it uses.
+    """
+    with ExitStack() as stack:
+        broken.versions.chmod(0o555)
+        stack.callback(broken.versions.chmod, 0o777)
+        stack.enter_context(slowed(broken, 0.02, "inference-0", "inference-1"))
+        body = b'{"request_id": "r", "item": 7}'
+        stack.enter_context(posting(f"{broken.stack.gateway}/v1/actions", body, 0.05))
+        limit = str(int(broken.memory_bytes("gateway-1") * 1.06))
+        broken.update("gateway-1", f"--memory={limit}", f"--memory-swap={limit}")
+        stack.callback(broken.update, "gateway-1", f"--memory={512 << 20}", f"--memory-swap={512 << 20}")
+        yield
+
+
+@contextmanager
+def untrained(broken: Broken) -> Iterator[None]:
+    """The trainer stands still."""
+    with paused(broken, "trainer-0"):
+        yield
+
+
+@contextmanager
+def unjoined(broken: Broken) -> Iterator[None]:
+    """Five thousand clicks a second come, and the joiner has a fiftieth of a core."""
+    click = {"request_id": "nobody's", "item": "i-1", "type": "click", "ts": time.time_ns() // 1_000_000}
+    clicks = json.dumps([{**click, "event_id": f"e-{i}"} for i in range(500)]).encode()
+    with (
+        slowed(broken, 0.02, "joiner-0"),
+        posting(f"{broken.stack.gateway}/v1/actions", clicks, 0.1),
+    ):
+        yield
+
+
+@contextmanager
+def without_log(broken: Broken) -> Iterator[None]:
+    """Kafka stands still, and some hundred rankings a second are asked for."""
+    with ExitStack() as stack:
+        stack.enter_context(paused(broken, "kafka"))
+        for _ in range(3):
+            stack.enter_context(posting(f"{broken.stack.inference}/v1/rank", RANKED, 0.005))
+        yield
+
+
+@contextmanager
+def not_loaded(broken: Broken) -> Iterator[None]:
+    """Redis stands still while inference starts, and people ask."""
+    with paused(broken, *(f"redis-{i}" for i in range(6))):
+        broken.stack.kill("inference-0")
+        broken.stack.kill("inference-1")
+        broken.stack.docker("up", "--detach", "--no-build", "--no-deps", "inference-0", "inference-1")
+        with posting(f"{broken.stack.inference}/v1/rank", b'{"context": {}, "candidates": [{}]}', 0.02):
+            yield
+
+
+@contextmanager
+def guarded(broken: Broken) -> Iterator[None]:
+    """Somebody asks without a token, the file of tokens is damaged, a shard's certificate has ten days to go,
+    a damaged record is among the changed rows, and shards have a megabyte for rows.
+    """
+    broken.stack.in_secrets("sh", "-c", f"chmod u+w {HASHES}; echo nonsense >> {HASHES}")
+    renewed = "freshet certs /run/authority shard-1 --days 10 --renew-within 9"
+    theirs = "cd /run/freshet/peers && rm -f shard-1.*"
+    copied = "cp /run/authority/shard-1.key /run/authority/shard-1.pem ."
+    gone = "rm -f /run/authority/shard-1.*"
+    broken.stack.in_secrets("sh", "-c", f"{gone} && {renewed} && {theirs} && {copied}")
+    log = open_eventlog(f"kafka://{broken.stack.kafka}/freshet?replication=1")
+    try:
+        where = TopicPartition(topics_of(load_spec(DEMO_SPEC)).rows, 0)
+        log.writer().append([append_to(where, [b"damaged"])])
+    finally:
+        log.close()
+    with posting(f"{broken.stack.inference}/v1/rank", b"{}", 0.1):
+        yield
+
+
+@contextmanager
+def held_back(broken: Broken) -> Iterator[None]:
+    """An older version is pinned, and readers come who click on the first three of four items wherever they
+    are asked, while the model is told to score all of them as if they stood in the fourth place.
+    """
+    command = ("exec", "--no-TTY", "console", "freshet", "version")
+    served = "min(freshet_inference_version)"
+    first = float(wait_for(broken.prometheus, f"{served} > 0"))
+    wait_for(broken.prometheus, f"{served} > {first}")  # so that there is one to go back to
+    stop = threading.Event()
+    readers = [threading.Thread(target=_click_by_place, args=(broken, n, stop)) for n in range(2)]
+    for reader in readers:
+        reader.start()
+    broken.stack.docker(*command, "rollback")
+    try:
+        yield
+    finally:
+        stop.set()
+        newest = int(float(wait_for(broken.prometheus, "max(freshet_trainer_version)")))
+        broken.stack.docker(*command, "promote", str(newest))
+        for reader in readers:
+            reader.join(30)
+
+
+def _click_by_place(broken: Broken, number: int, stop: threading.Event) -> None:
+    asked = json.dumps({"context": {**CONTEXT, "reader": f"by-place-{number}"}, "candidates": CANDIDATES})
+    kind = {"Content-Type": "application/json"}
+    with httpx.Client(timeout=5) as client:
+        while not stop.wait(0.1):
+            with suppress(httpx.HTTPError, KeyError):
+                page = client.post(f"{broken.stack.inference}/v1/rank", content=asked, headers=kind).json()
+                now_ms, request = time.time_ns() // 1_000_000, page["request_id"]
+                shown = [CANDIDATES[item["index"]]["item"] for item in page["items"]]
+                clicks = [
+                    {"event_id": f"{request}-{item}", "request_id": request, "item": item, "type": "click"}
+                    for item in shown[:3]
+                ]
+                body = json.dumps([{**click, "ts": now_ms + 1} for click in clicks])
+                client.post(f"{broken.stack.gateway}/v1/actions", content=body, headers=kind)
+
+
+@contextmanager
+def without_rows(broken: Broken) -> Iterator[None]:
+    """Redis stands still, a shard is killed, and readers ask no more."""
+    room = "freshet_paramserver_room_blocks"
+    wait_for(broken.prometheus, f"min(max_over_time({room}[7d:30m])) > 100", within_s=2_400)
+    with paused(broken, *(f"redis-{i}" for i in range(6))):
+        broken.stack.kill("shard-0")
+        broken.stack.docker("up", "--detach", "--no-build", "--no-deps", "shard-0")
+        broken.stack.docker("stop", "simulator")
+        yield
+
+
+def wait_for(prometheus: Prometheus, expr: str, within_s: float = 300.0) -> str:
+    """The first value that an expression has."""
+    found: list[Any] = []
+
+    def has_value() -> bool:
+        found[:] = prometheus.query(expr)
+        return bool(found)
+
+    wait_until(expr, has_value, within_s=within_s, look_s=1)
+    value: str = found[0]["value"][1]
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """What is broken together, and what must fire then."""
+
+    break_: Callable[[Broken], AbstractContextManager[None]]
+    alerts: tuple[str, ...]
+    within_s: float = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Stacked:
+    """Groups that a stack is broken by, one after the other; it starts with what they need."""
+
+    groups: tuple[Group, ...]
+    tokens: bool = False
+    variables: dict[str, str] = field(default_factory=dict)
+    retention: str | None = None
+
+
+STACKS: dict[str, Stacked] = {
+    "plain": Stacked((
+        Group(replaced, ("FreshetFenced",)),
+        Group(
+            stepped_on,
+            ("FreshetVersionsNotWritten", "FreshetSlowRanking", "FreshetEventsRefused", "FreshetMemory"),
+        ),
+        Group(untrained, ("FreshetTrainingBehind",)),
+        Group(unjoined, ("FreshetUnjoined", "FreshetStale")),
+        Group(without_log, ("FreshetEventsRejected", "FreshetServedEventsLost")),
+        Group(not_loaded, ("FreshetServingErrors",)),
+        Group(gone, ("FreshetDown", "FreshetRestarts")),  # last: remembered for a quarter of an hour
+    )),
+    "guarded": Stacked(
+        (
+            Group(
+                guarded,
+                (
+                    "FreshetDamagedBytes",
+                    "FreshetDoor",
+                    "FreshetTokensFileWrong",
+                    "FreshetCertificateEnds",
+                    "FreshetShardFull",
+                ),
+            ),
+        ),
+        tokens=True,
+        variables={"STACK_SHARD_BYTES": str(1 << 20)},
+    ),
+    "slow": Stacked(
+        (
+            Group(held_back, ("FreshetVersionsHeld", "FreshetCalibration"), within_s=1_800),
+            Group(
+                without_rows,
+                ("FreshetRetentionNear", "FreshetLoadingLong", "FreshetRequestsStopped"),
+                within_s=1_800,
+            ),
+        ),
+        variables={"STACK_RATE": "100", "STACK_RETENTION_CHECK_MS": "10000"},
+        retention="8m",
+    ),
+}  # fmt: skip
