@@ -243,6 +243,7 @@ def test_metrics_tell_freshness_and_how_long_labels_take(server: Running) -> Non
     text = server.get("/metrics").text
 
     assert "freshet_inference_freshness_seconds 5.0" in text
+    assert "freshet_inference_rows_freshness_seconds 5.0" in text
     assert f"freshet_inference_label_delay_seconds {label_delay_ms(SPEC) / 1e3}" in text
 
 

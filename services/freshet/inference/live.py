@@ -33,6 +33,12 @@ class Live:
             raise Unavailable(f"no version is served yet: {self._versions.state.reason}")
         return cast(Lookup, table), serving
 
+    def rows_freshness_ms(self) -> int | None:
+        """As `freshness_ms`, of rows alone, whatever dense versions have learned; until rows have learned
+        anything the same."""
+        rows_ms = self._rows.state.event_time_ms
+        return freshness_ms(self._clock.now_ms(), rows_ms, 0) if rows_ms > 0 else self.freshness_ms()
+
     def freshness_ms(self) -> int | None:
         """Now minus the newest event learned from; None before anything was learned."""
         serving = self._versions.state.serving

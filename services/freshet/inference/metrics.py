@@ -16,6 +16,7 @@ __all__ = [
     "KEPT_OUT",
     "LABEL_DELAY",
     "METRICS",
+    "ROWS_FRESHNESS",
     "SERVED_DROPPED",
     "SERVED_LOGGED",
     "SERVED_QUEUE",
@@ -41,6 +42,13 @@ FRESHNESS = Metric(
     "gauge",
     "seconds",
     "Now minus the newest event learned from; 0 before anything was learned.",
+)
+ROWS_FRESHNESS = Metric(
+    "freshet_inference_rows_freshness_seconds",
+    "gauge",
+    "seconds",
+    "The same of rows alone: it grows where changed rows are not followed, while dense versions keep "
+    "freshness short. As freshness until rows have learned anything.",
 )
 LABEL_DELAY = Metric(
     "freshet_inference_label_delay_seconds",
@@ -79,6 +87,7 @@ METRICS = (
     UNKNOWN_ROWS,
     EXPLORED,
     FRESHNESS,
+    ROWS_FRESHNESS,
     LABEL_DELAY,
     CORRUPT_DELTAS,
     VERSION,

@@ -186,6 +186,7 @@ class Inference:
 
     def _measure(self, registry: CollectorRegistry, spec: Spec) -> None:
         metrics.FRESHNESS.gauge(registry, lambda: (self._live.freshness_ms() or 0) / 1e3)
+        metrics.ROWS_FRESHNESS.gauge(registry, lambda: (self._live.rows_freshness_ms() or 0) / 1e3)
         metrics.LABEL_DELAY.gauge(registry).set(label_delay_ms(spec) / 1e3)
         metrics.CORRUPT_DELTAS.gauge(registry, lambda: self.rows.state.corrupt)
 
