@@ -317,7 +317,12 @@ STACKS: dict[str, Stacked] = {
             Group(held_back, ("FreshetVersionsHeld", "FreshetCalibration"), within_s=1_800),
             Group(
                 without_rows,
-                ("FreshetRetentionNear", "FreshetLoadingLong", "FreshetRequestsStopped"),
+                (
+                    "FreshetRowsNotWritten",
+                    "FreshetRetentionNear",
+                    "FreshetLoadingLong",
+                    "FreshetRequestsStopped",
+                ),
                 within_s=1_800,
             ),
         ),

@@ -22,6 +22,7 @@ SELECTOR = re.compile(r"(?:freshet|process)_[a-z0-9_]+(?:{[^}]*})?")
 
 EMPTY = {
     "freshet_shard_room_blocks": "rows are in shards of their own here",
+    "freshet_shard_unwritten_seconds": "rows are in shards of their own here",
     "freshet_door_refused_total": "no door asks for tokens here",
     'freshet_http_requests_total{door!="refused",role="inference",route=~".*(rank|infer).*",status=~"5.."}': (
         "none has failed"

@@ -108,6 +108,13 @@ TRAINER_METRICS = (
     Metric("freshet_shard_published_rows", "counter", "rows", "Changed rows published to serving."),
     Metric("freshet_shard_flushed_rows", "counter", "rows", "Changed rows written to the row store."),
     Metric("freshet_shard_flushes", "counter", "flushes", "Rounds of flushing all buckets."),
+    Metric("freshet_shard_flushes_failed", "counter", "flushes", "Attempts at a flush that were in vain."),
+    Metric(
+        "freshet_shard_unwritten_seconds",
+        "gauge",
+        "seconds",
+        "For how long there has been a flush that is not written, tried once or often; 0 between flushes.",
+    ),
     Metric(
         "freshet_shard_room_blocks",
         "gauge",
@@ -187,5 +194,7 @@ def _of_shard(status: Mapping[str, Any]) -> dict[str, Reading]:
         "freshet_shard_published_rows": shard["published_rows"],
         "freshet_shard_flushed_rows": shard["flushed_rows"],
         "freshet_shard_flushes": shard["flushes"],
+        "freshet_shard_flushes_failed": shard["flushes_failed"],
+        "freshet_shard_unwritten_seconds": status["unwritten_s"],
         "freshet_shard_room_blocks": {(p,): float(n) for p, n in shard["room_blocks"].items()},
     }

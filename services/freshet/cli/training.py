@@ -205,6 +205,7 @@ class Training:
             "open": quality.open,
             "published": asdict(self.shard.published),
             "shard": asdict(self.shard.counts),
+            "unwritten_s": round(self.shard.unwritten_s, 3),
         }
 
     def progress(self) -> Mapping[str, Any]:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import structlog
 
+from freshet.clock import Clock
 from freshet.errors import Fenced, FreshetError, Unavailable
 from freshet.paramserver.core import FlushBook
 from freshet.paramserver.publishing import records_of
@@ -48,6 +49,7 @@ class ShardCounts:
     published_rows: int = 0
     flushed_rows: int = 0
     flushes: int = 0
+    flushes_failed: int = 0  # of one flush as many as it was tried in vain
     replaced_buckets: int = 0
     room_blocks: dict[str, int] = field(default_factory=dict)
     """{partition of samples: blocks between the log's start and what a restart replays} as of the last flush,
@@ -74,6 +76,7 @@ class Flusher:
         rows: RowStore,
         store: Store,
         counts: ShardCounts,
+        clock: Clock,
         *,
         name: str,
         alone: bool,
@@ -87,7 +90,7 @@ class Flusher:
             drop: told of buckets that turn out to be somebody else's.
         """
         self._spec, self._topics, self._log, self._rows, self._store = spec, topics, log, rows, store
-        self._counts, self._alone, self._drop = counts, alone, drop
+        self._counts, self._clock, self._alone, self._drop = counts, clock, alone, drop
         self._hold_name = "-".join(filter(None, ("shard", spec.name, name)))
         self.book = FlushBook(buckets=spec.buckets, partitions=spec.partitions)
         self.lock = threading.RLock()  # flushes, and changes of what is owned; before `_publishing`
@@ -95,6 +98,7 @@ class Flusher:
         self._writer = log.writer()
         self._rows_next = [0] * ROWS_PARTITIONS
         self._unanswered: Flush | None = None  # sent, or about to be; of the thread that flushes
+        self._begun_s: float | None = None  # when the flush began that is not written yet, monotonic
         self._has_taken = False  # a bucket; until then the log is held for what an earlier life left
         self.published = PublishedTo({}, {})
 
@@ -124,17 +128,27 @@ class Flusher:
         nobody knows, and a store that has it takes its repetition for done (PROTOCOL 11).
         """
         with self.lock:
+            if self._begun_s is None:
+                self._begun_s = self._clock.monotonic()
             try:
                 if self._unanswered is not None:
                     self.publish()
                     self._write(self._unanswered)
                 self._write(self._copied(self._store.collect_flush, whole=False))
             except Unavailable:
+                self._counts.flushes_failed += 1
                 self._measure_room(self.book.smallest_applied())  # retention moves on meanwhile
                 raise
+            self._begun_s = None
             self._counts.flushes += 1
             if self._has_taken:
                 self.hold_retention()
+
+    @property
+    def unwritten_s(self) -> float:
+        """For how long there has been a flush that is not written, tried once or often; 0 between flushes."""
+        begun = self._begun_s
+        return 0.0 if begun is None else self._clock.monotonic() - begun
 
     def smallest_applied(self) -> dict[int, int]:
         """{partition: smallest offset that a bucket has applied}; of none where no bucket is held."""

@@ -92,6 +92,16 @@ PARAMSERVER_METRICS = (
         ("why",),
     ),
     Metric("freshet_paramserver_flushed_rows", "counter", "rows", "Rows written to the row store."),
+    Metric("freshet_paramserver_flushes", "counter", "flushes", "Flushes to the row store that are written."),
+    Metric(
+        "freshet_paramserver_flushes_failed", "counter", "flushes", "Attempts at a flush that were in vain."
+    ),
+    Metric(
+        "freshet_paramserver_unwritten_seconds",
+        "gauge",
+        "seconds",
+        "For how long there has been a flush that is not written, tried once or often; 0 between flushes.",
+    ),
     Metric("freshet_paramserver_published_rows", "counter", "rows", "Rows published for serving."),
     *GRPC_METRICS,
 )
@@ -212,6 +222,7 @@ class ParamServer:
                 "plans": dict(self.balancing.plans),
             },
             "refused_lookups": self.rows.refused,
+            "unwritten_s": round(self.shard.unwritten_s, 3),
             "shard": asdict(self.shard.counts),
             "refused": dict(self.server.counts.refused),
         }
@@ -248,6 +259,9 @@ class ParamServer:
             "freshet_paramserver_unevenness": self.balancing.unevenness,
             "freshet_paramserver_plans": {(why.value,): self.balancing.plans[why.value] for why in Why},
             "freshet_paramserver_flushed_rows": counts.flushed_rows,
+            "freshet_paramserver_flushes": counts.flushes,
+            "freshet_paramserver_flushes_failed": counts.flushes_failed,
+            "freshet_paramserver_unwritten_seconds": self.shard.unwritten_s,
             "freshet_paramserver_published_rows": counts.published_rows,
             **grpc_readings(self.server.counts, REFUSALS),
         }

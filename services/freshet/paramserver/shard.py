@@ -93,6 +93,7 @@ class Shard:
             rows,
             self._store,
             self.counts,
+            clock,
             name=name,
             alone=fence is not None,
             drop=self.drop,
@@ -241,6 +242,11 @@ class Shard:
         return self._flusher.published
 
     @property
+    def unwritten_s(self) -> float:
+        """For how long there has been a flush that is not written; see `Flusher`."""
+        return self._flusher.unwritten_s
+
+    @property
     def store(self) -> Store:
         """The native store, for tests and metrics."""
         return self._store
@@ -364,7 +370,7 @@ class Shard:
         wait = interval
         while not self._stop.wait(wait):
             began = time.thread_time()
-            self._guarded(self.publish)
+            self._guarded(self.publish, _not_published)
             # Stretches when much changes: at most a tenth of a core goes into publishing. Counted in its own
             # time: an append that waits 100 ms for the disk would otherwise hold the next one back for 900.
             wait = max(interval, (time.thread_time() - began) * (1 / PUBLISH_SHARE - 1))
@@ -374,8 +380,8 @@ class Shard:
         wait = interval
         while not self._stop.wait(wait):
             began = time.thread_time()
-            self._guarded(self.flush)
-            self._guarded(self._evict)
+            self._guarded(self.flush, _not_written)
+            self._guarded(self._evict, _not_written)
             stretched = (time.thread_time() - began) * (1 / FLUSH_SHARE - 1)
             wait = max(interval, min(stretched, LONGEST_FLUSH_WAIT_S))
 
@@ -384,7 +390,7 @@ class Shard:
             self._to_load.wait()
             self._to_load.clear()
             while self._loader.waits and not self._stop.is_set():
-                if not self._guarded(self.load_some, failed="not loaded, tried again"):
+                if not self._guarded(self.load_some, _not_loaded):
                     self._stop.wait(LOAD_AGAIN_S)
             if self._stop.is_set():
                 return
@@ -394,16 +400,16 @@ class Shard:
     def _evict(self) -> None:
         self._store.evict(self._book.clock_ms, EVICT_ROWS)
 
-    def _guarded(self, work: Callable[[], object], failed: str = "not written, tried again") -> bool:
-        """Run one round, and say whether it was done; what is unavailable is tried again, what is lost stops
-        the shard."""
+    def _guarded(self, work: Callable[[], object], tell: Callable[[Unavailable], None]) -> bool:
+        """Run one round, and say whether it was done; what is unavailable is told and tried again, what is
+        lost stops the shard."""
         if self._failed is not None or not self._held():
             return False
         try:
             work()
             return True
         except Unavailable as error:
-            log.warning(failed, reason=str(error))
+            tell(error)
         except Exception as error:  # a thread that died in silence would leave rows unwritten for ever
             log.error("the shard stops", reason=str(error), exc_info=not isinstance(error, FreshetError))
             self._failed = error if isinstance(error, FreshetError) else FreshetError(repr(error))
@@ -437,3 +443,15 @@ class Shard:
                     f"but the log starts at {start}\n"
                     "  samples between the two are gone; restore the log, or start the model anew"
                 )
+
+
+def _not_published(error: Unavailable) -> None:
+    log.warning("rows were not published, tried again", reason=str(error))
+
+
+def _not_written(error: Unavailable) -> None:
+    log.warning("rows were not written, tried again", reason=str(error))
+
+
+def _not_loaded(error: Unavailable) -> None:
+    log.warning("rows were not loaded, tried again", reason=str(error))

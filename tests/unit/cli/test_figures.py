@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from freshet.cli.figures import joiner_readings, trainer_readings
 from freshet.joiner.ledger import Ledger
 from freshet.joiner.service import JoinerStatus
+from freshet.paramserver.shard import ShardCounts
 
 JOINED = JoinerStatus(
     events=5,
@@ -50,3 +51,22 @@ def test_measures_are_told_since_the_beginning_and_of_the_last_windows() -> None
         ("served", "click", "n"): 4.0,
         ("served", "click", "calibration"): 0.9,
     }
+
+
+def test_a_trainer_that_holds_rows_tells_how_its_flushes_go() -> None:
+    counts = ShardCounts(flushes=7, flushes_failed=2)
+    held = {
+        "rows": {},
+        "evicted": {},
+        "row_bytes": {},
+        "bytes": 0,
+        "shard": asdict(counts),
+        "unwritten_s": 31.5,
+    }
+
+    readings = trainer_readings(TRAINED | held)
+
+    assert readings["freshet_shard_flushes"] == 7
+    assert readings["freshet_shard_flushes_failed"] == 2
+    assert readings["freshet_shard_unwritten_seconds"] == 31.5
+    assert not [name for name in trainer_readings(TRAINED) if name.startswith("freshet_shard")]

@@ -14,6 +14,7 @@ from freshet.seams.eventlog import EventLog
 from freshet.seams.eventlog.sqlite import SqliteEventLog
 from freshet.seams.rowstore import FlushOutcome
 from freshet.seams.rowstore.sqlite import SqliteRowStore
+from freshet.testing.clock import SettableClock
 from freshet.testing.contracts.eventlog import append_to
 from freshet.testing.contracts.rowservice import look_up
 from freshet.types import U8, Flush, TopicPartition
@@ -61,6 +62,34 @@ def assert_alike(shard: Shard, log: EventLog, rows: SqliteRowStore) -> None:
     again = loaded(log, rows, 11)
     assert again.applied() == shard.applied()
     assert look_up(again, ALL, create=False) == look_up(shard, ALL, create=False)
+
+
+def test_how_long_a_flush_is_not_written_is_told_whether_it_hangs_or_is_tried_again(
+    log: EventLog, rows: Unsure
+) -> None:
+    clock = SettableClock()
+    shard = loaded(log, rows, 10, clock)
+    seen: list[float] = []
+
+    def hang(_flush: Flush) -> None:
+        clock.advance(12)
+        seen.append(shard.unwritten_s)
+        raise Unavailable("nobody answers")
+
+    shard.flush()
+    clock.advance(60)
+    assert (shard.unwritten_s, shard.counts.flushes_failed) == (0, 0)
+
+    rows.before = hang
+    for _ in range(2):
+        with pytest.raises(Unavailable):
+            shard.flush()
+        clock.advance(2)
+    assert (seen, shard.unwritten_s, shard.counts.flushes_failed) == ([12, 26], 28, 2)
+
+    rows.before = lambda _: None
+    shard.flush()
+    assert (shard.unwritten_s, shard.counts.flushes_failed, shard.counts.flushes) == (0, 2, 2)
 
 
 def test_a_flush_whose_publishing_failed_is_written_by_the_next(log: EventLog, rows: Unsure) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from freshet.clock import SYSTEM_CLOCK
+from freshet.clock import SYSTEM_CLOCK, Clock
 from freshet.errors import Fenced, Refused, Unavailable
 from freshet.paramserver import flushing as module
 from freshet.paramserver.shard import PublishedTo, Shard
@@ -66,7 +66,7 @@ def log(tmp_path: Path) -> Iterator[EventLog]:
     made.close()
 
 
-def loaded(log: EventLog, rows: RowStore, fence: int) -> Shard:
+def loaded(log: EventLog, rows: RowStore, fence: int, clock: Clock = SYSTEM_CLOCK) -> Shard:
     made = Shard(
         spec=PARSED,
         layout=layout_of(PARSED),
@@ -75,7 +75,7 @@ def loaded(log: EventLog, rows: RowStore, fence: int) -> Shard:
         log=log,
         rows=rows,
         fence=Fence(fence),
-        clock=SYSTEM_CLOCK,
+        clock=clock,
         held=lambda: True,
     )
     made.load()
