@@ -118,7 +118,7 @@ def _soak(stack: Stack, spec: Spec, folder: Path, minutes: int, events: float, r
         said = (
             f"memory {sum(memory[-1].values()):.0f} MB",
             f"volumes {sum(disk.values()):.0f} MB (kafka {disk.get('kafka', 0):.0f})",
-            f"events {sent.events / sent.seconds:.0f}/s",
+            f"events {sent.events_per_s:.0f}/s",
             f"failed {sent.failed + part['ranks'].failed}",
             f"freshness p50 {_s(fresh.percentile(50))} p99 {_s(fresh.percentile(99))}",
         )

@@ -75,10 +75,12 @@ def _summed(load: Load, begin: int) -> dict[str, Figures]:
 def _told(part: dict[str, Figures]) -> str:
     said = []
     for name, figures in part.items():
-        p99 = figures.latency.percentile(99)
+        p99, longest = (
+            "-" if waited is None else waited.ms()
+            for waited in (figures.latency.percentile(99), figures.latency.longest())
+        )
         said.append(
-            f"{name} {figures.good} good, {figures.failed} failed, p99 {(p99 or 0) * 1e3:.0f} ms, "
-            f"longest {figures.latency.longest_s * 1e3:.0f} ms"
+            f"{name} {figures.good} good, {figures.failed} failed, p99 {p99} ms, longest {longest} ms"
         )
     fresh = part["ranks"].freshness
     return "; ".join([*said, f"freshness p50 {fresh.percentile(50)} p99 {fresh.percentile(99)} s"])

@@ -129,7 +129,8 @@ def command(spec_file: Path, folder: Path, as_json: bool, seconds: float, **how:
 
     When each request is sent is decided before and does not wait for answers (an open loop, with Poisson
     arrivals). Latencies count from when a request was due, also if it had to wait for a connection:
-    a server that stands still for a second is seen in every request of that second.
+    a server that stands still for a second is seen in every request of that second. One without a good
+    answer counts as slower than all with one: a percentile among such is shown as ">= 5,000.0".
 
     The model learns from these events: load a system that was made for it. Real events are sent by `freshet
     replay`.
@@ -277,26 +278,24 @@ def _line(at_s: float, part: dict[str, Figures]) -> str:
     said = []
     for name, figures in part.items():
         p50, p99 = (figures.latency.percentile(p) for p in (50, 99))
-        times = "" if p50 is None or p99 is None else f", p50 {p50 * 1e3:.1f} ms, p99 {p99 * 1e3:.1f} ms"
+        times = "" if p50 is None or p99 is None else f", p50 {p50.ms()} ms, p99 {p99.ms()} ms"
         failed = f", {figures.failed} failed" if figures.failed else ""
         said.append(f"{name} {_rate(name, figures):,.0f}/s{times}{failed}")
     return f"{at_s:7.0f} s  " + "   ".join(said)
 
 
 def _rate(name: str, figures: Figures) -> float:
-    return (
-        (figures.events if name == "events" else figures.good) / figures.seconds if figures.seconds else 0.0
-    )
+    return figures.events_per_s if name == "events" else figures.requests_per_s
 
 
 def _text(whole: dict[str, Figures]) -> str:
     rows: list[list[object]] = []
     for name, figures in whole.items():
-        more = [
-            ("latency", figures.latency),
-            ("  from sending", figures.service),
-            ("  sent late", figures.late),
-        ]
+        latencies = figures.latency.all().values()
+        rows.append([f"{name} latency", *("" if waited is None else waited.ms() for waited in latencies)])
+        more = [("  from sending", figures.service), ("  sent late", figures.late)]
+        if figures.failed:
+            more.insert(0, ("  of answers", figures.latency.came))
         if figures.freshness.count:
             more.append(("  freshness", figures.freshness))
         rows += [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
+import math
 import random
 import selectors
 from collections import Counter
@@ -16,7 +17,7 @@ from typing import Any
 import orjson
 
 from freshet.load.connections import Answer, Connections
-from freshet.load.percentiles import Durations
+from freshet.load.percentiles import Durations, Waits
 from freshet.load.requests import Request, Source
 
 __all__ = ["Figures", "Lane", "drive"]
@@ -29,11 +30,13 @@ PR_SET_TIMERSLACK = 29  # prctl(2)
 class Figures:
     """What became of the requests that were due in some time."""
 
-    seconds: float = 0.0
+    seconds: float = 0.0  # in which requests were due: what is waited for afterwards counts no time
     requests: int = 0  # that were due; those under way are in no other figure yet
     events: int = 0  # in those with a good answer
+    good_meanwhile: int = 0  # good answers that came within `seconds`
+    events_meanwhile: int = 0  # in these
     answers: Counter[str] = field(default_factory=Counter)  # by status, or what went wrong
-    latency: Durations = field(default_factory=Durations)  # of good answers, from when they were due
+    latency: Waits = field(default_factory=Waits)  # from when they were due; what got no good answer failed
     service: Durations = field(default_factory=Durations)  # of good answers, from when they were sent
     late: Durations = field(default_factory=Durations)  # from when they were due to when they were sent
     freshness: Durations = field(default_factory=Durations)  # of rankings: now minus the newest event learned
@@ -49,14 +52,26 @@ class Figures:
         """Requests without one."""
         return sum(self.answers.values()) - self.good
 
+    @property
+    def requests_per_s(self) -> float:
+        """Good answers a second, while requests were due."""
+        return self.good_meanwhile / self.seconds if self.seconds else 0.0
+
+    @property
+    def events_per_s(self) -> float:
+        """Events in good answers a second, likewise."""
+        return self.events_meanwhile / self.seconds if self.seconds else 0.0
+
     def merge(self, other: Figures) -> None:
         """Add those of a time that follows."""
         self.seconds += other.seconds
         self.requests += other.requests
         self.events += other.events
+        self.good_meanwhile += other.good_meanwhile
+        self.events_meanwhile += other.events_meanwhile
+        self.latency.merge(other.latency)
         self.answers.update(other.answers)
         for mine, its in (
-            (self.latency, other.latency),
             (self.service, other.service),
             (self.late, other.late),
             (self.freshness, other.freshness),
@@ -69,12 +84,13 @@ class Figures:
         return {
             "seconds": round(self.seconds, 3),
             "requests": self.requests,
-            "requests_per_s": round(self.good / self.seconds, 2) if self.seconds else 0.0,
-            "events_per_s": round(self.events / self.seconds, 2) if self.seconds else 0.0,
+            "requests_per_s": round(self.requests_per_s, 2),
+            "events_per_s": round(self.events_per_s, 2),
             "answers": dict(sorted(self.answers.items())),
             "failed": self.failed,
             "first_problems": dict(sorted(self.first_problem.items())),
             "latency": self.latency.figures(),
+            "latency_of_answers": self.latency.came.figures(),
             "from_sending": self.service.figures(),
             "sent_late": self.late.figures(),
             "freshness": self.freshness.figures() if self.freshness.count else None,
@@ -91,8 +107,7 @@ class Lane:
     connections: Connections
     seed: int
     now: Figures = field(default_factory=Figures)  # since they were taken last
-    ended_at: float = 0.0  # when its newest answer came
-    sending: bool = True
+    due_until: float = math.inf  # of the loop's time: no requests are due from here on
     _taken_at: float = 0.0
 
     def begin(self, at: float) -> None:
@@ -100,9 +115,9 @@ class Lane:
         self._taken_at = at
 
     def take(self, at: float) -> Figures:
-        """The figures since this was called last: after its last answer no time counts."""
+        """The figures since this was called last."""
         taken, self.now = self.now, Figures()
-        until = at if self.sending else max(self.ended_at, self._taken_at)
+        until = max(min(at, self.due_until), self._taken_at)
         taken.seconds, self._taken_at = until - self._taken_at, until
         return taken
 
@@ -180,7 +195,8 @@ class _Sending:
     """
 
     def __init__(self, lane: Lane, began: float, seconds: float) -> None:
-        self._lane, self._began, self._until = lane, began, began + seconds
+        self._lane, self._began = lane, began
+        lane.due_until = began + seconds
         self._loop = asyncio.get_running_loop()
         self._rng = random.Random(f"{lane.seed}/{lane.name}")  # nosec B311  # repeatable
         self._ended = False
@@ -190,6 +206,7 @@ class _Sending:
     def end(self) -> None:
         """Send no more."""
         self._ended = True
+        self._lane.due_until = min(self._lane.due_until, self._loop.time())
         self._wake()
 
     def _wake(self) -> None:
@@ -203,11 +220,10 @@ class _Sending:
         finally:
             if self._under_way:
                 await asyncio.wait(self._under_way)
-            self._lane.sending = False
 
     async def _send(self) -> None:
         due = self._began + self._rng.expovariate(self._lane.rate)
-        while due < self._until:
+        while due < self._lane.due_until:
             request = self._lane.source()
             await self._wait_until(due)
             if self._ended:
@@ -232,20 +248,24 @@ class _Sending:
 async def _ask(lane: Lane, request: Request, due: float) -> None:
     lane.now.requests += 1
     answer = await lane.connections.post(request.path, request.body)
-    lane.ended_at = asyncio.get_running_loop().time()
-    _count(lane.now, request, answer, due, lane.ended_at)
+    _count(lane, request, answer, due, asyncio.get_running_loop().time())
 
 
-def _count(figures: Figures, request: Request, answer: Answer, due: float, now: float) -> None:
+def _count(lane: Lane, request: Request, answer: Answer, due: float, now: float) -> None:
+    figures = lane.now
     sent = now if answer.sent_at is None else answer.sent_at
     figures.late.add(sent - due)
     kind, problem, fresh_ms = _read(request, answer)
     figures.answers[kind] += 1
     if problem:
         figures.first_problem.setdefault(kind, problem)
+        figures.latency.failed.add(now - due)
         return
     figures.events += request.events
-    figures.latency.add(now - due)
+    if now <= lane.due_until:
+        figures.good_meanwhile += 1
+        figures.events_meanwhile += request.events
+    figures.latency.came.add(now - due)
     figures.service.add(now - sent)
     if fresh_ms is not None:
         figures.freshness.add(max(0.0, fresh_ms / 1e3))

@@ -36,6 +36,14 @@ def lane(server: Any, rate: float = 100, name: str = "events", events: int = 1) 
     return Lane(name, rate, lambda: Request("/x", b"{}", events), server, seed=1)
 
 
+def ms(figures: Figures, percent: float) -> float:
+    """A percentile of what was answered."""
+    waited = figures.latency.percentile(percent)
+    assert waited is not None
+    assert not waited.at_least
+    return waited.seconds * 1e3
+
+
 def driven(
     make: Callable[[], Lane],
     seconds: float,
@@ -64,7 +72,7 @@ def test_the_stated_rate_is_sent() -> None:
     assert figures.requests == pytest.approx(200 * 60, rel=0.03)  # Poisson: 12,000 +- 110
     assert figures.events == 3 * figures.requests
     assert figures.as_json()["requests_per_s"] == pytest.approx(200, rel=0.03)
-    assert figures.latency.percentile(99) == pytest.approx(0.001, rel=0.02)
+    assert ms(figures, 99) == pytest.approx(1, rel=0.02)
 
 
 def test_a_standstill_is_seen_in_every_request_that_was_due_meanwhile() -> None:
@@ -75,13 +83,52 @@ def test_a_standstill_is_seen_in_every_request_that_was_due_meanwhile() -> None:
     figures = driven(lambda: lane(Server(stands_still, at_once=1)), 10)
 
     assert figures.requests == pytest.approx(1_000, rel=0.1)
-    slow = sum(1 for p in range(1_000) if (figures.latency.percentile(p / 10) or 0) > 0.05)
+    slow = sum(1 for p in range(1_000) if ms(figures, p / 10) > 50)
     assert slow == pytest.approx(1_000 * 0.1, rel=0.25), "a tenth of the time, so a tenth of the requests"
     assert figures.service.percentile(99) == pytest.approx(0.001, rel=0.02), "but it was sent to only one"
-    late, latency = figures.late.percentile(99), figures.latency.percentile(99)
+    late = figures.late.percentile(99)
     assert late is not None
-    assert latency is not None
-    assert late == pytest.approx(latency, abs=0.01)
+    assert late * 1e3 == pytest.approx(ms(figures, 99), abs=10)
+
+
+def test_a_standstill_that_requests_do_not_survive_is_in_the_percentiles_all_the_same() -> None:
+    """A server that stands still for longer than requests wait: most of those due meanwhile time out."""
+
+    async def stands_still(now: float) -> Answer:
+        if not 5 <= now < 30:
+            return await quick(now)
+        await asyncio.sleep(min(5.0, 30.0 - now))
+        return Answer(0, problem="no answer within 5 s") if now < 25 else Answer(202)
+
+    figures = driven(lambda: lane(Server(stands_still, at_once=10_000)), 100)
+
+    assert figures.failed == pytest.approx(20 * 100, rel=0.1)
+    assert figures.latency.count == figures.requests
+    assert ms(figures, 70) == pytest.approx(1, rel=0.02)
+    for percent in (90, 99, 99.9):
+        waited = figures.latency.percentile(percent)
+        assert waited is not None
+        assert waited.at_least
+        assert waited.seconds == pytest.approx(5, rel=0.01)
+    told = figures.as_json()
+    assert told["latency"]["at_least"] == ["p90_ms", "p99_ms", "p99.9_ms", "max_ms"]
+    assert told["latency_of_answers"]["p90_ms"] < 5_000
+
+
+def test_a_straggler_takes_no_time_from_the_rate() -> None:
+    pauses = iter([0.001] * 500 + [30.0])
+
+    async def one_straggles(_: float) -> Answer:
+        await asyncio.sleep(next(pauses, 0.001))
+        return Answer(202)
+
+    figures = driven(lambda: lane(Server(one_straggles), events=3), 10)
+
+    assert figures.seconds == 10
+    assert figures.good == figures.requests
+    assert figures.requests_per_s == pytest.approx((figures.requests - 1) / 10, rel=0.001)
+    assert figures.events_per_s == pytest.approx(3 * figures.requests_per_s)
+    assert ms(figures, 100) == pytest.approx(30_000, rel=0.001), "and is seen where it belongs"
 
 
 def test_a_server_that_is_too_slow_is_sent_the_rate_all_the_same() -> None:
@@ -92,8 +139,11 @@ def test_a_server_that_is_too_slow_is_sent_the_rate_all_the_same() -> None:
     figures = driven(lambda: lane(Server(slow, at_once=1)), 10)
 
     assert figures.requests == pytest.approx(1_000, rel=0.1)
-    assert figures.latency.longest_s == pytest.approx(10, rel=0.3)
-    assert figures.as_json()["requests_per_s"] == pytest.approx(50, rel=0.05), "also while it catches up"
+    assert figures.latency.came.longest_s == pytest.approx(10, rel=0.3)
+    assert figures.good == figures.requests
+    assert figures.requests_per_s == pytest.approx(50, rel=0.05), (
+        "while they were due, not while it caught up"
+    )
 
 
 def test_refusals_and_breaks_are_counted_and_their_first_is_told() -> None:
@@ -110,7 +160,11 @@ def test_refusals_and_breaks_are_counted_and_their_first_is_told() -> None:
     assert set(figures.answers) == {"429", "no connection", "202"}
     assert figures.failed == figures.answers["429"] + figures.answers["no connection"]
     assert figures.good + figures.failed == figures.requests
-    assert figures.events == figures.good == figures.latency.count, "of good answers only"
+    assert figures.events == figures.good == figures.latency.came.count, "of good answers only"
+    assert figures.failed == figures.latency.failed.count
+    waited = figures.latency.percentile(90)
+    assert waited is not None
+    assert waited.at_least, "a quick refusal is no quick answer"
     assert figures.first_problem == {"429": '{"error": "full"}', "no connection": "no connection: refused"}
 
 
@@ -139,14 +193,15 @@ def test_told_to_stop_it_waits_for_what_is_under_way() -> None:
 
     assert figures.requests == server[0].asked == pytest.approx(200, rel=0.25)
     assert figures.failed == 0
+    assert figures.seconds == 2, "in which they were due"
 
 
 def test_nothing_is_sent_before_it_is_due() -> None:
     figures = driven(lambda: lane(Server(quick), rate=20_000), 1)
 
     assert figures.late.percentile(0.001) is not None
-    assert figures.service.percentile(50) == pytest.approx(figures.latency.percentile(50), rel=0.02)
-    assert figures.latency.percentile(0.001) == pytest.approx(0.001, rel=0.02), "never less than it took"
+    assert figures.service.percentile(50) == pytest.approx(ms(figures, 50) / 1e3, rel=0.02)
+    assert ms(figures, 0.001) == pytest.approx(1, rel=0.02), "never less than it took"
 
 
 def test_an_answer_that_is_not_understood_is_counted_as_such() -> None:
@@ -156,7 +211,8 @@ def test_an_answer_that_is_not_understood_is_counted_as_such() -> None:
     figures = driven(lambda: lane(Server(nonsense)), 2)
 
     assert figures.failed == figures.requests
-    assert figures.latency.count == figures.events == 0
+    assert figures.latency.came.count == figures.events == 0
+    assert figures.latency.failed.count == figures.requests
     [(kind, problem)] = figures.first_problem.items()
     assert kind == "200, not understood"
     assert "<html>" in problem
