@@ -33,7 +33,6 @@ __all__ = ["command"]
 
 EVERY_S = 5.0
 MOST_PROBLEMS = 5
-LATE_S = 0.01
 
 
 @click.command(
@@ -310,7 +309,17 @@ def _text(whole: dict[str, Figures]) -> str:
         lines += [
             f"  first {kind}: {text}" for kind, text in list(figures.first_problem.items())[:MOST_PROBLEMS]
         ]
+    lines += [_late(name, figures) for name, figures in whole.items() if figures.generator_late]
     return "\n".join(lines)
+
+
+def _late(name: str, figures: Figures) -> str:
+    late = figures.begun_late.figures()
+    return (
+        f"{name}: freshet load was late itself, before any wait for a connection: p99 {_ms(late['p99_ms'])} "
+        f"ms, longest {_ms(late['max_ms'])} ms. Its latencies are not the server's alone: send less, or send "
+        "from a machine, or from several, with processor time to spare"
+    )
 
 
 def _ms(value: float | None) -> str:

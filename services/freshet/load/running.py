@@ -23,6 +23,8 @@ from freshet.load.requests import Request, Source
 __all__ = ["Figures", "Lane", "drive"]
 
 GOOD = (200, 202)
+LATE_S = 0.01
+"""The 99th percentile of `Figures.begun_late` beyond which latencies are not the server's alone."""
 PR_SET_TIMERSLACK = 29  # prctl(2)
 
 
@@ -39,6 +41,7 @@ class Figures:
     latency: Waits = field(default_factory=Waits)  # from when they were due; what got no good answer failed
     service: Durations = field(default_factory=Durations)  # of good answers, from when they were sent
     late: Durations = field(default_factory=Durations)  # from when they were due to when they were sent
+    begun_late: Durations = field(default_factory=Durations)  # to when this process got round to them
     freshness: Durations = field(default_factory=Durations)  # of rankings: now minus the newest event learned
     first_problem: dict[str, str] = field(default_factory=dict)  # by what stands in `answers`
 
@@ -62,6 +65,11 @@ class Figures:
         """Events in good answers a second, likewise."""
         return self.events_meanwhile / self.seconds if self.seconds else 0.0
 
+    @property
+    def generator_late(self) -> bool:
+        """Whether this process itself was late, before any wait for a connection: it has no time."""
+        return (self.begun_late.percentile(99) or 0.0) > LATE_S
+
     def merge(self, other: Figures) -> None:
         """Add those of a time that follows."""
         self.seconds += other.seconds
@@ -74,6 +82,7 @@ class Figures:
         for mine, its in (
             (self.service, other.service),
             (self.late, other.late),
+            (self.begun_late, other.begun_late),
             (self.freshness, other.freshness),
         ):
             mine.merge(its)
@@ -93,6 +102,8 @@ class Figures:
             "latency_of_answers": self.latency.came.figures(),
             "from_sending": self.service.figures(),
             "sent_late": self.late.figures(),
+            "begun_late": self.begun_late.figures(),
+            "generator_late": self.generator_late,
             "freshness": self.freshness.figures() if self.freshness.count else None,
         }
 
@@ -247,6 +258,7 @@ class _Sending:
 
 async def _ask(lane: Lane, request: Request, due: float) -> None:
     lane.now.requests += 1
+    lane.now.begun_late.add(asyncio.get_running_loop().time() - due)
     answer = await lane.connections.post(request.path, request.body)
     _count(lane, request, answer, due, asyncio.get_running_loop().time())
 

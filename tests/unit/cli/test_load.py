@@ -37,3 +37,17 @@ def test_a_line_of_progress_shows_them_too() -> None:
     assert _line(5.0, {"events": figures(9, 1)}) == (
         "      5 s  events 1/s, p50 2.0 ms, p99 >= 5,000.0 ms, 1 failed"
     )
+
+
+def test_the_last_line_says_that_the_generator_was_late() -> None:
+    late, punctual = figures(100, 0), figures(100, 0)
+    for _ in range(50):
+        late.begun_late.add(0.25)
+        punctual.begun_late.add(0.001)
+
+    shown = _text({"events": late, "ranks": punctual}).splitlines()
+
+    assert shown[-1].startswith("events: freshet load was late itself")
+    assert "p99 250.0 ms" in shown[-1]
+    assert not any(line.startswith("ranks: freshet load was late") for line in shown)
+    assert "late itself" not in _text({"ranks": punctual})

@@ -115,6 +115,42 @@ def test_a_standstill_that_requests_do_not_survive_is_in_the_percentiles_all_the
     assert told["latency_of_answers"]["p90_ms"] < 5_000
 
 
+def test_a_server_that_holds_up_all_connections_is_not_taken_for_a_generator_without_time() -> None:
+    async def slow(_: float) -> Answer:
+        await asyncio.sleep(0.02)
+        return Answer(202)
+
+    figures = driven(lambda: lane(Server(slow, at_once=1)), 5)
+
+    assert (figures.late.percentile(50) or 0) > 1
+    assert figures.begun_late.count == figures.requests
+    assert (figures.begun_late.percentile(100) or 0) < 1e-4
+    assert not figures.generator_late
+
+
+def test_a_generator_without_time_is_told_from_a_slow_server() -> None:
+    """Each request takes it 20 ms to make, and one is due every 10 ms."""
+
+    def make() -> Lane:
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, VirtualLoop)
+
+        def source() -> Request:
+            loop.spend(0.02)
+            return Request("/x", b"{}", 1)
+
+        return Lane("events", 100, source, Server(quick), seed=1)  # type: ignore[arg-type]
+
+    parts: list[Figures] = []
+    figures = driven(make, 5, told=lambda _, part: parts.append(part["events"]))
+
+    assert (figures.begun_late.percentile(50) or 0) > 1, "it has fallen behind, more and more"
+    assert (figures.service.percentile(50) or 0) > 0.01, "it reads answers late, too: the server takes 1 ms"
+    assert figures.generator_late
+    assert figures.as_json()["generator_late"] is True
+    assert sum(part.begun_late.count for part in parts) == figures.begun_late.count == figures.requests
+
+
 def test_a_straggler_takes_no_time_from_the_rate() -> None:
     pauses = iter([0.001] * 500 + [30.0])
 

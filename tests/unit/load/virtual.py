@@ -27,6 +27,10 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def time(self) -> float:
         return self._skipping.now
 
+    def spend(self, seconds: float) -> None:
+        """Time passes while a step of the loop is under way, as in one that computes."""
+        self._skipping.now += seconds
+
     @property
     def _clock_resolution(self) -> float:
         return 1e-9
