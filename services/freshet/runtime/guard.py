@@ -164,7 +164,7 @@ class Guard:
         """Events of a guest were taken. Who has sent more than it may is refused until they are earned."""
         if payer is not None:
             now = self._clock.monotonic()
-            self._buckets.pay(f"{payer.key} events", payer.events_per_s, now, events)
+            self._buckets.pay(payer.key, payer.events_per_s, now, events)
 
     def _checked(
         self, scope: Scope, authorization: bytes | None, peer: str, or_scope: Scope | None = None
@@ -191,7 +191,7 @@ class Guard:
         now = self._clock.monotonic()
         wait_s, what = 0.0, f"{events_per_s:g} events"
         if scope == "send" and events_per_s:
-            wait_s = self._buckets.debt_s(f"{key} events", events_per_s, now)
+            wait_s = self._buckets.debt_s(key, events_per_s, now)
         if not wait_s and requests_per_s:
             wait_s, what = self._buckets.take(key, requests_per_s, now), f"{requests_per_s:g} requests"
         if wait_s:

@@ -1,16 +1,17 @@
-"""How often clients may come: token buckets, one for each of them, as many as fit. Time is an argument."""
+"""How often clients may come: token buckets, two each, as many as fit. Time is an argument."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
+from dataclasses import dataclass
 from ipaddress import IPv6Address, ip_address
 from typing import NamedTuple
 
 __all__ = ["MOST_CLIENTS", "Buckets", "Payer", "address_key", "forwarded_address"]
 
 MOST_CLIENTS = 10_000
-"""That are remembered, in about 2 MB; the one that has not come for longest is forgotten for a new one, and
-would begin again with a full bucket: whoever has so many addresses is not held by this."""
+"""That are remembered, in about 4 MB; the one that has not come for longest is forgotten for a new one, and
+would begin again with full buckets: whoever has so many addresses is not held by this."""
 
 BURST_S = 1.0
 """A client that was quiet may come as often at once as it may within this time."""
@@ -26,42 +27,67 @@ class Payer(NamedTuple):
     events_per_s: float  # > 0
 
 
+class _Level(NamedTuple):
+    level: float
+    at: float  # when that was
+
+
+@dataclass(slots=True)
+class _Client:
+    """None: full, nothing was taken of it yet."""
+
+    requests: _Level | None = None
+    events: _Level | None = None
+
+
 class Buckets:
-    """Thread-unsafe. A bucket holds a second's worth, at least one, and fills at its rate."""
+    """Thread-unsafe. A client's buckets, of requests and of events, hold a second's worth each, at least one,
+    and fill at their rates."""
 
     def __init__(self, most: int = MOST_CLIENTS) -> None:
         self._most = most
-        self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()  # key -> level, when
+        self._clients: OrderedDict[str, _Client] = OrderedDict()  # who came last stands last
 
     def __len__(self) -> int:
-        return len(self._buckets)
+        """Clients that are remembered."""
+        return len(self._clients)
 
     def take(self, key: str, rate: float, now: float) -> float:
-        """Take one; 0 if there was one, else seconds until there is. `rate`: a second, > 0."""
-        level = self._level(key, rate, now)
-        if level >= 1.0:
-            self._keep(key, level - 1.0, now)
-            return 0.0
-        return (1.0 - level) / rate
+        """Take one request; 0 if there was one, else seconds until there is. `rate`: a second, > 0."""
+        client = self._come(key)
+        level = _level(client.requests, rate, now)
+        if level < 1.0:
+            return (1.0 - level) / rate
+        client.requests = _Level(level - 1.0, now)
+        return 0.0
 
     def debt_s(self, key: str, rate: float, now: float) -> float:
-        """Seconds until what was paid is earned again; 0 for who owes nothing."""
-        return max(0.0, -self._level(key, rate, now) / rate)
+        """Seconds until the events that were paid are earned again; 0 for who owes nothing."""
+        if key not in self._clients:
+            return 0.0
+        return max(0.0, -_level(self._come(key).events, rate, now) / rate)
 
     def pay(self, key: str, rate: float, now: float, n: float) -> None:
-        """Take `n`, whether there are as many or not: what was done is paid afterwards."""
-        self._keep(key, self._level(key, rate, now) - n, now)
+        """Take `n` events, whether there are as many or not: what was done is paid afterwards."""
+        client = self._come(key)
+        client.events = _Level(_level(client.events, rate, now) - n, now)
 
-    def _level(self, key: str, rate: float, now: float) -> float:
-        full = max(1.0, rate * BURST_S)
-        found = self._buckets.get(key)
-        return full if found is None else min(full, found[0] + max(0.0, now - found[1]) * rate)
+    def _come(self, key: str) -> _Client:
+        """Whoever comes is the last to be forgotten, also who is refused: else a client deep in debt would be
+        forgotten before idle ones, and begin again with full buckets."""
+        client = self._clients.get(key)
+        if client is not None:
+            self._clients.move_to_end(key)
+            return client
+        if len(self._clients) >= self._most:
+            self._clients.popitem(last=False)
+        client = self._clients[key] = _Client()
+        return client
 
-    def _keep(self, key: str, level: float, now: float) -> None:
-        self._buckets[key] = (level, now)
-        self._buckets.move_to_end(key)
-        if len(self._buckets) > self._most:
-            self._buckets.popitem(last=False)
+
+def _level(known: _Level | None, rate: float, now: float) -> float:
+    full = max(1.0, rate * BURST_S)
+    return full if known is None else min(full, known.level + max(0.0, now - known.at) * rate)
 
 
 def address_key(address: str) -> str:

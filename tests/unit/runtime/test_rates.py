@@ -61,6 +61,43 @@ def test_only_so_many_are_remembered_and_the_quietest_is_forgotten() -> None:
     assert buckets.take("address 0", 1, 1.0) == 0
 
 
+def test_a_client_with_both_limits_is_one_of_those_that_fit() -> None:
+    guard = Guard(None, SettableClock(), limits=Limits(requests_per_s=1, events_per_s=10))
+    guard._buckets = Buckets(most=100)
+    for i in range(100):
+        guard.pay(guard.admit("send", None, f"192.0.2.{i}").payer, 1_000)
+
+    assert guard.readings()["freshet_door_clients"] == 100
+    assert outcomes(guard, 1, None, "192.0.2.0") == [429], "it is still known, and what it owes, too"
+
+
+def test_requests_and_events_are_held_back_each_by_its_own_limit() -> None:
+    buckets = Buckets()
+    buckets.pay("a", 100, 0.0, 350)
+
+    assert buckets.take("a", 1, 0.0) == 0
+    assert buckets.take("a", 1, 0.0) == 1
+    assert buckets.debt_s("a", 100, 0.0) == 2.5
+
+
+def test_who_is_refused_for_what_it_owes_is_not_forgotten_while_it_keeps_coming() -> None:
+    clock = SettableClock()
+    guard = Guard(None, clock, limits=Limits(events_per_s=1))
+    guard._buckets = Buckets(most=10)
+    guard.pay(guard.admit("send", None, "192.0.2.1").payer, 1_000)
+    for i in range(100):
+        assert outcomes(guard, 1, None, "192.0.2.1") == [429]
+        guard.pay(guard.admit("send", None, f"198.51.100.{i}").payer, 1)
+
+
+def test_who_is_refused_for_coming_too_often_is_not_forgotten_while_it_keeps_coming() -> None:
+    buckets = Buckets(most=10)
+    assert buckets.take("busy", 0.001, 0.0) == 0
+    for i in range(100):
+        assert buckets.take("busy", 0.001, 0.0) > 0
+        assert buckets.take(f"address {i}", 1, 0.0) == 0
+
+
 def test_all_addresses_of_an_ipv6_network_are_one_client() -> None:
     assert address_key("2001:db8:1:2:3::4") == address_key("2001:db8:1:2::ffff") == "2001:db8:1:2::"
     assert address_key("2001:db8:1:3::1") != address_key("2001:db8:1:2::1")
