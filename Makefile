@@ -63,7 +63,7 @@ test: build lint native-test ## Install all that is needed and run every test.
 	$(BIN)/python -m pytest -m "$(MARKERS)"
 
 test-compose: build ## Build the images, start docker-compose.yml, kill each service in turn, audit; needs a docker engine.
-	docker compose --profile simulator build
+	docker compose --env-file /dev/null --profile simulator build
 	$(BIN)/python -m pytest -s -m compose tests/compose
 
 unit: build ## Only the unit and contract tests, without servers: seconds.

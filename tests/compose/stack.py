@@ -137,7 +137,8 @@ class Stack(Members):
     def docker(self, *words: str, within_s: float = 60.0) -> str:
         """What `docker compose` prints. AssertionError, with its words, if it fails."""
         files = [word for file in self._files for word in ("--file", str(file))]
-        return _run(["docker", "compose", *files, *words], self._env, within_s)
+        mine = ("--env-file", os.devnull)  # a .env of whoever tests would be of another deployment
+        return _run(["docker", "compose", *mine, *files, *words], self._env, within_s)
 
 
 def _run(command: list[str], env: Mapping[str, str], within_s: float) -> str:
