@@ -157,6 +157,25 @@ def unjoined(broken: Broken) -> Iterator[None]:
 
 
 @contextmanager
+def misfits(broken: Broken) -> Iterator[None]:
+    """A record among the actions is no event, and two hundred clicks a second are an hour old."""
+    _append_damaged(broken, topics_of(load_spec(DEMO_SPEC)).action)
+    hour_ago_ms = time.time_ns() // 1_000_000 - 3_600_000
+    click = {"request_id": "an hour ago", "item": "i-1", "type": "click", "ts": hour_ago_ms}
+    clicks = json.dumps([{**click, "event_id": f"o-{i}"} for i in range(20)]).encode()
+    with posting(f"{broken.stack.gateway}/v1/actions", clicks, 0.1):
+        yield
+
+
+def _append_damaged(broken: Broken, topic: str) -> None:
+    log = open_eventlog(f"kafka://{broken.stack.kafka}/freshet?replication=1")
+    try:
+        log.writer().append([append_to(TopicPartition(topic, 0), [b"damaged"])])
+    finally:
+        log.close()
+
+
+@contextmanager
 def without_log(broken: Broken) -> Iterator[None]:
     """Kafka stands still, and some hundred rankings a second are asked for."""
     with ExitStack() as stack:
@@ -188,12 +207,7 @@ def guarded(broken: Broken) -> Iterator[None]:
     copied = "cp /run/authority/shard-1.key /run/authority/shard-1.pem ."
     gone = "rm -f /run/authority/shard-1.*"
     broken.stack.in_secrets("sh", "-c", f"{gone} && {renewed} && {theirs} && {copied}")
-    log = open_eventlog(f"kafka://{broken.stack.kafka}/freshet?replication=1")
-    try:
-        where = TopicPartition(topics_of(load_spec(DEMO_SPEC)).rows, 0)
-        log.writer().append([append_to(where, [b"damaged"])])
-    finally:
-        log.close()
+    _append_damaged(broken, topics_of(load_spec(DEMO_SPEC)).rows)
     with posting(f"{broken.stack.inference}/v1/rank", b"{}", 0.1):
         yield
 
@@ -292,6 +306,7 @@ STACKS: dict[str, Stacked] = {
         ),
         Group(untrained, ("FreshetTrainingBehind",)),
         Group(unjoined, ("FreshetUnjoined", "FreshetStale")),
+        Group(misfits, ("FreshetDeadLetters", "FreshetLateActions")),
         Group(without_log, ("FreshetEventsRejected", "FreshetServedEventsLost")),
         Group(not_loaded, ("FreshetServingErrors",)),
         Group(gone, ("FreshetDown", "FreshetRestarts")),  # last: remembered for a quarter of an hour

@@ -41,6 +41,23 @@ JOINER_METRICS = (
         "What became of impressions since the model began, for each label.",
         ("label", "outcome"),
     ),
+    Metric(
+        "freshet_joiner_outcomes",
+        "counter",
+        "events",
+        "Impressions (stream served), actions and shown events by what came of them, in commits of this "
+        "process: new or matched; again (true already); repeated; late (what they belong to was decided); "
+        "outside (every window); orphan (no impression came within the grace); no_label (true for none).",
+        ("stream", "outcome"),
+    ),
+    Metric(
+        "freshet_joiner_dead_letters",
+        "counter",
+        "events",
+        "Events that the log holds and that went to dead letters, in commits of this process: unreadable; "
+        "no_schema (not known, or lacking what the spec names); bad_time (before 1970, or too far ahead).",
+        ("stream", "reason"),
+    ),
 )
 
 TRAINER_METRICS = (
@@ -146,7 +163,21 @@ def joiner_readings(status: Any) -> Mapping[str, Reading]:
             for label, counts in status.ledger.labels.items()
             for outcome, n in counts.items()
         },
+        "freshet_joiner_outcomes": {
+            _stream_and_outcome(name): float(n) for name, n in status.counts.outcomes.items()
+        },
+        "freshet_joiner_dead_letters": {
+            (stream, reason): float(n)
+            for stream, counts in status.counts.refused.items()
+            for reason, n in counts.items()
+        },
     }
+
+
+def _stream_and_outcome(counter: str) -> tuple[str, str]:
+    """Of a counter of the joiner's ledger: `actions_late` -> action, late; `impressions` are the new ones."""
+    events, _, outcome = counter.partition("_")
+    return {"impressions": "served", "actions": "action"}.get(events, events), outcome or "new"
 
 
 def trainer_readings(status: Mapping[str, Any]) -> Mapping[str, Reading]:

@@ -10,9 +10,14 @@ import numpy as np
 from freshet.joiner.core import ActionColumns, ImpressionColumns, ShownColumns
 from freshet.types import I64, Records
 
-__all__ = ["EventColumns", "EventDecoder", "Refused", "refuse_bad_times"]
+__all__ = ["REFUSALS", "EventColumns", "EventDecoder", "Refused", "refuse_bad_times"]
 
 EventColumns = ImpressionColumns | ShownColumns | ActionColumns
+
+
+REFUSALS = ("unreadable", "no_schema", "bad_time")
+"""Why records are refused, in a word: their bytes are not what their schema says; their schema is not known,
+or lacks what the spec names; their time is before 1970 or too far ahead."""
 
 
 @dataclass(slots=True)
@@ -21,6 +26,13 @@ class Refused:
 
     rows: list[int] = field(default_factory=list)  # index in the records read
     reasons: list[str] = field(default_factory=list)
+    no_schema: int = 0  # of these, for their schema
+    bad_time: int = 0  # of these, for their time
+
+    def by_reason(self) -> dict[str, int]:
+        """REFUSALS -> how many."""
+        others = self.no_schema + self.bad_time
+        return {"unreadable": len(self) - others, "no_schema": self.no_schema, "bad_time": self.bad_time}
 
     def add(self, rows: I64, reason: str) -> None:
         """Refuse these rows for one reason."""
@@ -64,6 +76,7 @@ def refuse_bad_times(columns: C, records: Records, max_ahead_ms: int, refused: R
         return columns
     for row in np.unique(rows[bad]):
         worst = int(ahead[rows == row].max())
+        refused.bad_time += 1
         refused.rows.append(int(row))
         refused.reasons.append(
             f"its time is {worst} ms ahead of the log's, more than join.max_ahead_ms = {max_ahead_ms}"

@@ -197,6 +197,7 @@ class SpecDecoder:
             extractor = self._extractor(stream, schema_id)
             if isinstance(extractor, str):
                 refused.add(rows, extractor)
+                refused.no_schema += len(rows) if schema_id >= 0 else 0
                 continue
             values = records.values if len(rows) == len(ids) else take(records.values, rows)
             columns = extractor.extract(values, framed=True)

@@ -13,6 +13,7 @@ import structlog
 
 from freshet.clock import SYSTEM_CLOCK, Clock
 from freshet.errors import Fenced, FreshetError, Unavailable
+from freshet.joiner.counting import EventCounts
 from freshet.joiner.decode import EventDecoder
 from freshet.joiner.entering import Entered, Entering
 from freshet.joiner.flushing import Flush, Flushes
@@ -59,6 +60,7 @@ class JoinerStatus:
     payload_bytes: int
     ids: int
     ledger: Ledger  # of all its partitions, since the model began
+    counts: EventCounts  # by this process
 
 
 @dataclass(slots=True)
@@ -100,6 +102,7 @@ class JoinerService:
     _samples: int = 0
     _commits: int = 0
     _newest_ms: int | None = None
+    _counts: EventCounts = field(init=False)
 
     def run(self, *, until_end: bool = False) -> None:
         """Join until told to stop. `until_end`: up to the streams' present ends, then close all windows and
@@ -134,6 +137,7 @@ class JoinerService:
         if self.shares is not None and self.all_partitions:
             raise ValueError("partitions that are shared have a writer each: all_partitions=False")
         self._entering = Entering(self._writer_of, self._task_of)
+        self._counts = EventCounts.of(self.topics.inputs)
 
     # -- the parts of the loop; tests drive them one by one
 
@@ -318,6 +322,7 @@ class JoinerService:
             self._since[task.partition] = (output.commit.since, output.commit.low)
             self._samples += output.samples
             self._commits += 1
+            self._counts.add(output.outcomes, output.refused)
             if output.newest_ms is not None:
                 self._newest_ms = max(output.newest_ms, self._newest_ms or output.newest_ms)
 
@@ -389,6 +394,7 @@ class JoinerService:
             ledger=Ledger.total(
                 [Ledger.empty([x.name for x in self.plan.labels]), *(t.ledger() for t in tasks)]
             ),
+            counts=self._counts,
         )
         if self.on_status is not None:
             self.on_status(self.status)

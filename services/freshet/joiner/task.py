@@ -5,7 +5,7 @@ I/O.
 from __future__ import annotations
 
 import base64
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -48,6 +48,8 @@ class Outputs:
     commit: Commit
     samples: int  # on time, in `appends`
     newest_ms: int | None  # newest event time among these
+    outcomes: Mapping[str, int]  # EVENT_COUNTERS -> events since the last commit
+    refused: Mapping[str, Mapping[str, int]]  # role -> REFUSALS -> events since the last commit
     joined: Joined | None = None  # what is traced of them
 
 
@@ -79,6 +81,8 @@ class Task:
     events: int = 0  # read by this process
     refused: int = 0  # since the model began
     _letters: list[bytes] = field(default_factory=list)
+    _refused: dict[str, Counter[str]] = field(default_factory=dict)  # role -> REFUSALS, as the letters
+    _committed_events: Mapping[str, int] = field(default_factory=dict)
     _skips: Skips = field(default_factory=Skips)
     _steps: deque[_Step] = field(default_factory=deque)
     _committed_next: dict[str, int] = field(default_factory=dict)
@@ -88,6 +92,7 @@ class Task:
         self.watermark = Watermark(tuple(self.topics.inputs))
         self.start = dict(self.next)
         self._committed_next = dict(self.next)
+        self._committed_events = self.ledger().events
         self._steps.append(_Step(-1, dict(self.next)))
 
     # -- live
@@ -128,12 +133,16 @@ class Task:
         commit = self._commit(now_ms)
         appends.append(Append(self.topics.joiner, self.partition, BytesColumn.of([commit.encode()])))
         letters, self._letters, self._skips = self._letters, [], Skips()
+        refused, self._refused = self._refused, {}
         newest_ms = int(decided.times_ms.max()) if len(decided) else None
-        return Outputs(appends, letters, commit, len(decided), newest_ms, joined)
+        before = self._committed_events
+        outcomes = {name: events - before[name] for name, events in commit.ledger.events.items()}
+        return Outputs(appends, letters, commit, len(decided), newest_ms, outcomes, refused, joined)
 
     def appended(self, outputs: Outputs, commit_offset: int) -> None:
         """The flush is in the log; its commit at this offset."""
         self._committed_next = dict(outputs.commit.next)
+        self._committed_events = outputs.commit.ledger.events
         self._steps.append(_Step(commit_offset, outputs.commit.next))
 
     def ledger(self) -> Ledger:
@@ -194,6 +203,7 @@ class Task:
         self.refused = last.ledger.refused
         self.next = dict(last.next)
         self._committed_next = dict(last.next)
+        self._committed_events = last.ledger.events
         self.watermark.resume(last.watermark_ms, last.clocks, now_ms - last.written_ms)
 
     # -- within
@@ -228,6 +238,7 @@ class Task:
 
     def _refuse(self, role: str, records: Records, refused: Refused) -> None:
         self.refused += len(refused)
+        self._refused.setdefault(role, Counter()).update(refused.by_reason())
         self._skips.add(role, records.offsets[refused.rows])
         for row, reason in zip(refused.rows, refused.reasons, strict=True):
             letter = {

@@ -6,6 +6,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from freshet.cli.figures import joiner_readings, trainer_readings
+from freshet.joiner.counting import EventCounts
 from freshet.joiner.ledger import Ledger
 from freshet.joiner.service import JoinerStatus
 from freshet.paramserver.shard import ShardCounts
@@ -21,6 +22,7 @@ JOINED = JoinerStatus(
     payload_bytes=0,
     ids=0,
     ledger=Ledger.empty(["click"]),
+    counts=EventCounts.of(["served", "action"]),
 )
 TRAINED: dict[str, Any] = {
     "samples": 9,
@@ -38,6 +40,21 @@ TRAINED: dict[str, Any] = {
 def test_the_newest_sample_is_told_once_there_is_one() -> None:
     assert joiner_readings(JOINED)["freshet_joiner_newest_sample_ms"] == 1_050
     assert "freshet_joiner_newest_sample_ms" not in joiner_readings(replace(JOINED, newest_ms=None))
+
+
+def test_outcomes_and_dead_letters_are_told_from_zero_on() -> None:
+    counts = EventCounts.of(["served", "action"])
+    counts.add({"impressions": 4, "actions_late": 2}, {"action": {"no_schema": 1}})
+
+    readings = joiner_readings(replace(JOINED, counts=counts))
+
+    outcomes, letters = readings["freshet_joiner_outcomes"], readings["freshet_joiner_dead_letters"]
+    assert isinstance(outcomes, dict)
+    assert isinstance(letters, dict)
+    assert {key: n for key, n in outcomes.items() if n} == {("served", "new"): 4, ("action", "late"): 2}
+    assert outcomes["action", "matched"] == outcomes["shown", "late"] == outcomes["served", "repeated"] == 0
+    assert {key: n for key, n in letters.items() if n} == {("action", "no_schema"): 1}
+    assert letters["served", "unreadable"] == 0
 
 
 def test_measures_are_told_since_the_beginning_and_of_the_last_windows() -> None:

@@ -185,23 +185,24 @@ def test_shown_events_find_their_impressions_though_their_types_differ(decoder: 
 
 
 @pytest.mark.parametrize(
-    ("value", "reason"),
+    ("value", "reason", "counted"),
     [
-        (b"", "expected Confluent-framed Avro"),
-        (b'{"r": "a"}', "expected Confluent-framed Avro"),
-        (b"\0\0\0\0\x63rest", "schema id 99 is not in the topic"),
-        (framed(4, ACTION, r="a", id=1, e="", ts=1, type="", seconds=None)[:-4], ""),
-        (framed(5, LEFT_OUT, r="a", id=1, e="", ts=1, type=""), "seconds"),
+        (b"", "expected Confluent-framed Avro", "unreadable"),
+        (b'{"r": "a"}', "expected Confluent-framed Avro", "unreadable"),
+        (b"\0\0\0\0\x63rest", "schema id 99 is not in the topic", "no_schema"),
+        (framed(4, ACTION, r="a", id=1, e="", ts=1, type="", seconds=None)[:-4], "", "unreadable"),
+        (framed(5, LEFT_OUT, r="a", id=1, e="", ts=1, type=""), "seconds", "no_schema"),
     ],
 )
 def test_what_cannot_be_read_is_refused_with_a_reason(
-    decoder: SpecDecoder, value: bytes, reason: str
+    decoder: SpecDecoder, value: bytes, reason: str, counted: str
 ) -> None:
     deeds, refused = decoder.actions(records(action("a", 1, 5), value, action("a", 2, 5)))
 
     assert deeds.offsets.tolist() == [100, 102]
     assert refused.rows == [1]
     assert reason in refused.reasons[0]
+    assert refused.by_reason() == {"unreadable": 0, "no_schema": 0, "bad_time": 0} | {counted: 1}
 
 
 def test_nothing_but_junk_is_no_event(decoder: SpecDecoder) -> None:
