@@ -7,7 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,9 @@ import httpx
 import orjson
 import pytest
 
+from freshet.console.collector import Collector
 from freshet.console.instances import local_places
-from freshet.console.service import MOST_TRIES
+from freshet.console.service import MOST_TRIES, READERS
 from freshet.console.services import BUSY_S, Services
 from freshet.settings import RunFolder
 from freshet.testing.clock import SettableClock
@@ -525,6 +526,44 @@ def test_tries_that_wait_for_inference_are_few_and_delay_nothing_else(
     assert (one_more.status_code, one_more.headers["retry-after"]) == (429, "1")
     assert {a.status_code for a in answers} == {200}
     assert try_one(console).status_code == 200
+
+
+def test_those_who_only_look_are_bounded_and_hold_up_no_rollback(
+    world: ConsoleWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, release = threading.Semaphore(0), threading.Event()
+
+    def slow(_: Collector, span_ms: int) -> bytes:
+        begun.release()
+        assert release.wait(20)
+        return b"{}"
+
+    monkeypatch.setattr(Collector, "history", slow)
+    with world.console(console_max_streams="6") as console, ThreadPoolExecutor(7) as pages:
+        asked = [pages.submit(console.client.get, "/api/history") for _ in range(7)]
+        for _ in range(READERS):
+            assert begun.acquire(timeout=10)
+        try:
+            [refused] = [each.result() for each in wait(asked, 10, FIRST_COMPLETED).done]
+            others = console.client.get("/api/requests")
+            moved = console.change("rollback", number=99)
+        finally:
+            release.set()
+        answers = [each.result(20).status_code for each in asked]
+        again = console.client.get("/api/requests")
+
+    assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
+    assert (others.status_code, again.status_code) == (429, 200)
+    assert moved.status_code == 404, "it was looked up, while all who read wait"
+    assert sorted(answers) == [200] * 6 + [429]
+
+
+@pytest.mark.parametrize("last_id", ["9" * 5_000, "-1", "abc", "٣", str(1 << 53)])
+def test_a_last_event_id_that_is_none_of_ours_is_refused(console: Console, last_id: str) -> None:
+    answer = console.client.get("/api/events", headers={b"Last-Event-ID": last_id.encode()})
+
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "bad_input")
+    assert "Last-Event-ID: expected a whole number" in answer.json()["error"]["message"]
 
 
 def test_without_inference_a_try_says_so(world: ConsoleWorld, console: Console) -> None:

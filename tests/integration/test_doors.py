@@ -275,6 +275,21 @@ def test_the_console_lends_its_token_only_to_who_may_operate(tmp_path: Path) -> 
     assert world.fakes["inference"].shown == [f"Bearer {OTHER}"]
 
 
+def test_a_try_by_the_console_s_token_is_refused_before_its_body_is_read(tmp_path: Path) -> None:
+    world = ConsoleWorld(tmp_path / "run")
+    (tmp_path / "mine").write_text(f"{OTHER}\n")
+    head = b"POST /api/try HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+    with (
+        world.console(common_client_token_file=str(tmp_path / "mine"), console_body_timeout="1m") as console,
+        raw(console.url) as connection,
+    ):
+        connection.sendall(head + b"content-length: 100000\r\n\r\n{")  # and the rest never comes
+        answer = connection.recv(65_536)
+    world.close()
+
+    assert answer.startswith(b"HTTP/1.1 401 ")
+
+
 # --- what is too large, too slow or too much, and what is not a name
 
 

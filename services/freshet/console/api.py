@@ -237,7 +237,7 @@ HISTORY = Endpoint(
     "The past: vitals, windows of measures, clicks, drifts, versions.",
     (
         Answer(200, "the past, at most 720 points a series", (json(PAST),)),
-        *refusals("bad_input", "host", "origin", "unavailable"),
+        *refusals("bad_input", "host", "origin", "overloaded", "unavailable"),
     ),
     "Windows hold all samples, no segments. Clicks that were thinned are sums of neighbouring windows; of "
     "the others the newest of a place is kept.",
@@ -257,14 +257,14 @@ EVENTS = Endpoint(
     "A client that does not read skips states.",
     (
         Parameter("from", "query", "offset to begin at: `next` of the history", integer(minimum=0)),
-        Parameter("Last-Event-ID", "header", "goes on after this offset; wins over `from`"),
+        Parameter("Last-Event-ID", "header", "goes on after this offset, a whole number; wins over `from`"),
     ),
 )
 REQUESTS = Endpoint(
     "GET",
     "/api/requests",
     "Recent served requests, to be tried again.",
-    (Answer(200, "newest first", (json(array(RECENT)),)), *refusals("host", "origin")),
+    (Answer(200, "newest first", (json(array(RECENT)),)), *refusals("host", "origin", "overloaded")),
 )
 TRY = Endpoint(
     "POST",

@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import parse_qs
@@ -49,6 +50,9 @@ START_WAIT_S = 10.0
 
 LARGEST_NUMBER = 1 << 53
 
+READERS = 4
+"""Threads that write the past as JSON."""
+
 MOST_TRIES = 4
 """Tries under way at once; each may wait for a server that starts, and one more is told to come again."""
 
@@ -74,7 +78,7 @@ class Console:
     ) -> None:
         """`places`: where the services answer. With a `client_token_file` requests are tried by that
         token, for whoever may operate. `tokens_asked`: whether services ask clients for tokens."""
-        self._sources, self._settings, self._guard, self._clock = sources, settings, guard, clock
+        self._sources, self._settings, self._clock = sources, settings, clock
         self._audit = audit
         self._client_token_file = client_token_file
         self._services = Services(RunFolder(sources.folder), places)
@@ -98,12 +102,15 @@ class Console:
             registry,
             tokens_asked=tokens_asked,
         )
-        self._pool = ThreadPoolExecutor(4, thread_name_prefix="console")
+        self._reading = ThreadPoolExecutor(READERS, thread_name_prefix="read")
+        self._reads = 0
         self._trying = ThreadPoolExecutor(
             MOST_TRIES, thread_name_prefix="try"
         )  # may wait, and delays nothing
         self._tries = 0
-        self._moving = asyncio.Lock()  # store and topic must tell of two moves in the same order
+        # One thread, as store and topic must tell of two moves in the same order; of its own, as whoever
+        # rolls back waits for nobody who only looks.
+        self._moving = ThreadPoolExecutor(1, thread_name_prefix="move")
         self.app = App(
             registry,
             max_body_bytes=settings.max_body_bytes,
@@ -122,7 +129,8 @@ class Console:
             (api.HISTORY, self._history),
             (api.EVENTS, self._events),
             (api.REQUESTS, self._requests),
-            (api.TRY, self._try),
+            # our token is lent to those only who may do more: they are asked before a body is read
+            (replace(api.TRY, scope="operate") if self._client_token_file else api.TRY, self._try),
             (api.PROMOTE, self._promote),
             (api.ROLLBACK, self._rollback),
             (LIVE, self._live),
@@ -152,7 +160,7 @@ class Console:
     def close(self) -> None:
         """Have the threads notice that they are to stop, and take no more work."""
         self._collector.look_soon()
-        for pool in (self._pool, self._trying):
+        for pool in (self._reading, self._trying, self._moving):
             pool.shutdown(wait=False, cancel_futures=True)
 
     # --- what is read
@@ -162,28 +170,25 @@ class Console:
         return Response(200, self._board.state, headers=FRESH)
 
     async def _history(self, request: Request) -> Response:
-        span_s = _whole(request, "span_s", DEFAULT_SPAN_S, LARGEST_NUMBER)
+        span_s = _asked_for(request, "span_s", DEFAULT_SPAN_S)
         span_ms = min(span_s * 1000, self._settings.history_ms)
         await self._until(self._collector.caught_up.is_set, "the past is being read back")
-        body = await self._in_thread(lambda: self._collector.history(span_ms))
+        body = await self._read(lambda: self._collector.history(span_ms))
         return Response(200, body, headers=FRESH)
 
     async def _events(self, request: Request) -> Stream:
-        start = _whole(request, "from", None, LARGEST_NUMBER)
-        last = request.headers.get(b"last-event-id", b"")
-        if last.isdigit() and int(last) < LARGEST_NUMBER:
-            start = int(last) + 1
+        start = _asked_for(request, "from", None)
+        if last := request.headers.get(b"last-event-id", b""):
+            start = _whole("Last-Event-ID", last.decode("latin-1")) + 1
         await self._until(self._collector.caught_up.is_set, "the past is being read back")
         return Stream(self._board.stream(start), b"text/event-stream", FRESH)
 
     async def _requests(self, _request: Request) -> Response:
-        return await self._in_thread(lambda: json_response(200, self._collector.requests, FRESH))
+        return await self._read(lambda: json_response(200, self._collector.requests, FRESH))
 
     # --- what is done
 
     async def _try(self, request: Request) -> Response:
-        if self._client_token_file:  # lent to those only who may do more
-            self._guard.check("operate", request.headers.get(b"authorization"), request.peer)
         json_only(request)
         body = body_of(request.body)
         if self._tries >= MOST_TRIES:
@@ -240,8 +245,7 @@ class Console:
                 )
 
         try:
-            async with self._moving:
-                record = await self._in_thread(do)
+            record = await asyncio.get_running_loop().run_in_executor(self._moving, do)
         except ConfigError as error:
             raise HttpError(
                 404, "no_such_version", str(error).splitlines()[0], expected=error.expected,
@@ -285,18 +289,30 @@ class Console:
                 raise Unavailable(f"the console is not ready: {why}")
             await asyncio.sleep(START_LOOK_S)
 
-    async def _in_thread(self, do: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._pool, do)
+    async def _read(self, do: Callable[[], T]) -> T:
+        """On a thread. As many may wait as pages may be followed, each of which begins so."""
+        if self._reads >= self._settings.max_streams:
+            raise Overloaded(
+                f"{self._reads} questions about the past are under way; try again", retry_after_s=1
+            )
+        self._reads += 1
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._reading, do)
+        finally:
+            self._reads -= 1
 
 
-def _whole(request: Request, name: str, otherwise: T, most: int) -> int | T:
+def _asked_for(request: Request, name: str, otherwise: T) -> int | T:
     """A whole number of the query. Raises BadInput for what is none."""
     given = parse_qs(request.query, max_num_fields=10).get(name)
-    if not given:
-        return otherwise
-    text = given[-1]
-    if not text.isascii() or not text.isdigit() or len(text) > 16 or not int(text) < most:
-        raise BadInput(f"{name}: expected a whole number, found {text!r:.60}")
+    return _whole(name, given[-1]) if given else otherwise
+
+
+def _whole(name: str, text: str) -> int:
+    """A whole number below LARGEST_NUMBER, in digits. Raises BadInput for what is none."""
+    # its length first: int() refuses thousands of digits with an error of its own
+    if not text.isascii() or not text.isdigit() or len(text) > 16 or not int(text) < LARGEST_NUMBER:
+        raise BadInput(f"{name}: expected a whole number below 2^53, found {text!r:.60}")
     return int(text)
 
 

@@ -208,7 +208,8 @@ class Console:
     )
     max_streams: int = option(
         "deployment",
-        "pages that are kept up to date at once; one more gets 503",
+        "pages that are kept up to date at once, one more gets 503; and questions about the past that are "
+        "answered at once, one more gets 429",
         Integer(1, 10_000),
         default=64,
     )
