@@ -17,7 +17,7 @@ import pytest
 
 from freshet.client import Client
 from freshet.errors import BadInput
-from freshet.runtime import server
+from freshet.runtime import connection
 from freshet.runtime.audit import read_audit
 from freshet.runtime.ports import free_ports
 from freshet.wire.protobuf import GATEWAY, OIP, messages
@@ -310,8 +310,8 @@ def answer_of(connection: socket.socket) -> bytes:
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Servers that begin from now on wait 0.3 s for what should come at once."""
-    monkeypatch.setattr(server, "HEAD_TIMEOUT_S", 0.3)
-    monkeypatch.setattr(server, "FIRST_BYTE_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(connection, "HEAD_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(connection, "FIRST_BYTE_TIMEOUT_S", 0.3)
 
 
 HEAD = b"POST /v1/impressions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"

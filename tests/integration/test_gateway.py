@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import base64
 import io
+import re
+import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -119,6 +121,14 @@ class Running:
     def send(self, what: str, events: Any) -> httpx.Response:
         return self.post(what, orjson.dumps(events))
 
+    def waiting(self) -> float:
+        """Events that wait for the log."""
+        found = re.search(
+            r"^freshet_gateway_queue_events (\S+)$", httpx.get(f"{self.url}/metrics").text, re.M
+        )
+        assert found is not None
+        return float(found[1])
+
     def records(self, topic: str) -> list[tuple[int, int, bytes, bytes]]:
         """(partition, offset, key, value) of all records."""
         found = []
@@ -192,6 +202,33 @@ def test_a_page_of_another_site_teaches_nothing(gateway: Running) -> None:
 
     assert answer.status_code == 403
     assert answer.json()["error"]["code"] == "origin"
+
+
+@pytest.mark.parametrize("body", [orjson.dumps(action(2)), b"{"], ids=["good", "no JSON"])
+def test_who_breaks_the_connection_off_keeps_nobody_from_an_answer(gateway: Running, body: bytes) -> None:
+    """It asks, asks once more, and sends what is no HTTP, all in one packet, while an append is under way."""
+    gateway.gate.open.clear()
+    head = f"POST /v1/actions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n".encode()
+    sent = head + body + b"GET /h HTTP/1.1\r\nhost: x\r\n\r\n" + b"\x00bad\r\n\r\n"
+    port = int(gateway.url.rpartition(":")[2])
+    with ThreadPoolExecutor(4) as threads:
+        first = threads.submit(gateway.send, "actions", action(1))
+        assert gateway.gate.begun.wait(10)
+        others = []
+        for request in (3, 4):  # before and behind it
+            before = gateway.waiting()
+            others.append(threads.submit(gateway.send, "actions", action(request)))
+            wait_for(lambda before=before: gateway.waiting() > before)
+            if request == 3:
+                for _ in range(3):
+                    with socket.create_connection(("127.0.0.1", port), timeout=10) as client:
+                        client.sendall(sent)
+                        while client.recv(1_000):
+                            pass
+        gateway.gate.open.set()
+        assert [asked.result().status_code for asked in (first, *others)] == [202] * 3
+    assert gateway.send("actions", action(5)).status_code == 202
+    assert httpx.get(f"{gateway.url}/health/ready").status_code == 200
 
 
 def test_json_is_encoded_as_fastavro_would(gateway: Running) -> None:
@@ -297,6 +334,8 @@ def test_avro_of_a_later_schema_is_taken_once_it_is_registered(gateway: Running)
     fastavro.schemaless_writer(out, fastavro.parse_schema(tree), {**ranked(1), "page": "home"})
 
     assert gateway.post("impressions", frame(99, out.getvalue()), AVRO).status_code == 422
+    many_digits = gateway.post("impressions", avro(ranked()), AVRO_RAW, **{"freshet-schema-id": "1" * 5_000})
+    assert (many_digits.status_code, many_digits.json()["error"]["code"]) == (400, "bad_input")
     schema_id = SchemaRegistry(gateway.log).register(later)
     assert gateway.post("impressions", frame(schema_id, out.getvalue()), AVRO).status_code == 202
 

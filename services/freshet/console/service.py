@@ -114,6 +114,7 @@ class Console:
         self.app = App(
             registry,
             max_body_bytes=settings.max_body_bytes,
+            max_bodies_bytes=settings.max_bodies_bytes,
             body_timeout_s=settings.body_timeout_ms / 1e3,
             headers=HEADERS,
             admit=doors.admit,

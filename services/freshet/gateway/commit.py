@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from time import perf_counter
 
 import structlog
 from prometheus_client import CollectorRegistry
@@ -27,7 +28,8 @@ Done = Callable[[Sequence[int] | Exception], None]
 to be."""
 
 Check = Callable[[], None]
-"""Looks at requests that were let in unseen, and submits what became of them; raises nothing."""
+"""Looks at requests that were let in unseen, and submits what became of them. What it raises is logged, and
+keeps no other from being looked at."""
 
 logger = structlog.get_logger(__name__)
 
@@ -122,7 +124,9 @@ class Committer:
 
     @property
     def healthy(self) -> bool:
-        """False for a while after an append failed."""
+        """False for a while after an append failed, and for good if nothing is appended any more."""
+        if self._task is not None and self._task.done() and not self._closing:
+            return False
         now = asyncio.get_running_loop().time()
         return self._failed_at is None or now - self._failed_at > HEALTHY_AGAIN_S
 
@@ -167,7 +171,10 @@ class Committer:
         """Have what was let in unseen looked at: together, as late as it can be."""
         checks, self._checks = self._checks, {}
         for check in checks:
-            check()
+            try:
+                check()
+            except Exception as error:  # it is of one stream; the others' events wait, too
+                logger.error("events could not be looked at", exc_info=error)
 
     def _next_batch(self) -> list[_Waiting]:
         events = 0
@@ -181,7 +188,7 @@ class Committer:
 
     async def _commit(self, batch: list[_Waiting]) -> None:
         loop = asyncio.get_running_loop()
-        started = loop.time()
+        started = perf_counter()  # the loop's own clock has milliseconds
         self.appending = True
         try:
             appends = [append for waiting in batch for append in waiting.appends]
@@ -198,7 +205,7 @@ class Committer:
         finally:
             self.appending = False
         self._failed_at = None
-        self._seconds.observe(loop.time() - started)
+        self._seconds.observe(perf_counter() - started)
         events = sum(waiting.events for waiting in batch)
         self._appended.inc(events)
         self._done += events

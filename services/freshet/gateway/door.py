@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import orjson
+import structlog
 
 from freshet.clock import Clock
 from freshet.errors import BadInput, Overloaded
@@ -39,6 +40,8 @@ from freshet.types import BytesColumn
 from freshet.wire.schemas import frame
 
 __all__ = ["JSON", "JSON_LINES", "Acks", "Client", "Door", "Rules"]
+
+log = structlog.get_logger(__name__)
 
 JSON = ("application/json", "")
 JSON_LINES = ("application/x-ndjson", "application/jsonl")
@@ -234,7 +237,10 @@ class Door:
                 return
             for one, body in zip(asked, taken.answers(self._topic, outcome), strict=True):
                 if body:
-                    one.client.acknowledged(body)
+                    try:
+                        one.client.acknowledged(body)
+                    except Exception as error:
+                        _not_told(error)
 
         self._committer.submit(taken.appends(self._stream.topic), events=events, size=taken.size, done=done)
         for i, one in enumerate(asked):
@@ -247,8 +253,12 @@ class Door:
         at = 0
         for one, events in zip(asked, taken.counts.tolist(), strict=True):
             if events >= 0:
-                one.client.told(Acks(partitions[at : at + events], offsets[at : at + events], ()))
+                acks = Acks(partitions[at : at + events], offsets[at : at + events], ())
                 at += events
+                try:
+                    one.client.told(acks)
+                except Exception as error:
+                    _not_told(error)
 
     def _take_singly(self, asked: Sequence[_Asked], error: Overloaded) -> None:
         """Too much waits for all of them together: let in, of those that came first, what still fits."""
@@ -281,7 +291,7 @@ class Door:
             ]
             self._append_entries(asked, entries, letters, refused)
         except Exception as error:
-            asked.client.failed(error)
+            _tell([asked], error)
 
     def _append_entries(
         self, asked: _Asked, entries: Sequence[Entry], letters: Sequence[Entry], refused: Sequence[Refusal]
@@ -359,9 +369,10 @@ def _events_of(request: Request) -> tuple[bytes, str]:
         return request.body, kind
     if kind == AVRO_RAW:
         schema_id = headers.get(b"freshet-schema-id", b"")
-        if not schema_id.isdigit() or int(schema_id) >= 1 << 32:
+        if not schema_id.isdigit() or len(schema_id) > 10 or int(schema_id) >= 1 << 32:
             raise BadInput(
-                f"expected the schema id as a number in the header freshet-schema-id, found {schema_id!r}"
+                "expected the schema id as a number in the header freshet-schema-id, found "
+                f"{schema_id[:40]!r}"
             )
         return frame(int(schema_id), request.body), AVRO
     raise HttpError(
@@ -373,4 +384,12 @@ def _events_of(request: Request) -> tuple[bytes, str]:
 def _tell(asked: Sequence[_Asked], error: Exception) -> None:
     """Answer all of them with the same error."""
     for one in asked:
-        one.client.failed(error)
+        try:
+            one.client.failed(error)
+        except Exception as fault:
+            _not_told(fault)
+
+
+def _not_told(error: Exception) -> None:
+    """One client's answer must not keep the others from theirs."""
+    log.error("an answer could not be given", exc_info=error)

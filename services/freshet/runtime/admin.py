@@ -15,6 +15,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import orjson
+import structlog
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, ProcessCollector, generate_latest
 
 from freshet.errors import ConfigError
@@ -35,6 +36,8 @@ from freshet.runtime.http import HttpError, error_response
 from freshet.runtime.ports import owner_of_port
 
 __all__ = ["ENDPOINTS", "PROGRESS", "Admin"]
+
+log = structlog.get_logger(__name__)
 
 READY = ready_page("Service")
 STATUS = status_page({"type": "object", "description": "depends on the service; readers take what they know"})
@@ -129,9 +132,10 @@ class _Server(ThreadingHTTPServer):
         super().shutdown_request(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that went away before it had its answer is no news; other errors are."""
-        if not isinstance(sys.exception(), ConnectionError | TimeoutError):
-            super().handle_error(request, client_address)
+        """A client that went away, or sends what is no TLS, is no news; other errors are."""
+        error = sys.exception()
+        if not isinstance(error, OSError):
+            log.error("request failed", exc_info=error)
 
 
 class Admin:

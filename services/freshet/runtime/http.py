@@ -8,18 +8,19 @@ Raw ASGI: a framework's conveniences cost more than our handlers do. A handler t
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from time import perf_counter
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
-import orjson
 import structlog
 from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector
 from prometheus_client.exposition import generate_latest
 
-from freshet.errors import BadInput, Overloaded, TooLarge, Unavailable
+from freshet.errors import Unavailable
+from freshet.runtime.answers import HttpError, Response, error_response, json_response
+from freshet.runtime.bodies import BODIES, Bodies, ClientGoneError
 from freshet.runtime.endpoint import METRICS_PAGE, Endpoint
 from freshet.runtime.metrics import Metric
 from freshet.runtime.rates import Payer
@@ -42,10 +43,13 @@ __all__ = [
     "Taker",
     "TakerRoute",
     "error_response",
+    "header_map",
     "json_response",
 ]
 
 log = structlog.get_logger(__name__)
+
+FORWARDED = b"x-forwarded-for"
 
 Scope = Mapping[str, Any]
 Receive = Callable[[], Awaitable[Mapping[str, Any]]]
@@ -75,12 +79,13 @@ CUT_OFF = Metric(
     "freshet_http_connections_cut_off",
     "counter",
     "connections",
-    "Connections closed on their clients: too_many of them; no request came (no_request), or its head was "
-    "too slow (head_late) or too large (head_too_large); a rest was too slow that nobody waits for "
-    "(body_late); the answer was not read (not_read).",
+    "Connections closed on their clients: too_many of them; no request came (no_request), or none of HTTP "
+    "(malformed), or too_many_pipelined behind one another; its head was too slow (head_late) or too large "
+    "(head_too_large); a rest was too slow that nobody waits for (body_late); the answer was not read "
+    "(not_read).",
     ("why",),
 )
-HTTP_METRICS = (REQUESTS, REQUEST_SECONDS, STREAMS, CONNECTIONS, CUT_OFF)
+HTTP_METRICS = (REQUESTS, REQUEST_SECONDS, STREAMS, CONNECTIONS, CUT_OFF, BODIES)
 """What every service counts that speaks HTTP through `App`."""
 
 
@@ -91,7 +96,7 @@ class Request:
     method: str
     path: str
     query: str
-    headers: Mapping[bytes, bytes]  # names in lower case; of repeated ones the last
+    headers: Mapping[bytes, bytes]  # as `header_map` has them
     body: bytes
     arguments: tuple[str, ...] = ()  # what a route's `*` parts matched, decoded
     peer: str = ""  # the client's address; behind proxies that are trusted, the one that these tell
@@ -103,54 +108,6 @@ class Request:
     def content_type(self) -> str:
         """Media type without parameters, in lower case; empty if none was sent."""
         return self.headers.get(b"content-type", b"").split(b";")[0].strip().lower().decode("latin-1")
-
-
-@dataclass(frozen=True, slots=True)
-class Response:
-    """What is sent back."""
-
-    status: int
-    body: bytes
-    content_type: bytes = b"application/json"
-    headers: Headers = ()
-
-
-def json_response(status: int, content: object, headers: Headers = ()) -> Response:
-    """A response of JSON; numpy arrays and scalars are written as numbers."""
-    return Response(status, orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY), headers=headers)
-
-
-class HttpError(Exception):
-    """A request that is answered with an error: what was expected, what was found, what to do."""
-
-    def __init__(
-        self,
-        status: int,
-        code: str,
-        message: str,
-        *,
-        expected: object = None,
-        found: object = None,
-        hint: str | None = None,
-        headers: Headers = (),
-        retry_after_s: float = 0.0,
-    ) -> None:
-        """`retry_after_s`: told to the client, over HTTP in whole seconds; 0: nothing to wait for."""
-        super().__init__(message)
-        if retry_after_s:
-            headers = (*headers, (b"retry-after", str(max(1, math.ceil(retry_after_s))).encode()))
-        self.status, self.headers, self.retry_after_s = status, headers, retry_after_s
-        self.content = {
-            "code": code,
-            "message": message,
-            "expected": expected,
-            "found": found,
-            "hint": hint,
-        }
-
-    def response(self) -> Response:
-        """The error as JSON."""
-        return json_response(self.status, {"error": self.content}, self.headers)
 
 
 Handler = Callable[[Request], Awaitable[Response | Stream]]
@@ -187,6 +144,7 @@ class App:
         *,
         max_body_bytes: int,
         body_timeout_s: float,
+        max_bodies_bytes: int = 128 << 20,
         headers: Headers = (),
         admit: Admit = lambda headers: None,
         guard: Guard | None = None,
@@ -197,6 +155,9 @@ class App:
         """Routes are added later.
 
         Args:
+            max_body_bytes: of one request.
+            body_timeout_s: within which a body must have come whole.
+            max_bodies_bytes: of all requests whose bodies are coming or are worked on.
             headers: go with every answer.
             admit: looks at every request's headers first, and may raise.
             guard: then asks for a token, where the route has a scope.
@@ -212,7 +173,9 @@ class App:
         self._routes: dict[str, _Route] = {}
         self._patterns: list[_Route] = []
         self._takers: dict[bytes, TakerRoute] = {}
-        self._max_body_bytes, self._body_timeout_s = max_body_bytes, body_timeout_s
+        self._bodies = Bodies(
+            registry, most_bytes=max_body_bytes, timeout_s=body_timeout_s, together=max_bodies_bytes
+        )
         self._registry = registry
         ProcessCollector(registry=registry)  # memory, when it began, files
         self._requests = REQUESTS.counter(registry)
@@ -269,20 +232,19 @@ class App:
 
     def takes(self, size: int) -> bool:
         """Whether a body of so many bytes is within the limit."""
-        return size <= self._max_body_bytes
+        return size <= self._bodies.most_bytes
 
     def take(
         self, route: TakerRoute, headers: Mapping[bytes, bytes], body: bytes, peer: str, reply: Reply
     ) -> None:
         """Answer a whole request of the route, as by ASGI but without a task; `reply` is called once."""
-        loop = asyncio.get_running_loop()
-        started = loop.time()
+        started = perf_counter()  # the loop's own clock has milliseconds
         try:
             self._admit(headers)
             who, peer, payer = self._let_in(route.scope, headers, peer)
         except Exception as error:
             response = error_response(error)
-            self._count(route.name, response.status, loop.time() - started, passed=False)
+            self._count(route.name, response.status, perf_counter() - started, passed=False)
             reply(response)
             return
         span = None
@@ -290,7 +252,7 @@ class App:
             span, reply = self._traced(tracer, route.name, headers, reply)
 
         def answer(response: Response) -> None:
-            self._count(route.name, response.status, loop.time() - started)
+            self._count(route.name, response.status, perf_counter() - started)
             reply(response)
 
         try:
@@ -309,7 +271,7 @@ class App:
         """A `Guest`. Raises HttpError."""
         if self._guard is None:
             return "", peer, None
-        forwarded = headers.get(b"x-forwarded-for")
+        forwarded = headers.get(FORWARDED)
         if scope is None:
             return "", self._guard.address(peer, forwarded), None
         return self._guard.admit(scope, headers.get(b"authorization"), peer, forwarded, or_scope)
@@ -376,10 +338,10 @@ class App:
         """Answer one request."""
         if scope["type"] != "http":
             raise RuntimeError(f"only HTTP is served here, not {scope['type']}")
-        started = asyncio.get_running_loop().time()
+        started = perf_counter()
         route, passed = "unknown", False
         try:
-            headers = dict(scope["headers"])
+            headers = header_map(scope["headers"])
             self._admit(headers)
             found, arguments = self._find(scope)
             route = found.name
@@ -398,24 +360,24 @@ class App:
             peer = (scope.get("client") or ("",))[0]
             who, peer, payer = self._let_in(endpoint.scope, headers, peer, endpoint.or_scope)
             passed = True
-            body = await self._body(headers, receive)
-            request = Request(
-                scope["method"],
-                scope["path"],
-                scope["query_string"].decode("latin-1"),
-                headers,
-                body,
-                arguments,
-                peer,
-                who,
-                payer,
-            )
-            response = await handler(request)
+            async with self._bodies.whole(headers, receive) as body:
+                request = Request(
+                    scope["method"],
+                    scope["path"],
+                    scope["query_string"].decode("latin-1"),
+                    headers,
+                    body,
+                    arguments,
+                    peer,
+                    who,
+                    payer,
+                )
+                response = await handler(request)
             if isinstance(response, Stream) and self.streams >= self._max_streams:
                 raise self._too_many_streams()  # nothing was asked of its pieces, so nothing is left behind
         except asyncio.CancelledError:  # the server's drain is over; what was begun is not known to be done
             response = error_response(Unavailable("the server is stopping; send it again"))
-        except _ClientGoneError:
+        except ClientGoneError:
             self._requests.labels(route, "gone", "passed").inc()
             return
         except Exception as error:
@@ -423,8 +385,7 @@ class App:
         if isinstance(response, Stream):
             await self._stream(route, response, receive, send)
             return
-        seconds = asyncio.get_running_loop().time() - started
-        self._count(route, response.status, seconds, passed=passed)
+        self._count(route, response.status, perf_counter() - started, passed=passed)
         await send(_start(response.status, self.headers_of(response)))
         await send({"type": "http.response.body", "body": response.body})
 
@@ -459,46 +420,6 @@ class App:
             404, "not_found", "no such path", expected=sorted(self._routes), found=scope["path"][:200]
         )
 
-    async def _body(self, headers: Mapping[bytes, bytes], receive: Receive) -> bytes:
-        declared = headers.get(b"content-length", b"")
-        if declared.isdigit() and int(declared) > self._max_body_bytes:
-            raise self._too_large(int(declared))
-        pieces: list[bytes] = []
-        size = 0
-        try:
-            async with asyncio.timeout(self._body_timeout_s):
-                while True:
-                    message = await receive()
-                    if message["type"] == "http.disconnect":
-                        raise _ClientGoneError
-                    piece = message.get("body", b"")
-                    size += len(piece)
-                    if size > self._max_body_bytes:
-                        raise self._too_large(size)
-                    pieces.append(piece)
-                    if not message.get("more_body", False):
-                        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
-        except TimeoutError:
-            raise HttpError(
-                408,
-                "body_timeout",
-                "the body did not arrive in time",
-                expected=f"a whole body within {self._body_timeout_s} s",
-                found=f"{size} bytes",
-                headers=((b"connection", b"close"),),
-            ) from None
-
-    def _too_large(self, size: int) -> HttpError:
-        return HttpError(
-            413,
-            "body_too_large",
-            "the body is too large",
-            expected=f"at most {self._max_body_bytes} bytes",
-            found=f"{size} bytes or more",
-            hint="send smaller batches",
-            headers=((b"connection", b"close"),),
-        )
-
     def _too_many_streams(self) -> HttpError:
         return HttpError(
             503,
@@ -514,25 +435,13 @@ class App:
         return Response(200, generate_latest(self._registry), b"text/plain; version=0.0.4; charset=utf-8")
 
 
-def error_response(error: Exception) -> Response:
-    """What an exception says to a client. Unforeseen ones are logged whole and told without details."""
-    if isinstance(error, HttpError):
-        return error.response()
-    if isinstance(error, TooLarge):
-        return HttpError(413, "too_large", str(error), hint="send it in smaller pieces").response()
-    if isinstance(error, BadInput):
-        return HttpError(400, "bad_input", str(error)).response()
-    if isinstance(error, Overloaded):
-        after = str(max(1, round(error.retry_after_s))).encode()
-        return HttpError(429, "overloaded", str(error), headers=((b"retry-after", after),)).response()
-    if isinstance(error, Unavailable):
-        return HttpError(503, "unavailable", str(error), headers=((b"retry-after", b"1"),)).response()
-    log.error("request failed", exc_info=error)
-    return HttpError(500, "internal", "an unforeseen error; the service's log says more").response()
-
-
-class _ClientGoneError(Exception):
-    """The client went away before its body was whole."""
+def header_map(lines: Sequence[tuple[bytes, bytes]]) -> Mapping[bytes, bytes]:
+    """Headers by name, in lower case; of repeated ones the last, but every address that proxies have told of:
+    some add a line of their own (RFC 9110 §5.3)."""
+    found = dict(lines)
+    if len(found) < len(lines) and FORWARDED in found:
+        found[FORWARDED] = b",".join(value for name, value in lines if name == FORWARDED)
+    return found
 
 
 def _start(status: int, headers: Sequence[tuple[bytes, bytes]]) -> Mapping[str, Any]:

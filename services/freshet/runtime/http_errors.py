@@ -25,6 +25,7 @@ class ErrorCode:
 
 CODES = (
     ErrorCode("bad_input", 400, "the request cannot be understood", "mend it; the message says where"),
+    ErrorCode("malformed", 400, "what was sent is no HTTP/1.1", "mend the client, or what stands before us"),
     ErrorCode(
         "token_missing",
         401,
@@ -68,6 +69,7 @@ CODES = (
     ErrorCode(
         "connections", 503, "too many connections are open", "use connections again; wait `Retry-After`"
     ),
+    ErrorCode("bodies", 503, "too many bytes of requests are under way", "wait `Retry-After`, send it again"),
     ErrorCode("streams", 503, "too many pages are open", "close some, or raise the limit in `hint`"),
     ErrorCode(
         "unavailable",

@@ -35,6 +35,13 @@ class Gateway(GrpcDoor):
     max_body_bytes: int = option(
         "deployment", "a larger request is refused with 413", Integer(KIB, GIB), default=8 * MIB
     )
+    max_bodies_bytes: int = option(
+        "deployment",
+        "bytes of request bodies that are held at once over HTTP, while they come and are worked on; more "
+        "gets 503, but one body of the largest size is always taken",
+        Integer(MIB, 1 << 40),
+        default=128 * MIB,
+    )
     max_events: int = option(
         "deployment", "a request with more events is refused with 413", Integer(1, 1_000_000), default=10_000
     )
@@ -118,6 +125,13 @@ class Inference(GrpcDoor):
     )
     max_body_bytes: int = option(
         "deployment", "a larger request is refused with 413", Integer(KIB, GIB), default=16 * MIB
+    )
+    max_bodies_bytes: int = option(
+        "deployment",
+        "bytes of request bodies that are held at once over HTTP, while they come and are worked on; more "
+        "gets 503, but one body of the largest size is always taken",
+        Integer(MIB, 1 << 40),
+        default=256 * MIB,
     )
     body_timeout_ms: int = option(
         "deployment",
@@ -215,6 +229,13 @@ class Console:
     )
     max_body_bytes: int = option(
         "deployment", "a larger request is refused with 413", Integer(KIB, GIB), default=MIB
+    )
+    max_bodies_bytes: int = option(
+        "deployment",
+        "bytes of request bodies that are held at once over HTTP, while they come and are worked on; more "
+        "gets 503, but one body of the largest size is always taken",
+        Integer(MIB, 1 << 40),
+        default=16 * MIB,
     )
     body_timeout_ms: int = option(
         "deployment",

@@ -203,6 +203,29 @@ def test_requests_let_in_unseen_are_looked_at_together_before_the_next_append(lo
     assert values(log) == [b"0", b"a", b"b"]
 
 
+def test_events_that_cannot_be_looked_at_keep_no_others_from_it(log: EventLog) -> None:
+    async def main() -> None:
+        commit = committer(log.writer())
+        looked = asyncio.Event()
+
+        def fail() -> None:
+            commit.looked_at(1, 4)
+            raise RuntimeError("of another stream")
+
+        def check() -> None:
+            commit.looked_at(1, 4)
+            looked.set()
+
+        commit.expect(4, fail)
+        commit.expect(4, check)
+        await looked.wait()
+        assert await append(commit, [entry(b"a")]) == [0]
+        assert commit.healthy
+        await commit.close(5)
+
+    run(main())
+
+
 def test_a_full_queue_lets_in_nothing_unseen(log: EventLog) -> None:
     writer = Held(log.writer())
 

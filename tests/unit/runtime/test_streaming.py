@@ -16,7 +16,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from freshet.errors import BadInput
-from freshet.runtime import server as server_module
+from freshet.runtime import connection as connection_module
 from freshet.runtime.endpoint import Endpoint
 from freshet.runtime.http import App, Request, Stream
 from freshet.runtime.server import bind, run_server, serve
@@ -202,7 +202,7 @@ def test_a_client_that_does_not_read_makes_no_pieces(server: Running) -> None:
 def test_a_connection_whose_client_takes_nothing_is_cut_off(
     server: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server_module, "STALLED_S", 0.2)
+    monkeypatch.setattr(connection_module, "STALLED_S", 0.2)
     before = sockets()
     with unread(server, "/flood"):
         wait_until("its pieces are closed", lambda: server.closed == 1, within_s=10)
@@ -214,7 +214,7 @@ def test_a_connection_whose_client_takes_nothing_is_cut_off(
 def test_a_slow_client_that_goes_on_reading_is_not_cut_off(
     server: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server_module, "STALLED_S", 0.6)
+    monkeypatch.setattr(connection_module, "STALLED_S", 0.6)
     pace = threading.Event()
     with unread(server, "/flood", buffer=1 << 18) as client:
         until = time.monotonic() + 3

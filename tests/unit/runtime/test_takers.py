@@ -7,6 +7,7 @@ import gc
 import socket
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import httpx
@@ -15,9 +16,10 @@ from prometheus_client import CollectorRegistry
 
 from freshet.errors import BadInput
 from freshet.runtime.browsers import refuse_other_sites
+from freshet.runtime.connection import Connection
 from freshet.runtime.endpoint import Endpoint
 from freshet.runtime.http import App, Reply, Request, Response
-from freshet.runtime.server import _Protocol, bind, run_server, serve
+from freshet.runtime.server import bind, run_server, serve
 from tests.integration.serving import wait_for
 
 LIMIT = 1_000
@@ -66,6 +68,12 @@ class Running:
 
 @pytest.fixture
 def server() -> Iterator[Running]:
+    with running_server() as made:
+        yield made
+
+
+@contextmanager
+def running_server() -> Iterator[Running]:
     made, ready = Running(), threading.Event()
     sock = bind("127.0.0.1", 0)
     made.port = sock.getsockname()[1]
@@ -224,7 +232,7 @@ def test_nothing_is_left_of_a_connection_that_has_gone(server: Running, path: st
     """Behind a proxy each request may have its own, and thousands would wait for the garbage collector."""
 
     def left() -> int:
-        return sum(isinstance(one, _Protocol) for one in gc.get_objects())
+        return sum(isinstance(one, Connection) for one in gc.get_objects())
 
     gc.collect()
     before = left()
