@@ -129,6 +129,9 @@ class Running:
         assert found is not None
         return float(found[1])
 
+    def wait_for_more_than(self, events: float) -> None:
+        wait_for(lambda: self.waiting() > events)
+
     def records(self, topic: str) -> list[tuple[int, int, bytes, bytes]]:
         """(partition, offset, key, value) of all records."""
         found = []
@@ -218,7 +221,7 @@ def test_who_breaks_the_connection_off_keeps_nobody_from_an_answer(gateway: Runn
         for request in (3, 4):  # before and behind it
             before = gateway.waiting()
             others.append(threads.submit(gateway.send, "actions", action(request)))
-            wait_for(lambda before=before: gateway.waiting() > before)
+            gateway.wait_for_more_than(before)
             if request == 3:
                 for _ in range(3):
                     with socket.create_connection(("127.0.0.1", port), timeout=10) as client:
