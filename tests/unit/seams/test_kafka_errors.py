@@ -18,6 +18,12 @@ from freshet.types import Append, BytesColumn
 FENCED = KafkaError(KafkaError._FENCED, "fenced by a newer instance", fatal=True)
 
 
+def test_that_nobody_answers_says_what_to_look_at() -> None:
+    heard = Heard()
+    heard(KafkaError(KafkaError._ALL_BROKERS_DOWN, "1/1 brokers are down"))
+    assert "security.protocol" in str(heard)
+
+
 def test_a_client_that_is_ended_while_it_is_asked_for_a_message_does_not_hide_the_message() -> None:
     heard = Heard()
 

@@ -40,6 +40,9 @@ _TELL_EVERY_S = 10.0
 _KEPT_S = 5.0
 """How long another reason is told instead of that: a client that is turned away tries again every second."""
 
+_ALL_AWAY = "nobody answers at these addresses, or not by this security.protocol"
+"""librdkafka says more of the latter if it was told so before it counted its brokers."""
+
 
 class Heard:
     """What a client was last told of its connections, for messages: that is why an answer does not come."""
@@ -81,7 +84,10 @@ class Heard:
 
     def __str__(self) -> str:
         self._listen()
-        return f"; heard {time.monotonic() - self._when_s:.1f} s ago: {self._text}" if self._text else ""
+        if not self._text:
+            return ""
+        hint = f" ({_ALL_AWAY})" if self._code == KafkaError._ALL_BROKERS_DOWN else ""
+        return f"; heard {time.monotonic() - self._when_s:.1f} s ago: {self._text}{hint}"
 
 
 def ending(error: KafkaException | SystemError) -> KafkaError:
