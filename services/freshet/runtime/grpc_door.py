@@ -222,14 +222,12 @@ class GrpcDoor:
     def _let_in(self, scope: Scope | None, context: aio.ServicerContext[bytes, bytes]) -> Guest:
         if scope is None or self._guard is None:
             return NOBODY
-        shown = _metadata(context, "authorization"), _peer(context), _metadata(context, "x-forwarded-for")
-        return self._guard.admit(scope, *shown)
+        return self._guard.admit(scope, *_shown(context))
 
     def _check(self, scope: Scope | None, context: aio.ServicerContext[bytes, bytes]) -> None:
         """As `_let_in`, before there is a message."""
         if scope is not None and self._guard is not None:
-            shown = _metadata(context, "authorization"), _peer(context), _metadata(context, "x-forwarded-for")
-            self._guard.check(scope, *shown)
+            self._guard.check(scope, *_shown(context))
 
     async def _end(self, context: aio.ServicerContext[bytes, bytes], error: Exception) -> None:
         """End a call with what an exception says; raises, as gRPC's `abort` does."""
@@ -324,10 +322,15 @@ def _peer(context: aio.ServicerContext[bytes, bytes]) -> str:
     return unquote(rest).rpartition(":")[0].strip("[]") if kind in ("ipv4", "ipv6") else context.peer()
 
 
-def _metadata(context: aio.ServicerContext[bytes, bytes], name: str) -> bytes | None:
-    """What the call's metadata has of that name; of several the last."""
-    found = None
-    for key, value in context.invocation_metadata() or ():
-        if key == name:
-            found = value.encode() if isinstance(value, str) else bytes(value)
-    return found
+def _shown(context: aio.ServicerContext[bytes, bytes]) -> tuple[bytes | None, str, bytes | None]:
+    """Authorization, address and X-Forwarded-For of a call, for `Guard`."""
+    # A proxy may add a line of its own for whom it has seen: all of them are one list, in their order. gRPC
+    # 1.85 itself keeps the last line alone; then there are fewer entries than proxies, and none is believed.
+    forwarded = b",".join(_metadata(context, "x-forwarded-for"))
+    return next(reversed(_metadata(context, "authorization")), None), _peer(context), forwarded or None
+
+
+def _metadata(context: aio.ServicerContext[bytes, bytes], name: str) -> list[bytes]:
+    """What the call's metadata has of that name, in order."""
+    found = context.invocation_metadata() or ()
+    return [v.encode() if isinstance(v, str) else bytes(v) for key, v in found if key == name]
