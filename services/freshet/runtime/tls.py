@@ -15,7 +15,7 @@ import structlog
 
 from freshet.errors import ConfigError
 from freshet.runtime.metrics import Metric
-from freshet.seams.certificates import CertificateFiles
+from freshet.seams.certificates import CertificateFiles, Pems
 from freshet.settings import Settings
 
 __all__ = [
@@ -58,8 +58,8 @@ class HttpTls:
         """`files`: with a certificate for a listener, with an authority for who asks others."""
         self.files, self.client_certs = files, client_certs
         self._pems = files.now()
-        self._listening = self._listener()
-        self._asking = self._asker()
+        self._listening = self._listener(self._pems)
+        self._asking = self._asker(self._pems)
 
     def listener(self) -> ssl.SSLContext:
         """Of a listener: for all its connections, it renews itself."""
@@ -72,14 +72,14 @@ class HttpTls:
         return self._asking
 
     def _renew(self) -> None:
-        """Make contexts anew if the files have changed."""
+        """Make contexts anew if the files have changed: of the texts that fitted each other, as the files may
+        be half written again by now."""
         pems = self.files.now()
         if pems is not self._pems:
-            self._listening, self._asking, self._pems = self._listener(), self._asker(), pems
+            self._listening, self._asking, self._pems = self._listener(pems), self._asker(pems), pems
 
-    def _listener(self) -> ssl.SSLContext:
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        self._load(context)
+    def _listener(self, pems: Pems) -> ssl.SSLContext:
+        context = _context(ssl.PROTOCOL_TLS_SERVER, pems)
         if self.client_certs != "none":
             required = self.client_certs == "required"
             context.verify_mode = ssl.CERT_REQUIRED if required else ssl.CERT_OPTIONAL
@@ -88,18 +88,8 @@ class HttpTls:
         context.sni_callback = self._greeted
         return context
 
-    def _asker(self) -> ssl.SSLContext:
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        self._load(context)
-        return context
-
-    def _load(self, context: ssl.SSLContext) -> None:
-        context.minimum_version = ssl.TLSVersion.TLSv1_2
-        paths = self.files.paths
-        if paths["ca_file"]:
-            context.load_verify_locations(paths["ca_file"])
-        if paths["cert_file"]:
-            context.load_cert_chain(paths["cert_file"], paths["key_file"], password="")  # nosec B106  # as in the client
+    def _asker(self, pems: Pems) -> ssl.SSLContext:
+        return _context(ssl.PROTOCOL_TLS_CLIENT, pems)
 
     def _greeted(self, connection: Any, name: str | None, context: ssl.SSLContext) -> None:
         """A client has said hello, by a name or without: OpenSSL calls this before it shows a certificate."""
@@ -107,10 +97,17 @@ class HttpTls:
             current = self.listener()
             if current is not context:
                 connection.context = current
-        except (OSError, ConfigError) as error:  # the files have just changed again; the former ones do
+        except OSError as error:  # no file can be opened; the former certificates do
             log.warning(
                 "new certificates are not taken yet", path=self.files.paths["cert_file"], reason=str(error)
             )
+
+
+def _context(protocol: ssl._SSLMethod, pems: Pems) -> ssl.SSLContext:
+    context = ssl.SSLContext(protocol)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    pems.load_into(context)
+    return context
 
 
 def _never_resume(context: ssl.SSLContext) -> None:

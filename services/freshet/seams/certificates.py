@@ -6,12 +6,14 @@ fit each other, and shows them from the next handshake on. Without `cryptography
 
 from __future__ import annotations
 
+import os
 import ssl
 import threading
 import time
 from base64 import b64decode
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
@@ -35,6 +37,28 @@ class Pems:
     ca: bytes  # who signs the other side's; empty: none given
     cert: bytes  # with the chain above it, if there is one; empty: none is shown
     key: bytes = field(repr=False)
+
+    def load_into(self, context: ssl.SSLContext) -> None:
+        """Have a context use these texts, whatever their files hold by now. Raises ssl.SSLError."""
+        if self.ca:
+            with _file_of(self.ca) as ca:
+                context.load_verify_locations(ca)
+        if self.cert:
+            with _file_of(self.cert) as cert, _file_of(self.key) as key:
+                context.load_cert_chain(cert, key, password="")  # nosec B106  # an encrypted key asks nobody
+
+
+@contextmanager
+def _file_of(text: bytes) -> Iterator[str]:
+    """The path of a file that holds a text, as `ssl` takes certificates from files alone. It lies in this
+    process's memory: keys come to no other disk than their own."""
+    file = os.memfd_create("pem")
+    try:
+        with os.fdopen(file, "wb", closefd=False) as writer:
+            writer.write(text)
+        yield f"/proc/self/fd/{file}"
+    finally:
+        os.close(file)
 
 
 class CertificateFiles:
@@ -95,17 +119,12 @@ class CertificateFiles:
         pems = Pems(texts["ca_file"], texts["cert_file"], texts["key_file"])
         if pems.cert:
             self._check("cert_file", "certificates in PEM", lambda: expiry_of(pems.cert))
-            self._check("key_file", "the key of cert_file, not encrypted", self._pair)
+            pair = replace(pems, ca=b"")
+            self._check("key_file", "the key of cert_file, not encrypted", lambda: _try(pair))
         if pems.ca:
-            self._check("ca_file", "certificates in PEM", self._authority)
+            authority = Pems(pems.ca, b"", b"")
+            self._check("ca_file", "certificates in PEM", lambda: _try(authority))
         return pems
-
-    def _pair(self) -> None:
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.load_cert_chain(self._paths["cert_file"], self._paths["key_file"], password="")  # nosec B106
-
-    def _authority(self) -> None:
-        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(self._paths["ca_file"])
 
     def _text(self, name: str, path: str) -> bytes:
         try:
@@ -118,6 +137,10 @@ class CertificateFiles:
             look()
         except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
             raise ConfigError(self.of, name, self._paths[name], expected, str(error)) from error
+
+
+def _try(pems: Pems) -> None:
+    pems.load_into(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))
 
 
 _SHOWN: WeakSet[CertificateFiles] = WeakSet()

@@ -27,6 +27,7 @@ from freshet.runtime.endpoint import LIVE, Endpoint
 from freshet.runtime.http import App, Reply, Request, Response
 from freshet.runtime.process_metrics import service_registry
 from freshet.runtime.server import bind, run_server, serve
+from freshet.seams.certificates import seconds_left
 from freshet.settings import load_settings
 from tests.integration.serving import wait_for
 
@@ -229,6 +230,24 @@ def test_renewed_certificates_are_taken_while_requests_go_on(listener: int, file
         with context.wrap_socket(plain, server_hostname="127.0.0.1") as client:
             shown = client.getpeercert(binary_form=True)
     assert shown == ssl.PEM_cert_to_DER_cert((files / "cert").read_text())
+
+
+@pytest.mark.parametrize("half_written", ["cert", "key", "ca"])
+def test_certificates_that_were_taken_serve_while_the_next_are_half_written(
+    listener: int, files: Path, half_written: str
+) -> None:
+    """Two renewals without a handshake between; the first was read when somebody asked how long it lasts."""
+    write(files, trustme.CA())
+    first = {name: (files / name).read_bytes() for name in ("ca", "cert", "key")}
+    assert seconds_left()
+    (files / half_written).write_bytes(first[half_written][:200])
+
+    assert ask(listener, "/health/live")[0] == 200
+    context = ssl.create_default_context(cadata=first["ca"].decode())
+    for name in ("cert", "key"):
+        (files.parent / name).write_bytes(first[name])
+    context.load_cert_chain(files.parent / "cert", files.parent / "key")
+    assert told_live(listener, context)[0] == b"200"
 
 
 @pytest.mark.parametrize("asked", ["optional", "required"])
