@@ -113,3 +113,23 @@ def test_boards_show_metrics_that_there_are_and_are_written() -> None:
                     assert series(expr) <= NAMES, (board.title, panel.title)
     for path, text in texts().items():
         assert path.read_text() == text, "python -m ops.boards writes them anew"
+
+
+def test_the_scrape_configuration_of_the_page_has_every_role_at_its_port() -> None:
+    page = (OPS.parent / "docs" / "operations.md").read_text()
+    block = re.search(r"```yaml\n(scrape_configs:.*?)```", page, re.DOTALL)
+    assert block is not None
+    ours, stack = (
+        {
+            (target["labels"]["role"], name.rpartition(":")[2])
+            for target in scraped["static_configs"]
+            for name in target["targets"]
+            if scraped["job_name"] == "freshet"
+        }
+        for text in (block[1], (OPS / "docker" / "config" / "prometheus.yml").read_text())
+        for scraped in yaml.safe_load(text)["scrape_configs"]
+    )
+
+    assert ours == stack
+    asked = {role for rule in alerts().values() for role in re.findall(r'role="(\w+)"', str(rule["expr"]))}
+    assert asked <= {role for role, _ in ours}
