@@ -59,7 +59,7 @@ def test_a_reason_is_not_hidden_by_the_broker_that_counts_as_away_for_it(
     assert str(heard) == "; heard 4.0 s ago: authentication failed"
     now[0] += 2.0
     heard(KafkaError(KafkaError._ALL_BROKERS_DOWN, "1/1 brokers are down"))
-    assert str(heard) == "; heard 0.0 s ago: 1/1 brokers are down", "that was long ago"
+    assert str(heard).startswith("; heard 0.0 s ago: 1/1 brokers are down ("), "that was long ago"
 
 
 def test_what_else_goes_wrong_within_the_client_is_raised() -> None:
