@@ -30,6 +30,20 @@ EMPTY = {
     'freshet_http_requests_total{door!="refused",role="gateway",route=~"/v.*",status=~"429|5.."}': (
         "none was turned away"
     ),
+    **dict.fromkeys(
+        (
+            'freshet_grpc_answers_total{door!="refused",method="ModelInfer",role="inference"}',
+            'freshet_grpc_answers_total{door!="refused",method="ModelInfer",role="inference",'
+            'status=~"UNAVAILABLE|INTERNAL|UNKNOWN"}',
+            'freshet_grpc_answers_total{door!="refused",role="gateway"}',
+            'freshet_grpc_answers_total{door!="refused",role="gateway",'
+            'status=~"RESOURCE_EXHAUSTED|UNAVAILABLE|INTERNAL|UNKNOWN"}',
+            f'sum by (status, door) (rate(freshet_grpc_answers_total{{role="gateway"}}[{RATE_INTERVAL}]))',
+            'sum by (status, door) (rate(freshet_grpc_answers_total{role="inference", method="ModelInfer"}'
+            f"[{RATE_INTERVAL}]))",
+        ),
+        "no clients speak gRPC here",
+    ),
 }
 """Query -> why it has no series in a stack where all is well. Prometheus tells rules with labels in order."""
 

@@ -62,7 +62,7 @@ def test_an_alert_is_of_metrics_that_there_are_and_has_a_runbook(name: str) -> N
 def test_no_alert_counts_whom_the_door_refused() -> None:
     """Strangers could silence it by asking; a client beyond its limit would set it off."""
     for name, rule in alerts().items():
-        for selector in re.findall(r"freshet_http_requests_total\{([^}]*)\}", str(rule["expr"])):
+        for selector in re.findall(r"(?:http_requests|grpc_answers)_total\{([^}]*)\}", str(rule["expr"])):
             assert 'door!="refused"' in selector, name
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import struct
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -120,12 +121,13 @@ def test_a_stream_answers_each_request_by_its_id(gateway: Running, talk: Talk) -
         for n in range(300)
     ]
 
-    answers = talk.stream([r.SerializeToString() for r in requests])
+    acks = talk.stream([r.SerializeToString() for r in requests])
 
-    assert sorted(a.id for a in answers) == list(range(300))
-    assert all(len(a.offsets) == 1 and not a.HasField("error") for a in answers)
-    for topic in {a.topic for a in answers}:
-        told = {place for a in answers if a.topic == topic for place in places(a)}
+    assert sorted(a.id for a in acks) == list(range(300))
+    assert answers(gateway) == {"OK PutStream passed": 300}
+    assert all(len(a.offsets) == 1 and not a.HasField("error") for a in acks)
+    for topic in {a.topic for a in acks}:
+        told = {place for a in acks if a.topic == topic for place in places(a)}
         assert told == {(p, o) for p, o, _, _ in gateway.records(topic)}
 
 
@@ -164,6 +166,7 @@ def test_a_full_queue_is_told_with_when_to_try_again(start: Callable[..., Runnin
     assert ("retry-after-ms", "2000") in [tuple(x) for x in refused.value.trailing_metadata()]
     [answer] = talk.stream([asked])
     assert (answer.error.code, answer.error.retry_after_ms) == ("overloaded", 2000)
+    assert answers(gateway) == {"Put RESOURCE_EXHAUSTED passed": 1, "PutStream RESOURCE_EXHAUSTED passed": 1}
     gateway.gate.open.set()
     assert len(M.PutResponse.FromString(first.result()).offsets) == 1
     talk.channel.close()
@@ -174,6 +177,7 @@ def test_an_append_that_fails_is_unavailable(gateway: Running, talk: Talk) -> No
     with pytest.raises(grpc.RpcError, match="the disk is full") as refused:
         talk.put(text(ranked()))
     assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
+    assert answers(gateway) == {"Put UNAVAILABLE passed": 1}
 
 
 def test_a_stop_ends_streams_and_what_was_answered_is_durable(gateway: Running, talk: Talk) -> None:
@@ -207,6 +211,14 @@ def refused(gateway: Running, reason: str) -> float:
 def metric(gateway: Running, begin: str) -> float:
     lines = httpx.get(f"{gateway.url}/metrics").text.splitlines()
     return sum(float(line.split()[-1]) for line in lines if line.startswith(f"freshet_grpc_{begin}"))
+
+
+def answers(gateway: Running) -> dict[str, float]:
+    """{method, status and door: how many}, of what was answered at all."""
+    lines = httpx.get(f"{gateway.url}/metrics").text.splitlines()
+    found = [re.match(r"freshet_grpc_answers_total{(.*)} (.*)", line) for line in lines]
+    told = {" ".join(re.findall('"(.*?)"', m[1])): float(m[2]) for m in found if m is not None}
+    return {" ".join(sorted(labels.split())): n for labels, n in told.items() if n}
 
 
 def test_certificates_and_token_are_asked_for(
@@ -248,6 +260,7 @@ def test_certificates_and_token_are_asked_for(
         assert told.value.code() is grpc.StatusCode.UNAVAILABLE
         assert metric(gateway, "handshakes_total") > before
     assert put(authority) == 1
+    assert answers(gateway) == {"OK Put passed": 2, "Put UNAUTHENTICATED refused": 2}
     assert len(gateway.records("feed.ranked")) == 2
 
 
@@ -260,6 +273,7 @@ def test_a_message_beyond_the_limit_is_refused_and_counted(start: Callable[..., 
         talk.send(b"\0" * (3 << 20))
     assert refused(gateway, "too_large") == 1
     wait_for(lambda: refused(gateway, "no_message") == 1)
+    assert answers(gateway) == {"INVALID_ARGUMENT Put passed": 2}
     assert len(talk.put(text(ranked())).offsets) == 1
     talk.channel.close()
 

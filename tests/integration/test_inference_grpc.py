@@ -280,6 +280,13 @@ def test_certificates_and_token_are_asked_for(tmp_path: Path) -> None:
                 model_ready(ours, metadata=metadata)
             assert told.value.code() is grpc.StatusCode.UNAUTHENTICATED
         assert refused(server, "token_missing") == refused(server, "token_unknown") == 1
+        said = server.get("/metrics").text
+        assert (
+            'freshet_grpc_answers_total{door="refused",method="ModelReady",status="UNAUTHENTICATED"} 2'
+            in said
+        )
+        assert 'freshet_grpc_answers_total{door="passed",method="ServerLive",status="OK"} 1' in said
+        assert 'freshet_grpc_answers_total{door="passed",method="ModelInfer",status="OK"} 0' in said
         for by in (stranger, None):
             with channel_of(by, "other") as theirs, pytest.raises(grpc.RpcError) as told:
                 model_ready(theirs, metadata=token)

@@ -19,7 +19,7 @@ from freshet.gateway.door import Door, Rules
 from freshet.runtime import tls
 from freshet.runtime.browsers import refuse_other_sites
 from freshet.runtime.endpoint import LIVE
-from freshet.runtime.grpc_metrics import GRPC_METRICS, ListenerCounts, grpc_readings
+from freshet.runtime.grpc_metrics import GRPC_DOOR_METRICS, ListenerCounts, grpc_door_readings
 from freshet.runtime.guard import Guard
 from freshet.runtime.http import App, Request, Response, json_response
 from freshet.runtime.metrics import register
@@ -89,7 +89,7 @@ class Gateway:
         self.guard = guard
         self.doors: dict[str, Door] = {}  # by role of the stream
         self.grpc_counts = ListenerCounts()
-        register(registry, GRPC_METRICS, lambda: grpc_readings(self.grpc_counts))
+        register(registry, GRPC_DOOR_METRICS, lambda: grpc_door_readings(self.grpc_counts))
         events = spec.events
         for stream in (events.served, events.shown, events.action):
             if stream is not None and not stream.theirs:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from freshet.runtime.grpc_metrics import GRPC_METRICS
+from freshet.runtime.grpc_metrics import GRPC_DOOR_METRICS
 from freshet.runtime.guard import DOOR_METRICS
 from freshet.runtime.http import HTTP_METRICS
 from freshet.runtime.metrics import Metric
@@ -79,7 +79,7 @@ SERVED_QUEUE = Metric(
 )
 
 METRICS = (
-    *GRPC_METRICS,
+    *GRPC_DOOR_METRICS,
     *HTTP_METRICS,
     *DOOR_METRICS,
     BATCH_REQUESTS,

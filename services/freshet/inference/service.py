@@ -39,7 +39,7 @@ from freshet.model import SERVING_PREFIXES, build_model
 from freshet.runtime import tls
 from freshet.runtime.browsers import refuse_other_sites
 from freshet.runtime.endpoint import LIVE
-from freshet.runtime.grpc_metrics import GRPC_METRICS, ListenerCounts, grpc_readings
+from freshet.runtime.grpc_metrics import GRPC_DOOR_METRICS, ListenerCounts, grpc_door_readings
 from freshet.runtime.guard import Guard
 from freshet.runtime.http import App, Request, Response, json_response
 from freshet.runtime.metrics import register
@@ -183,7 +183,7 @@ class Inference:
         )
         OipRoutes(self.oip).add_to(self.app)
         self.grpc_counts = ListenerCounts()
-        register(registry, GRPC_METRICS, lambda: grpc_readings(self.grpc_counts))
+        register(registry, GRPC_DOOR_METRICS, lambda: grpc_door_readings(self.grpc_counts))
 
     def _measure(self, registry: CollectorRegistry, spec: Spec) -> None:
         metrics.FRESHNESS.gauge(registry, lambda: (self._live.freshness_ms() or 0) / 1e3)

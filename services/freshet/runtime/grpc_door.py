@@ -21,6 +21,7 @@ import structlog
 from grpc import aio
 
 from freshet.errors import BadInput, ConfigError, Overloaded, TooLarge, Unavailable
+from freshet.runtime.endpoint import TOKEN_CODES
 from freshet.runtime.grpc_metrics import ListenerCounts
 from freshet.runtime.guard import NOBODY, Guard, Guest
 from freshet.runtime.http import HttpError
@@ -136,23 +137,24 @@ class GrpcDoor:
             try:
                 guest = self._let_in(scope, context)  # before a message is read
             except HttpError as error:
-                await self._end(context, error)
+                await self._end(method, context, error)
             try:
                 async with asyncio.timeout(self._message_timeout_s):
                     message = await context.read()
             except TimeoutError:
-                await self._end(context, HttpError(
+                await self._end(method, context, HttpError(
                     408, "body_timeout", "the message did not arrive in time",
                     expected=f"a whole message within {self._message_timeout_s:g} s",
                 ))  # fmt: skip
             if message is aio.EOF:
-                await self._without_message(context)
+                await self._without_message(method, context)
             try:
                 return await self._answered(method, message, guest, answer)
             except Exception as error:
-                await self._end(context, error)
+                await self._end(method, context, error)
                 raise
 
+        self.counts.answers[method, "OK", "passed"] += 0  # shown from the start on
         self._methods.setdefault(service, {})[method] = grpc.stream_unary_rpc_method_handler(serve)
 
     def stream(
@@ -171,7 +173,7 @@ class GrpcDoor:
             try:
                 self._check(scope, context)
             except HttpError as error:
-                await self._end(context, error)
+                await self._end(method, context, error)
 
             async def still_let_in(message: bytes, _: Guest) -> bytes:
                 # A token may expire, or be dropped, while the stream is open.
@@ -183,6 +185,7 @@ class GrpcDoor:
             finally:
                 self.counts.streams[method] -= 1
 
+        self.counts.answers[method, "OK", "passed"] += 0
         self._methods.setdefault(service, {})[method] = grpc.stream_stream_rpc_method_handler(serve)
 
     async def start(self) -> None:
@@ -229,9 +232,9 @@ class GrpcDoor:
         if scope is not None and self._guard is not None:
             self._guard.check(scope, *_shown(context))
 
-    async def _end(self, context: aio.ServicerContext[bytes, bytes], error: Exception) -> None:
+    async def _end(self, method: str, context: aio.ServicerContext[bytes, bytes], error: Exception) -> None:
         """End a call with what an exception says; raises, as gRPC's `abort` does."""
-        told = self._told(error)
+        told = self._told(method, error)
         if told.retry_after_ms:
             context.set_trailing_metadata((("retry-after-ms", str(told.retry_after_ms)),))
         await context.abort(told.status, told.text)
@@ -239,8 +242,10 @@ class GrpcDoor:
     def _refuse(self, reason: str) -> None:
         self.counts.refused[reason] += 1
 
-    def _told(self, error: Exception) -> Told:
+    def _told(self, method: str, error: Exception) -> Told:
         told = told_of(error)
+        door = "refused" if told.code in TOKEN_CODES else "passed"
+        self.counts.answers[method, told.status.name, door] += 1
         if told.code not in ("internal", "unavailable"):
             self._refuse(told.code)
         return told
@@ -255,10 +260,12 @@ class GrpcDoor:
             )
         made = await answer(message, guest)
         self.counts.sent_bytes[method] += len(made)
+        self.counts.answers[method, "OK", "passed"] += 1
         return made
 
-    async def _without_message(self, context: aio.ServicerContext[bytes, bytes]) -> None:
+    async def _without_message(self, method: str, context: aio.ServicerContext[bytes, bytes]) -> None:
         self._refuse("no_message")
+        self.counts.answers[method, grpc.StatusCode.INVALID_ARGUMENT.name, "passed"] += 1
         limit = self._transport.max_message_bytes + ROOM
         await context.abort(
             grpc.StatusCode.INVALID_ARGUMENT,
@@ -279,7 +286,7 @@ class GrpcDoor:
             try:
                 return await self._answered(method, message, NOBODY, answer)
             except Exception as error:
-                return failed(message, self._told(error))
+                return failed(message, self._told(method, error))
 
         async def handle(message: bytes) -> None:
             made = await make(message)

@@ -8,7 +8,14 @@ from dataclasses import dataclass, field
 
 from freshet.runtime.metrics import Metric, Reading
 
-__all__ = ["GRPC_METRICS", "REFUSALS", "ListenerCounts", "grpc_readings"]
+__all__ = [
+    "GRPC_DOOR_METRICS",
+    "GRPC_METRICS",
+    "REFUSALS",
+    "ListenerCounts",
+    "grpc_door_readings",
+    "grpc_readings",
+]
 
 GRPC_METRICS = (
     Metric("freshet_grpc_frames", "counter", "messages", "Messages taken.", ("method",)),
@@ -32,6 +39,18 @@ GRPC_METRICS = (
     ),
 )
 
+GRPC_DOOR_METRICS = (
+    *GRPC_METRICS,
+    Metric(
+        "freshet_grpc_answers",
+        "counter",
+        "answers",
+        "Answers to clients from outside, those of a stream one by one, and calls that ended without one; by "
+        "gRPC status, and by `door`: `passed`, or `refused` before anybody was let in.",
+        ("method", "status", "door"),
+    ),
+)
+"""Of a listener for clients from outside; `freshet_http_requests` is the same of HTTP."""
 
 REFUSALS = ("token", "identity", "truncated", "oversized", "magic", "version", "crc", "shape", "overloaded")
 """Reasons of a listener between services. They are shown from 0 on: of a series that begins with its first
@@ -47,6 +66,7 @@ class ListenerCounts:
     sent_bytes: Counter[str] = field(default_factory=Counter)
     streams: Counter[str] = field(default_factory=Counter)
     refused: Counter[str] = field(default_factory=Counter)
+    answers: Counter[tuple[str, str, str]] = field(default_factory=Counter)  # method, status, door
     handshakes: int = 0  # TLS, begun
 
 
@@ -60,3 +80,9 @@ def grpc_readings(counts: ListenerCounts, reasons: Sequence[str] = ()) -> dict[s
         (reason,): float(n) for reason, n in {**dict.fromkeys(reasons, 0), **counts.refused}.items()
     }
     return {**labelled, "freshet_grpc_handshakes": float(counts.handshakes)}
+
+
+def grpc_door_readings(counts: ListenerCounts) -> dict[str, Reading]:
+    """GRPC_DOOR_METRICS now."""
+    answers: Reading = {labels: float(n) for labels, n in list(counts.answers.items())}
+    return {**grpc_readings(counts), "freshet_grpc_answers": answers}

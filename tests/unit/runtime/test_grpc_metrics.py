@@ -1,6 +1,13 @@
 from __future__ import annotations
 
-from freshet.runtime.grpc_metrics import REFUSALS, ListenerCounts, grpc_readings
+from freshet.runtime.grpc_metrics import (
+    GRPC_DOOR_METRICS,
+    GRPC_METRICS,
+    REFUSALS,
+    ListenerCounts,
+    grpc_door_readings,
+    grpc_readings,
+)
 
 
 def test_a_reason_is_shown_before_its_first_refusal_so_that_the_first_is_an_increase() -> None:
@@ -14,3 +21,12 @@ def test_a_reason_is_shown_before_its_first_refusal_so_that_the_first_is_an_incr
         ("of another kind",): 1.0,
     }
     assert grpc_readings(ListenerCounts())["freshet_grpc_refused"] == {}
+
+
+def test_answers_are_of_listeners_for_clients_from_outside_alone() -> None:
+    counts = ListenerCounts()
+    counts.answers["Put", "UNAVAILABLE", "passed"] += 3
+
+    assert grpc_door_readings(counts)["freshet_grpc_answers"] == {("Put", "UNAVAILABLE", "passed"): 3.0}
+    assert set(grpc_door_readings(counts)) == {metric.name for metric in GRPC_DOOR_METRICS}
+    assert set(grpc_readings(counts)) == {metric.name for metric in GRPC_METRICS}
