@@ -17,16 +17,47 @@ from freshet.errors import Corrupt
 if TYPE_CHECKING:
     from freshet.runtime.run_state import RunState
 
-__all__ = ["as_text", "collect", "command"]
+__all__ = ["as_text", "collect", "collect_listed", "command"]
 
 
-@click.command(epilog=examples("freshet status", "freshet status --folder news-run --json"))
+@click.command(
+    epilog=examples(
+        "freshet status",
+        "freshet status --folder news-run --json",
+        "freshet status --services gateway=gateway-0:7000,joiner=joiner-0:7010",
+    )
+)
 @folder_option
+@click.option(
+    "--services",
+    metavar="LIST",
+    help="Ask these, role=host:port and commas between, instead of a run folder's. FRESHET_CONSOLE_SERVICES "
+    "says it, too, where there is no run folder.",
+)
 @json_option
-def command(folder: Path, as_json: bool) -> None:
-    """Say what runs in a run folder, what it has done, how fresh the served model is, and what ended."""
-    status = collect(folder)
+def command(folder: Path, services: str | None, as_json: bool) -> None:
+    """Say what runs in a run folder, what it has done, how fresh the served model is, and what ended; or how
+    services are that run on other machines or in containers."""
+    from freshet.settings import load_settings
+
+    if services is None and not folder.is_dir():
+        services = load_settings(run_folder=folder).console.services
+    status = collect_listed(folder, services) if services else collect(folder)
     emit(status, as_json=as_json, text=as_text(status))
+
+
+def collect_listed(folder: Path, services: str) -> dict[str, Any]:
+    """What services say that are asked at their addresses, and the versions of the settings.
+
+    Raises ConfigError: `services` is no list of role=host:port.
+    """
+    from freshet.cli.status_listed import ask_all
+    from freshet.console.instances import listed_places
+    from freshet.runtime import tls
+    from freshet.settings import load_settings
+
+    tls.use(load_settings(run_folder=folder))
+    return {"services": ask_all(listed_places(services)), "versions": _versions(folder)}
 
 
 def collect(folder: Path) -> dict[str, Any]:

@@ -21,6 +21,10 @@ def as_text(status: Mapping[str, Any], now_ms: int | None = None) -> str:
     """The status in lines. `now_ms` dates what happened; the clock's without it."""
     now_ms = time.time_ns() // 1_000_000 if now_ms is None else now_ms
     services = status["services"]
+    if "folder" not in status:
+        listed = [[name, s["address"], s["state"], s["reason"]] for name, s in services.items()]
+        lines = [table(["service", "address", "state", "note"], listed), ""]
+        return "\n".join([*lines, *_figures(services, status["versions"])]).rstrip()
     if not services:
         return (
             f"nothing has run in {status['folder']} yet; "
@@ -49,27 +53,42 @@ def _supervisor(supervisor: Mapping[str, Any] | None, now_ms: int) -> Iterator[s
 
 
 def _figures(services: Mapping[str, Any], versions: Mapping[str, Any]) -> Iterator[str]:
-    figures = {name: service.get("figures", {}) for name, service in services.items()}
-    if joiner := figures.get("joiner"):
-        counts = f"{joiner.get('samples', 0)} samples of {joiner.get('events', 0)} events"
-        yield f"joined    {counts} since the joiner was started"
-    if trainer := figures.get("trainer"):
-        yield (
-            f"trained   {trainer.get('samples', 0)} samples in {trainer.get('steps', 0)} steps; "
-            f"{sum(trainer.get('rows', {}).values())} rows; {trainer.get('lag_blocks', 0)} blocks behind"
-        )
-        if error := trainer.get("version_error"):
-            yield f"  no version could be written: {error}"
-        for of, labels in trainer.get("measures", {}).items():
-            yield from _measures(of, labels, trainer.get("lately", {}).get(of, {}))
+    told = [
+        (name, service.get("role", name), service.get("figures", {})) for name, service in services.items()
+    ]
+    for name, role, joiner in told:
+        if role == "joiner" and joiner:
+            counts = f"{joiner.get('samples', 0)} samples of {joiner.get('events', 0)} events"
+            yield f"joined    {counts} since the joiner was started{_which(name, role)}"
+    for name, role, trainer in told:
+        if role == "trainer" and trainer:
+            yield from _trained(trainer, _which(name, role))
     if versions["newest"] is not None:
         why = f" ({versions['reason']})" if versions["reason"] else ""
         aliases = ", ".join(f"{alias} {number}" for alias, number in versions["aliases"].items()) or "none"
         yield f"versions  newest {versions['newest']} {versions['verdict']}{why}; aliases: {aliases}"
-    if inference := figures.get("inference"):
-        fresh = inference.get("freshness_ms")
-        told = "has learned from nothing yet" if fresh is None else f"fresh to {fresh} ms"
-        yield f"serving   version {inference.get('version')}, {told}"
+    for name, role, inference in told:
+        if role == "inference" and inference:
+            fresh = inference.get("freshness_ms")
+            fresh_to = "has learned from nothing yet" if fresh is None else f"fresh to {fresh} ms"
+            yield f"serving   version {inference.get('version')}, {fresh_to}{_which(name, role)}"
+
+
+def _which(name: str, role: str) -> str:
+    """Of several of a role."""
+    return "" if name == role else f" ({name})"
+
+
+def _trained(trainer: Mapping[str, Any], which: str) -> Iterator[str]:
+    rows = f"{sum(trainer['rows'].values())} rows; " if trainer.get("rows") else ""  # in its own process
+    yield (
+        f"trained   {trainer.get('samples', 0)} samples in {trainer.get('steps', 0)} steps; {rows}"
+        f"{trainer.get('lag_blocks', 0)} blocks behind{which}"
+    )
+    if error := trainer.get("version_error"):
+        yield f"  no version could be written: {error}"
+    for of, labels in trainer.get("measures", {}).items():
+        yield from _measures(of, labels, trainer.get("lately", {}).get(of, {}))
 
 
 _Figures = Mapping[str, float | None]

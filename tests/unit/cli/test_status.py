@@ -1,9 +1,17 @@
+import json
 import os
+import socket
 import subprocess
 import sys
 import time
+from contextlib import ExitStack
 
-from freshet.cli.status import as_text, collect
+from click.testing import CliRunner
+from prometheus_client import CollectorRegistry
+
+from freshet.cli.status import as_text, collect, command
+from freshet.errors import ConfigError
+from freshet.runtime.admin import Admin
 from freshet.runtime.run_state import Ended, RunState, write_run
 from freshet.settings import RunFolder
 
@@ -125,3 +133,54 @@ def test_an_id_that_another_program_has_by_now_is_not_taken_for_a_service(tmp_pa
     folder = made_run(tmp_path, RunState(os.getpid(), {"gateway": service}))
 
     assert collect(folder)["services"]["gateway"]["state"] == "down"
+
+
+def test_listed_services_are_asked_at_their_addresses(monkeypatch, tmp_path):
+    """As in containers: no run folder knows of them."""
+    monkeypatch.chdir(tmp_path)
+    with ExitStack() as stack:
+
+        def serving(reason, **figures):
+            admin = Admin(
+                "127.0.0.1", 0, registry=CollectorRegistry(), ready=lambda: reason, status=lambda: figures
+            )
+            stack.callback(admin.close)
+            return admin.port
+
+        joiner = serving(None, samples=7, events=9)
+        trainers = serving(None, samples=5, steps=2), serving("waits for its lease", samples=0)
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            nobody = free.getsockname()[1]
+        listed = ",".join(
+            f"{role}=127.0.0.1:{port}"
+            for role, port in (
+                ("inference", nobody),
+                ("trainer", trainers[0]),
+                ("joiner", joiner),
+                ("trainer", trainers[1]),
+            )
+        )
+        monkeypatch.setenv("FRESHET_CONSOLE_SERVICES", listed)
+        told = CliRunner().invoke(command, ["--json"])
+        shown = CliRunner().invoke(command, [])
+
+    assert told.exit_code == shown.exit_code == 0, told.output + shown.output
+    services = json.loads(told.output)["services"]
+    assert {name: one["state"] for name, one in services.items()} == {
+        "joiner": "ready",
+        "trainer-0": "ready",
+        "trainer-1": "starting",
+        "inference": "away",
+    }
+    assert services["joiner"]["figures"] == {"samples": 7, "events": 9}
+    assert services["joiner"]["address"] == f"127.0.0.1:{joiner}"
+    assert "waits for its lease" in shown.output
+    assert "joined    7 samples of 9 events since the joiner was started\n" in shown.output
+    assert "trained   5 samples in 2 steps; 0 blocks behind (trainer-0)" in shown.output
+    assert "does not answer" in shown.output
+
+
+def test_a_list_that_is_none_says_what_one_is(tmp_path):
+    told = CliRunner().invoke(command, ["--services", "joiner:7010"])
+    assert isinstance(told.exception, ConfigError)
+    assert "role=host:port" in str(told.exception)
