@@ -1,6 +1,6 @@
 """Alerts made to fire on a running stack, by breaking what each is about: how long each took.
 
-    python -m tests.compose.alarms                     # all, about an hour and three quarters
+    python -m tests.compose.alarms                     # all, about two hours
     python -m tests.compose.alarms FreshetDown ...     # these
 
 Needs a docker engine and built images. Breaks stand in groups that do not hide each other's effects; after
