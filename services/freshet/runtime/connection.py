@@ -8,7 +8,7 @@ import fcntl
 import sys
 import termios
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
@@ -16,7 +16,7 @@ from freshet.errors import Unavailable
 from freshet.runtime.http import App, HttpError, Response, TakerRoute, error_response, header_map
 from freshet.runtime.tls_listener import Connected
 
-__all__ = ["Connection"]
+__all__ = ["Connection", "kept_by_kernel"]
 
 FIRST_BYTE_TIMEOUT_S = 10.0
 """A connection that has not sent a request's head by then is closed: idle ones would use up descriptors."""
@@ -37,6 +37,13 @@ STALLED_S = 30.0
 descriptor, would else stay for as long as the client does: a close waits until the rest is sent."""
 
 CLOSE = (b"connection", b"close")
+
+
+class HasFileno(Protocol):
+    """A socket, as transports show it."""
+
+    def fileno(self) -> int:
+        """Its descriptor."""
 
 
 class _Taken:
@@ -336,10 +343,17 @@ class Connection(HttpToolsProtocol, Connected):
 
     def _unread(self) -> int:
         """Bytes that the client has not taken: ours, and those that the kernel keeps for it (some MB)."""
-        queued = bytearray(4)
-        with contextlib.suppress(OSError, ValueError):  # the connection is going
-            fcntl.ioctl(self.transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, queued)
-        return self.transport.get_write_buffer_size() + int.from_bytes(queued, sys.byteorder)
+        ours = self.transport.get_write_buffer_size()
+        return ours + kept_by_kernel(self.transport.get_extra_info("socket"))
+
+
+def kept_by_kernel(socket: HasFileno | None) -> int:
+    """Bytes that were sent and not taken; 0 of a connection that is going, of which TLS has no socket."""
+    queued = bytearray(4)
+    with contextlib.suppress(OSError, ValueError):
+        if socket is not None:
+            fcntl.ioctl(socket.fileno(), termios.TIOCOUTQ, queued)
+    return int.from_bytes(queued, sys.byteorder)
 
 
 _MALFORMED = HttpError(
