@@ -32,7 +32,7 @@ __all__ = ["as_text", "collect", "collect_listed", "command"]
     "--services",
     metavar="LIST",
     help="Ask these, role=host:port and commas between, instead of a run folder's. FRESHET_CONSOLE_SERVICES "
-    "says it, too, where there is no run folder.",
+    "says it, too, where no run folder knows of any.",
 )
 @json_option
 def command(folder: Path, services: str | None, as_json: bool) -> None:
@@ -40,7 +40,7 @@ def command(folder: Path, services: str | None, as_json: bool) -> None:
     services are that run on other machines or in containers."""
     from freshet.settings import load_settings
 
-    if services is None and not folder.is_dir():
+    if services is None and not _has_run(folder):
         services = load_settings(run_folder=folder).console.services
     status = collect_listed(folder, services) if services else collect(folder)
     emit(status, as_json=as_json, text=as_text(status))
@@ -75,6 +75,14 @@ def collect(folder: Path) -> dict[str, Any]:
         "history": [asdict(one) for one in run.history] if run else [],
         "versions": _versions(folder),
     }
+
+
+def _has_run(folder: Path) -> bool:
+    """Whether `freshet up` ever ran there."""
+    from freshet.runtime.run_state import read_run
+    from freshet.settings import RunFolder
+
+    return folder.is_dir() and read_run(RunFolder(folder)) is not None
 
 
 def _supervisor(folder: Path, run: RunState) -> dict[str, Any]:

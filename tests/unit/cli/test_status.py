@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from click.testing import CliRunner
 from prometheus_client import CollectorRegistry
 
+from freshet.cli.options import DEFAULT_FOLDER
 from freshet.cli.status import as_text, collect, command
 from freshet.errors import ConfigError
 from freshet.runtime.admin import Admin
@@ -161,6 +162,7 @@ def test_listed_services_are_asked_at_their_addresses(monkeypatch, tmp_path):
             )
         )
         monkeypatch.setenv("FRESHET_CONSOLE_SERVICES", listed)
+        (tmp_path / DEFAULT_FOLDER).mkdir()  # a container has one, too, in which nothing ran
         told = CliRunner().invoke(command, ["--json"])
         shown = CliRunner().invoke(command, [])
 
