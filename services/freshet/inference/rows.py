@@ -72,7 +72,7 @@ class RowFollower:
 
     def run(self, stop: threading.Event) -> None:
         """Follow until told to stop. What is away for a while is tried again; what was served stays
-        served."""
+        served. The row store is read anew only where the log cannot be followed from where it was left."""
         while not stop.is_set():
             try:
                 self._follow(stop)
@@ -106,13 +106,13 @@ class RowFollower:
             )
         table = _Table(self._make_sink(), BucketView(identity.buckets), corrupt=self.state.corrupt)
         self._bootstrap(table, stop)
-        reader = self._log.reader()
-        try:
-            reader.assign({TopicPartition(self._topic, p): offset for p, offset in table.next.items()})
-            ends = {p: self._log.bounds(TopicPartition(self._topic, p)).end for p in table.next}
-            self._read(reader, table, ends, stop)
-        finally:
-            reader.close()
+        while not stop.is_set():
+            try:
+                self._read(table, stop)
+            except Unavailable as error:  # what was read holds, and the log goes on from there
+                log.warning("rows cannot be followed, tried again", reason=str(error))
+                self._say(f"rows cannot be followed: {error}")
+                stop.wait(RETRY_S)
 
     def _bootstrap(self, table: _Table, stop: threading.Event) -> None:
         """Read every bucket; then `table.next` says where to follow each partition of `rows` from."""
@@ -129,8 +129,18 @@ class RowFollower:
             for runs in self._store.scan(group):
                 table.sink.import_runs(runs)
 
-    def _read(self, reader: Reader, table: _Table, ends: Mapping[int, int], stop: threading.Event) -> None:
-        """Apply deltas as they come; the table serves from the moment it has reached `ends`."""
+    def _read(self, table: _Table, stop: threading.Event) -> None:
+        """Follow the log from where the table is; it serves from the moment it has reached the log's end."""
+        reader = self._log.reader()
+        try:
+            reader.assign({TopicPartition(self._topic, p): offset for p, offset in table.next.items()})
+            ends = {p: self._log.bounds(TopicPartition(self._topic, p)).end for p in table.next}
+            self._apply(reader, table, ends, stop)
+        finally:
+            reader.close()
+
+    def _apply(self, reader: Reader, table: _Table, ends: Mapping[int, int], stop: threading.Event) -> None:
+        """Apply deltas as they come."""
         caught_up = False
         while not stop.is_set():
             if not caught_up and all(table.next[p] >= end for p, end in ends.items()):

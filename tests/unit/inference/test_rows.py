@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -313,6 +313,66 @@ def test_an_unforeseen_error_is_told_and_following_goes_on(
     try:
         wait_for(lambda: "RuntimeError: odd" in follower.state.reason)
         wait_for(lambda: follower.state.sink is not None)
+    finally:
+        stop.set()
+        thread.join(10)
+
+
+def test_after_a_pause_of_the_log_the_row_store_is_not_read_again(
+    shard: Shard, log: EventLog, store: RowStore
+) -> None:
+    """A broker that is silent for a second would else have every server read all rows anew."""
+    away, scans = threading.Event(), [0]
+
+    class Counted:
+        """The store, whose scans are counted."""
+
+        def scan(self, buckets: Sequence[Bucket]) -> object:
+            scans[0] += 1
+            return store.scan(buckets)
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(store, name)
+
+    class Flaky:
+        """The log, whose readers are away while the event is set."""
+
+        def reader(self) -> object:
+            inner = log.reader()
+
+            class Reading:
+                def poll(self, most: int, wait_s: float) -> object:
+                    if away.is_set():
+                        raise Unavailable("the brokers gave no answer")
+                    return inner.poll(most, wait_s)
+
+                def __getattr__(self, name: str) -> object:
+                    return getattr(inner, name)
+
+            return Reading()
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(log, name)
+
+    shard.train([1], 1.0)
+    shard.publish()
+    follower = RowFollower(Flaky(), Counted(), TOPIC, serving_table, spec_hash="hash", wait_s=0.01)  # type: ignore[arg-type]
+    stop = threading.Event()
+    thread = threading.Thread(target=follower.run, args=(stop,))
+    thread.start()
+    try:
+        wait_for(lambda: follower.state.sink is not None)
+        before, sink = scans[0], follower.state.sink
+        away.set()
+        wait_for(lambda: "gave no answer" in follower.state.reason)
+        assert served(follower, 1).tolist() == [1]
+        shard.train([1, 2], 1.0)
+        shard.publish()
+        away.clear()
+        wait_for(lambda: follower.state.reason == "")
+        wait_for(lambda: served(follower, 1, 2).tolist() == [2, 1])
+        assert follower.state.sink is sink
+        assert scans[0] == before
     finally:
         stop.set()
         thread.join(10)
