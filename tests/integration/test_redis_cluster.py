@@ -114,6 +114,28 @@ def test_a_paused_master_that_comes_back_neither_tears_rows_nor_loses_them(
     owner.check(opened(f"redis://{master.address}/{name}"))
 
 
+def test_a_cluster_of_which_nobody_answers_is_unavailable_and_goes_on_behind_that(
+    cluster: RedisCluster, opened, name: str
+):
+    """Who serves what cannot be asked either, which ends nobody: rows not written are in memory alone."""
+    store = opened(f"redis://{cluster.addresses}/{name}?timeout=200ms&patience=1s")
+    owner = Owner(store, 5)
+    owner.flush_rounds(2)
+    for node in cluster.nodes:
+        node.pause()
+    try:
+        with pytest.raises(Unavailable, match="reading metas"):
+            store.metas([Bucket(0)])
+        with pytest.raises(Unavailable):
+            opened(f"redis://{cluster.addresses}/{name}?timeout=200ms&patience=1s")
+    finally:
+        for node in cluster.nodes:
+            node.resume()
+    cluster.heal()
+    owner.flush_rounds(2)
+    owner.check(opened(f"redis://{cluster.addresses}/{name}{HASTY}"))
+
+
 def test_what_a_failover_lost_is_written_again(cluster: RedisCluster, opened, name: str):
     """Lost for certain: the replica that takes over was down while the last flushes were written."""
     url = f"redis://{cluster.addresses}/{name}{HASTY}"

@@ -62,6 +62,9 @@ _PASSING = (
 )
 """Another master serves the slot, or none does for the moment: looked for again."""
 
+_FAILED = (RedisError, RedisClusterException, OSError)
+"""All that asking may raise. That no node of a cluster answers is no RedisError to redis-py."""
+
 
 @dataclass(frozen=True, slots=True)
 class Request:
@@ -97,7 +100,7 @@ class Nodes:
             else:
                 self._single = first
                 self._opener.check(":".join(map(str, url.servers[0])), first)
-        except (RedisError, OSError) as error:
+        except _FAILED as error:
             self.close()
             raise self._opener.as_ours(error) from error
         except BaseException:
@@ -181,7 +184,7 @@ class Nodes:
                 for i, request in requests.items():
                     answers.append((i, _read(connection, request.replies)))
                 got = int(connection.read_response()) if want else 0
-        except (RedisError, OSError, ConfigError) as error:
+        except (*_FAILED, ConfigError) as error:
             return [(i, error) for i in requests]
         if got < want:
             few = _TooFewReplicas(
@@ -202,7 +205,7 @@ class Nodes:
         if self._cluster is not None:
             try:
                 self._cluster.nodes_manager.initialize()
-            except (RedisError, OSError) as error:
+            except _FAILED as error:
                 _log.debug("the cluster's slots are not known", reason=said_by(error))
 
     def _as_ours(self, error: Exception, doing: str) -> Exception:
