@@ -31,8 +31,10 @@ from tests.system.waiting import wait_until
 __all__ = ["STACKS", "Broken", "Group", "Stacked"]
 
 CONTEXT = {"reader": "r-1", "age_group": "18-24", "device": "phone", "hour": 8}
-CANDIDATES = [{"item": f"i-{i}", "topic": "sport", "format": "article", "age_s": 60.0} for i in range(4)]
+MANY = [{"item": f"i-{i}", "topic": "sport", "format": "article", "age_s": 60.0} for i in range(9_500)]
+CANDIDATES = MANY[:4]
 RANKED = json.dumps({"context": CONTEXT, "candidates": CANDIDATES[:1]}).encode()
+LARGE = json.dumps({"context": CONTEXT, "candidates": MANY, "dry_run": True}).encode()
 HASHES = "/run/freshet/doors/tokens"
 
 
@@ -122,13 +124,14 @@ def replaced(broken: Broken) -> Iterator[None]:
 
 @contextmanager
 def stepped_on(broken: Broken) -> Iterator[None]:
-    """Versions cannot be written, inference has a fiftieth of a core, an event in some fits no schema, and a
-    gateway may have hardly more memory than it uses.
+    """Versions cannot be written, four rankings a second have thousands of candidates, an event in some fits
+    no schema, and a gateway may have hardly more memory than it uses.
     """
     with ExitStack() as stack:
         broken.versions.chmod(0o555)
         stack.callback(broken.versions.chmod, 0o777)
-        stack.enter_context(slowed(broken, 0.02, "inference-0", "inference-1"))
+        for _ in range(2):
+            stack.enter_context(posting(f"{broken.stack.inference}/v1/rank", LARGE, 0.5))
         body = b'{"request_id": "r", "item": 7}'
         stack.enter_context(posting(f"{broken.stack.gateway}/v1/actions", body, 0.05))
         limit = str(int(broken.memory_bytes("gateway-1") * 1.06))
@@ -183,17 +186,6 @@ def without_log(broken: Broken) -> Iterator[None]:
         for _ in range(3):
             stack.enter_context(posting(f"{broken.stack.inference}/v1/rank", RANKED, 0.005))
         yield
-
-
-@contextmanager
-def not_loaded(broken: Broken) -> Iterator[None]:
-    """Redis stands still while inference starts, and people ask."""
-    with paused(broken, *(f"redis-{i}" for i in range(6))):
-        broken.stack.kill("inference-0")
-        broken.stack.kill("inference-1")
-        broken.stack.docker("up", "--detach", "--no-build", "--no-deps", "inference-0", "inference-1")
-        with posting(f"{broken.stack.inference}/v1/rank", b'{"context": {}, "candidates": [{}]}', 0.02):
-            yield
 
 
 @contextmanager
@@ -308,7 +300,6 @@ STACKS: dict[str, Stacked] = {
         Group(unjoined, ("FreshetUnjoined", "FreshetStale")),
         Group(misfits, ("FreshetDeadLetters", "FreshetLateActions")),
         Group(without_log, ("FreshetEventsRejected", "FreshetServedEventsLost")),
-        Group(not_loaded, ("FreshetServingErrors",)),
         Group(gone, ("FreshetDown", "FreshetRestarts")),  # last: remembered for a quarter of an hour
     )),
     "guarded": Stacked(
@@ -335,7 +326,6 @@ STACKS: dict[str, Stacked] = {
                 (
                     "FreshetRowsNotWritten",
                     "FreshetRetentionNear",
-                    "FreshetLoadingLong",
                     "FreshetRequestsStopped",
                 ),
                 within_s=1_800,
