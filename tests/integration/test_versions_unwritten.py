@@ -68,4 +68,5 @@ def _shown(figures: dict[str, object]) -> str:
     """As `freshet status` prints it."""
     service = dict.fromkeys(("state", "pid", "port", "up_s", "restarts", "memory_mb", "reason", "last_exit"))
     versions = {"newest": None}
-    return as_text({"services": {"trainer": {**service, "figures": figures}}, "versions": versions})
+    trainer = {**service, "figures": figures}
+    return as_text({"folder": "run", "services": {"trainer": trainer}, "versions": versions})
