@@ -33,12 +33,13 @@ from freshet.spec.avro import parse_schema, to_json
 from freshet.spec.parse import load_spec
 from freshet.testing.clock import SettableClock
 from freshet.types import Append, BytesColumn, TopicPartition
-from freshet.wire.schemas import SchemaRegistry, frame, framed_id
+from freshet.wire.schemas import LOOK_AGAIN_S, SchemaRegistry, frame, framed_id
 from tests.integration.serving import FEED, running, schema, settings, wait_for
 
 SPEC = load_spec(FEED / "freshet.toml")
 NOW = 1_700_000_000_000
 RANKED, ACTIONS = schema("ranked"), schema("actions")
+SCHEMAS = {"served": RANKED, "shown": schema("viewport"), "action": ACTIONS}
 
 
 def ranked(request: int = 1, ts: Any = NOW, **changes: Any) -> dict[str, Any]:
@@ -156,7 +157,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Running]]:
         gate, clock, made = Gate(log), SettableClock(NOW), settings(**variables)
 
         def target(stop: threading.Event, ready: Callable[[str], None]) -> None:
-            codecs = codecs_of(SPEC, {"served": RANKED, "shown": schema("viewport"), "action": ACTIONS}, log)
+            codecs = codecs_of(SPEC, SCHEMAS, log, clock)
             run(
                 SPEC,
                 gate,
@@ -340,7 +341,29 @@ def test_avro_of_a_later_schema_is_taken_once_it_is_registered(gateway: Running)
     many_digits = gateway.post("impressions", avro(ranked()), AVRO_RAW, **{"freshet-schema-id": "1" * 5_000})
     assert (many_digits.status_code, many_digits.json()["error"]["code"]) == (400, "bad_input")
     schema_id = SchemaRegistry(gateway.log).register(later)
+    gateway.clock.advance(LOOK_AGAIN_S)  # since the made-up 99
     assert gateway.post("impressions", frame(schema_id, out.getvalue()), AVRO).status_code == 202
+
+
+def test_thousands_of_made_up_schema_ids_are_refused_after_one_look_at_the_schemas(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = open_url(f"sqlite:{tmp_path}/log")
+    codec = codecs_of(SPEC, SCHEMAS, log, SettableClock())["served"]
+    looks, bounds = [], log.bounds
+
+    def counted(partition: TopicPartition) -> Any:
+        looks.append(partition)
+        return bounds(partition)
+
+    monkeypatch.setattr(log, "bounds", counted)
+
+    checked = codec.from_avro([frame(made_up, b"\0") for made_up in range(500, 10_500)])
+    codec.take_avro([frame(499, b"\0")], lengths=False, latest_ms=NOW, max_events=1)
+
+    assert [r.index for r in checked.bad] == list(range(10_000))
+    assert looks == [TopicPartition("schemas", 0)]
+    log.close()
 
 
 def test_avro_of_a_schema_that_the_spec_does_not_fit_is_refused(gateway: Running) -> None:

@@ -73,7 +73,7 @@ BATCH = 8_192
 class Schemas:
     """The two schemas, by id."""
 
-    def get(self, schema_id: int) -> Record:
+    def get(self, schema_id: int, came_s: float | None = None) -> Record:
         """The schema of an id."""
         return parse_schema(json.dumps({1: SERVED, 2: ACTION}[schema_id]))
 

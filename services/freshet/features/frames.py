@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
 from freshet import _native
 from freshet.types import I64, BytesColumn
 
-__all__ = ["FRAME_BYTES", "add_frames", "frame_ids", "strip_frames", "take"]
+__all__ = ["FRAME_BYTES", "add_frames", "frame_ids", "rows_by_id", "strip_frames", "take"]
 
 FRAME_BYTES = 5
 """A zero byte and the schema id, u32 big-endian."""
@@ -22,6 +24,13 @@ def frame_ids(values: BytesColumn) -> I64:
     head = values.data[at[:, None] + np.arange(FRAME_BYTES)].astype(np.int64)
     ids[whole] = np.where(head[:, 0] == 0, head[:, 1:] @ np.array([1 << 24, 1 << 16, 1 << 8, 1]), -1)
     return ids
+
+
+def rows_by_id(ids: I64) -> Iterator[tuple[int, I64]]:
+    """Each id with its rows, ascending both; in one pass, as all of thousands of records may differ."""
+    order = np.argsort(ids, kind="stable")
+    found, begins = np.unique(ids[order], return_index=True)
+    yield from zip(found.tolist(), np.split(order, begins[1:]), strict=True) if len(ids) else ()
 
 
 def take(values: BytesColumn, indexes: I64, skip: int = 0) -> BytesColumn:

@@ -13,7 +13,15 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from freshet.errors import BadInput, ConfigError, TooLarge
-from freshet.features import EventExtractor, EventIntake, JsonTranscoder, TakenBodies, frame_ids, take
+from freshet.features import (
+    EventExtractor,
+    EventIntake,
+    JsonTranscoder,
+    TakenBodies,
+    frame_ids,
+    rows_by_id,
+    take,
+)
 from freshet.gateway.core import Refusal, refusal_of, split_json
 from freshet.spec.avro import Record
 from freshet.spec.model import Stream
@@ -108,8 +116,7 @@ class StreamCodec:
             self._fill(found, made.events, self.schema_id, made.records)
             return found
         ids = frame_ids(records)
-        for schema_id in np.unique(ids).tolist():
-            rows = np.flatnonzero(ids == schema_id)
+        for schema_id, rows in rows_by_id(ids):
             self._fill(found, rows, schema_id, records if len(rows) == len(ids) else take(records, rows))
         return found
 
@@ -160,11 +167,10 @@ class StreamCodec:
         if self._stream.format == "json":
             expected = f"JSON, the format of topic {self._stream.topic}"
             return Checked([], [Refusal(i, "", expected, "Avro", r) for i, r in enumerate(records)])
-        ids = frame_ids(BytesColumn.of(records)).tolist()
         good: list[Accepted] = []
         bad: list[Refusal] = []
-        for schema_id in dict.fromkeys(ids):
-            indexes = [i for i, one in enumerate(ids) if one == schema_id]
+        for schema_id, rows in rows_by_id(frame_ids(BytesColumn.of(records))):
+            indexes = rows.tolist()
             chosen = [records[i] for i in indexes]
             problem = self._problem(schema_id)
             if problem is not None:
@@ -175,7 +181,7 @@ class StreamCodec:
             checked = self._read(schema_id, indexes, chosen)
             good += checked.good
             bad += checked.bad
-        return Checked(sorted(good, key=lambda a: a.index), bad)
+        return Checked(sorted(good, key=lambda a: a.index), sorted(bad, key=lambda r: r.index))
 
     def _problem(self, schema_id: int) -> tuple[str, str] | None:
         """(expected, found) if records of this schema id cannot be taken."""

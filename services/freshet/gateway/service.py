@@ -138,7 +138,9 @@ class Gateway:
         return json_response(200, {"status": "ready"})
 
 
-def codecs_of(spec: Spec, schemas: Mapping[str, Record], log: EventLog) -> dict[str, StreamCodec]:
+def codecs_of(
+    spec: Spec, schemas: Mapping[str, Record], log: EventLog, clock: Clock = SYSTEM_CLOCK
+) -> dict[str, StreamCodec]:
     """A codec for each stream of the spec that is not others' alone.
 
     Args:
@@ -146,7 +148,7 @@ def codecs_of(spec: Spec, schemas: Mapping[str, Record], log: EventLog) -> dict[
 
     Raises ConfigError if a schema is missing, or the spec does not fit one.
     """
-    registry = SchemaRegistry(log)
+    registry = SchemaRegistry(log, clock)
     layout = layout_of(spec)
 
     def fits(schema: Record) -> None:

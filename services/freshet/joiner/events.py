@@ -9,8 +9,9 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from freshet.clock import SYSTEM_CLOCK, Clock
 from freshet.errors import ConfigError
-from freshet.features import EventColumns, EventExtractor, frame_ids, take
+from freshet.features import EventColumns, EventExtractor, frame_ids, rows_by_id, take
 from freshet.features.transcode import JsonTranscoder
 from freshet.joiner.core import ActionColumns, ImpressionColumns, ShownColumns
 from freshet.joiner.decode import Refused
@@ -26,9 +27,12 @@ __all__ = ["Schemas", "SpecDecoder", "action_fields"]
 class Schemas(Protocol):
     """Where schemas are found by id (`freshet.wire.schemas.SchemaRegistry`)."""
 
-    def get(self, schema_id: int) -> Record:
-        """The schema. Raises KeyError if there is none of that id, ConfigError if it cannot be used,
-        Unavailable if that cannot be known now."""
+    def get(self, schema_id: int, came_s: float | None = None) -> Record:
+        """The schema, whatever was registered before a record came that names it (monotonic clock).
+
+        Raises KeyError if there is none of that id, ConfigError if it cannot be used, Unavailable if that
+        cannot be known now.
+        """
 
     def register(self, schema: Record) -> int:
         """Id of a schema, which is added if it is not there yet."""
@@ -47,7 +51,7 @@ class SchemasOfOthers(Protocol):
     """Where schemas of topics of others are found (`freshet.seams.registry.RestRegistry`)."""
 
     def get(self, schema_id: int) -> Record:
-        """As `Schemas.get`."""
+        """As `Schemas.get`, but asked for again when it thinks fit."""
 
 
 class SpecDecoder:
@@ -65,6 +69,7 @@ class SpecDecoder:
         schemas: Schemas,
         frameless: Mapping[str, Record] | None = None,
         theirs: SchemasOfOthers | None = None,
+        clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         """Compile.
 
@@ -72,10 +77,11 @@ class SpecDecoder:
             schemas: of Avro records, by the id in their frame; those of samples are added.
             frameless: role -> schema of every stream of JSON or bare Avro, whose records have no frame.
             theirs: of records of streams of the format confluent, by the id in their frame.
+            clock: the one that `schemas` has, too.
 
         Raises ConfigError if the schema of a stream without frames does not fit the spec.
         """
-        self._plan, self._schemas, self._theirs = plan, schemas, theirs
+        self._plan, self._schemas, self._theirs, self._clock = plan, schemas, theirs, clock
         events = spec.events
         self._served, self._shown, self._action = events.served, events.shown, events.action
         self._extractors: dict[tuple[str, int], EventExtractor | str] = {}
@@ -137,10 +143,10 @@ class SpecDecoder:
             self._sample_schemas[schema_id] = self._schemas.register(derived)
         return self._sample_schemas[schema_id]
 
-    def _schema(self, stream: Stream, schema_id: int) -> Record:
-        """The schema that a record of the stream was written by."""
+    def _schema(self, stream: Stream, schema_id: int, came_s: float | None = None) -> Record:
+        """The schema that a record of the stream was written by, which came at that time."""
         if stream.format != "confluent":
-            return self._schemas.get(schema_id)
+            return self._schemas.get(schema_id, came_s)
         assert self._theirs is not None, "given with a stream of this format"
         return self._theirs.get(schema_id)
 
@@ -192,9 +198,9 @@ class SpecDecoder:
     def _from_avro(self, stream: Stream, records: Records) -> tuple[list[_Part], Refused]:
         refused, parts = Refused(), []
         ids = frame_ids(records.values)
-        for schema_id in np.unique(ids).tolist():
-            rows = np.flatnonzero(ids == schema_id)
-            extractor = self._extractor(stream, schema_id)
+        came_s = self._clock.monotonic()
+        for schema_id, rows in rows_by_id(ids):
+            extractor = self._extractor(stream, schema_id, came_s)
             if isinstance(extractor, str):
                 refused.add(rows, extractor)
                 refused.no_schema += len(rows) if schema_id >= 0 else 0
@@ -207,7 +213,7 @@ class SpecDecoder:
             parts.append(_Part(schema_id, columns, rows[columns.event_index], values.data))
         return parts, refused
 
-    def _extractor(self, stream: Stream, schema_id: int) -> EventExtractor | str:
+    def _extractor(self, stream: Stream, schema_id: int, came_s: float) -> EventExtractor | str:
         """The extractor of a schema, or why there is none (which may change: the schema may come later)."""
         if schema_id < 0:
             return "expected Confluent-framed Avro (a zero byte, a 4-byte schema id), found something else"
@@ -216,7 +222,7 @@ class SpecDecoder:
             return known
         try:
             made: EventExtractor | str = EventExtractor(
-                stream, self._schema(stream, schema_id), self._fields(stream)
+                stream, self._schema(stream, schema_id, came_s), self._fields(stream)
             )
         except KeyError:
             place = (

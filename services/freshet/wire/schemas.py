@@ -11,6 +11,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
+from freshet.clock import SYSTEM_CLOCK, Clock
 from freshet.errors import ConfigError, Corrupt
 from freshet.spec.avro import Record, canonical, parse_schema
 from freshet.spec.topics import SCHEMAS_TOPIC
@@ -23,6 +24,11 @@ FRAME_BYTES = 5
 
 _PARTITION = TopicPartition(SCHEMAS_TOPIC, 0)
 _POLL_RECORDS = 1_000
+
+LOOK_AGAIN_S = 0.5
+"""After an id that the topic did not hold, it is not read again for so long, whatever ids are asked for: each
+look takes a server's event loop up to some milliseconds, and records may name any id. What was registered is
+found after so long at the latest, and at once where nobody has asked for what is not there."""
 
 
 class _Reader(Protocol):
@@ -70,10 +76,11 @@ def framed_id(record: bytes | memoryview) -> int:
 class SchemaRegistry:
     """Schemas by id, cached for ever: an id never changes its meaning. Thread-safe."""
 
-    def __init__(self, log: SchemaLog) -> None:
-        self._log = log
+    def __init__(self, log: SchemaLog, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._log, self._clock = log, clock
         self._lock = threading.Lock()
         self._next = 0
+        self._missed_s = float("-inf")  # when the topic was last read for an id that it did not hold
         self._ids: dict[str, int] = {}
         self._schemas: dict[int, Record | ConfigError] = {}
         log.create_topic(SCHEMAS_TOPIC, partitions=1, retention_ms=None)
@@ -96,14 +103,18 @@ class SchemaRegistry:
                 self._read_on()
             return self._ids[text]
 
-    def get(self, schema_id: int) -> Record:
+    def get(self, schema_id: int, came_s: float | None = None) -> Record:
         """The schema of that id.
+
+        Args:
+            came_s: when the record came that names it, by the monotonic clock. What was registered before
+                    is then found, however lately the topic was read; without it, see `LOOK_AGAIN_S`.
 
         Raises KeyError if the topic holds none such, ConfigError if what it holds is no schema that we read.
         """
         with self._lock:
             if schema_id not in self._schemas:
-                self._read_on()
+                self._look_for(schema_id, came_s)
             found = self._schemas.get(schema_id)
         if found is None:
             raise KeyError(f"no schema has id {schema_id}; the topic {SCHEMAS_TOPIC} ends at {self._next}")
@@ -111,9 +122,20 @@ class SchemaRegistry:
             raise found
         return found
 
+    def _look_for(self, schema_id: int, came_s: float | None) -> None:
+        now = self._clock.monotonic()
+        lately = now - self._missed_s < LOOK_AGAIN_S if came_s is None else self._missed_s >= came_s
+        if lately:
+            return
+        self._read_on()
+        if schema_id not in self._schemas:
+            self._missed_s = now
+
     def _read_on(self) -> None:
         """Read the topic from where we were to its present end."""
         end = self._log.bounds(_PARTITION).end
+        if self._next >= end:
+            return
         reader = self._log.reader()
         try:
             reader.assign({_PARTITION: self._next})

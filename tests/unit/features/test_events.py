@@ -6,13 +6,14 @@ import math
 from datetime import UTC, datetime, timedelta, timezone
 from typing import Any, Literal
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from freshet import _native
 from freshet.errors import ConfigError
-from freshet.features import EventExtractor, add_frames, frame_ids, hash_text, strip_frames, take
+from freshet.features import EventExtractor, add_frames, frame_ids, hash_text, rows_by_id, strip_frames, take
 from freshet.features.writer import write_long
 from freshet.spec.avro import Record, parse_schema, sample_schema
 from freshet.spec.model import Stream, TimeField
@@ -303,6 +304,13 @@ def test_frames_put_on_are_taken_off(values: list[bytes], schema_id: int) -> Non
     assert frame_ids(framed).tolist() == [schema_id] * len(values)
     assert list(strip_frames(framed)) == values
     assert list(take(framed, frame_ids(framed).nonzero()[0])) == (list(framed) if schema_id else [])
+
+
+@given(st.lists(st.integers(-1, 4), max_size=20))
+def test_rows_are_told_apart_by_their_ids(ids: list[int]) -> None:
+    found = {one: rows.tolist() for one, rows in rows_by_id(np.array(ids, np.int64))}
+
+    assert found == {one: [i for i, other in enumerate(ids) if other == one] for one in sorted(set(ids))}
 
 
 def test_records_without_a_frame_have_no_schema_id() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from pathlib import Path
 from typing import Any
 
 import fastavro
@@ -14,9 +15,12 @@ from freshet.features import hash_text
 from freshet.joiner.core import Joiner
 from freshet.joiner.events import SpecDecoder
 from freshet.joiner.plan import join_plan
+from freshet.seams.eventlog.sqlite import open_url
 from freshet.spec.avro import Record, canonical, parse_schema
 from freshet.spec.parse import parse_spec
+from freshet.testing.clock import SettableClock
 from freshet.types import BytesColumn, Records
+from freshet.wire.schemas import SchemaRegistry
 
 SPEC = """
 name = "shop"
@@ -91,7 +95,7 @@ class Fixed:
             for i, schema in enumerate([SERVED, WIDER, SHOWN, ACTION, LEFT_OUT], start=1)
         }
 
-    def get(self, schema_id: int) -> Record:
+    def get(self, schema_id: int, came_s: float | None = None) -> Record:
         return self.known[schema_id]
 
     def register(self, schema: Record) -> int:
@@ -134,6 +138,24 @@ def action(
 def decoder() -> SpecDecoder:
     spec = parse_spec(SPEC)
     return SpecDecoder(spec, join_plan(spec, hash_text), Fixed())
+
+
+def test_a_schema_registered_between_two_batches_is_found_whatever_came_before(
+    tmp_path: Path,
+) -> None:
+    log = open_url(f"sqlite:{tmp_path}/log")
+    spec, clock = parse_spec(SPEC), SettableClock()
+    decoder = SpecDecoder(spec, join_plan(spec, hash_text), SchemaRegistry(log, clock), clock=clock)
+    made_up = [b"\0" + i.to_bytes(4, "big") for i in range(500, 700)]
+
+    assert decoder.actions(records(*made_up))[1].no_schema == 200
+    schema_id = SchemaRegistry(log).register(json.dumps(ACTION))
+    clock.advance(0.001)  # a batch that comes later
+    good = b"\0" + schema_id.to_bytes(4, "big") + action("a", 1, 5_000)[5:]
+    columns, refused = decoder.actions(records(*made_up, good))
+
+    assert (len(columns.times_ms), refused.no_schema) == (1, 200)
+    log.close()
 
 
 def test_events_of_several_schemas_join_in_the_order_of_their_records(decoder: SpecDecoder) -> None:

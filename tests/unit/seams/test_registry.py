@@ -189,7 +189,7 @@ def test_an_address_that_is_none_is_told_of_at_once(url: str) -> None:
 class Fixed:
     """Schema 1 of others, and ours."""
 
-    def get(self, schema_id: int) -> Record:
+    def get(self, schema_id: int, came_s: float | None = None) -> Record:
         if schema_id != 1:
             raise KeyError(schema_id)
         return parse_schema(SCHEMA)

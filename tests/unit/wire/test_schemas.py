@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
@@ -14,8 +15,9 @@ from freshet.errors import ConfigError, Corrupt
 from freshet.seams.eventlog import EventLog
 from freshet.seams.eventlog.sqlite import open_url
 from freshet.spec.avro import parse_schema
-from freshet.types import Append, BytesColumn
-from freshet.wire.schemas import FRAME_BYTES, SchemaRegistry, frame, framed_id
+from freshet.testing.clock import SettableClock
+from freshet.types import Append, BytesColumn, TopicPartition
+from freshet.wire.schemas import FRAME_BYTES, LOOK_AGAIN_S, SchemaLog, SchemaRegistry, frame, framed_id
 
 CLICK = '{"type": "record", "name": "Click", "fields": [{"name": "id", "type": "long"}]}'
 PLAY = '{"type": "record", "name": "Play", "fields": [{"name": "seconds", "type": "double"}]}'
@@ -79,6 +81,68 @@ def test_when_two_register_at_once_the_first_in_the_log_names_it(log: EventLog) 
 def test_an_unknown_id_is_a_key_error(log: EventLog) -> None:
     with pytest.raises(KeyError, match="no schema has id 9"):
         SchemaRegistry(log).get(9)
+
+
+class Counted:
+    """A log that counts how often a topic is looked at."""
+
+    def __init__(self, log: EventLog) -> None:
+        self._log, self.looks = log, 0
+        self.create_topic, self.reader, self.writer = log.create_topic, log.reader, log.writer
+
+    def bounds(self, partition: TopicPartition) -> Any:
+        self.looks += 1
+        return self._log.bounds(partition)
+
+
+def misses(registry: SchemaRegistry, ids: Iterable[int], came_s: float | None = None) -> int:
+    missed = 0
+    for schema_id in ids:
+        try:
+            registry.get(schema_id, came_s)
+        except KeyError:
+            missed += 1
+    return missed
+
+
+def test_thousands_of_made_up_ids_look_at_the_topic_once_in_half_a_second(log: EventLog) -> None:
+    clock, counted = SettableClock(), Counted(log)
+    registry = SchemaRegistry(cast(SchemaLog, counted), clock)
+
+    assert misses(registry, range(100, 10_100)) == 10_000
+    assert counted.looks == 1
+    clock.advance(LOOK_AGAIN_S)
+    assert misses(registry, range(100, 10_100)) == 10_000
+    assert counted.looks == 2
+
+
+def test_what_was_registered_is_found_half_a_second_after_an_unknown_id_at_the_latest(log: EventLog) -> None:
+    clock = SettableClock()
+    registry = SchemaRegistry(log, clock)
+    assert misses(registry, [9]) == 1
+    new = SchemaRegistry(log).register(PLAY)
+
+    assert misses(registry, [new]) == 1
+    clock.advance(LOOK_AGAIN_S)
+    assert registry.get(new) == parse_schema(PLAY)
+
+
+def test_one_schema_after_another_is_found_at_once(log: EventLog) -> None:
+    registry, writer = SchemaRegistry(log, SettableClock()), SchemaRegistry(log)
+
+    assert registry.get(writer.register(CLICK)) == parse_schema(CLICK)
+    assert registry.get(writer.register(PLAY)) == parse_schema(PLAY)
+
+
+def test_a_record_that_came_after_its_schema_finds_it_whatever_was_asked_for_before(log: EventLog) -> None:
+    clock, counted = SettableClock(), Counted(log)
+    registry = SchemaRegistry(cast(SchemaLog, counted), clock)
+    assert misses(registry, range(100, 200), clock.monotonic()) == 100
+    assert counted.looks == 1
+    new = SchemaRegistry(log).register(PLAY)
+    clock.advance(0.001)
+
+    assert registry.get(new, clock.monotonic()) == parse_schema(PLAY)
 
 
 def test_what_others_wrote_amiss_keeps_nobody_from_their_own(log: EventLog) -> None:
