@@ -88,9 +88,13 @@ class VersionFollower:
         )
 
     def run(self, stop: threading.Event) -> None:
-        """Follow until told to stop."""
+        """Follow until told to stop, whatever a look raises."""
         while not stop.is_set():
-            self.look()
+            try:
+                self.look()
+            except Exception as error:  # a fault of ours: without this thread no version is ever served
+                log.error("following versions failed, trying again", exc_info=error)
+                self.state = replace(self.state, reason=f"following versions failed: {explain(error)}")
             stop.wait(self._poll_s)
 
     def look(self) -> None:
@@ -135,7 +139,12 @@ class VersionFollower:
 
     def _older(self, number: int) -> ServingVersion | None:
         """The newest promoted version before a damaged one: a server that has just started serves that."""
-        for older in reversed([n for n in self._store.numbers() if n < number]):
+        try:
+            numbers = self._store.numbers()
+        except Exception as error:  # the store has gone away since it said what is wanted
+            log.error("older versions cannot be listed", version=number, reason=explain(error))
+            return None
+        for older in reversed([n for n in numbers if n < number]):
             try:
                 if self._store.manifest(older).verdict == "promoted":
                     return self._loaded(older)

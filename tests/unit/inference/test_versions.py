@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,8 @@ import pytest
 from numpy.typing import NDArray
 from prometheus_client import CollectorRegistry
 
-from freshet.errors import Mismatch
-from freshet.inference.versions import VersionFollower
+from freshet.errors import Mismatch, Unavailable
+from freshet.inference.versions import RETRY_S, VersionFollower
 from freshet.model.inputs import ModelInputs
 from freshet.seams.versions import Manifest, VersionStore
 from freshet.seams.versions.folder import open_url
@@ -217,3 +218,53 @@ def test_a_version_trained_with_other_code_of_a_transform_is_kept_out_with_the_r
 
     assert served(follow) is None
     assert "version 0 kept out: features.price.dense: my:f makes 3 of 1" in follow.state.reason
+
+
+class Away:
+    """A version store that goes away after it has said what `stable` points at, and comes back when told."""
+
+    def __init__(self, store: VersionStore) -> None:
+        self._store, self.away = store, True
+
+    def __getattr__(self, name: str) -> Any:
+        if self.away and name != "aliases":
+            raise Unavailable("the version store is away")
+        return getattr(self._store, name)
+
+
+def test_a_store_that_goes_away_during_a_look_does_not_end_the_following(store: VersionStore) -> None:
+    put(store, 0, 0.5)
+    store.point("stable", 0)
+    away = Away(store)
+    follow = follower(away)  # type: ignore[arg-type]
+
+    follow.look()
+    assert served(follow) is None
+    assert "version 0 kept out: the version store is away" in follow.state.reason
+
+    away.away = False
+    for _ in range(int(RETRY_S) + 1):
+        follow.look()
+    assert served(follow) == 0
+
+
+def test_whatever_a_look_raises_is_told_and_the_following_goes_on(
+    store: VersionStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(store, 0, 0.5)
+    store.point("stable", 0)
+    follow = VersionFollower(store, Constant, CollectorRegistry(), model="shop", spec_hash="s1", poll_s=0.001)
+    look, stop, told = follow.look, threading.Event(), list[str]()
+
+    def first_fails() -> None:
+        told.append(follow.state.reason)
+        if len(told) == 1:
+            raise RuntimeError("a fault of ours")
+        look()
+        stop.set()
+
+    monkeypatch.setattr(follow, "look", first_fails)
+    follow.run(stop)
+
+    assert "following versions failed: RuntimeError: a fault of ours" in told[1]
+    assert served(follow) == 0
