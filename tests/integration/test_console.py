@@ -128,6 +128,21 @@ def test_a_service_that_is_busy_for_a_moment_is_as_it_was_seen_last(tmp_path: Pa
     fake.stop()
 
 
+def test_a_state_of_services_that_cannot_be_read_leaves_them_asked(tmp_path: Path) -> None:
+    fake, folder = Fake(), RunFolder(tmp_path).create()
+    fake.start()
+    services = Services(folder, local_places({"trainer": fake.port}, {}))
+    state = folder.state / "services.json"
+    state.mkdir()  # as unreadable as a file that one has no right to, also for root
+    assert services.look()["trainer"].state == "ready"
+
+    state.rmdir()
+    state.write_text("no json")
+    assert services.look()["trainer"].state == "ready"
+    services.close()
+    fake.stop()
+
+
 def test_a_simulator_of_another_run_is_not_shown(tmp_path: Path) -> None:
     fake = Fake()
     fake.start()

@@ -15,7 +15,7 @@ from freshet.clock import SYSTEM_CLOCK, Clock
 from freshet.console.instances import Instance, Places
 from freshet.console.process import Processes
 from freshet.console.seen import Service
-from freshet.errors import Corrupt
+from freshet.errors import Corrupt, Unavailable
 from freshet.runtime.addresses import Address
 from freshet.runtime.asking import figures_of, why_unready
 from freshet.runtime.processes import is_alive, memory_mb
@@ -80,7 +80,7 @@ class Services:
             return
         try:
             self._state = read_state(self._folder)
-        except (Corrupt, OSError):
+        except (Corrupt, Unavailable):
             self._state = {}  # `freshet status` says so; the services are asked all the same
 
     def _others(self) -> list[Instance]:
