@@ -139,7 +139,7 @@ def _service(state: Mapping[str, Any]) -> dict[str, Any]:
         "port": port,
         "state": "down" if not alive else "starting" if reason else "ready",
         "reason": reason,
-        "up_s": round(time.time() - float(state["since_s"]), 1) if alive else None,
+        "up_s": round(max(0.0, time.time() - float(state["since_s"])), 1) if alive else None,
         "restarts": state["restarts"],
         "last_exit": state["last_exit"],
         "memory_mb": memory_mb(int(pid)) if alive else None,

@@ -11,7 +11,6 @@ import os
 import signal
 import subprocess
 import threading
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -52,7 +51,7 @@ class _Child:
     watch: Watch = field(default_factory=Watch)
     popen: subprocess.Popen[bytes] | None = None
     birth: str = ""
-    since: float = 0.0  # wall clock, s
+    since: float = 0.0  # wall clock, s: for people
     log_start: int = 0  # where this process's part of its log begins
 
 
@@ -135,7 +134,8 @@ class Supervisor:
         path = self._folder.process_log(child.process.name)
         again = child.watch.exited(code, now)
         why = last_words(path, child.log_start)
-        ran = round(self._clock.now_ms() / 1000 - child.since, 1)
+        began = child.watch.started_at  # monotonic: the wall clock may have been set back meanwhile
+        ran = None if began is None else round(now - began, 1)
         self._history.append(Ended(child.process.name, self._clock.now_ms(), child.watch.last_exit, why, ran))
         log.warning(
             "service ended, starting it again",
@@ -167,7 +167,7 @@ class Supervisor:
             child.watch.last_exit = f"could not be started: {error}"
             log.error("service could not be started", child=name, reason=str(error))
         else:
-            child.since, child.birth = time.time(), birth_of(child.popen.pid)
+            child.since, child.birth = self._clock.now_ms() / 1000, birth_of(child.popen.pid)
             self._history = [
                 replace(one, again_ms=self._clock.now_ms())
                 if one.name == name and one.again_ms is None

@@ -10,6 +10,7 @@ from typing import TypeVar
 
 import pytest
 
+from freshet.clock import SYSTEM_CLOCK, Clock, SystemClock
 from freshet.errors import ConfigError, Corrupt, Unavailable
 from freshet.runtime.run_state import RunState, read_run, read_state, write_run
 from freshet.runtime.supervisor import Process, Supervisor
@@ -36,11 +37,20 @@ def folder(tmp_path: Path) -> RunFolder:
     return RunFolder(tmp_path / "run").create()
 
 
+class WallSetBack(SystemClock):
+    behind_ms = 0
+
+    def now_ms(self) -> int:
+        return super().now_ms() - self.behind_ms
+
+
 class Running:
-    def __init__(self, folder: RunFolder, code: str, drain_s: float = 10.0) -> None:
+    def __init__(
+        self, folder: RunFolder, code: str, drain_s: float = 10.0, clock: Clock = SYSTEM_CLOCK
+    ) -> None:
         self.folder, self.stop = folder, threading.Event()
         self.ended: dict[str, str] = {}
-        supervisor = Supervisor(folder, [Process("one", [sys.executable, "-c", code], 7000)])
+        supervisor = Supervisor(folder, [Process("one", [sys.executable, "-c", code], 7000)], clock)
         self.thread = threading.Thread(
             target=lambda: self.ended.update(supervisor.run(self.stop, drain_s=drain_s))
         )
@@ -116,6 +126,21 @@ def test_what_ended_is_kept_with_its_last_words_and_when_it_was_started_again(fo
     assert (first.name, first.how, first.why) == ("one", "exit code 1", "Corrupt: the log\n  restore it")
     assert first.again_ms is not None
     assert first.again_ms >= first.time_ms
+
+
+def test_a_wall_clock_that_is_set_back_leaves_the_state_readable(folder: RunFolder) -> None:
+    clock = WallSetBack()
+    failing = Running(folder, "import sys; sys.exit(1)", clock=clock)
+    try:
+        until(lambda: read_state(folder).get("one", {}).get("restarts") == 1)
+        clock.behind_ms = 3_600_000
+        until(lambda: read_state(folder).get("one", {}).get("restarts") == 3)
+        run = failing.run()
+    finally:
+        failing.end()
+
+    assert all(one.up_s is not None and 0 <= one.up_s < 20 for one in run.history)
+    assert run.services["one"]["since_s"] <= clock.now_ms() / 1000  # it follows the clock that was set
 
 
 def test_the_state_says_that_it_was_stopped_and_how_to_go_on(folder: RunFolder) -> None:
