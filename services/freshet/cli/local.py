@@ -10,7 +10,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -146,13 +146,12 @@ def local(
                 stdout=file,
                 stderr=file,
             )
-        system = Local(run, ports)
-        try:
+        with ExitStack() as ending:
+            ending.callback(_stop, process)
+            system = Local(run, ports)
+            ending.callback(system.client.close)
             _wait_until_ready(process, said, run, ports, ready_s)
             yield system
-        finally:
-            system.client.close()
-            _stop(process)
 
 
 def _wait_until_ready(
