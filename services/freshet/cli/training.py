@@ -15,7 +15,7 @@ from freshet.clock import SYSTEM_CLOCK, Clock
 from freshet.embedder.core import lanes_for
 from freshet.embedder.decoding import BlockDecoder
 from freshet.embedder.stream import LocalStream
-from freshet.errors import Fenced
+from freshet.errors import Fenced, Unavailable
 from freshet.features import SampleDecoder
 from freshet.paramserver.shard import Shard
 from freshet.runtime.lifecycle import Cleanup
@@ -151,8 +151,12 @@ class Training:
         try:
             self.trainer.run()
         finally:
-            self.shard.stop()
-            self._cleanup.run()
+            try:
+                self.shard.stop()
+            except Unavailable as error:  # then samples are replayed, as after a kill
+                log.warning("not everything was flushed", reason=str(error))
+            finally:
+                self._cleanup.run()
         for held in self._held:
             if held.lost.is_set():
                 raise Fenced(f"{held.what} was claimed by another process; this one has stopped")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -194,8 +194,10 @@ class ParamServer:
                 raise self.shard.failed
             self._drain(drain_s)
         finally:
-            self.shard.stop()
-            self._cleanup.run()
+            try:
+                self._flushed_or_told(self.shard.stop)
+            finally:
+                self._cleanup.run()
 
     def ready(self) -> str | None:
         """None, or why it does not serve what it should."""
@@ -269,7 +271,10 @@ class ParamServer:
     def _drain(self, drain_s: float) -> None:
         self.keeper.leave(self._clock.monotonic() + drain_s / 2)
         self.server.stop(drain_s / 2)
+        self._flushed_or_told(self.keeper.drain)
+
+    def _flushed_or_told(self, flush: Callable[[], None]) -> None:
         try:
-            self.keeper.drain()
-        except Unavailable as error:  # then the leases run out, and samples are replayed
+            flush()
+        except Unavailable as error:  # then samples are replayed, as after a kill
             log.warning("not everything was flushed and released", reason=str(error))

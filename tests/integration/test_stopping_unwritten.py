@@ -1,0 +1,112 @@
+"""The row store is away while a process stops: it says so and leaves all the same, so that who comes next
+need wait for no lease."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+
+from freshet.cli.pipeline import Pipeline
+from freshet.cli.training import Training
+from freshet.clock import SYSTEM_CLOCK
+from freshet.errors import Unavailable
+from freshet.paramserver.service import ParamServer, Place
+from freshet.seams.eventlog.claims import LEASE_S, Claims
+from freshet.seams.rowservice.slices import slices_of
+from freshet.seams.rowstore import RowStore
+from freshet.seams.transport import MIB, Transport
+from tests.perf.workload import Workload, append, plain_spec
+from tests.system.waiting import wait_until
+
+WITHIN_S = 30.0
+
+
+class Closing:
+    """A row store that takes no flush once told."""
+
+    def __init__(self, store: RowStore) -> None:
+        self._store, self.away = store, False
+
+    def flush(self, *given: Any, **named: Any) -> Any:
+        if self.away:
+            raise Unavailable("the row store is away")
+        return self._store.flush(*given, **named)
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._store, name)
+
+
+@pytest.fixture
+def pipeline(tmp_path: Path) -> Iterator[Pipeline]:
+    made = Pipeline(plain_spec("", 'flush_interval = "1h"'), tmp_path, 2)
+    yield made
+    made.close()
+
+
+def assert_free(pipeline: Pipeline, what: str) -> None:
+    """It was released: a claim of it need not wait until the former owner was silent for a lease."""
+    claims = Claims(pipeline.log, pipeline.topics.control)
+    try:
+        claims.acquire(what, "successor", SYSTEM_CLOCK.monotonic() + LEASE_S / 2)
+    finally:
+        claims.close()
+
+
+def test_a_trainer_that_cannot_flush_at_its_end_leaves_its_claims(pipeline: Pipeline) -> None:
+    rows = Closing(pipeline.stores.rows)
+    training = Training(
+        pipeline.spec,
+        replace(pipeline.stores, rows=rows),  # type: ignore[arg-type]
+        spec_hash=pipeline.spec_hash,
+        lanes=1,
+    )
+    appended = append(pipeline, Workload(rows=1_024, cardinality=100).arrays())
+    thread = threading.Thread(target=training.run)
+    with capture_logs() as said:
+        thread.start()
+        wait_until("it learns", lambda: training.status()["samples"] == appended, within_s=WITHIN_S)
+        rows.away = True
+        training.stop()
+        thread.join(WITHIN_S)
+
+    assert not thread.is_alive()
+    assert [line["reason"] for line in said if line["event"] == "not everything was flushed"] == [
+        "the row store is away"
+    ]
+    for what in (next(iter(slices_of(pipeline.spec.buckets))), "partition:0", "trainer:0"):
+        assert_free(pipeline, what)
+
+
+def test_a_shard_that_cannot_flush_at_its_end_leaves_its_claims_and_its_port(pipeline: Pipeline) -> None:
+    rows = Closing(pipeline.stores.rows)
+    shard = ParamServer(
+        pipeline.spec,
+        pipeline.log,
+        rows,  # type: ignore[arg-type]
+        Place("a", "127.0.0.1", 0),
+        Transport(max_message_bytes=MIB),
+        spec_hash=pipeline.spec_hash,
+    )
+    stop = threading.Event()
+    thread = threading.Thread(target=shard.run, args=(stop,), kwargs={"drain_s": 1.0})
+    with capture_logs() as said:
+        thread.start()
+        slices = list(slices_of(pipeline.spec.buckets))
+        wait_until("it serves", lambda: set(shard.keeper.slices) == set(slices), within_s=WITHIN_S)
+        rows.away = True
+        stop.set()
+        thread.join(WITHIN_S)
+
+    assert not thread.is_alive()
+    told = [line for line in said if line["event"] == "not everything was flushed and released"]
+    assert {line["reason"] for line in told} == {"the row store is away"}
+    assert_free(pipeline, slices[0])
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", shard.server.port))
