@@ -236,7 +236,7 @@ def test_a_store_that_goes_away_during_a_look_does_not_end_the_following(store: 
     put(store, 0, 0.5)
     store.point("stable", 0)
     away = Away(store)
-    follow = follower(away)  # type: ignore[arg-type]
+    follow = follower(away)
 
     follow.look()
     assert served(follow) is None
