@@ -4,7 +4,7 @@ Handlers get a message's bytes and return bytes, on the loop that the HTTP handl
 beneath needs no locks. What they raise of ours ends the call with the status that says what to do about it.
 
 Every method reads its messages itself, also those that clients know as unary (on the wire both are the same):
-so a message that gRPC has thrown away, for its size or its compression, is seen and counted.
+so a message that gRPC has thrown away for its size is seen and counted.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from freshet.runtime.grpc_metrics import ListenerCounts
 from freshet.runtime.guard import NOBODY, Guard, Guest
 from freshet.runtime.http import HttpError
 from freshet.runtime.tokens import Scope
-from freshet.seams.transport import ROOM, Transport, listen_credentials, shared_options
+from freshet.seams.transport import ROOM, Transport, cut, door_options, listen_credentials
 
 __all__ = ["GrpcDoor", "Told", "told_of"]
 
@@ -192,7 +192,7 @@ class GrpcDoor:
         """Listen. Raises ConfigError if the address cannot be bound."""
         # Longer messages than ours reach us up to some room, so that they are refused by name.
         self._server = server = aio.server(
-            options=[*shared_options(self._transport), ("grpc.so_reuseport", 0)],
+            options=[*door_options(self._transport), ("grpc.so_reuseport", 0)],
             maximum_concurrent_rpcs=self._calls,
         )
         for service, handlers in self._methods.items():
@@ -237,7 +237,7 @@ class GrpcDoor:
         told = self._told(method, error)
         if told.retry_after_ms:
             context.set_trailing_metadata((("retry-after-ms", str(told.retry_after_ms)),))
-        await context.abort(told.status, told.text)
+        await context.abort(told.status, cut(told.text))
 
     def _refuse(self, reason: str) -> None:
         self.counts.refused[reason] += 1

@@ -24,6 +24,7 @@ from freshet.seams.transport import (
     MIB,
     RETRY_AFTER_S,
     Transport,
+    cut,
     listen_credentials,
     method_name,
     shared_options,
@@ -278,7 +279,7 @@ class _Gate(grpc.ServerInterceptor):
 
 def _ending(code: grpc.StatusCode, text: str) -> grpc.RpcMethodHandler:
     def end(_: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
-        context.abort(code, text)
+        context.abort(code, cut(text))
         yield b""  # not reached: abort raises
 
     return grpc.stream_stream_rpc_method_handler(end)

@@ -21,6 +21,8 @@ from freshet.wire.pieces import MOST_PIECES
 __all__ = [
     "MIB",
     "Transport",
+    "cut",
+    "door_options",
     "error_of",
     "listen_credentials",
     "method_name",
@@ -38,6 +40,17 @@ KEEPALIVE_MS = 2_000
 """A peer whose machine is gone is noticed after this and the timeout, without traffic too."""
 KEEPALIVE_TIMEOUT_MS = 2_000
 
+DOOR_KEEPALIVE_MS = 30_000
+DOOR_KEEPALIVE_TIMEOUT_MS = 60_000
+"""Of clients from outside. The answer to a ping waits behind what its client is sending: over 1 Mbit/s that
+may be most of a minute for one large message, and the connection must not end for it."""
+DOOR_CLIENT_PING_MS = 10_000
+"""Clients that ping more often than this, with nothing to send, are told that they ping too much."""
+
+DOOR_WINDOW_BYTES = 64 << 10
+"""Of one call, that a client may send before its message is read. gRPC would let it grow with the link's
+delay and rate, to many MiB; one that is being read gets the room that it needs in any case."""
+
 HTTP2_FRAME_BYTES = 4 * MIB
 """Frames of HTTP/2: a batch's rows are half a megabyte, and 16 KiB pieces of it cost more than the copy."""
 
@@ -46,6 +59,10 @@ RECONNECT_MS = (50, 500)
 
 CONNECT_MS = 2_000
 """Of one attempt, its TLS handshake included: three round trips, on a machine that may be busy."""
+
+TEXT_BYTES = 2_000
+"""Of an error that ends a call: it goes in a header, where each may become three, of which clients take 8
+KiB; beyond that they tell of their own limit instead of the error."""
 
 RETRY_AFTER_S = 0.2
 """For a peer that does not say itself."""
@@ -121,12 +138,34 @@ def method_name(service: str, method: str) -> str:
     return f"/freshet.wire.v1.{service}/{method}"
 
 
-def shared_options(transport: Transport) -> list[tuple[str, int]]:
-    """Channel arguments of both sides."""
+def _message_options(transport: Transport) -> list[tuple[str, int]]:
     return [
         ("grpc.max_send_message_length", transport.max_message_bytes + ROOM),
         ("grpc.max_receive_message_length", transport.max_message_bytes + ROOM),
+        # Nothing compressed is taken: some versions of gRPC expand a message before they look at its size.
+        ("grpc.compression_enabled_algorithms_bitset", 1),
         ("grpc.http2.max_frame_size", HTTP2_FRAME_BYTES),
+    ]
+
+
+def door_options(transport: Transport) -> list[tuple[str, int]]:
+    """Arguments of a listener for clients from outside, over whatever links they have."""
+    return [
+        *_message_options(transport),
+        ("grpc.http2.bdp_probe", 0),
+        ("grpc.http2.lookahead_bytes", DOOR_WINDOW_BYTES),
+        ("grpc.keepalive_time_ms", DOOR_KEEPALIVE_MS),
+        ("grpc.keepalive_timeout_ms", DOOR_KEEPALIVE_TIMEOUT_MS),
+        ("grpc.http2.ping_timeout_ms", DOOR_KEEPALIVE_TIMEOUT_MS),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.min_ping_interval_without_data_ms", DOOR_CLIENT_PING_MS),
+    ]
+
+
+def shared_options(transport: Transport) -> list[tuple[str, int]]:
+    """Channel arguments of both sides, where both are ours and within one network."""
+    return [
+        *_message_options(transport),
         ("grpc.keepalive_time_ms", KEEPALIVE_MS),
         ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
         ("grpc.http2.ping_timeout_ms", KEEPALIVE_TIMEOUT_MS),  # without it a frozen peer is waited for 60 s
@@ -135,6 +174,14 @@ def shared_options(transport: Transport) -> list[tuple[str, int]]:
         ("grpc.http2.max_ping_strikes", 0),
         ("grpc.http2.min_ping_interval_without_data_ms", KEEPALIVE_MS // 2),
     ]
+
+
+def cut(text: str) -> str:
+    """An error's text, as long as one may be that ends a call."""
+    data = text.encode(errors="replace")
+    if len(data) <= TEXT_BYTES:
+        return text
+    return data[: TEXT_BYTES - 3].decode(errors="ignore") + "…"
 
 
 def listen_credentials(transport: Transport, begun: Callable[[], None]) -> grpc.ServerCredentials | None:
