@@ -50,8 +50,10 @@ change what it is written from; the comment at its top says where that is.
 
 INDEX_END = """
 What stands in the records of each topic, byte for byte, is in [schemas/README.md](../../schemas/README.md),
-by hand; PROTOCOL and a number name a rule of [PROTOCOL.md](../../PROTOCOL.md). freshet has no protocol
-buffers yet: services meet in the log, and speak HTTP with clients.
+by hand; PROTOCOL and a number name a rule of [PROTOCOL.md](../../PROTOCOL.md). Services meet in the log and
+speak HTTP with clients, by setting gRPC as well ([its `.proto` files](../../schemas)); shards, embedders and
+trainers that are processes of their own call each other by gRPC, in
+[frames](../../schemas/README.md#frames-messages-between-services).
 """
 
 PAGES = (

@@ -13,7 +13,9 @@ as the spec says (`events.served.topic`), or as here. Whoever starts first creat
 exists with another number of partitions is refused. `freshet peek TOPIC` shows records; what stands in
 them byte for byte is in [schemas/README.md](../../schemas/README.md).
 
-Retention by time never removes what somebody still needs to start again (`EventLog.hold`).
+On one machine retention by time never removes what somebody still needs to start again (`EventLog.hold`).
+On Kafka nothing holds it back: what is older goes, whether it was read or not, and
+[FreshetRetentionNear](../../ops/runbooks/FreshetRetentionNear.md) tells before.
 """
 
 HEAD = ("topic", "holds", "partitions", "kept", "written by", "read by", "`kind` of JSON records")

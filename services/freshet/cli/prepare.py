@@ -110,7 +110,9 @@ def _rows(spec: Any, url: str) -> str | None:
         raise Mismatch(
             f"{url}: expected rows of model {wanted[0]!r}, spec {wanted[1]}; found those of "
             f"{identity.model!r}, spec {identity.spec_hash}\n"
-            "  a model has a row store of its own: another name at the end of the URL, or the former spec"
+            "  a model has stores of its own: go on with the former spec, or give the new one another run"
+            " folder; in a Redis of yours another name at the end of the URL, which its user may write to;"
+            ' with docker compose empty volumes (docs/compose.md, "Another model")'
         )
     return identity.model
 

@@ -78,7 +78,7 @@ KINDS_OF_TOPICS = (
         "events",
         "samples in blocks",
         "joiner",
-        "trainer, console",
+        "trainer, embedder, console",
         joined=True,
     ),
     TopicKind(
@@ -118,8 +118,8 @@ KINDS_OF_TOPICS = (
         "<model>.refused",
         1,
         "measures",
-        "events that the gateway refused and samples that the trainer cannot decode, with the reason",
-        "gateway, trainer",
+        "events that the gateway refused and samples that trainer or embedder cannot decode, with the reason",
+        "gateway, trainer, embedder",
         "console, people",
         ("refused", "sample"),
     ),
@@ -129,7 +129,7 @@ KINDS_OF_TOPICS = (
         ROWS_PARTITIONS,
         "rows",
         "changed rows as serving needs them; the row store has the rest",
-        "trainer",
+        "trainer, paramserver",
         "inference",
     ),
     TopicKind(
