@@ -17,6 +17,7 @@ import pytest
 
 from freshet.console.collector import Collector
 from freshet.console.instances import local_places
+from freshet.console.served import ServedSample
 from freshet.console.service import MOST_TRIES, READERS
 from freshet.console.services import BUSY_S, Services
 from freshet.settings import RunFolder
@@ -41,6 +42,10 @@ def console(world: ConsoleWorld) -> Iterator[Console]:
 
 def edge(state: dict[str, Any], name: str) -> dict[str, Any]:
     return next(e for e in state["edges"] if f"{e['from']}>{e['to']}" == name)
+
+
+def metrics(console: Console) -> str:
+    return console.client.get("/metrics").text
 
 
 # --- what is read
@@ -251,6 +256,36 @@ def test_requests_that_were_served_can_be_tried_again_without_what_serving_added
 
     assert request["context"] == {"reader": "u7"}, "the id and the time are filled in anew"
     assert request["candidates"] == [{"article": a, "topic": "art", "age_s": 5.0} for a in ("a1", "a2")]
+
+
+def test_a_served_event_that_cannot_be_read_hides_nothing_else(world: ConsoleWorld, console: Console) -> None:
+    def seen() -> int:
+        return len(console.client.get("/api/requests").json())
+
+    world.serve("u7", ["a1"])
+    wait_until("the first is seen", lambda: seen() == 1, within_s=10)
+    for broken in (b"\0\0\0\0\1", b"\0\0\0\0\1\x10", b"not framed", b"\0\0\0\x63\0"):
+        world.append(world.topics.served, broken)
+    world.serve("u8", ["a2"])
+
+    wait_until("the last is seen", lambda: seen() == 2, within_s=10)
+    counted = "freshet_console_unreadable_total 4.0"
+    wait_until("they are counted", lambda: counted in metrics(console), within_s=10)
+    assert not [n for n in console.state()["notes"] if "served events" in n]
+
+
+def test_a_part_of_a_look_that_fails_is_noted_and_the_rest_is_shown(
+    world: ConsoleWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ServedSample, "look", lambda self: 1 // 0)
+    world.put_version(3)
+    with world.console() as console:
+        wait_until("a look is shown", lambda: bool(console.state()["notes"]), within_s=10)
+        state = console.state()
+
+    assert any("served events: failed (ZeroDivisionError)" in note for note in state["notes"])
+    assert [v["number"] for v in state["versions"]["list"]] == [3]
+    assert [s["name"] for s in state["services"]] == ["gateway", "joiner", "trainer", "inference"]
 
 
 def test_dead_letters_are_shown_in_words(world: ConsoleWorld, console: Console) -> None:

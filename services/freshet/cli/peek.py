@@ -12,7 +12,7 @@ import click
 import orjson
 
 from freshet.cli.options import emit, examples, existing_folder, folder_option, json_option
-from freshet.errors import ConfigError, Corrupt, FreshetError
+from freshet.errors import ConfigError, Corrupt, Unavailable
 
 if TYPE_CHECKING:
     from freshet.seams.eventlog import EventLog
@@ -139,10 +139,13 @@ def _lines(
 
 
 def _guarded(decode: Decode, value: bytes) -> Any:
+    """A record as it is shown; one that cannot be read says why, and leaves the others as they are."""
     try:
         return decode(value)
-    except (FreshetError, ValueError, KeyError) as error:
-        return {"unreadable": str(error), "bytes": len(value)}
+    except Unavailable:
+        raise
+    except Exception as error:  # bytes of others: decoders promise nothing of what they raise
+        return {"unreadable": str(error) or repr(error), "bytes": len(value)}
 
 
 def _decoder(log: EventLog, topic: str) -> Decode:

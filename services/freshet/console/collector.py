@@ -22,7 +22,7 @@ from freshet.console.following import Commits, Follower
 from freshet.console.history import History
 from freshet.console.letters import Letters
 from freshet.console.merging import roles_of
-from freshet.console.metrics import LOOK_SECONDS, LOOKS
+from freshet.console.metrics import LOOK_SECONDS, LOOKS, UNREADABLE
 from freshet.console.recorder import Recorder
 from freshet.console.served import ServedSample
 from freshet.console.services import Services
@@ -107,6 +107,7 @@ class Collector:
         self._board, self._traces, self._clock = board, traces, clock
         self._topics = topics_of(sources.spec)
         self._looks, self._seconds = LOOKS.counter(registry), LOOK_SECONDS.histogram(registry)
+        self._unreadable = UNREADABLE.counter(registry)
         self._rates = Rates()
         self._lock = threading.Lock()  # history and board change together
         self._history = History(settings.history_ms)
@@ -191,10 +192,16 @@ class Collector:
         try:
             self._known[name] = found = do()
         except (FreshetError, KeyError, OSError) as error:
-            self._notes.append(f"console: {name}: {str(error).splitlines()[0] if str(error) else error!r}")
-            last: T = self._known.get(name, otherwise)
-            return last
+            return self._noted(name, str(error).splitlines()[0] if str(error) else repr(error), otherwise)
+        except Exception as error:  # a fault of ours must not end the other parts
+            log.error("a part of a look failed", reason=name, exc_info=error)
+            return self._noted(name, f"failed ({type(error).__name__}), see the console's log", otherwise)
         return found
+
+    def _noted(self, name: str, why: str, otherwise: T) -> T:
+        self._notes.append(f"console: {name}: {why}")
+        last: T = self._known.get(name, otherwise)
+        return last
 
     def _open(self) -> None:
         if self._reading is not None:
@@ -207,7 +214,7 @@ class Collector:
             measures,
             Versions(self._sources.versions, event_log, self._topics.versions),
             Letters(event_log, refused=self._topics.refused, dead_letters=self._topics.dead_letters),
-            ServedSample(spec, event_log, self._topics.served),
+            ServedSample(spec, event_log, self._topics.served, self._unreadable.inc),
             Commits(event_log, self._topics.joiner, spec.partitions),
             Recorder(spec, event_log.writer(), self._topics.measures, self._settings.vitals_ms, self._clock),
         )

@@ -6,7 +6,7 @@ from freshet.runtime.guard import DOOR_METRICS
 from freshet.runtime.http import HTTP_METRICS
 from freshet.runtime.metrics import Metric
 
-__all__ = ["LOOKS", "LOOK_SECONDS", "METRICS"]
+__all__ = ["LOOKS", "LOOK_SECONDS", "METRICS", "UNREADABLE"]
 
 LOOKS = Metric(
     "freshet_console_looks",
@@ -22,4 +22,10 @@ LOOK_SECONDS = Metric(
     "Time that a look at services and log took.",
     buckets=(0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0),
 )
-METRICS = (*HTTP_METRICS, *DOOR_METRICS, LOOKS, LOOK_SECONDS)
+UNREADABLE = Metric(
+    "freshet_console_unreadable",
+    "counter",
+    "events",
+    "Served events at which the console looked and that it cannot show.",
+)
+METRICS = (*HTTP_METRICS, *DOOR_METRICS, LOOKS, LOOK_SECONDS, UNREADABLE)

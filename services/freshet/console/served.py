@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import io
 from collections import OrderedDict, deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import fastavro
 import orjson
+import structlog
 
 from freshet.console.events import grouped, leaves, request_of, without_logical_types
 from freshet.console.following import newest
 from freshet.console.texts import fixed_texts
-from freshet.errors import ConfigError, Corrupt
+from freshet.errors import Corrupt, Unavailable
 from freshet.features import key_of
 from freshet.seams.eventlog import EventLog
 from freshet.spec.avro import canonical
@@ -26,6 +27,8 @@ from freshet.types import TopicPartition
 from freshet.wire.schemas import FRAME_BYTES, SchemaRegistry, framed_id
 
 __all__ = ["ServedSample"]
+
+log = structlog.get_logger(__name__)
 
 READ_RECORDS = 5
 """Of one partition at a look: decoding is Python's, a look must stay cheap whatever passes."""
@@ -47,8 +50,11 @@ LONGEST_TEXT = 60
 class ServedSample:
     """What is known of served events by looking at some. Used by one thread, but `requests` by any."""
 
-    def __init__(self, spec: Spec, log: EventLog, topic: str) -> None:
-        self._spec, self._log, self._topic = spec, log, topic
+    def __init__(
+        self, spec: Spec, log: EventLog, topic: str, unreadable: Callable[[], None] = lambda: None
+    ) -> None:
+        """`unreadable` is called for each event that cannot be shown."""
+        self._spec, self._log, self._topic, self._unreadable = spec, log, topic, unreadable
         self._schemas: dict[int, Any] = {}
         self._registry = SchemaRegistry(log)
         self._ends: dict[int, int] = {}
@@ -86,13 +92,21 @@ class ServedSample:
             self._ends[self._turn] = bounds.end
             if fresh > 0:
                 for _, value in newest(self._log, at, min(fresh, READ_RECORDS)):
-                    self._take(value)
+                    if len(value) <= self._largest and not self._spec.events.served.theirs:
+                        self._look_at(value)
                 return
 
-    def _take(self, value: bytes) -> None:
-        event = self._decoded(value)
-        if event is None:
-            return
+    def _look_at(self, value: bytes) -> None:
+        """Take an event; one that cannot be read (the joiner tells of it) leaves the others as they are."""
+        try:
+            self._take(self._decoded(value))
+        except Unavailable:  # its schema is not known now: nothing is wrong with the event
+            raise
+        except Exception as error:  # bytes of others: the decoder promises nothing of what it raises
+            log.debug("a served event cannot be shown", reason=repr(error))
+            self._unreadable()
+
+    def _take(self, event: dict[str, Any]) -> None:
         for feature in self._fields:
             self._note(feature, leaves(event, (feature.field or "").split(".")))
         request = (
@@ -108,28 +122,25 @@ class ServedSample:
         for value in values:
             if not isinstance(value, (str, bytes, int, float)) or (type(value), value) in seen:
                 continue
+            if isinstance(value, int) and not -(2**63) <= value < 2**63:
+                continue  # of JSON alone, and no value of a feature
             seen.add((type(value), value))
             text = value.decode(errors="replace") if isinstance(value, bytes) else str(value)
             texts[key_of(value, 0)] = text if len(text) <= LONGEST_TEXT else text[: LONGEST_TEXT - 1] + "…"
             if len(texts) > MOST_TEXTS:
                 texts.popitem(last=False)
 
-    def _decoded(self, value: bytes) -> dict[str, Any] | None:
-        """The event as fields; None for what cannot be read, which is the joiner's to report."""
-        if len(value) > self._largest:
-            return None
-        try:
-            if self._spec.events.served.theirs:
-                return None  # what they mean is the joiner's to find out
-            if self._spec.events.served.format == "json":
-                event = orjson.loads(value)
-            else:
-                event = fastavro.schemaless_reader(
-                    io.BytesIO(value[FRAME_BYTES:]), self._schema(framed_id(value)), None
-                )
-        except (Corrupt, ConfigError, KeyError, ValueError, EOFError, IndexError, TypeError, StopIteration):
-            return None
-        return event if isinstance(event, dict) else None
+    def _decoded(self, value: bytes) -> dict[str, Any]:
+        """The event as fields."""
+        if self._spec.events.served.format == "json":
+            event = orjson.loads(value)
+        else:
+            event = fastavro.schemaless_reader(
+                io.BytesIO(value[FRAME_BYTES:]), self._schema(framed_id(value)), None
+            )
+        if not isinstance(event, dict):
+            raise Corrupt(f"an event: expected a record, found {type(event).__name__}")
+        return event
 
     def _schema(self, schema_id: int) -> Any:
         if schema_id not in self._schemas:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+from pathlib import Path
 from typing import Any
 
 import fastavro
@@ -15,14 +16,16 @@ from hypothesis import strategies as st
 
 from freshet.console.events import grouped, leaves, plain, request_of, without_logical_types
 from freshet.console.letters import LONGEST_TEXT, letter_of
+from freshet.console.served import ServedSample
 from freshet.console.texts import texts_of_buckets, texts_of_times
 from freshet.console.trying import body_of
 from freshet.errors import BadInput
-from freshet.features import EventExtractor, SampleDecoder
+from freshet.features import EventExtractor, SampleDecoder, key_of
+from freshet.seams.eventlog.sqlite import open_url
 from freshet.spec.avro import parse_schema, sample_schema
 from freshet.spec.layout import layout_of
 from freshet.spec.parse import parse_spec
-from freshet.types import BytesColumn
+from freshet.types import Append, BytesColumn
 
 SPEC = parse_spec("""
 name = "shop"
@@ -80,6 +83,41 @@ def test_a_served_event_becomes_the_request_that_led_to_it() -> None:
     }
     assert "freshet_served" in served["page"]["items"][0], "the event is as it was"
     assert served["meta"]["request"] == "r1"
+
+
+def test_a_number_that_no_feature_can_have_hides_nothing_else(tmp_path: Path) -> None:
+    log = open_url(f"sqlite:{tmp_path}/log")
+    text = """
+name = "shop"
+[events]
+served = { topic = "served", format = "json", schema = "s.avsc", key = ["r", "id"], time = "ts:ms" }
+action = { topic = "actions", key = ["r", "id"], time = "ts:ms" }
+[labels]
+buy = { on = "action.kind == 'buy'" }
+[tables]
+reader = { dim = 4 }
+[features]
+reader = { field = "reader", table = "reader" }
+[train]
+segments = ["reader"]
+"""
+    unreadable: list[int] = []
+    sample = ServedSample(parse_spec(text), log, "served", lambda: unreadable.append(1))
+    log.create_topic("served", partitions=parse_spec(text).partitions, retention_ms=None)
+    log.create_topic("schemas", partitions=1, retention_ms=None)
+    events = [
+        b'{"r": "a", "id": 1, "reader": 18446744073709551615}',
+        b"[]",
+        b'{"r": "b", "id": 1, "reader": 7}',
+    ]
+    log.writer().append([Append("served", 0, BytesColumn.of(events))])
+
+    sample.look()
+
+    assert [r["request_id"] for r in sample.requests] == ["b", "a"]
+    assert sample.text("reader", key_of(7, 0)) == "7"
+    assert len(unreadable) == 1
+    log.close()
 
 
 @pytest.mark.parametrize(
