@@ -83,7 +83,8 @@ APIS = (
     Api(
         "admin",
         7010,
-        "What joiner (port 7010), trainer (7011) and simulator (7012) answer: health, metrics, figures.",
+        "What joiner (port 7010), trainer (7011), simulator (7012), shard (paramserver, 7021) and embedder "
+        "(7031) answer: health, metrics, figures.",
         (*admin.ENDPOINTS, admin.PROGRESS),
     ),
 )

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 
 class FreshetError(Exception):
-    """Root of every error that freshet raises on purpose."""
+    """Root of what a caller of freshet is told. Not below it: answers of HTTP on their way (`HttpError`), and
+    what a module tells itself."""
 
 
 class ConfigError(FreshetError):

@@ -15,9 +15,10 @@ import click
 
 from freshet.cli.streams import let_go, mend_streams
 from freshet.errors import FreshetError
+from freshet.extras import EXTRAS, how_to_install
 from freshet.release import RELEASE
 
-__all__ = ["EXITS", "EXTRAS", "main"]
+__all__ = ["EXITS", "main"]
 
 EXITS = {
     0: "done; for `up`, `demo`, `run` and `simulate`: stopped as told",
@@ -111,31 +112,12 @@ def main() -> None:
         sys.exit(1)
 
 
-EXTRAS = {
-    "uvicorn": "gateway",
-    "httptools": "gateway",
-    "uvloop": "gateway",
-    "torch": "trainer",
-    "httpx": "client",
-    "pyarrow": "replay",
-    "fastavro": "replay",
-    "confluent_kafka": "kafka",
-    "redis": "redis",
-    "grpc": "grpc",
-    "google": "grpc",
-    "obstore": "objects",
-    "cryptography": "certs",
-    "opentelemetry": "tracing",
-}
-"""Modules that only some verbs need, and an extra that brings each; a test compares with pyproject.toml."""
-
-
 def _of_a_package(name: str) -> str:
-    """What is not installed, and how it comes. Not by freshet's name: on PyPI that is another project."""
+    """What is not installed, and how it comes."""
     return (
         f"ConfigError: the package {name} is not installed\n"
         f'  expected what freshet\'s extra "{EXTRAS[name]}" brings, as this needs it\n'
-        f'  pip install {name}; or in a clone of freshet, pip install ".[{EXTRAS[name]}]"'
+        f"  {how_to_install(name)}"
     )
 
 

@@ -28,6 +28,7 @@ _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,62}[A-Za-z0-9])?")
     epilog=examples(
         "freshet certs certs shard-0 embedder-0 trainer-0",
         "freshet certs certs shard-0 --host shard-0.internal --host 10.0.0.3",
+        "freshet certs certs shard-0 shard-1 --host shard-0=10.0.0.3 --host shard-1=10.0.0.4",
         "freshet certs --check certs",
     )
 )
@@ -37,7 +38,9 @@ _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,62}[A-Za-z0-9])?")
     "--host",
     "hosts",
     multiple=True,
-    help="Another name or address that the services are reached by; may be given again.",
+    metavar="[NAME=]HOST",
+    help="Another name or address that a service is reached by; NAME= says whose, if there are several. May "
+    "be given again.",
 )
 @click.option(
     "--days",
@@ -74,10 +77,10 @@ def command(
 ) -> None:
     """Make a certificate and key for each NAME, signed by an authority that FOLDER keeps.
 
-    A certificate is for server and client, valid for NAME itself, localhost, and each --host. What is there
-    and good stays as it is; what expires within --renew-within days is made again, so a timer may run this
-    daily. Services read renewed files by themselves. For development and small deployments: who can read
-    FOLDER/ca.key can be any service.
+    A certificate is for server and client, valid for NAME itself, localhost, and each --host of it. What is
+    there and good stays as it is; what expires within --renew-within days is made again, so a timer may run
+    this daily. Services read renewed files by themselves. For development and small deployments: who can
+    read FOLDER/ca.key can be any service.
     """
     if check:
         _check(folder, names, renew_within, as_json)
@@ -95,12 +98,16 @@ def command(
             "certs", "--renew-within", renew_within, f"fewer than the {days} of --days",
             "else each run makes every certificate again",
         )  # fmt: skip
+    of_name = _by_name(names, hosts)
     from freshet.cli.issuing import LOCAL, opened
 
     with opened(folder, days=ca_days) as (authority, ca):
         made = [
             authority.issue(
-                name, tuple(dict.fromkeys((name, *LOCAL, *hosts))), days=days, renew_within=renew_within
+                name,
+                tuple(dict.fromkeys((name, *LOCAL, *of_name[name]))),
+                days=days,
+                renew_within=renew_within,
             )
             for name in names
         ]
@@ -110,6 +117,23 @@ def command(
         as_json=as_json,
         text="\n".join([*map(_line, all_of_them), "", *_settings(folder, made)]),
     )
+
+
+def _by_name(names: tuple[str, ...], hosts: tuple[str, ...]) -> dict[str, list[str]]:
+    """Hosts of each name. Raises ConfigError: one is of no name, or might be meant for all.
+
+    A certificate for another's host lets who has its key answer in that one's place.
+    """
+    found: dict[str, list[str]] = {name: [] for name in names}
+    for given in hosts:
+        name, _, host = given.rpartition("=")
+        if name not in found and (name or len(names) > 1):
+            raise ConfigError(
+                "certs", "--host", given, f"NAME=HOST, NAME one of {', '.join(names)}",
+                "whoever has a certificate for a host can answer as that host: give each to one name",
+            )  # fmt: skip
+        found[name or names[0]].append(host)
+    return found
 
 
 def _told(one: Issued) -> dict[str, Any]:

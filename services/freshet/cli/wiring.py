@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from freshet.cli.figures import JOINER_METRICS, TRAINER_METRICS, joiner_readings, trainer_readings
 from freshet.clock import SYSTEM_CLOCK, Clock
 from freshet.errors import ConfigError
+from freshet.extras import how_to_install
 from freshet.runtime.admin import Admin
 from freshet.runtime.lifecycle import Cleanup
 from freshet.runtime.metrics import register
@@ -435,7 +436,7 @@ def _needs_grpc() -> Iterator[None]:
     except ModuleNotFoundError as error:
         raise ConfigError(
             "environment", "grpc_port", error.name, "the packages of the extra grpc",
-            'pip install "freshet[grpc]", or leave the port out',
+            f"{how_to_install('grpc')}; or leave the port out",
         ) from error  # fmt: skip
 
 

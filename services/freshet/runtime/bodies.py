@@ -29,7 +29,7 @@ class ClientGoneError(Exception):
 
 
 class Bodies:
-    """Of one service. Lives on one event loop."""
+    """Takes in the bodies of one service's requests, within bounds. Lives on one event loop."""
 
     def __init__(
         self, registry: CollectorRegistry, *, most_bytes: int, timeout_s: float, together: int

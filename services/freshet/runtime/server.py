@@ -82,7 +82,7 @@ class Beside(Protocol):
 
 
 class _Bound:
-    """Of connections that begin with a handshake: no answer can be given before it is over."""
+    """Counts connections that begin with a handshake: no answer can be given before it is over."""
 
     def __init__(self, app: App, most: int) -> None:
         self._app, self._most = app, most

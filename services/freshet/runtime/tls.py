@@ -193,7 +193,7 @@ def use(settings: Settings) -> None:
 
 
 class ClientFiles(TypedDict, total=False):
-    """Of a client that makes a context of its own; empty: plain HTTP."""
+    """Files for a client that makes a TLS context of its own; empty: plain HTTP."""
 
     ca_file: str
     cert_file: str

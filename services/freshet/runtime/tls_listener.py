@@ -33,7 +33,7 @@ PAUSE_S = 1.0
 
 
 class Connected(asyncio.Protocol):
-    """Of a connection."""
+    """A protocol that knows whether its connection has begun."""
 
     connected = False
     """Whether its `connection_made` was called; then its `connection_lost` gives back what was taken."""

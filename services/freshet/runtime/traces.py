@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from freshet.errors import ConfigError
+from freshet.extras import how_to_install
 from freshet.release import RELEASE
 from freshet.runtime.metrics import Metric, Reading
 from freshet.settings import Settings
@@ -55,7 +56,7 @@ def start_traces(
             "FRESHET_TRACES_RATIO",
             settings.traces.ratio,
             "that the extra `tracing` is installed",
-            f"pip install 'freshet[tracing]' ({error})",
+            f"{how_to_install('opentelemetry')} ({error})",
         ) from None
     scheme = settings.common.log_url.partition(":")[0]
     _outbox = outbox = Outbox(

@@ -54,12 +54,40 @@ def handshake(folder: Path, *, server: str, client: str, host: str) -> None:
 
 
 def test_two_services_trust_each_other_by_name_and_by_address(tmp_path: Path) -> None:
-    assert made(tmp_path, "shard-0", "trainer-0", "--host", "10.0.0.3") == ["ca", "shard-0", "trainer-0"]
+    hosts = ("--host", "shard-0=10.0.0.3")
+    assert made(tmp_path, "shard-0", "trainer-0", *hosts) == ["ca", "shard-0", "trainer-0"]
 
     for host in ("shard-0", "localhost", "127.0.0.1", "10.0.0.3"):
         handshake(tmp_path, server="shard-0", client="trainer-0", host=host)
     with pytest.raises(ssl.SSLCertVerificationError, match="not valid for 'shard-1'"):
         handshake(tmp_path, server="shard-0", client="trainer-0", host="shard-1")
+
+
+def test_a_host_is_of_one_service_whose_name_is_told(tmp_path: Path) -> None:
+    run(tmp_path, "shard-0", "trainer-0", "--host", "shard-0=a.internal", "--host", "trainer-0=b.internal")
+
+    handshake(tmp_path, server="shard-0", client="trainer-0", host="a.internal")
+    with pytest.raises(ssl.SSLCertVerificationError, match=r"not valid for 'a\.internal'"):
+        handshake(tmp_path, server="trainer-0", client="shard-0", host="a.internal")
+
+
+@pytest.mark.parametrize(
+    ("names", "host"), [(("shard-0", "trainer-0"), "a"), (("shard-0",), "b=a"), (("shard-0", "b"), "c=a")]
+)
+def test_a_host_of_which_nobody_knows_whose_it_is_is_refused(
+    tmp_path: Path, names: tuple[str, ...], host: str
+) -> None:
+    with pytest.raises(ConfigError, match=rf"--host = '{host}'\n  expected NAME=HOST, NAME one of shard-0"):
+        run(tmp_path, *names, "--host", host)
+
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_of_one_service_alone_a_host_needs_no_name(tmp_path: Path) -> None:
+    run(tmp_path, "shard-0", "--host", "a.internal", "--host", "shard-0=fd00::3")
+
+    for host in ("a.internal", "fd00::3"):
+        handshake(tmp_path, server="shard-0", client="shard-0", host=host)
 
 
 def test_only_their_owner_reads_keys(tmp_path: Path) -> None:

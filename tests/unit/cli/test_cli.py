@@ -2,9 +2,7 @@ import csv
 import gzip
 import json
 import random
-import re
 import sys
-import tomllib
 from pathlib import Path
 
 import pyarrow.csv
@@ -12,7 +10,7 @@ import pyarrow.parquet
 import pytest
 from click.testing import CliRunner
 
-from freshet.cli import EXTRAS, VERBS, cli, main
+from freshet.cli import VERBS, cli, main
 from freshet.errors import BadInput, ConfigError
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
@@ -249,30 +247,6 @@ def test_a_package_that_was_not_installed_is_named_with_what_brings_it(
         '  expected what freshet\'s extra "replay" brings, as this needs it\n'
         '  pip install pyarrow; or in a clone of freshet, pip install ".[replay]"\n'
     )
-
-
-def test_the_extras_are_those_of_the_project():
-    project = tomllib.loads((EXAMPLES.parent / "pyproject.toml").read_text())["project"]
-    extras = project["optional-dependencies"]
-    modules = {
-        "confluent-kafka": "confluent_kafka",
-        "grpcio": "grpc",
-        "protobuf": "google",
-        "opentelemetry-api": "opentelemetry",
-        "opentelemetry-sdk": "opentelemetry",
-        "opentelemetry-exporter-otlp-proto-http": "opentelemetry",
-    }
-    names = {package: re.split(r"[^\w-]", package)[0] for extra in extras.values() for package in extra}
-    brought = {
-        (modules.get(names[package], names[package]), extra)
-        for extra in extras
-        if extra != "test"
-        for package in extras[extra]
-        if not package.startswith("freshet[")
-    }
-
-    assert set(EXTRAS.items()) <= brought
-    assert {package for package, _ in brought} == set(EXTRAS)
 
 
 def test_every_verb_takes_json():

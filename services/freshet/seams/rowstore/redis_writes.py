@@ -47,7 +47,7 @@ COMMAND_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """Of one bucket; they share a slot."""
+    """Where one bucket stands in Redis; its keys share a slot."""
 
     slot: int
     meta: bytes
