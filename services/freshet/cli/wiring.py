@@ -291,6 +291,7 @@ def gateway_door(settings: GatewaySettings, common: Common) -> Callable[[Gateway
             gateway.grpc_counts,
             guard=gateway.guard,
             message_timeout_s=settings.body_timeout_ms / 1e3,
+            together_bytes=settings.grpc_max_bodies_bytes,
         )
         add_events(door, gateway.doors)
         return door
@@ -319,6 +320,7 @@ def inference_door(settings: InferenceSettings, common: Common) -> Callable[[Inf
             server.grpc_counts,
             guard=server.guard,
             message_timeout_s=settings.body_timeout_ms / 1e3,
+            together_bytes=settings.grpc_max_bodies_bytes,
         )
         add_oip(door, server.oip)
         return door

@@ -9,7 +9,8 @@ from typing import Any
 from freshet.errors import BadInput
 from freshet.gateway.api import AVRO, AVRO_BATCH, ROLES
 from freshet.gateway.door import JSON, JSON_LINES, Acks, Door
-from freshet.runtime.grpc_door import GrpcDoor, Told
+from freshet.runtime.grpc_door import GrpcDoor
+from freshet.runtime.grpc_told import Told
 from freshet.runtime.guard import Guest
 from freshet.wire.protobuf import GATEWAY, messages, parse
 

@@ -17,7 +17,6 @@ from freshet.inference.oip_model import OipModel, Output
 from freshet.release import RELEASE
 from freshet.runtime.grpc_door import GrpcDoor
 from freshet.runtime.guard import Guest
-from freshet.runtime.tokens import Scope
 from freshet.wire.protobuf import OIP, messages, parse
 
 __all__ = ["add_oip", "read_infer", "write_infer"]
@@ -40,13 +39,16 @@ def add_oip(door: GrpcDoor, model: OipModel) -> None:
     """Serve the protocol's six methods."""
     m = messages(OIP)
 
-    def route(method: str, answer: Callable[[Any], Any], scope: Scope | None = "rank") -> None:
+    def tell(method: str, answer: Callable[[], Any]) -> None:
+        door.open(SERVICE, method, lambda: bytes(answer().SerializeToString()))
+
+    def route(method: str, answer: Callable[[Any], Any]) -> None:
         request_class = getattr(m, f"{method}Request")
 
         async def answered(data: bytes, _: Guest) -> bytes:
             return bytes(answer(parse(request_class, data)).SerializeToString())
 
-        door.call(SERVICE, method, answered, scope=scope)
+        door.call(SERVICE, method, answered, scope="rank")
 
     def model_ready(asked: Any) -> Any:
         model.check(asked.name, asked.version)
@@ -61,10 +63,10 @@ def add_oip(door: GrpcDoor, model: OipModel) -> None:
         outputs, number = model.infer(request)
         return write_infer(model.spec.name, number, request.id, outputs)
 
-    route("ServerLive", lambda _: m.ServerLiveResponse(live=True), None)
-    route("ServerReady", lambda _: m.ServerReadyResponse(ready=model.is_ready()), None)
+    tell("ServerLive", lambda: m.ServerLiveResponse(live=True))
+    tell("ServerReady", lambda: m.ServerReadyResponse(ready=model.is_ready()))
+    tell("ServerMetadata", lambda: m.ServerMetadataResponse(name="freshet", version=RELEASE))
     route("ModelReady", model_ready)
-    route("ServerMetadata", lambda _: m.ServerMetadataResponse(name="freshet", version=RELEASE), None)
     route("ModelMetadata", metadata)
     route("ModelInfer", infer)
 

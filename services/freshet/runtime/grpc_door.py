@@ -10,33 +10,36 @@ so a message that gRPC has thrown away for its size is seen and counted.
 from __future__ import annotations
 
 import asyncio
-import math
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass
+from functools import partial
+from typing import Any
 from urllib.parse import unquote
 
 import grpc
-import structlog
 from grpc import aio
 
-from freshet.errors import BadInput, ConfigError, Overloaded, TooLarge, Unavailable
+from freshet.errors import ConfigError, Overloaded, TooLarge
 from freshet.runtime.endpoint import TOKEN_CODES
 from freshet.runtime.grpc_metrics import ListenerCounts
+from freshet.runtime.grpc_room import Place, Room
+from freshet.runtime.grpc_told import NoMessageError, Told, told_of
 from freshet.runtime.guard import NOBODY, Guard, Guest
 from freshet.runtime.http import HttpError
 from freshet.runtime.tokens import Scope
-from freshet.seams.transport import ROOM, Transport, cut, door_options, listen_credentials
+from freshet.seams.transport import MIB, ROOM, Transport, cut, door_options, listen_credentials
 
-__all__ = ["GrpcDoor", "Told", "told_of"]
-
-log = structlog.get_logger("freshet.grpc")
+__all__ = ["Answer", "Failed", "GrpcDoor"]
 
 CALLS = 1024
-"""At once. What lies beneath bounds the bytes that it takes (the gateway's queue; scoring ends at once)."""
+"""At once. Their bytes are bounded together (`freshet.runtime.grpc_room`)."""
 
 STREAM_MESSAGES = 64
 """Of one stream that are not yet answered; then no more are read, and flow control slows its client."""
+
+STOPPING = "this listener is stopping; what was answered is done"
+
+OVERLOADED_RETRY_S = 1.0
 
 LOOK_S = 0.1
 """How often the listener looks whether it is to stop, as the HTTP server does."""
@@ -45,52 +48,8 @@ Answer = Callable[[bytes, Guest], Awaitable[bytes]]
 """Of a message, and who has sent it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Told:
-    """An exception as a client is told it."""
-
-    status: grpc.StatusCode
-    code: str  # as over HTTP: `freshet.runtime.http_errors`
-    text: str
-    retry_after_ms: int = 0  # 0: do not try again unchanged
-
-
 Failed = Callable[[bytes, Told], bytes]
 """Makes the answer to a message for which `Answer` has raised."""
-
-_STATUS = {
-    400: grpc.StatusCode.INVALID_ARGUMENT,
-    401: grpc.StatusCode.UNAUTHENTICATED,
-    403: grpc.StatusCode.PERMISSION_DENIED,
-    404: grpc.StatusCode.NOT_FOUND,
-    408: grpc.StatusCode.DEADLINE_EXCEEDED,
-    429: grpc.StatusCode.RESOURCE_EXHAUSTED,
-    413: grpc.StatusCode.INVALID_ARGUMENT,
-    415: grpc.StatusCode.INVALID_ARGUMENT,
-    503: grpc.StatusCode.UNAVAILABLE,
-}
-
-
-def told_of(error: Exception) -> Told:
-    """What an exception says to a client. Unforeseen ones are logged whole and told without details."""
-    if isinstance(error, HttpError):
-        said = error.content
-        more = [f"{name} {said[name]}" for name in ("expected", "found", "hint") if said[name] is not None]
-        status = _STATUS.get(error.status, grpc.StatusCode.UNKNOWN)
-        after_ms = math.ceil(error.retry_after_s * 1e3)
-        return Told(status, str(said["code"]), "; ".join([str(error), *more]), after_ms)
-    if isinstance(error, BadInput):
-        large = isinstance(error, TooLarge)
-        text = f"{error}; send it in smaller pieces" if large else str(error)
-        return Told(grpc.StatusCode.INVALID_ARGUMENT, "too_large" if large else "bad_input", text)
-    if isinstance(error, Overloaded):
-        after_ms = max(1, round(error.retry_after_s * 1e3))
-        return Told(grpc.StatusCode.RESOURCE_EXHAUSTED, "overloaded", str(error), after_ms)
-    if isinstance(error, Unavailable):
-        return Told(grpc.StatusCode.UNAVAILABLE, "unavailable", str(error), 1000)
-    log.error("a call failed", exc_info=error)
-    text = "an unforeseen error; the service's log says more"
-    return Told(grpc.StatusCode.INTERNAL, "internal", text)
 
 
 class GrpcDoor:
@@ -105,6 +64,7 @@ class GrpcDoor:
         calls: int = CALLS,
         guard: Guard | None = None,
         message_timeout_s: float = 10.0,
+        together_bytes: int = 256 * MIB,
     ) -> None:
         """Make a listener that is not yet one.
 
@@ -114,59 +74,75 @@ class GrpcDoor:
             counts: are added to.
             calls: at once; more are refused with RESOURCE_EXHAUSTED.
             guard: asks for tokens: when a call begins, and again for each message of a stream.
-            message_timeout_s: how long a call of one message may take to send it.
+            message_timeout_s: how long a call of one message may take to send it, and how long a stream may
+                be quiet while others wait for room.
+            together_bytes: of all messages that are read or worked on.
         """
         self._address, self._transport, self.counts, self._calls = address, transport, counts, calls
         self._guard, self._message_timeout_s = guard, message_timeout_s
         self._methods: dict[str, dict[str, grpc.RpcMethodHandler]] = {}
         self._lock = threading.Lock()
-        self._stopping = asyncio.Event()
+        self._room = Room(together_bytes, transport.max_message_bytes + ROOM, message_timeout_s)
+        counts.held_bytes = lambda: self._room.held
+        self._open: set[asyncio.Future[str]] = (
+            set()
+        )  # of streams: why one is to end before its client ends it
+        self._stopping = False
         self._server: aio.Server | None = None
         self.port = 0
 
-    def call(self, service: str, method: str, answer: Answer, *, scope: Scope | None) -> None:
+    def open(self, service: str, method: str, answer: Callable[[], bytes]) -> None:
+        """A method that is open to all, whose message says nothing: it is not read, however long it is.
+
+        Args:
+            service: with its package.
+            method: takes an empty message.
+            answer: makes the answer.
+        """
+
+        async def serve(_: AsyncIterator[bytes], context: aio.ServicerContext[bytes, bytes]) -> bytes:
+            self.counts.frames[method] += 1
+            made = answer()
+            self._count_answer(method, made)
+            return made
+
+        self._add(service, method, grpc.stream_unary_rpc_method_handler(serve))
+
+    def call(self, service: str, method: str, answer: Answer, *, scope: Scope) -> None:
         """A method of one message with one answer.
 
         Args:
             service: with its package.
+            method: its name there.
             answer: makes the answer.
-            scope: that a token must have; None: open to all.
+            scope: that a token must have.
         """
 
         async def serve(_: AsyncIterator[bytes], context: aio.ServicerContext[bytes, bytes]) -> bytes:
+            place = None
             try:
                 guest = self._let_in(scope, context)  # before a message is read
-            except HttpError as error:
-                await self._end(method, context, error)
-            try:
-                async with asyncio.timeout(self._message_timeout_s):
-                    message = await context.read()
-            except TimeoutError:
-                await self._end(method, context, HttpError(
-                    408, "body_timeout", "the message did not arrive in time",
-                    expected=f"a whole message within {self._message_timeout_s:g} s",
-                ))  # fmt: skip
-            if message is aio.EOF:
-                await self._without_message(method, context)
-            try:
+                place = self._room.place()
+                message = await self._only(context, place)
                 return await self._answered(method, message, guest, answer)
             except Exception as error:
                 await self._end(method, context, error)
                 raise
+            finally:
+                if place is not None:
+                    place.leave()
 
-        self.counts.answers[method, "OK", "passed"] += 0  # shown from the start on
-        self._methods.setdefault(service, {})[method] = grpc.stream_unary_rpc_method_handler(serve)
+        self._add(service, method, grpc.stream_unary_rpc_method_handler(serve))
 
-    def stream(
-        self, service: str, method: str, answer: Answer, failed: Failed, *, scope: Scope | None
-    ) -> None:
+    def stream(self, service: str, method: str, answer: Answer, failed: Failed, *, scope: Scope) -> None:
         """A method of message after message, each with its answer as soon as there is one.
 
         Args:
             service: with its package.
+            method: its name there.
             answer: makes the answer to one message.
             failed: makes the answer to a message for which `answer` has raised.
-            scope: that a token must have, when the stream begins and at each message; None: open to all.
+            scope: that a token must have, when the stream begins and at each message.
         """
 
         async def serve(_: AsyncIterator[bytes], context: aio.ServicerContext[bytes, bytes]) -> None:
@@ -179,14 +155,22 @@ class GrpcDoor:
                 # A token may expire, or be dropped, while the stream is open.
                 return await answer(message, self._let_in(scope, context))
 
+            over: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+            if self._stopping:
+                _tell(over, STOPPING)
+            self._open.add(over)
             self.counts.streams[method] += 1
             try:
-                await self._serve_stream(method, context, still_let_in, failed)
+                await self._serve_stream(method, context, still_let_in, failed, over)
             finally:
+                self._open.discard(over)
                 self.counts.streams[method] -= 1
 
-        self.counts.answers[method, "OK", "passed"] += 0
-        self._methods.setdefault(service, {})[method] = grpc.stream_stream_rpc_method_handler(serve)
+        self._add(service, method, grpc.stream_stream_rpc_method_handler(serve))
+
+    def _add(self, service: str, method: str, handler: grpc.RpcMethodHandler) -> None:
+        self.counts.answers[method, "OK", "passed"] += 0  # shown from the start on
+        self._methods.setdefault(service, {})[method] = handler
 
     async def start(self) -> None:
         """Listen. Raises ConfigError if the address cannot be bound."""
@@ -214,7 +198,9 @@ class GrpcDoor:
         """Answer until `stop` is set; then what is in work, for at most `drain_s`."""
         while not stop.is_set():
             await asyncio.sleep(LOOK_S)
-        self._stopping.set()
+        self._stopping = True
+        for over in self._open:
+            _tell(over, STOPPING)
         if self._server is not None:
             await self._server.stop(drain_s)
 
@@ -222,14 +208,12 @@ class GrpcDoor:
         with self._lock:  # gRPC's threads
             self.counts.handshakes += 1
 
-    def _let_in(self, scope: Scope | None, context: aio.ServicerContext[bytes, bytes]) -> Guest:
-        if scope is None or self._guard is None:
-            return NOBODY
-        return self._guard.admit(scope, *_shown(context))
+    def _let_in(self, scope: Scope, context: aio.ServicerContext[bytes, bytes]) -> Guest:
+        return NOBODY if self._guard is None else self._guard.admit(scope, *_shown(context))
 
-    def _check(self, scope: Scope | None, context: aio.ServicerContext[bytes, bytes]) -> None:
+    def _check(self, scope: Scope, context: aio.ServicerContext[bytes, bytes]) -> None:
         """As `_let_in`, before there is a message."""
-        if scope is not None and self._guard is not None:
+        if self._guard is not None:
             self._guard.check(scope, *_shown(context))
 
     async def _end(self, method: str, context: aio.ServicerContext[bytes, bytes], error: Exception) -> None:
@@ -259,18 +243,38 @@ class GrpcDoor:
                 f"the message has {size} bytes, expected at most {self._transport.max_message_bytes}"
             )
         made = await answer(message, guest)
-        self.counts.sent_bytes[method] += len(made)
-        self.counts.answers[method, "OK", "passed"] += 1
+        self._count_answer(method, made)
         return made
 
-    async def _without_message(self, method: str, context: aio.ServicerContext[bytes, bytes]) -> None:
-        self._refuse("no_message")
-        self.counts.answers[method, grpc.StatusCode.INVALID_ARGUMENT.name, "passed"] += 1
-        limit = self._transport.max_message_bytes + ROOM
-        await context.abort(
-            grpc.StatusCode.INVALID_ARGUMENT,
-            f"expected a message; found none that could be read (whole, of at most {limit} bytes unpacked)",
-        )
+    def _count_answer(self, method: str, made: bytes) -> None:
+        self.counts.sent_bytes[method] += len(made)
+        self.counts.answers[method, "OK", "passed"] += 1
+
+    async def _only(self, context: aio.ServicerContext[bytes, bytes], place: Place) -> bytes:
+        """The message of a call of one."""
+        limit_s = self._message_timeout_s
+        room_s = 2 * limit_s  # quiet streams make room after the limit
+        try:
+            async with asyncio.timeout(room_s):
+                await place.granted
+        except TimeoutError:
+            text = f"other messages have taken all room for {room_s:g} s"
+            raise Overloaded(text, OVERLOADED_RETRY_S) from None
+        try:
+            async with asyncio.timeout(limit_s):
+                message: Any = await context.read()
+        except TimeoutError:
+            raise HttpError(
+                408, "body_timeout", "the message did not arrive in time",
+                expected=f"a whole message within {limit_s:g} s",
+            ) from None  # fmt: skip
+        if message is aio.EOF:
+            limit = self._transport.max_message_bytes + ROOM
+            raise NoMessageError(
+                f"expected a message; found none that could be read (whole, of at most {limit} bytes)"
+            )
+        place.came(len(message))
+        return bytes(message)
 
     async def _serve_stream(
         self,
@@ -278,6 +282,7 @@ class GrpcDoor:
         context: aio.ServicerContext[bytes, bytes],
         answer: Answer,
         failed: Failed,
+        over: asyncio.Future[str],
     ) -> None:
         slots = asyncio.Semaphore(STREAM_MESSAGES)
         writing = asyncio.Lock()  # gRPC sends one message of a call at a time
@@ -288,9 +293,10 @@ class GrpcDoor:
             except Exception as error:
                 return failed(message, self._told(method, error))
 
-        async def handle(message: bytes) -> None:
+        async def handle(message: bytes, place: Place) -> None:
             made = await make(message)
             del message  # the client may take its time to read the answer
+            place.leave()
             async with writing:
                 await context.write(made)
             slots.release()
@@ -298,29 +304,56 @@ class GrpcDoor:
         async with asyncio.TaskGroup() as tasks:  # ends when all are answered; a client that is gone ends all
             while True:
                 await slots.acquire()
-                message = await self._next(context)
-                if message is None:
+                found = await self._next(context, over)
+                if found is None:
                     break
-                tasks.create_task(handle(message))
-        if self._stopping.is_set():
-            await context.abort(
-                grpc.StatusCode.UNAVAILABLE, "this listener is stopping; what was answered is done"
-            )
+                task = tasks.create_task(handle(*found))
+                task.add_done_callback(partial(_leave, found[1]))  # also of one that is ended before it began
+        if over.done():
+            await context.abort(grpc.StatusCode.UNAVAILABLE, over.result())
 
-    async def _next(self, context: aio.ServicerContext[bytes, bytes]) -> bytes | None:
-        """The next message of a stream; None at its end, or when the listener stops."""
-        reading = asyncio.ensure_future(context.read())
-        stopping = asyncio.ensure_future(self._stopping.wait())
+    async def _next(
+        self, context: aio.ServicerContext[bytes, bytes], over: asyncio.Future[str]
+    ) -> tuple[bytes, Place] | None:
+        """The next message of a stream, and its place; None at its end, or when it is over."""
+        place = self._room.place(quiet=partial(self._quiet, over))
+        found = None
         try:
-            await asyncio.wait((reading, stopping), return_when=asyncio.FIRST_COMPLETED)
-            if not reading.done():
-                return None
-            message = reading.result()
-            return None if message is aio.EOF else message
+            if await _unless(over, place.granted):
+                reading = asyncio.ensure_future(context.read())
+                if await _unless(over, reading) and (message := reading.result()) is not aio.EOF:
+                    place.came(len(message))
+                    found = message, place
         finally:
-            stopping.cancel()
-            if not reading.done():
-                reading.cancel()
+            if found is None:
+                place.leave()
+        return found
+
+    def _quiet(self, over: asyncio.Future[str]) -> None:
+        self._refuse("quiet")
+        _tell(over, (
+            f"no whole message came for {self._message_timeout_s:g} s, and others wait for room; what was "
+            "answered is done, open the stream again"
+        ))  # fmt: skip
+
+
+def _tell(over: asyncio.Future[str], why: str) -> None:
+    if not over.done():
+        over.set_result(why)
+
+
+def _leave(place: Place, _: asyncio.Task[None]) -> None:
+    place.leave()
+
+
+async def _unless(over: asyncio.Future[str], other: asyncio.Future[Any]) -> bool:
+    """Wait for the other; False, and it is cancelled, if it is over before."""
+    try:
+        await asyncio.wait((other, over), return_when=asyncio.FIRST_COMPLETED)
+        return other.done()
+    finally:
+        if not other.done():
+            other.cancel()
 
 
 def _peer(context: aio.ServicerContext[bytes, bytes]) -> str:

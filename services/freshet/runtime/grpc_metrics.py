@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from freshet.runtime.metrics import Metric, Reading
@@ -42,6 +42,12 @@ GRPC_METRICS = (
 GRPC_DOOR_METRICS = (
     *GRPC_METRICS,
     Metric(
+        "freshet_grpc_held_bytes",
+        "gauge",
+        "bytes",
+        "Of messages that are read or worked on; one that is waited for counts as the largest.",
+    ),
+    Metric(
         "freshet_grpc_answers",
         "counter",
         "answers",
@@ -68,6 +74,7 @@ class ListenerCounts:
     refused: Counter[str] = field(default_factory=Counter)
     answers: Counter[tuple[str, str, str]] = field(default_factory=Counter)  # method, status, door
     handshakes: int = 0  # TLS, begun
+    held_bytes: Callable[[], int] = lambda: 0  # of a door, now
 
 
 def grpc_readings(counts: ListenerCounts, reasons: Sequence[str] = ()) -> dict[str, Reading]:
@@ -85,4 +92,5 @@ def grpc_readings(counts: ListenerCounts, reasons: Sequence[str] = ()) -> dict[s
 def grpc_door_readings(counts: ListenerCounts) -> dict[str, Reading]:
     """GRPC_DOOR_METRICS now."""
     answers: Reading = {labels: float(n) for labels, n in list(counts.answers.items())}
-    return {**grpc_readings(counts), "freshet_grpc_answers": answers}
+    held = float(counts.held_bytes())
+    return {**grpc_readings(counts), "freshet_grpc_answers": answers, "freshet_grpc_held_bytes": held}

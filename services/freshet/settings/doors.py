@@ -25,6 +25,14 @@ class GrpcDoor:
         PEM,
         default="",
     )
+    grpc_max_bodies_bytes: int = option(
+        "deployment",
+        "bytes of messages that are held at once over gRPC, while they come and are worked on. One that is "
+        "waited for counts as the largest, so that this divided by the largest is how many calls and streams "
+        "are read at once; others wait, and then a stream that is quiet ends to make room",
+        Integer(MIB, 1 << 40),
+        default=256 * MIB,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

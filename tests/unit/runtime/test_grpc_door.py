@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import select
 import socket
+import threading
 import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import grpc
@@ -60,7 +63,7 @@ async def echo(message: bytes, _: Guest) -> bytes:
 
 
 def echoing(door: GrpcDoor) -> None:
-    door.call("Test", "Echo", echo, scope=None)
+    door.call("Test", "Echo", echo, scope="send")
 
 
 def asked(door: Open, message: bytes, **call: Any) -> bytes:
@@ -97,8 +100,89 @@ def test_an_error_with_a_long_text_is_told_by_its_beginning(letter: str) -> None
         raise BadInput("expected another one: " + letter * 20_000)
 
     with (
-        door_with(lambda door: door.call("Test", "Echo", refuse, scope=None)) as door,
+        door_with(lambda door: door.call("Test", "Echo", refuse, scope="send")) as door,
         pytest.raises(grpc.RpcError, match="expected another one") as refused,
     ):
         asked(door, b"")
     assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+# What may be held together
+
+
+@pytest.fixture
+def quiet() -> Iterator[Callable[..., Iterator[bytes]]]:
+    """Makes what a client sends that sends these messages, then nothing, and does not end while the test
+    runs."""
+    over = threading.Event()
+
+    def made(*messages: bytes) -> Iterator[bytes]:
+        yield from messages
+        over.wait(DEADLINE_S)
+
+    yield made
+    over.set()
+
+
+def test_what_is_open_to_all_is_answered_without_reading_what_anybody_sends(
+    quiet: Callable[..., Iterator[bytes]],
+) -> None:
+    with (
+        door_with(lambda door: door.open("Test", "Live", lambda: b"yes"), message_timeout_s=0.2) as door,
+        grpc.insecure_channel(f"127.0.0.1:{door.port}") as channel,
+    ):
+        assert channel.stream_unary("/Test/Live")(quiet(), timeout=DEADLINE_S) == b"yes"
+        assert channel.unary_unary("/Test/Live")(bytes(1 << 20), timeout=DEADLINE_S) == b"yes"
+    assert (door.counts.received_bytes["Live"], door.counts.answers["Live", "OK", "passed"]) == (0, 2)
+
+
+def streaming(door: GrpcDoor) -> None:
+    echoing(door)
+    door.stream("Test", "Echoes", echo, lambda _, told: told.text.encode(), scope="send")
+
+
+def test_a_quiet_stream_makes_room_when_others_wait_and_is_told_to_open_another(
+    quiet: Callable[..., Iterator[bytes]],
+) -> None:
+    with (
+        door_with(streaming, message_timeout_s=0.2, together_bytes=1) as door,
+        grpc.insecure_channel(f"127.0.0.1:{door.port}") as channel,
+    ):
+        stream = channel.stream_stream("/Test/Echoes")(quiet(b"first"), timeout=DEADLINE_S)
+        assert next(stream) == b"first"
+        assert asked(door, b"other") == b"other"
+        with pytest.raises(grpc.RpcError, match="what was answered is done, open the stream again") as ended:
+            next(stream)
+        assert ended.value.code() is grpc.StatusCode.UNAVAILABLE
+        assert door.counts.refused == {"quiet": 1}
+        assert next(channel.stream_stream("/Test/Echoes")(quiet(b"first"), timeout=DEADLINE_S)) == b"first"
+
+
+def test_messages_in_work_keep_others_out_and_these_are_told_when_to_try_again() -> None:
+    begun, go_on = threading.Event(), asyncio.Event()
+    loops: list[asyncio.AbstractEventLoop] = []
+
+    async def slow(message: bytes, _: Guest) -> bytes:
+        loops.append(asyncio.get_running_loop())
+        begun.set()
+        await go_on.wait()
+        return message
+
+    def add(door: GrpcDoor) -> None:
+        echoing(door)
+        door.call("Test", "Slow", slow, scope="send")
+
+    with (
+        door_with(add, message_timeout_s=0.2, together_bytes=1) as door,
+        grpc.insecure_channel(f"127.0.0.1:{door.port}") as channel,
+    ):
+        first = channel.unary_unary("/Test/Slow").future(b"first", timeout=DEADLINE_S)
+        assert begun.wait(DEADLINE_S)
+        with pytest.raises(grpc.RpcError, match="have taken all room") as refused:
+            asked(door, b"other")
+        assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert ("retry-after-ms", "1000") in [tuple(pair) for pair in refused.value.trailing_metadata()]
+        assert (door.counts.refused, door.counts.held_bytes()) == ({"overloaded": 1}, len(b"first"))
+        loops[0].call_soon_threadsafe(go_on.set)
+        assert (first.result(), asked(door, b"other")) == (b"first", b"other")
+        assert door.counts.held_bytes() == 0
