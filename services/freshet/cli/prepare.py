@@ -95,6 +95,7 @@ def _rows(spec: Any, url: str) -> str | None:
     """The model that the row store is tied to; None if it is empty."""
     from freshet.errors import Mismatch
     from freshet.seams.open import open_rowstore
+    from freshet.seams.rowstore.checks import A_STORE_OF_ITS_OWN
     from freshet.spec.identity import identity_hash
     from freshet.spec.schemas import load_schemas
 
@@ -110,9 +111,7 @@ def _rows(spec: Any, url: str) -> str | None:
         raise Mismatch(
             f"{url}: expected rows of model {wanted[0]!r}, spec {wanted[1]}; found those of "
             f"{identity.model!r}, spec {identity.spec_hash}\n"
-            "  a model has stores of its own: go on with the former spec, or give the new one another run"
-            " folder; in a Redis of yours another name at the end of the URL, which its user may write to;"
-            ' with docker compose empty volumes (docs/compose.md, "Another model")'
+            f"{A_STORE_OF_ITS_OWN}"
         )
     return identity.model
 

@@ -74,7 +74,8 @@ def _check_owner(manifest: Manifest, spec_hash: str, log_id: str) -> None:
     what = "spec" if manifest.spec_hash != spec_hash else "event log"
     raise Mismatch(
         f"version {manifest.number} was trained under another {what}\n"
-        "  take another folder, or `freshet check --against` to see what changed"
+        "  a model has versions of its own: another folder, prefix or volume; or go on with the former spec\n"
+        "  and log; `freshet check --against` says what changed"
     )
 
 

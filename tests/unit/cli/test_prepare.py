@@ -17,6 +17,7 @@ from freshet.spec import load_spec
 from freshet.spec.topics import topics_of
 from freshet.testing.simulator import demo
 from freshet.types import Bucket, BucketMeta, Fence, TimeMs
+from tests.docs.markdown import ROOT
 
 SPEC = Path(demo.__path__[0]) / "freshet.toml"
 
@@ -56,8 +57,12 @@ def test_rows_of_another_model_are_told_before_anything_starts(tmp_path: Path) -
     )
     rows.close()
 
-    with pytest.raises(Mismatch, match=r"expected rows of model 'demo'.*found those of 'news'"):
+    with pytest.raises(Mismatch, match=r"expected rows of model 'demo'.*found those of 'news'") as told:
         prepared(tmp_path)
+
+    for way in ("another run\n  folder", "another name at the end of the URL", 'compose.md, "Another model"'):
+        assert way in str(told.value)
+    assert "### Another model\n" in (ROOT / "docs" / "compose.md").read_text()
 
 
 def test_a_store_that_cannot_be_reached_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

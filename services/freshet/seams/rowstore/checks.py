@@ -12,7 +12,7 @@ from freshet.seams.rowstore import StoreIdentity
 from freshet.tables.runs import check_runs
 from freshet.types import U32, Flush
 
-__all__ = ["check_flush", "check_identity"]
+__all__ = ["A_STORE_OF_ITS_OWN", "check_flush", "check_identity"]
 
 
 def check_flush(flush: Flush, buckets_of_model: int, widths: U32) -> None:
@@ -42,6 +42,14 @@ def check_flush(flush: Flush, buckets_of_model: int, widths: U32) -> None:
         raise ValueError("a flush holds rows of buckets that it does not name")
 
 
+A_STORE_OF_ITS_OWN = (
+    "  a model has stores of its own: go on with the former spec and log, or give the new one another run\n"
+    "  folder; in a Redis of yours another name at the end of the URL, which its user may write to; with\n"
+    '  docker compose empty volumes (docs/compose.md, "Another model")'
+)
+"""What to do where rows are those of another model."""
+
+
 def check_identity(where: object, expected: StoreIdentity, found: StoreIdentity) -> None:
     """Raise Mismatch, naming all that differs, if the store belongs to another model."""
     lines = []
@@ -61,7 +69,7 @@ def check_identity(where: object, expected: StoreIdentity, found: StoreIdentity)
                 [
                     f"{where}: the row store belongs to another model, spec or log:",
                     *lines,
-                    "  identity keys are fixed for a model's life: take another model name, or run folder",
+                    A_STORE_OF_ITS_OWN,
                 ]
             )
         )

@@ -209,7 +209,7 @@ class RedisRowStore:
         if stored is None:
             raise DataLost(
                 f"{self._where(bucket)}: the bucket is gone: Redis came back without it\n"
-                "  restore Redis from a backup, or start the model anew under another name"
+                "  restore it from a copy, or empty it: rows are learned again from what the log has"
             )
         if stored > fence:
             raise Fenced(f"bucket {bucket} has fence {stored}, above {fence}; {told}")
@@ -221,7 +221,7 @@ class RedisRowStore:
                 raise DataLost(
                     f"{self._where(bucket)}: the bucket has been written to, but the store's identity is "
                     "gone: Redis came back without part of the store\n"
-                    "  restore Redis from a backup, or start the model anew under another name"
+                    "  restore it from a copy, or empty it: rows are learned again from what the log has"
                 )
 
     # --- asking
