@@ -52,7 +52,7 @@ def main(events: float, ranks: float) -> None:
         finally:
             stack.down(volumes=True)
             stack.close()
-    print(_run(["docker", "images", "freshet/*", "--format", "{{.Repository}} {{.Size}}"]))
+    print(_run(["docker", "images", "localhost/freshet/*", "--format", "{{.Repository}} {{.Size}}"]))
 
 
 def _first_prediction(stack: Stack) -> float:

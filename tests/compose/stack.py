@@ -108,9 +108,9 @@ class Stack(Members):
         """A container's own address: docker's networks are reached from the machine that they are on."""
         if name not in self._addresses:
             found = self.docker("ps", "--quiet", name).split()
-            form = "{{range .NetworkSettings.Networks}}{{.IPAddress}}{{end}}"
+            form = "{{range .NetworkSettings.Networks}}{{.IPAddress}} {{end}}"
             self._addresses[name] = (
-                _run(["docker", "inspect", "--format", form, found[0]], self._env, 30).strip()
+                _run(["docker", "inspect", "--format", form, found[0]], self._env, 30).split()[0]
                 if found
                 else "0.0.0.0"
             )

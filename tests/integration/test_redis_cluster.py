@@ -328,21 +328,29 @@ def test_a_key_that_somebody_else_wrote_is_corrupt(redis_server: RedisServer, op
 
 
 def test_a_user_with_the_documented_rights_can_do_all_and_others_are_told(tmp_path: Path, opened):
-    line = next(
+    lines = [
         text
         for text in Path("docs/redis.md").read_text().splitlines()
-        if text.startswith("ACL SETUSER freshet")
-    )
+        if text.startswith(("ACL SETUSER freshet", "ACL SETUSER reader"))
+    ]
     with RedisServer(tmp_path / "acl") as server:
         url = f"redis://{server.address}/news"
-        server.ask(*line.replace("<password>", "s3cret").split())
+        for line in lines:
+            server.ask(*line.replace("<password>", "s3cret").split())
         server.ask("ACL", "SETUSER", "nobody", "on", ">s3cret", "+ping")
         secret = tmp_path / "password"
         secret.write_text("s3cret\n")
         freshet = f"{url}?user=freshet&password_file={secret}"
+        reader = f"{url}?user=reader&password_file={secret}"
         owner = Owner(opened(freshet), 5)
         owner.flush()
         owner.check(opened(freshet))
+        owner.check(opened(reader))
+        with pytest.raises(Unavailable, match="the user may not do that"):
+            Owner(opened(reader), 6)
+        for store in ("newsletter", "news-b"):  # of other models
+            with pytest.raises(Unavailable, match="the user may not do that"):
+                opened(freshet.replace("/news?", f"/{store}?")).identity()
         for user in ("nobody", "unknown"):
             with pytest.raises(ConfigError, match=f"refuses user '{user}'"):
                 opened(f"{url}?user={user}&password_file={secret}")

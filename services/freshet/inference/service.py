@@ -94,7 +94,8 @@ class Inference:
         rng: random.Random | None = None,
         guard: Guard | None = None,
     ) -> None:
-        """Raises ConfigError if the spec does not fit the schema."""
+        """Raises ConfigError if the spec does not fit the schema, ImportError if the model needs what is not
+        installed (torch)."""
         spec = parts.spec
         self._pipeline = Pipeline(spec, parts.served)
         topics = topics_of(spec)
@@ -104,6 +105,8 @@ class Inference:
             )
         registry = service_registry()
         layout = layout_of(spec)
+
+        build_model(spec, training=False)  # what cannot be built here is told now, not by every version
 
         def new_table() -> ServingTable:
             return ServingTable(

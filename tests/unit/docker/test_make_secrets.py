@@ -84,8 +84,9 @@ READERS = {
     "log": "console embedder gateway inference joiner kafka prepare shard trainer",
     "operator": "",
     "peers": "embedder shard trainer",
+    "reader": "inference",
     "redis": "redis",
-    "rows": "inference prepare shard",
+    "rows": "prepare shard",
 }
 # So many more have one by compose.tokens.yml.
 READERS_OF_TOKENS = {"client": "console simulator", "doors": "console gateway inference"}
