@@ -123,6 +123,29 @@ def replaced(broken: Broken) -> Iterator[None]:
 
 
 @contextmanager
+def without_spare(broken: Broken) -> Iterator[None]:
+    """A replica is stopped, and the other nodes of Redis may have hardly more memory than they use."""
+
+    def let_have(memory: str) -> None:
+        each = f"redis-cli --user admin -h redis-$i config set maxmemory {memory}"
+        number = "sed -n 's/^used_memory:\\([0-9]*\\).*/\\1/p'"
+        used = f"used=$(redis-cli --user admin -h redis-$i info memory | {number})"
+        password = "export REDISCLI_AUTH=$(cat /run/freshet/admin/redis.admin-password)"
+        script = f"{password}; for i in 0 1 2 3 4; do {used}; {each}; done"
+        broken.stack.docker(
+            "run", "--rm", "--no-deps", "--no-TTY", "--entrypoint", "sh", "form-cluster", "-c", script
+        )
+
+    let_have("$((used * 20 / 19))")
+    broken.stack.stop("redis-5")
+    try:
+        yield
+    finally:
+        let_have("402653184")
+        broken.stack.up("redis-5")
+
+
+@contextmanager
 def stepped_on(broken: Broken) -> Iterator[None]:
     """Versions cannot be written, four rankings a second have thousands of candidates, an event in some fits
     no schema, and a gateway may have hardly more memory than it uses.
@@ -292,6 +315,7 @@ class Stacked:
 STACKS: dict[str, Stacked] = {
     "plain": Stacked((
         Group(replaced, ("FreshetFenced",)),
+        Group(without_spare, ("FreshetStoreReplica", "FreshetStoreFull")),
         Group(
             stepped_on,
             ("FreshetVersionsNotWritten", "FreshetSlowRanking", "FreshetEventsRefused", "FreshetMemory"),

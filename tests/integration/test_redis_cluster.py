@@ -14,7 +14,7 @@ from redis.crc import key_slot
 
 from freshet.errors import ConfigError, Corrupt, DataLost, Unavailable
 from freshet.seams.open import open_rowstore
-from freshet.seams.rowstore import FlushOutcome, RowStore
+from freshet.seams.rowstore import FlushOutcome, OnServers, RowStore
 from freshet.seams.rowstore import redis_reads as reads
 from freshet.seams.rowstore.redis_scripts import COMMIT, SLACK_BYTES
 from freshet.testing.contracts.rowstore import (
@@ -28,7 +28,7 @@ from freshet.testing.contracts.rowstore import (
 )
 from freshet.types import Bucket, Fence
 from tests.integration.redis_world import ALL, Owner, Reader, every, large_flush, stamp_of
-from tests.servers.redis_cluster import RedisCluster, RedisServer
+from tests.servers.redis_cluster import RedisCluster, RedisServer, wait_until
 
 HASTY = "?timeout=300ms&patience=1s"
 Open = Callable[..., RowStore]
@@ -325,6 +325,27 @@ def test_a_key_that_somebody_else_wrote_is_corrupt(redis_server: RedisServer, op
     with pytest.raises(Corrupt, match="WRONGTYPE"):
         owner.flush()
     assert opened(url).metas(ALL[:1])[ALL[0]].seq == 1
+
+
+def test_masters_say_how_many_follow_them_and_how_full_they_are(cluster: RedisCluster, opened, name: str):
+    store = opened(f"redis://{cluster.addresses}/{name}")
+    assert isinstance(store, OnServers)
+    addresses = set(cluster.addresses.split(","))
+    for server in store.servers():
+        assert (server.name in addresses, server.replicas, server.limit_bytes) == (True, 1, 0)
+        assert server.used_bytes > 0
+
+    for node in cluster.nodes:
+        node.ask("CONFIG", "SET", "maxmemory", 1 << 30)
+    assert {server.limit_bytes for server in store.servers()} == {1 << 30}
+    for node in cluster.nodes:
+        node.make_room()
+    next(node for node in cluster.nodes if "role:slave" in node.ask("INFO", "replication")).kill()
+    wait_until(
+        lambda: sorted(server.replicas for server in store.servers()) == [0, 1, 1],
+        within_s=30,
+        what="a master without a replica",
+    )
 
 
 def test_a_user_with_the_documented_rights_can_do_all_and_others_are_told(tmp_path: Path, opened):

@@ -19,6 +19,7 @@ from freshet.paramserver.keeper import Keeper
 from freshet.paramserver.metering import MeteredRows
 from freshet.paramserver.server import identity_of, serve_rows
 from freshet.paramserver.shard import Shard
+from freshet.paramserver.store_watch import STORE_METRICS, StoreWatch
 from freshet.runtime.grpc_metrics import GRPC_METRICS, REFUSALS, grpc_readings
 from freshet.runtime.grpc_server import GrpcServer
 from freshet.runtime.lifecycle import Cleanup
@@ -26,7 +27,7 @@ from freshet.runtime.metrics import Metric, Reading, register
 from freshet.seams.eventlog import EventLog
 from freshet.seams.eventlog.claims import LEASE_S, Claims
 from freshet.seams.eventlog.topics import ensure_topics
-from freshet.seams.rowstore import RowStore
+from freshet.seams.rowstore import OnServers, RowStore
 from freshet.seams.transport import Transport
 from freshet.spec.layout import layout_of
 from freshet.spec.model import Spec
@@ -103,6 +104,7 @@ PARAMSERVER_METRICS = (
         "For how long there has been a flush that is not written, tried once or often; 0 between flushes.",
     ),
     Metric("freshet_paramserver_published_rows", "counter", "rows", "Rows published for serving."),
+    *STORE_METRICS,
     *GRPC_METRICS,
 )
 
@@ -167,6 +169,7 @@ class ParamServer:
         self.server.start()
         self._cleanup.add("listener", lambda: self.server.stop(0.0))
         self.address = f"{place.advertised or place.host}:{self.server.port}"
+        self.watch = StoreWatch(rows) if isinstance(rows, OnServers) else None
         self.keeper = Keeper(
             self.shard,
             claims,
@@ -187,6 +190,9 @@ class ParamServer:
     def run(self, stop: threading.Event, *, drain_s: float) -> None:
         """Serve until `stop`, then flush, release and close. Raises what ended the shard, if anything did."""
         self.shard.start()
+        if self.watch is not None:
+            self.watch.start()
+            self._cleanup.add("watch", self.watch.stop)
         self.shard.on_failed = stop.set
         try:
             self.keeper.run(stop)
@@ -265,6 +271,7 @@ class ParamServer:
             "freshet_paramserver_flushes_failed": counts.flushes_failed,
             "freshet_paramserver_unwritten_seconds": self.shard.unwritten_s,
             "freshet_paramserver_published_rows": counts.published_rows,
+            **(self.watch.readings() if self.watch is not None else {}),
             **grpc_readings(self.server.counts, REFUSALS),
         }
 

@@ -6,11 +6,11 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from freshet.types import I64, U8, U64, Bool, Bucket, BucketMeta, Fence, Flush, RowRuns
 
-__all__ = ["FlushOutcome", "RowStore", "StoreIdentity"]
+__all__ = ["FlushOutcome", "OnServers", "RowStore", "StoreIdentity", "StoreServer"]
 
 
 class FlushOutcome(enum.IntEnum):
@@ -95,3 +95,21 @@ class RowStore(Protocol):
 
     def close(self) -> None:
         """Free what the store holds. Idempotent."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoreServer:
+    """A server that rows are written to, as it says itself."""
+
+    name: str  # host:port
+    replicas: int  # that follow it at the moment
+    used_bytes: int
+    limit_bytes: int  # full at so many; 0: no limit
+
+
+@runtime_checkable
+class OnServers(Protocol):
+    """A row store on servers of its own, which may fill up or stand alone."""
+
+    def servers(self) -> Sequence[StoreServer]:
+        """Those that rows are written to. Raises Unavailable if one of them does not answer."""

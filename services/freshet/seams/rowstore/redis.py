@@ -16,7 +16,7 @@ import numpy as np
 from redis.crc import key_slot
 
 from freshet.errors import Corrupt, DataLost, Fenced, Unavailable
-from freshet.seams.rowstore import StoreIdentity
+from freshet.seams.rowstore import StoreIdentity, StoreServer
 from freshet.seams.rowstore.ahead import ahead
 from freshet.seams.rowstore.checks import check_flush, check_identity
 from freshet.seams.rowstore.redis_nodes import Nodes, Replies, Request
@@ -84,6 +84,20 @@ class RedisRowStore:
         self._known_keys: dict[int, Keys] = {}
         self._together = Together(self._ask, self._keys, self._reads)
         self._closed = False
+
+    def servers(self) -> Sequence[StoreServer]:
+        """Every master: its replicas, and how full it is."""
+        return [
+            StoreServer(
+                name,
+                replicas=sum(
+                    info[f"slave{i}"]["state"] == "online" for i in range(int(info["connected_slaves"]))
+                ),
+                used_bytes=int(info["used_memory"]),
+                limit_bytes=int(info["maxmemory"]),
+            )
+            for name, info in self._nodes.infos().items()
+        ]
 
     # --- identity and metas
 

@@ -140,6 +140,18 @@ class Nodes:
                 self._look_again()
         return replies
 
+    def infos(self) -> Mapping[str, Mapping[str, Any]]:
+        """INFO of every master, by its address. Raises Unavailable if one of them does not answer."""
+        try:
+            if self._cluster is None:
+                assert self._single is not None
+                return {":".join(map(str, self._url.servers[0])): self._single.info()}
+            primaries = self._cluster.get_primaries()  # type: ignore[no-untyped-call]
+            return {node.name: self._cluster.get_redis_connection(node).info() for node in primaries}
+        except _FAILED as error:
+            self._look_again()
+            raise self._as_ours(error, "looking at servers") from error
+
     def close(self) -> None:
         """Give connections back. Idempotent."""
         self._threads.shutdown(wait=True)

@@ -1,0 +1,51 @@
+"""What a shard tells of the servers of its row store."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from freshet.errors import Unavailable
+from freshet.paramserver.store_watch import STORE_METRICS, StoreWatch
+from freshet.seams.rowstore import StoreServer
+from tests.system.waiting import wait_until
+
+
+class Servers:
+    """Two masters; they answer as long as `answering`."""
+
+    def __init__(self) -> None:
+        self.answering = True
+
+    def servers(self) -> Sequence[StoreServer]:
+        if not self.answering:
+            raise Unavailable("b:1 cannot be reached")
+        return [StoreServer("a:1", 1, 10, 100), StoreServer("b:1", 0, 20, 0)]
+
+
+def test_what_the_servers_say_is_read() -> None:
+    watch = StoreWatch(Servers(), look_s=3600)
+    watch.start()
+    try:
+        wait_until("they were looked at", lambda: bool(watch.seen), within_s=10)
+    finally:
+        watch.stop()
+
+    assert watch.readings() == {
+        "freshet_paramserver_store_replicas": {("a:1",): 1, ("b:1",): 0},
+        "freshet_paramserver_store_used_bytes": {("a:1",): 10, ("b:1",): 20},
+        "freshet_paramserver_store_limit_bytes": {("a:1",): 100, ("b:1",): 0},
+    }
+    assert set(watch.readings()) == {metric.name for metric in STORE_METRICS}
+
+
+def test_of_servers_that_do_not_answer_nothing_is_told_until_they_do() -> None:
+    servers = Servers()
+    watch = StoreWatch(servers)
+    watch.look()
+    servers.answering = False
+    watch.look()
+    assert set(map(len, watch.readings().values())) == {0}  # type: ignore[arg-type]
+
+    servers.answering = True
+    watch.look()
+    assert watch.readings()["freshet_paramserver_store_replicas"] == {("a:1",): 1, ("b:1",): 0}
