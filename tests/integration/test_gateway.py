@@ -20,6 +20,7 @@ import pytest
 from hypothesis import HealthCheck, given
 from hypothesis import settings as quick
 from hypothesis import strategies as st
+from structlog.testing import capture_logs
 
 from freshet.cli.wiring import gateway_door, gateway_guard
 from freshet.client import Client, EventsRefused
@@ -27,6 +28,7 @@ from freshet.errors import Unavailable
 from freshet.features import EventExtractor
 from freshet.gateway.api import AVRO, AVRO_BATCH, AVRO_RAW
 from freshet.gateway.service import codecs_of, run
+from freshet.runtime.lifecycle import KILL_AFTER_S
 from freshet.seams.eventlog import EventLog, Writer
 from freshet.seams.eventlog.sqlite import open_url
 from freshet.spec.avro import parse_schema, to_json
@@ -97,6 +99,7 @@ class Gate:
                 return inner.append(appends)
 
             def close(self) -> None:
+                assert gate.open.wait(60)  # as a writer of Kafka, which waits for what it is sending
                 inner.close()
 
         return Gated()
@@ -112,6 +115,7 @@ class Running:
     gate: Gate
     clock: SettableClock
     stop: threading.Event
+    ended: threading.Event
 
     def post(
         self, what: str, content: bytes, kind: str = "application/json", **headers: str
@@ -155,26 +159,30 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Running]]:
 
     def make(**variables: str) -> Running:
         gate, clock, made = Gate(log), SettableClock(NOW), settings(**variables)
+        ended = threading.Event()
 
         def target(stop: threading.Event, ready: Callable[[str], None]) -> None:
             codecs = codecs_of(SPEC, SCHEMAS, log, clock)
-            run(
-                SPEC,
-                gate,
-                codecs,
-                made.gateway,
-                made.common,
-                stop=stop,
-                clock=clock,
-                ready=ready,
-                beside=gateway_door(made.gateway, made.common),
-                guard=gateway_guard(made.gateway, made.common, clock),
-            )
+            try:
+                run(
+                    SPEC,
+                    gate,
+                    codecs,
+                    made.gateway,
+                    made.common,
+                    stop=stop,
+                    clock=clock,
+                    ready=ready,
+                    beside=gateway_door(made.gateway, made.common),
+                    guard=gateway_guard(made.gateway, made.common, clock),
+                )
+            finally:
+                ended.set()
 
         context = running(target)
         url, stop = context.__enter__()
         with_contexts.append(context)
-        return Running(url, log, gate, clock, stop)
+        return Running(url, log, gate, clock, stop, ended)
 
     yield make
     for context in with_contexts:
@@ -517,15 +525,20 @@ def test_what_a_stop_cuts_off_is_told_503(start: Callable[..., Running]) -> None
             answers.append(error)
 
     thread = threading.Thread(target=send)
-    thread.start()
-    assert gateway.gate.begun.wait(10)
-    gateway.stop.set()
-    thread.join(10)
+    with capture_logs() as said:
+        thread.start()
+        assert gateway.gate.begun.wait(10)
+        gateway.stop.set()
+        thread.join(10)
+        ended = gateway.ended.wait(1 + KILL_AFTER_S)  # while the append still hangs
     gateway.gate.open.set()
 
     [answer] = answers
     assert isinstance(answer, httpx.Response)
     assert answer.status_code == 503
+    assert ended
+    [stopped] = [line for line in said if line["event"] == "gateway stopped"]
+    assert (stopped["events_cut_off"], stopped["append_left"]) == (1, True)
 
 
 def test_metrics_count_events_by_what_became_of_them(gateway: Running) -> None:

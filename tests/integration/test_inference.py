@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import random
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
@@ -23,18 +24,20 @@ from click.testing import CliRunner
 from hypothesis import HealthCheck, given
 from hypothesis import settings as quick
 from hypothesis import strategies as st
+from structlog.testing import capture_logs
 from tritonclient.utils import InferenceServerException
 
 from freshet.cli.rank import command as rank
 from freshet.cli.wiring import inference_door, inference_guard
 from freshet.client import Ack, Client
-from freshet.errors import BadInput
+from freshet.errors import BadInput, Unavailable
 from freshet.features import EventExtractor
 from freshet.inference.core import label_delay_ms
 from freshet.inference.pipeline import Pipeline, Scored
 from freshet.inference.progress import Progress, Stage
 from freshet.inference.service import MOST_ASKED, run
 from freshet.model import build_model
+from freshet.runtime.lifecycle import KILL_AFTER_S
 from freshet.spec.avro import parse_schema, served_schema, to_json
 from freshet.spec.model import Explore, Spec
 from freshet.spec.parse import load_spec, parse_spec
@@ -43,6 +46,7 @@ from freshet.types import Append, BytesColumn, TopicPartition
 from freshet.wire.schemas import SchemaRegistry, framed_id
 from tests.integration.serving import FEED, running, schema, settings, wait_for
 from tests.integration.world import World
+from tests.system.waiting import wait_until
 
 NOW = 1_700_000_000_000
 SPEC = load_spec(FEED / "freshet.toml")
@@ -72,6 +76,7 @@ class Running:
     url: str
     world: World
     clock: SettableClock
+    stop: threading.Event
 
     def rank(self, **changes: Any) -> httpx.Response:
         body = {"context": CONTEXT, "candidates": CANDIDATES, **changes}
@@ -108,8 +113,8 @@ def serving(world: World, **variables: str) -> Iterator[Running]:
             guard=inference_guard(made.inference, made.common, clock),
         )
 
-    with running(target) as (url, _):
-        yield Running(url, world, clock)
+    with running(target) as (url, stop):
+        yield Running(url, world, clock, stop)
 
 
 def trained(folder: Path, spec: Spec) -> World:
@@ -391,6 +396,42 @@ def test_a_corrupt_version_is_kept_out_and_health_says_why(world: World) -> None
         assert server.get("/health/ready").status_code == 200
         assert server.rank().json()["version"] == 0
         assert "freshet_inference_versions_refused_total 1.0" in server.get("/metrics").text
+
+
+class Hanging:
+    """A store that does not answer until it is told to."""
+
+    def __init__(self) -> None:
+        self.asked, self.answers = threading.Event(), threading.Event()
+
+    def __getattr__(self, name: str) -> Any:
+        self.asked.set()
+        assert self.answers.wait(60)
+        raise Unavailable(f"{name}: the store is away")
+
+
+def test_stores_that_hang_hold_up_no_stop_for_longer_than_its_drain(tmp_path: Path) -> None:
+    world, rows, versions = trained(tmp_path, greedy(SPEC)), Hanging(), Hanging()
+    world.store.close()
+    world.versions.close()
+    world.store, world.versions = rows, versions
+    with capture_logs() as said, serving(world, common_drain="2s") as server:
+        assert rows.asked.wait(20)
+        assert versions.asked.wait(20)
+        began = time.monotonic()
+        server.stop.set()
+        wait_until(
+            "it has stopped",
+            lambda: any(line["event"] == "inference stopped" for line in said),
+            within_s=2 + KILL_AFTER_S,
+        )
+        took_s = time.monotonic() - began
+        rows.answers.set()
+        versions.answers.set()
+
+    assert took_s < 2 + KILL_AFTER_S
+    [stopped] = [line for line in said if line["event"] == "inference stopped"]
+    assert stopped["threads_left"] == ["rows", "versions"]
 
 
 def test_swaps_under_load_cost_no_request_an_error(world: World) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,12 +29,15 @@ WITHIN_S = 30.0
 
 
 class Closing:
-    """A row store that takes no flush once told."""
+    """A row store that takes no flush once told, or does not even answer."""
 
     def __init__(self, store: RowStore) -> None:
-        self._store, self.away = store, False
+        self._store, self.away, self.hangs = store, False, False
+        self.answers = threading.Event()
 
     def flush(self, *given: Any, **named: Any) -> Any:
+        if self.hangs:
+            assert self.answers.wait(2 * WITHIN_S)
         if self.away:
             raise Unavailable("the row store is away")
         return self._store.flush(*given, **named)
@@ -59,34 +62,25 @@ def assert_free(pipeline: Pipeline, what: str) -> None:
         claims.close()
 
 
-def test_a_trainer_that_cannot_flush_at_its_end_leaves_its_claims(pipeline: Pipeline) -> None:
-    rows = Closing(pipeline.stores.rows)
-    training = Training(
+@pytest.fixture
+def rows(pipeline: Pipeline) -> Iterator[Closing]:
+    made = Closing(pipeline.stores.rows)
+    yield made
+    made.answers.set()
+
+
+def trainer(pipeline: Pipeline, rows: Closing, drain_s: float | None = None) -> Training:
+    return Training(
         pipeline.spec,
         replace(pipeline.stores, rows=rows),  # type: ignore[arg-type]
         spec_hash=pipeline.spec_hash,
         lanes=1,
+        drain_s=drain_s,
     )
-    appended = append(pipeline, Workload(rows=1_024, cardinality=100).arrays())
-    thread = threading.Thread(target=training.run)
-    with capture_logs() as said:
-        thread.start()
-        wait_until("it learns", lambda: training.status()["samples"] == appended, within_s=WITHIN_S)
-        rows.away = True
-        training.stop()
-        thread.join(WITHIN_S)
-
-    assert not thread.is_alive()
-    assert [line["reason"] for line in said if line["event"] == "not everything was flushed"] == [
-        "the row store is away"
-    ]
-    for what in (next(iter(slices_of(pipeline.spec.buckets))), "partition:0", "trainer:0"):
-        assert_free(pipeline, what)
 
 
-def test_a_shard_that_cannot_flush_at_its_end_leaves_its_claims_and_its_port(pipeline: Pipeline) -> None:
-    rows = Closing(pipeline.stores.rows)
-    shard = ParamServer(
+def shard(pipeline: Pipeline, rows: Closing) -> ParamServer:
+    return ParamServer(
         pipeline.spec,
         pipeline.log,
         rows,  # type: ignore[arg-type]
@@ -94,19 +88,74 @@ def test_a_shard_that_cannot_flush_at_its_end_leaves_its_claims_and_its_port(pip
         Transport(max_message_bytes=MIB),
         spec_hash=pipeline.spec_hash,
     )
-    stop = threading.Event()
-    thread = threading.Thread(target=shard.run, args=(stop,), kwargs={"drain_s": 1.0})
+
+
+def learn(pipeline: Pipeline, training: Training) -> None:
+    appended = append(pipeline, Workload(rows=1_024, cardinality=100).arrays())
+    wait_until("it learns", lambda: training.status()["samples"] == appended, within_s=WITHIN_S)
+
+
+def test_a_trainer_that_cannot_flush_at_its_end_leaves_its_claims(pipeline: Pipeline, rows: Closing) -> None:
+    training = trainer(pipeline, rows)
+    thread = threading.Thread(target=training.run)
+    with capture_logs() as said:
+        thread.start()
+        learn(pipeline, training)
+        rows.away = True
+        training.stop()
+        thread.join(WITHIN_S)
+
+    assert not thread.is_alive()
+    assert reasons(said, "not everything was flushed") == {"the row store is away"}
+    assert_trainer_left(pipeline)
+
+
+def test_a_trainer_whose_last_flush_hangs_ends_within_its_drain(pipeline: Pipeline, rows: Closing) -> None:
+    training = trainer(pipeline, rows, drain_s=0.1)
+    thread = threading.Thread(target=training.run)
+    with capture_logs() as said:
+        thread.start()
+        learn(pipeline, training)
+        rows.hangs = True
+        training.stop()
+        thread.join(WITHIN_S)
+
+    assert not thread.is_alive()
+    [reason] = reasons(said, "not everything was flushed")
+    assert "has not answered within 1.0 s" in reason
+    assert_trainer_left(pipeline)
+
+
+@pytest.mark.parametrize(
+    ("hangs", "told"),
+    [(False, "the row store is away"), (True, "has not answered within")],
+    ids=["says so", "hangs"],
+)
+def test_a_shard_that_cannot_flush_at_its_end_leaves_its_claims_and_its_port(
+    pipeline: Pipeline, rows: Closing, hangs: bool, told: str
+) -> None:
+    server, stop = shard(pipeline, rows), threading.Event()
+    thread = threading.Thread(target=server.run, args=(stop,), kwargs={"drain_s": 1.0})
     with capture_logs() as said:
         thread.start()
         slices = list(slices_of(pipeline.spec.buckets))
-        wait_until("it serves", lambda: set(shard.keeper.slices) == set(slices), within_s=WITHIN_S)
-        rows.away = True
+        wait_until("it serves", lambda: set(server.keeper.slices) == set(slices), within_s=WITHIN_S)
+        rows.away, rows.hangs = True, hangs
         stop.set()
         thread.join(WITHIN_S)
 
     assert not thread.is_alive()
-    told = [line for line in said if line["event"] == "not everything was flushed and released"]
-    assert {line["reason"] for line in told} == {"the row store is away"}
+    [reason] = reasons(said, "not everything was flushed and released")
+    assert told in reason
     assert_free(pipeline, slices[0])
     with socket.socket() as taken:
-        taken.bind(("127.0.0.1", shard.server.port))
+        taken.bind(("127.0.0.1", server.server.port))
+
+
+def reasons(said: Sequence[Mapping[str, Any]], event: str) -> set[str]:
+    return {line["reason"] for line in said if line["event"] == event}
+
+
+def assert_trainer_left(pipeline: Pipeline) -> None:
+    for what in (next(iter(slices_of(pipeline.spec.buckets))), "partition:0", "trainer:0"):
+        assert_free(pipeline, what)

@@ -20,6 +20,7 @@ from freshet.cli.supervising import is_ready
 from freshet.client import Ack, Client, Ranking, Receipt
 from freshet.errors import Unavailable
 from freshet.runtime import tls
+from freshet.runtime.lifecycle import KILL_AFTER_S
 from freshet.runtime.ports import free_ports
 from freshet.runtime.token_file import read_token
 from freshet.settings import RunFolder, load_settings
@@ -28,7 +29,9 @@ from freshet.spec.render import render
 
 __all__ = ["Local", "local", "with_absolute_paths"]
 
-STOP_WAIT_S = 30.0
+STOP_WAIT_S = 10.0
+"""Beyond the time that services have for their end: for the supervisor's own."""
+
 LOOK_S = 0.05
 
 
@@ -137,6 +140,7 @@ def local(
             **{PORT_SETTINGS[role]: str(port) for role, port in ports.items()},
             "PYTHONPATH": _python_path(os.environ.get("PYTHONPATH", ""), spec),
         }
+        drain_s = load_settings(run_folder=run).common.drain_ms / 1000
         said = Path(temporary) / "up.log"  # a pipe that nobody reads would hold the supervisor up
         with said.open("wb") as file:
             process = subprocess.Popen(  # nosec B603  # our own command, no shell
@@ -147,7 +151,7 @@ def local(
                 stderr=file,
             )
         with ExitStack() as ending:
-            ending.callback(_stop, process)
+            ending.callback(_stop, process, drain_s + KILL_AFTER_S + STOP_WAIT_S)
             system = Local(run, ports)
             ending.callback(system.client.close)
             _wait_until_ready(process, said, run, ports, ready_s)
@@ -170,11 +174,11 @@ def _wait_until_ready(
         pause.wait(LOOK_S)
 
 
-def _stop(process: subprocess.Popen[bytes]) -> None:
+def _stop(process: subprocess.Popen[bytes], wait_s: float) -> None:
     if process.poll() is None:
         process.send_signal(signal.SIGINT)
         try:
-            process.wait(STOP_WAIT_S)
+            process.wait(wait_s)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()

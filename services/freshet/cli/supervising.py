@@ -19,7 +19,7 @@ from freshet.cli.trying import refuse_bad_model
 from freshet.errors import ConfigError
 from freshet.runtime import tls
 from freshet.runtime.asking import why_unready
-from freshet.runtime.lifecycle import stop_on_signals
+from freshet.runtime.lifecycle import KILL_AFTER_S, stop_on_signals
 from freshet.runtime.logging import configure_logging
 from freshet.runtime.ports import owner_of_port
 from freshet.runtime.supervisor import Process, Supervisor
@@ -67,7 +67,8 @@ class Run:
         teller = threading.Thread(target=tell, name="teller", daemon=True)
         teller.start()
         began = time.monotonic()
-        ended = self.supervisor.run(stop, drain_s=self.settings.common.drain_ms / 1000)
+        patience_s = self.settings.common.drain_ms / 1000 + KILL_AFTER_S
+        ended = self.supervisor.run(stop, patience_s=patience_s)
         teller.join(1.0)  # a line that is half said
         return Summary(round(time.monotonic() - began, 1), ended, self.supervisor.restarts)
 

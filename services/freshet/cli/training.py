@@ -18,7 +18,7 @@ from freshet.embedder.stream import LocalStream
 from freshet.errors import Fenced, Unavailable
 from freshet.features import SampleDecoder
 from freshet.paramserver.shard import Shard
-from freshet.runtime.lifecycle import Cleanup
+from freshet.runtime.lifecycle import LAST_S, Cleanup, Drain, within
 from freshet.runtime.newest import Newest
 from freshet.seams.eventlog import Writer
 from freshet.seams.eventlog.claims import Claims, Held
@@ -51,8 +51,10 @@ class Training:
         clock: Clock = SYSTEM_CLOCK,
         lanes: int | None = None,
         device: str = "cpu",
+        drain_s: float | None = None,
     ) -> None:
-        """Claim buckets, partitions and the seat, load rows and the last version.
+        """Claim buckets, partitions and the seat, load rows and the last version. After `stop` the last flush
+        has what is left of `drain_s` (None: all the time that it takes).
 
         Raises:
             ConfigError: the model cannot be computed on `device`.
@@ -61,6 +63,7 @@ class Training:
                 its transforms.
         """
         self.spec, self._stores, self._clock = spec, stores, clock
+        self._drain = None if drain_s is None else Drain(drain_s, clock)
         self._cleanup = Cleanup()
         topics = ensure_topics(stores.log, spec)
         layout = layout_of(spec)
@@ -152,11 +155,9 @@ class Training:
             self.trainer.run()
         finally:
             try:
-                self.shard.stop()
-            except Unavailable as error:  # then samples are replayed, as after a kill
-                log.warning("not everything was flushed", reason=str(error))
+                self._flush_last()
             finally:
-                self._cleanup.run()
+                self._cleanup.run(self._left_s())
         for held in self._held:
             if held.lost.is_set():
                 raise Fenced(f"{held.what} was claimed by another process; this one has stopped")
@@ -175,6 +176,7 @@ class Training:
 
     def stop(self) -> None:
         """Have `run` return after the batches in hand."""
+        self._left_s()
         self.trainer.stop.set()
 
     def ready(self) -> str | None:
@@ -215,6 +217,24 @@ class Training:
     def progress(self) -> Mapping[str, Any]:
         """How far samples are applied and published: what the console asks often, and no more."""
         return {"applied": dict(self.ledger.applied), "published": asdict(self.shard.published)}
+
+    def _left_s(self) -> float | None:
+        """Of the drain, which has begun; None: as long as it takes."""
+        if self._drain is None:
+            return None
+        self._drain.begin()
+        return self._drain.left_s(LAST_S)
+
+    def _flush_last(self) -> None:
+        """What is not written is replayed, as after a kill."""
+        seconds = self._left_s()
+        try:
+            done = within(seconds, "last-flush", self.shard.stop)
+            reason = "" if done else f"the row store, or the log, has not answered within {seconds:.1f} s"
+        except Unavailable as error:
+            reason = str(error)
+        if reason:
+            log.warning("not everything was flushed", reason=reason)
 
     def _stop_at_the_end(self) -> None:
         before = -1

@@ -16,7 +16,7 @@ from freshet.clock import SYSTEM_CLOCK, Clock
 from freshet.errors import ConfigError
 from freshet.extras import how_to_install
 from freshet.runtime.admin import Admin
-from freshet.runtime.lifecycle import Cleanup
+from freshet.runtime.lifecycle import CLOSE_S, Cleanup
 from freshet.runtime.metrics import register
 from freshet.runtime.process_metrics import service_registry
 from freshet.seams.open import open_eventlog, open_rowstore, open_versions
@@ -47,7 +47,9 @@ def run_gateway(spec: Spec, settings: Settings, stop: threading.Event) -> None:
     from freshet.gateway.service import codecs_of, run
     from freshet.runtime.pauses import shorten_pauses
 
+    cleanup = Cleanup()
     log = open_eventlog(settings.common.log_url)
+    cleanup.add("log", log.close)
     try:
         schemas = load_schemas(spec)
         roles = {s: schemas.of(s) for s in ("served", "shown", "action") if _has(spec, s)}
@@ -65,7 +67,7 @@ def run_gateway(spec: Spec, settings: Settings, stop: threading.Event) -> None:
             guard=gateway_guard(settings.gateway, settings.common),
         )
     finally:
-        log.close()
+        cleanup.run(CLOSE_S)
 
 
 def run_joiner(spec: Spec, settings: Settings, stop: threading.Event) -> None:
@@ -161,6 +163,7 @@ def run_trainer(spec: Spec, settings: Settings, stop: threading.Event) -> None:
                     Stores(log, rows, versions),
                     spec_hash=spec_hash,
                     device=settings.trainer.device,
+                    drain_s=settings.common.drain_ms / 1000,
                 )
             )
 
@@ -171,7 +174,7 @@ def run_trainer(spec: Spec, settings: Settings, stop: threading.Event) -> None:
         threading.Thread(target=stop_when_told, name="stop", daemon=True).start()
         training[0].run()
     finally:
-        cleanup.run()
+        cleanup.run(CLOSE_S)
 
 
 def run_embedder(spec: Spec, settings: Settings, stop: threading.Event) -> None:
@@ -242,7 +245,7 @@ def run_paramserver(spec: Spec, settings: Settings, stop: threading.Event) -> No
         made[0].register(registry)
         made[0].run(stop, drain_s=settings.common.drain_ms / 1000)
     finally:
-        cleanup.run()
+        cleanup.run(CLOSE_S)
 
 
 def run_inference(spec: Spec, settings: Settings, stop: threading.Event) -> None:
@@ -270,7 +273,7 @@ def run_inference(spec: Spec, settings: Settings, stop: threading.Event) -> None
             guard=inference_guard(settings.inference, settings.common),
         )
     finally:
-        cleanup.run()
+        cleanup.run(CLOSE_S)
 
 
 def gateway_door(settings: GatewaySettings, common: Common) -> Callable[[Gateway], Beside] | None:
@@ -368,7 +371,7 @@ def run_console(spec: Spec, settings: Settings, stop: threading.Event) -> None:
             stop=stop,
         )
     finally:
-        cleanup.run()
+        cleanup.run(CLOSE_S)
 
 
 RUNNERS: Mapping[str, Runner] = {

@@ -30,6 +30,7 @@ from freshet.runtime.audit import Actor, Audit
 from freshet.runtime.endpoint import LIVE, Endpoint
 from freshet.runtime.guard import Guard
 from freshet.runtime.http import App, Handler, HttpError, Request, Response, Stream, json_response
+from freshet.runtime.lifecycle import LAST_S, join_all
 from freshet.runtime.process_metrics import service_registry
 from freshet.runtime.server import bind, run_server, serve
 from freshet.seams.versions.moves import move, version_to_roll_back_to
@@ -351,16 +352,18 @@ def run(
         tokens_asked=bool(common.tokens_file),
         clock=clock,
     )
-    drain_s = common.drain_ms / 1e3
     stop_threads = threading.Event()
 
+    left_s = 0.0
+
     async def main() -> None:
-        await serve(
+        nonlocal left_s
+        left_s = await serve(
             console.app,
             sock,
             stop,
             started=lambda: ready(f"{tls.scheme()}://{host}:{port}"),
-            drain_s=drain_s,
+            drain_s=common.drain_ms / 1e3,
             max_connections=common.max_connections,
         )
 
@@ -370,7 +373,6 @@ def run(
     finally:
         stop_threads.set()
         console.close()
-        for thread in threads:
-            thread.join(drain_s)
+        threads_left = join_all(threads, max(left_s, LAST_S))
         sock.close()
-        logger.info("console stopped", threads_left=[t.name for t in threads if t.is_alive()])
+        logger.info("console stopped", threads_left=threads_left)

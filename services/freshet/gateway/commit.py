@@ -7,8 +7,11 @@ collects.
 from __future__ import annotations
 
 import asyncio
+import queue
+import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass
 from time import perf_counter
 
@@ -45,6 +48,37 @@ class _Waiting:
     done: Done
 
 
+class _Appending:
+    """Appends one batch after the other, on a thread that the end of the process does not wait for: an append
+    may hang as long as the log's own patience lasts."""
+
+    def __init__(self, writer: Writer) -> None:
+        self._writer = writer
+        self._asked: queue.SimpleQueue[tuple[Sequence[Append], Future[Sequence[int]]] | None]
+        self._asked = queue.SimpleQueue()
+        threading.Thread(target=self._run, name="commit", daemon=True).start()
+
+    def append(self, appends: Sequence[Append]) -> Future[Sequence[int]]:
+        """Append these after what was asked for before."""
+        done: Future[Sequence[int]] = Future()
+        self._asked.put((appends, done))
+        return done
+
+    def end(self) -> None:
+        """End the thread, once all is appended."""
+        self._asked.put(None)
+
+    def _run(self) -> None:
+        while (asked := self._asked.get()) is not None:
+            appends, done = asked
+            if not done.set_running_or_notify_cancel():
+                continue  # the gateway has stopped meanwhile, and told so
+            try:
+                done.set_result(self._writer.append(appends))
+            except BaseException as error:
+                done.set_exception(error)
+
+
 class Committer:
     """Appends in, offsets out, once they are durable. Lives on one event loop; appends on one thread."""
 
@@ -58,17 +92,18 @@ class Committer:
         batch_events: int,
         retry_after_s: float = 1.0,
     ) -> None:
-        self._writer, self._wait_s, self._batch_events = writer, wait_s, batch_events
+        self._wait_s, self._batch_events = wait_s, batch_events
         self._retry_after_s = retry_after_s
         self._account = QueueAccount(limits)
         self._waiting: list[_Waiting] = []
+        self._under_way: list[_Waiting] = []  # in the append that has begun
+        self._append: Future[Sequence[int]] | None = None  # the last one
         self._checks: dict[Check, None] = {}  # in the order in which they came
         self._wake = asyncio.Event()
         self._closing = False
-        self.appending = False  # whether an append is under way
         self._failed_at: float | None = None
         self._done = self._failed = 0
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="commit")
+        self._thread = _Appending(writer)
         self._task: asyncio.Task[None] | None = None
         metrics.QUEUED.gauge(registry, lambda: self._account.events)
         self._appended = metrics.APPENDED.counter(registry)
@@ -139,20 +174,33 @@ class Committer:
             "appends_failed": self._failed,
         }
 
-    async def close(self, drain_s: float) -> int:
-        """Append what waits, for at most `drain_s`; returns how many events were cut off (told 503)."""
+    async def close(self, drain_s: float, last_s: float = 0.0) -> int:
+        """Append what waits, for at most `drain_s`; returns how many events were cut off (told 503).
+
+        An append that is still under way then may come to be written all the same: it has `last_s` more, and
+        `appending` says afterwards whether it is left to itself.
+        """
         self._look()
         self._closing = True
         self._wake.set()
         if self._task is not None:
-            _, pending = await asyncio.wait([self._task], timeout=drain_s)
-            for task in pending:
-                task.cancel()
-        cut = sum(w.events for w in self._waiting)
+            await asyncio.wait([self._task], timeout=drain_s)
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        cut = sum(w.events for w in (*self._under_way, *self._waiting))
+        self._fail(self._under_way, Unavailable("not known to be written, the gateway stops: send it again"))
         self._fail(self._waiting, Unavailable("the gateway stopped before this was written; send it again"))
-        self._waiting = []
-        self._thread.shutdown(wait=False)
+        self._under_way, self._waiting = [], []
+        self._thread.end()
+        if self.appending and self._append is not None:
+            with suppress(Exception):  # a time-out, or the append's own: it was told already
+                await asyncio.wait_for(asyncio.wrap_future(self._append), last_s)
         return cut
+
+    @property
+    def appending(self) -> bool:
+        """Whether an append is under way."""
+        return self._append is not None and not self._append.done()
 
     async def _run(self) -> None:
         while True:
@@ -189,21 +237,18 @@ class Committer:
     async def _commit(self, batch: list[_Waiting]) -> None:
         loop = asyncio.get_running_loop()
         started = perf_counter()  # the loop's own clock has milliseconds
-        self.appending = True
+        self._under_way = batch  # until it is told; if this is cancelled, `close` tells it
+        self._append = self._thread.append([append for waiting in batch for append in waiting.appends])
         try:
-            appends = [append for waiting in batch for append in waiting.appends]
-            offsets = await loop.run_in_executor(self._thread, self._writer.append, appends)
-        except asyncio.CancelledError:
-            self._fail(batch, Unavailable("the gateway stopped while this was being written; send it again"))
-            raise
+            offsets = await asyncio.wrap_future(self._append)
         except Exception as error:
+            self._under_way = []
             self._failed_at = loop.time()
             self._failures.inc()
             self._failed += 1
             self._fail(batch, error)
             return
-        finally:
-            self.appending = False
+        self._under_way = []
         self._failed_at = None
         self._seconds.observe(perf_counter() - started)
         events = sum(waiting.events for waiting in batch)

@@ -22,6 +22,7 @@ from freshet.runtime.endpoint import LIVE
 from freshet.runtime.grpc_metrics import GRPC_DOOR_METRICS, ListenerCounts, grpc_door_readings
 from freshet.runtime.guard import Guard
 from freshet.runtime.http import App, Request, Response, json_response
+from freshet.runtime.lifecycle import LAST_S
 from freshet.runtime.metrics import register
 from freshet.runtime.process_metrics import service_registry
 from freshet.runtime.server import Beside, bind, run_server, serve
@@ -38,9 +39,6 @@ from freshet.wire.schemas import SchemaRegistry
 __all__ = ["Gateway", "codecs_of", "run"]
 
 logger = structlog.get_logger(__name__)
-
-CUT_S = 1.0
-"""After the drain, how long the append under way may still take; those who waited for it were told 503."""
 
 
 class Gateway:
@@ -100,8 +98,9 @@ class Gateway:
         self.app.route(api.STATUS, self._status)
 
     def close(self) -> None:
-        """Free the writer."""
-        self._writer.close()
+        """Free the writer; if an append that was cut off still uses it, that is left to the process's end."""
+        if not self.committer.appending:
+            self._writer.close()
 
     def _door(self, stream: Stream) -> Door:
         settings, counts = self._settings, self._counts[stream.role]
@@ -202,7 +201,7 @@ def run(
 
     async def main() -> None:
         gateway.committer.start()
-        await serve(
+        left_s = await serve(
             gateway.app,
             sock,
             stop,
@@ -211,8 +210,8 @@ def run(
             max_connections=common.max_connections,
             beside=beside(gateway) if beside is not None else None,
         )
-        cut = await gateway.committer.close(CUT_S)
-        logger.info("gateway stopped", events_cut_off=cut)
+        cut = await gateway.committer.close(left_s, LAST_S)
+        logger.info("gateway stopped", events_cut_off=cut, append_left=gateway.committer.appending)
 
     try:
         run_server(main)

@@ -152,14 +152,14 @@ class ServedLogger:
         self._queue.put(served)
         return True
 
-    def run(self, stop: threading.Event, drain_s: float) -> None:
-        """Append until told to stop; then what waits, for at most `drain_s`."""
+    def run(self, stop: threading.Event, rest_s: Callable[[], float]) -> None:
+        """Append until told to stop; then what waits, for at most `rest_s`, which is asked then."""
         deadline: float | None = None
 
         def late() -> bool:
             nonlocal deadline
             if stop.is_set() and deadline is None:
-                deadline = time.monotonic() + drain_s
+                deadline = time.monotonic() + rest_s()
             return deadline is not None and time.monotonic() > deadline
 
         while not stop.is_set():

@@ -42,6 +42,7 @@ from freshet.runtime.endpoint import LIVE
 from freshet.runtime.grpc_metrics import GRPC_DOOR_METRICS, ListenerCounts, grpc_door_readings
 from freshet.runtime.guard import Guard
 from freshet.runtime.http import App, Request, Response, json_response
+from freshet.runtime.lifecycle import CLOSE_S, LAST_S, join_all, within
 from freshet.runtime.metrics import register
 from freshet.runtime.process_metrics import service_registry
 from freshet.runtime.server import Beside, bind, run_server, serve
@@ -64,6 +65,9 @@ __all__ = ["Inference", "Parts", "run"]
 MOST_ASKED = 32
 """Questions about events under way at once. They are answered one by one, each from the log and the metas of
 all buckets: some ms in the row store's time, which is the trainer's, too. One more is told to come again."""
+
+NOTICE_S = 0.25
+"""In which a thread that was told to stop comes to its end, if nothing holds it up."""
 
 logger = structlog.get_logger(__name__)
 
@@ -194,15 +198,16 @@ class Inference:
         metrics.LABEL_DELAY.gauge(registry).set(label_delay_ms(spec) / 1e3)
         metrics.CORRUPT_DELTAS.gauge(registry, lambda: self.rows.state.corrupt)
 
-    def start(self, stop: threading.Event, drain_s: float) -> list[threading.Thread]:
-        """Start the followers and the served log; they end when `stop` is set."""
+    def start(self, stop: threading.Event, rest_s: Callable[[], float]) -> list[threading.Thread]:
+        """Start the followers and the served log; they end when `stop` is set, the log once it is written or
+        `rest_s` is over."""
         jobs: list[tuple[str, Callable[[], None]]] = [
             ("rows", lambda: self.rows.run(stop)),
             ("versions", lambda: self.versions.run(stop)),
         ]
         served = self.logger
         if served is not None:
-            jobs.append(("served", lambda: served.run(stop, drain_s)))
+            jobs.append(("served", lambda: served.run(stop, rest_s)))
         threads = [threading.Thread(target=job, name=name, daemon=True) for name, job in jobs]
         for thread in threads:
             thread.start()
@@ -304,28 +309,32 @@ def run(
     """
     sock = bind(common.bind_address, settings.port)
     host, port = sock.getsockname()[:2]
-    drain_s = common.drain_ms / 1e3
     server = Inference(parts, settings, clock=clock, rng=rng, guard=guard)
     stop_threads = threading.Event()  # later than `stop`: requests in hand are still scored and logged
 
+    left_s = 0.0
+
+    def rest_s() -> float:
+        return max(left_s, LAST_S)
+
     async def main() -> None:
-        await serve(
+        nonlocal left_s
+        left_s = await serve(
             server.app,
             sock,
             stop,
             started=lambda: ready(f"{tls.scheme()}://{host}:{port}"),
-            drain_s=drain_s,
+            drain_s=common.drain_ms / 1e3,
             max_connections=common.max_connections,
             beside=beside(server) if beside is not None else None,
         )
 
-    threads = server.start(stop_threads, drain_s)
+    threads = server.start(stop_threads, rest_s)
     try:
         run_server(main)
     finally:
         stop_threads.set()
-        for thread in threads:
-            thread.join(drain_s + 1)
-        server.close()
+        threads_left = join_all(threads, rest_s() + NOTICE_S)
+        within(CLOSE_S, "close", server.close)  # a writer waits for its append
         sock.close()
-        logger.info("inference stopped", threads_left=[t.name for t in threads if t.is_alive()])
+        logger.info("inference stopped", threads_left=threads_left)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -22,7 +22,7 @@ from freshet.paramserver.shard import Shard
 from freshet.paramserver.store_watch import STORE_METRICS, StoreWatch
 from freshet.runtime.grpc_metrics import GRPC_METRICS, REFUSALS, grpc_readings
 from freshet.runtime.grpc_server import GrpcServer
-from freshet.runtime.lifecycle import Cleanup
+from freshet.runtime.lifecycle import LAST_S, Cleanup, Drain, within
 from freshet.runtime.metrics import Metric, Reading, register
 from freshet.seams.eventlog import EventLog
 from freshet.seams.eventlog.claims import LEASE_S, Claims
@@ -188,7 +188,9 @@ class ParamServer:
             raise
 
     def run(self, stop: threading.Event, *, drain_s: float) -> None:
-        """Serve until `stop`, then flush, release and close. Raises what ended the shard, if anything did."""
+        """Serve until `stop`, then give slices away, flush, release and close, all within `drain_s`. Raises
+        what ended the shard, if anything did."""
+        drain, serving = Drain(drain_s, self._clock), True
         self.shard.start()
         if self.watch is not None:
             self.watch.start()
@@ -196,14 +198,18 @@ class ParamServer:
         self.shard.on_failed = stop.set
         try:
             self.keeper.run(stop)
+            drain.begin()
             if self.shard.failed is not None:
                 raise self.shard.failed
-            self._drain(drain_s)
+            self.keeper.leave(self._clock.monotonic() + drain_s / 2)
+            self.server.stop(drain.left_s() / 2)  # the rest is for the flush
+            serving = False
         finally:
+            drain.begin()
             try:
-                self._flushed_or_told(self.shard.stop)
+                self._flush_last(drain.left_s(LAST_S), release=not serving)
             finally:
-                self._cleanup.run()
+                self._cleanup.run(drain.left_s(LAST_S))
 
     def ready(self) -> str | None:
         """None, or why it does not serve what it should."""
@@ -275,13 +281,22 @@ class ParamServer:
             **grpc_readings(self.server.counts, REFUSALS),
         }
 
-    def _drain(self, drain_s: float) -> None:
-        self.keeper.leave(self._clock.monotonic() + drain_s / 2)
-        self.server.stop(drain_s / 2)
-        self._flushed_or_told(self.keeper.drain)
+    def _flush_last(self, seconds: float, *, release: bool) -> None:
+        """Flush, with `release` as one that leaves. What is not written is replayed, as after a kill."""
 
-    def _flushed_or_told(self, flush: Callable[[], None]) -> None:
+        def flush() -> None:
+            flushed = False
+            try:
+                if release:
+                    self.keeper.drain()
+                flushed = True
+            finally:
+                self.shard.stop(flush=flushed)
+
         try:
-            flush()
-        except Unavailable as error:  # then samples are replayed, as after a kill
-            log.warning("not everything was flushed and released", reason=str(error))
+            done = within(seconds, "last-flush", flush)
+            reason = "" if done else f"the row store, or the log, has not answered within {seconds:.1f} s"
+        except Unavailable as error:
+            reason = str(error)
+        if reason:
+            log.warning("not everything was flushed and released", reason=reason)

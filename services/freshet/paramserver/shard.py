@@ -222,13 +222,14 @@ class Shard:
             thread.start()
             self._threads.append(thread)
 
-    def stop(self) -> None:
-        """Stop the threads, then publish and flush what is left, if the claim still stands."""
+    def stop(self, *, flush: bool = True) -> None:
+        """Stop the threads, then publish and flush what is left, if the claim still stands and nobody has
+        tried in vain just now. Raises Unavailable. Takes as long as the row store has patience."""
         self._stop.set()
         self._to_load.set()
         for thread in self._threads:
             thread.join()
-        if self._failed is None and self._held():
+        if flush and self._failed is None and self._held():
             self.flush()
 
     @property

@@ -1,5 +1,5 @@
-"""How a service process lives: told to stop by a signal, drained with a deadline, never outliving its
-supervisor."""
+"""How a service process lives: told to stop by a signal, drained with one deadline over all its stages,
+never outliving its supervisor."""
 
 from __future__ import annotations
 
@@ -9,14 +9,39 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import structlog
 
-__all__ = ["Cleanup", "die_with_parent", "stop_on_signals"]
+from freshet.clock import SYSTEM_CLOCK, Clock
+
+__all__ = [
+    "CLOSE_S",
+    "KILL_AFTER_S",
+    "LAST_S",
+    "Cleanup",
+    "Drain",
+    "die_with_parent",
+    "join_all",
+    "stop_on_signals",
+    "within",
+]
 
 log = structlog.get_logger("freshet.lifecycle")
+
+LAST_S = 1.0
+"""What a stage has that comes after others, however little of the drain they have left it: telling who was
+cut off, a flush, releasing claims. At most two of a service."""
+
+CLOSE_S = 0.5
+"""How long files and connections may take to close; what does not is left to the end of the process."""
+
+KILL_AFTER_S = 5.0
+"""How long after its drain a process that was asked to stop is killed, if it still lives: two times LAST_S,
+CLOSE_S, two seconds for its last traces, and some for a busy machine. Whoever else stops services (the grace
+period of a container, say) should allow as much."""
 
 _PR_SET_PDEATHSIG = 1
 
@@ -55,6 +80,59 @@ def die_with_parent(parent: int) -> None:
         os._exit(1)
 
 
+class Drain:
+    """The time of one stop, for all its stages together: `seconds` from when it `begin`s."""
+
+    def __init__(self, seconds: float, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._seconds, self._clock = seconds, clock
+        self._ends: float | None = None
+
+    def begin(self) -> None:
+        """The stop has come; only the first call counts."""
+        if self._ends is None:
+            self._ends = self._clock.monotonic() + self._seconds
+
+    def left_s(self, least_s: float = 0.0) -> float:
+        """What is left for the stages to come, or `least_s` if that is more; all of it before `begin`."""
+        left = self._seconds if self._ends is None else self._ends - self._clock.monotonic()
+        return max(left, least_s, 0.0)
+
+
+def within(seconds: float | None, name: str, do: Callable[[], object]) -> bool:
+    """Do this for so long at most (None: however long it takes); False if it is not done then: it goes on by
+    itself, on a thread that the end of the process does not wait for. Raises what it raises."""
+    if seconds is None:
+        do()
+        return True
+    raised: list[BaseException] = []
+
+    def target() -> None:
+        try:
+            do()
+        except BaseException as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=target, name=name, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if thread.is_alive():
+        return False
+    if raised:
+        raise raised[0]
+    return True
+
+
+def join_all(threads: Iterable[threading.Thread], seconds: float) -> Sequence[str]:
+    """Wait for all of these together for so long; returns the names of those that have not ended."""
+    deadline = time.monotonic() + seconds
+    left = []
+    for thread in threads:
+        thread.join(max(0.0, deadline - time.monotonic()))
+        if thread.is_alive():
+            left.append(thread.name)
+    return left
+
+
 @dataclass
 class Cleanup:
     """What must be closed at the end, in reverse order; a failure to close one thing does not keep the
@@ -66,14 +144,26 @@ class Cleanup:
         """Close this, after everything that is added later."""
         self._steps.append((name, close))
 
-    def run(self) -> Sequence[str]:
-        """Close all; returns the names of what could not be closed."""
-        failed = []
-        while self._steps:
-            name, close = self._steps.pop()
-            try:
-                close()
-            except Exception as error:
-                log.error("not closed cleanly", what=name, reason=str(error))
-                failed.append(name)
+    def run(self, within_s: float | None = None) -> Sequence[str]:
+        """Close all; returns the names of what could not be closed.
+
+        `within_s`: leave what is not closed by then to the end of the process. Something may wait there for a
+        server that does not answer.
+        """
+        failed: list[str] = []
+        closing = ""
+
+        def close_all() -> None:
+            nonlocal closing
+            while self._steps:
+                closing, close = self._steps.pop()
+                try:
+                    close()
+                except Exception as error:
+                    log.error("not closed cleanly", what=closing, reason=str(error))
+                    failed.append(closing)
+
+        if not within(within_s, "close", close_all):
+            log.warning("not closed in time, left to the end of the process", what=closing)
+            return [*failed, closing]
         return failed

@@ -18,6 +18,7 @@ from freshet.errors import ConfigError
 from freshet.runtime import tls
 from freshet.runtime.connection import Connection
 from freshet.runtime.http import App
+from freshet.runtime.lifecycle import Drain
 from freshet.runtime.ports import owner_of_port
 from freshet.runtime.tls_listener import TlsListener
 
@@ -102,10 +103,16 @@ class _Server(uvicorn.Server):
     """Stops when the event is set, by whomever; signals are the caller's."""
 
     def __init__(
-        self, app: App, config: uvicorn.Config, stop: threading.Event, started: Callable[[], None]
+        self,
+        app: App,
+        config: uvicorn.Config,
+        stop: threading.Event,
+        started: Callable[[], None],
+        drain: Drain,
     ) -> None:
         super().__init__(config)
         self._app, self._stop, self._started = app, stop, started
+        self.drain = drain
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         secure = tls.listening()
@@ -128,6 +135,7 @@ class _Server(uvicorn.Server):
         return await super().on_tick(counter) or self._stop.is_set()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self.drain.begin()
         self._app.end_streams()
         asyncio.get_running_loop().call_later(UNREAD_S, self._cut_off_unread)
         await super().shutdown(sockets)
@@ -154,25 +162,27 @@ async def serve(
     drain_s: float = 10.0,
     beside: Beside | None = None,
     max_connections: int = MAX_CONNECTIONS,
-) -> None:
-    """Answer requests until `stop` is set; then those begun, for at most `drain_s`; then return.
+) -> float:
+    """Answer requests until `stop` is set; then those begun, for at most `drain_s`; returns how many seconds
+    of these are left for what the service has to do after that.
 
     `beside`: another listener, which answers before `started` is called and drains at the same time. One
     connection more than `max_connections` is answered with 503 and closed; over TLS it is closed at once.
     """
-    drain = max(1, round(drain_s))
     most = _with_files(max_connections)
 
     class Bounded(Connection):
         most_connections = most
 
-    config = uvicorn.Config(app, http=Bounded, timeout_graceful_shutdown=drain, **UVICORN)
-    server = _Server(app, config, stop, started)
+    seconds = cast(int, drain_s)  # uvicorn takes parts of seconds, and does not say so
+    config = uvicorn.Config(app, http=Bounded, timeout_graceful_shutdown=seconds, **UVICORN)
+    server = _Server(app, config, stop, started, Drain(drain_s))
     if beside is None:
         await server.serve([sock])
-        return
-    await beside.start()
-    await asyncio.gather(server.serve([sock]), beside.serve(stop, drain_s))
+    else:
+        await beside.start()
+        await asyncio.gather(server.serve([sock]), beside.serve(stop, drain_s))
+    return server.drain.left_s()
 
 
 def _with_files(connections: int) -> int:

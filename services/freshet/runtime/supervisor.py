@@ -74,8 +74,9 @@ class Supervisor:
         self._logs: dict[str, IO[bytes]] = {}
         self._history = _earlier(folder, clock.now_ms())
 
-    def run(self, stop: threading.Event, *, drain_s: float) -> Mapping[str, str]:
-        """Keep everything running until `stop`; then stop it. Returns {service: how it ended}.
+    def run(self, stop: threading.Event, *, patience_s: float) -> Mapping[str, str]:
+        """Keep everything running until `stop`; then stop it: what has not ended by itself after `patience_s`
+        is killed. Returns {service: how it ended}.
 
         Raises Unavailable, with everything killed, if the run folder is moved or deleted meanwhile: services
         would go on acknowledging into files that nobody finds, or begin others in its place.
@@ -85,7 +86,7 @@ class Supervisor:
                 self._look()
                 self._refuse_lost_folder()
                 stop.wait(LOOK_S)
-            return self._stop_all(drain_s)
+            return self._stop_all(patience_s)
         finally:
             self._kill_all()  # does something only if an error came in between
             for file in self._logs.values():
@@ -175,10 +176,10 @@ class Supervisor:
                 for one in self._history
             ]
 
-    def _stop_all(self, drain_s: float) -> dict[str, str]:
+    def _stop_all(self, patience_s: float) -> dict[str, str]:
         """Ask all of them, wait until the deadline, then insist."""
         ended: dict[str, str] = {}
-        deadline = self._clock.monotonic() + drain_s
+        deadline = self._clock.monotonic() + patience_s
         for child in self._children:
             if child.popen is not None:
                 child.popen.send_signal(signal.SIGTERM)
@@ -195,7 +196,7 @@ class Supervisor:
             except subprocess.TimeoutExpired:
                 popen.kill()
                 popen.wait()
-                ended[child.process.name] = f"killed: it had not stopped after {drain_s:g} s"
+                ended[child.process.name] = f"killed: it had not stopped after {patience_s:g} s"
             child.popen = None
         self._write_state(stopped_ms=self._clock.now_ms())
         return ended

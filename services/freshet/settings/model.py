@@ -52,7 +52,8 @@ class Common:
     )
     drain_ms: int = option(
         "deployment",
-        "how long a stop waits for work in hand; what is cut off then is logged",
+        "how long a stop waits for work in hand, in all stages together; what is cut off then is logged. "
+        "What still runs 5 s later is killed by `freshet up`; other supervisors should wait as long",
         Duration(0, HOUR),
         key="drain",
         default=10 * SECOND,

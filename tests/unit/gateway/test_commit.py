@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 import threading
 from collections.abc import Coroutine, Iterator, Sequence
 from pathlib import Path
@@ -271,10 +273,59 @@ def test_what_a_stop_cuts_off_is_told_that_it_is_not_written(log: EventLog) -> N
         waiting = asyncio.ensure_future(append(commit, [entry(b"b")]))
         while not commit.appending:
             await asyncio.sleep(0)
-        assert await commit.close(0.01) == 1
+        assert await commit.close(0.01) == 2
+        assert commit.appending  # the writer is not to be closed yet
         for task in (under_way, waiting):
             with pytest.raises(Unavailable, match="send it again"):
                 await task
+        writer.gate.set()
 
     run(main())
-    writer.gate.set()
+
+
+def test_an_append_that_ends_soon_after_the_drain_is_waited_for(log: EventLog) -> None:
+    writer = Held(log.writer())
+
+    async def main() -> None:
+        commit = committer(writer)
+        under_way = asyncio.ensure_future(append(commit, [entry(b"a")]))
+        under_way.add_done_callback(lambda _: writer.gate.set())  # told at the drain's end, and no earlier
+        while not commit.appending:
+            await asyncio.sleep(0)
+        assert await commit.close(0.01, last_s=10) == 1
+        assert [commit.appending] == [False]
+        with pytest.raises(Unavailable, match="not known to be written"):
+            await under_way
+
+    run(main())
+    assert values(log) == [b"a"]
+
+
+HANGS = """
+import asyncio, threading
+from prometheus_client import CollectorRegistry
+from freshet.gateway.commit import Committer
+from freshet.gateway.core import Limits
+
+class Hanging:
+    def append(self, appends):
+        threading.Event().wait()
+
+async def main():
+    commit = Committer(Hanging(), Limits(9, 9), CollectorRegistry(), wait_s=0.0, batch_events=9)
+    commit.start()
+    commit.submit([], events=1, size=1, done=lambda outcome: None)
+    while not commit.appending:
+        await asyncio.sleep(0)
+    print(await commit.close(0.0))
+
+asyncio.run(main())
+"""
+
+
+def test_an_append_that_hangs_does_not_hold_up_the_end_of_the_process() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", HANGS], capture_output=True, text=True, timeout=30, check=False
+    )
+
+    assert (done.stdout, done.returncode) == ("1\n", 0), done.stderr

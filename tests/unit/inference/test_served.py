@@ -99,7 +99,7 @@ def values(log: EventLog) -> list[bytes]:
 
 def run_until(logger: ServedLogger, done: Callable[[], bool], drain_s: float = 5.0) -> None:
     stop = threading.Event()
-    thread = threading.Thread(target=logger.run, args=(stop, drain_s))
+    thread = threading.Thread(target=logger.run, args=(stop, lambda: drain_s))
     thread.start()
     try:
         wait_for(done)
@@ -131,7 +131,7 @@ def test_what_waits_at_a_stop_is_still_written(log: EventLog) -> None:
     stop = threading.Event()
     stop.set()
 
-    logger.run(stop, 5.0)
+    logger.run(stop, lambda: 5.0)
 
     assert len(values(log)) == 20
 
@@ -142,7 +142,7 @@ def test_a_stop_does_not_wait_for_a_log_that_stays_away(log: EventLog) -> None:
     stop = threading.Event()
     stop.set()
 
-    logger.run(stop, 0.1)
+    logger.run(stop, lambda: 0.1)
 
     assert logger.reason == "gone"
 

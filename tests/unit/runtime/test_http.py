@@ -11,6 +11,7 @@ from typing import Any
 
 import httpx
 import pytest
+import uvicorn
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
@@ -206,6 +207,28 @@ def test_random_bytes_on_the_wire_never_stop_the_server(server: Running, data: b
 def test_a_port_in_use_is_a_config_error(server: Running) -> None:
     with pytest.raises(ConfigError, match="a free port"):
         bind("127.0.0.1", server.port)
+
+
+@pytest.mark.parametrize("drain_s", [0.0, 0.25, 2.5])
+def test_the_drain_is_as_long_as_it_says(monkeypatch: pytest.MonkeyPatch, drain_s: float) -> None:
+    told: list[float] = []
+    config = uvicorn.Config
+
+    def watched(*given: Any, **named: Any) -> uvicorn.Config:
+        told.append(named["timeout_graceful_shutdown"])
+        return config(*given, **named)
+
+    monkeypatch.setattr(uvicorn, "Config", watched)
+    stop, left = threading.Event(), list[float]()
+    stop.set()
+    app = App(CollectorRegistry(), max_body_bytes=LIMIT, body_timeout_s=1)
+
+    async def main() -> None:
+        left.append(await serve(app, bind("127.0.0.1", 0), stop, drain_s=drain_s))
+
+    run_server(main)
+    assert told == [drain_s]
+    assert 0 <= left[0] < drain_s or left[0] == 0
 
 
 def test_a_request_begun_before_the_stop_is_answered() -> None:

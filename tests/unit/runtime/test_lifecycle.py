@@ -5,7 +5,13 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Sequence
+
+import pytest
+
+from freshet.runtime.lifecycle import Cleanup, Drain, join_all, within
+from freshet.testing.clock import SettableClock
 
 BEGIN = """
 import signal, threading
@@ -58,3 +64,51 @@ def test_the_first_ctrl_c_drains_even_if_the_process_was_about_to_stop_by_itself
     done = run("stop.set(); signal.raise_signal(signal.SIGINT); print('drained')")
 
     assert (done.stdout, done.returncode) == ("drained\n", 0)
+
+
+def test_a_drain_is_one_time_for_all_stages_and_begins_once() -> None:
+    clock = SettableClock()
+    drain = Drain(10.0, clock)
+    clock.advance(60)
+    assert drain.left_s() == 10.0  # nothing has stopped yet
+
+    drain.begin()
+    clock.advance(7)
+    drain.begin()
+    assert drain.left_s() == pytest.approx(3.0)
+
+    clock.advance(7)
+    assert (drain.left_s(), drain.left_s(least_s=1.0)) == (0.0, 1.0)
+
+
+def test_what_is_not_done_in_time_is_left_and_what_it_raises_in_time_is_raised() -> None:
+    go_on = threading.Event()
+    assert not within(0.01, "hangs", go_on.wait)
+    assert within(60.0, "done", lambda: None)
+    assert within(None, "as long as it takes", lambda: go_on.wait(0.01))
+    with pytest.raises(ZeroDivisionError):
+        within(60.0, "fails", lambda: 1 // 0)
+    go_on.set()
+
+
+def test_threads_are_waited_for_together_and_those_left_are_named() -> None:
+    go_on = threading.Event()
+    threads = [threading.Thread(target=work, name=name) for work, name in ((go_on.wait, "a"), (int, "b"))]
+    for thread in threads:
+        thread.start()
+
+    assert join_all(threads, 0.05) == ["a"]
+    go_on.set()
+    assert join_all(threads, 60.0) == []
+
+
+def test_a_cleanup_leaves_what_does_not_close_in_time_and_names_it() -> None:
+    go_on, closed = threading.Event(), list[str]()
+    cleanup = Cleanup()
+    cleanup.add("later", lambda: closed.append("later"))
+    cleanup.add("hangs", go_on.wait)
+    cleanup.add("first", lambda: closed.append("first"))
+
+    assert cleanup.run(within_s=0.05) == ["hangs"]
+    assert closed == ["first"]
+    go_on.set()

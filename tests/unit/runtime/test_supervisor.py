@@ -46,13 +46,13 @@ class WallSetBack(SystemClock):
 
 class Running:
     def __init__(
-        self, folder: RunFolder, code: str, drain_s: float = 10.0, clock: Clock = SYSTEM_CLOCK
+        self, folder: RunFolder, code: str, patience_s: float = 10.0, clock: Clock = SYSTEM_CLOCK
     ) -> None:
         self.folder, self.stop = folder, threading.Event()
         self.ended: dict[str, str] = {}
         supervisor = Supervisor(folder, [Process("one", [sys.executable, "-c", code], 7000)], clock)
         self.thread = threading.Thread(
-            target=lambda: self.ended.update(supervisor.run(self.stop, drain_s=drain_s))
+            target=lambda: self.ended.update(supervisor.run(self.stop, patience_s=patience_s))
         )
         self.thread.start()
 
@@ -83,7 +83,7 @@ def test_a_folder_that_is_moved_while_it_runs_ends_the_run(folder: RunFolder, re
 
     def run() -> None:
         with pytest.raises(Unavailable) as raised:
-            supervisor.run(threading.Event(), drain_s=10.0)
+            supervisor.run(threading.Event(), patience_s=10.0)
         told.append(str(raised.value))
 
     thread = threading.Thread(target=run)
@@ -147,7 +147,7 @@ def test_the_state_says_that_it_was_stopped_and_how_to_go_on(folder: RunFolder) 
     supervisor = Supervisor(folder, [], again="freshet up spec.toml")
     stop = threading.Event()
     stop.set()
-    supervisor.run(stop, drain_s=1.0)
+    supervisor.run(stop, patience_s=1.0)
 
     run = read_run(folder)
     assert run is not None
@@ -178,7 +178,7 @@ def test_a_service_asked_to_stop_while_it_starts_counts_as_stopped(folder: RunFo
 
 
 def test_a_service_that_does_not_stop_in_time_is_killed_and_named(folder: RunFolder) -> None:
-    running = Running(folder, STUBBORN, drain_s=0.3)
+    running = Running(folder, STUBBORN, patience_s=0.3)
     until(lambda: running.lines() == 1)
 
     assert running.end() == {"one": "killed: it had not stopped after 0.3 s"}
@@ -205,7 +205,7 @@ def test_a_service_that_cannot_be_started_does_not_keep_the_others(folder: RunFo
     ]
     supervisor = Supervisor(folder, processes)
     ended: dict[str, str] = {}
-    thread = threading.Thread(target=lambda: ended.update(supervisor.run(stop, drain_s=10.0)))
+    thread = threading.Thread(target=lambda: ended.update(supervisor.run(stop, patience_s=10.0)))
     thread.start()
     log = folder.process_log("one")
     until(lambda: log.exists() and "up" in log.read_text())
