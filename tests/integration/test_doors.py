@@ -598,6 +598,20 @@ def test_rankings_are_limited_over_http_and_grpc_together(tmp_path: Path) -> Non
     world.close()
 
 
+def test_what_is_nested_deeper_than_we_write_is_the_client_s_fault(
+    gateway: Gateway, inference: Inference
+) -> None:
+    deep = b"[" * 300 + b"]" * 300
+    for lines in (b'{"a":%b}' % deep, b'{"a":%b}\n{"a":1}' % deep):
+        assert post(f"{gateway.url}/v1/impressions", lines, TOKEN).status_code in (400, 422)
+    candidates = b'"candidates":[{"id":1}]'
+    for body in (b'{"context":{"x":%b},%b}' % (deep, candidates), b'{"k":%b,%b}' % (deep, candidates)):
+        refused = post(f"{inference.url}/v1/rank", body, OTHER)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (400, "bad_input")
+    asked = b'{"inputs":[{"name":"user.id","datatype":"INT64","shape":[1],"data":[1,%b]}]}' % deep
+    assert post(f"{inference.url}/v2/models/{SPEC.name}/infer", asked, OTHER).status_code == 400
+
+
 def test_on_a_stream_each_message_counts(start: Callable[..., Gateway]) -> None:
     port, m = free_ports(1)[0], messages(GATEWAY)
     start(gateway_grpc_port=str(port), gateway_client_requests_per_s="2")

@@ -15,6 +15,7 @@ from freshet.runtime.addresses import Address
 from freshet.runtime.asking import whole_body
 from freshet.runtime.http import Response
 from freshet.runtime.token_file import token_headers
+from freshet.wire.json_text import written
 
 __all__ = ["asked", "body_of"]
 
@@ -42,10 +43,7 @@ def body_of(body: bytes) -> bytes:
     unknown = sorted(wanted.keys() - KEYS)
     if unknown:
         raise BadInput(f"expected context, candidates and k, found {unknown[0]!r:.60}")
-    try:
-        return orjson.dumps({**wanted, "dry_run": True, "explain": True})
-    except TypeError as error:  # deeper than it writes, which is less than it reads
-        raise BadInput(f"the body is nested too deep: {error}") from None
+    return written({**wanted, "dry_run": True, "explain": True}, "the body")
 
 
 def asked(addresses: Sequence[Address], body: bytes, token_file: str = "") -> Response:  # nosec B107  # no file

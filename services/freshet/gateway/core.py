@@ -17,6 +17,7 @@ import orjson
 
 from freshet.errors import BadInput, TooLarge
 from freshet.types import Append, BytesColumn
+from freshet.wire.json_text import written
 
 __all__ = [
     "Candidate",
@@ -141,7 +142,7 @@ def _split_values(
     good: list[Candidate] = []
     bad: list[Refusal] = []
     for i, value in enumerate(values):
-        _sort(i, orjson.dumps(value), value, good, bad)
+        _sort(i, written(value, f"event {i}"), value, good, bad)
     return good, bad
 
 
@@ -203,7 +204,7 @@ _WHY = re.compile(r"record \d+: (?:(\S+) \((.*?)\): )?(.*)", re.DOTALL)
 
 
 def _show(value: Any) -> str:
-    text = orjson.dumps(value).decode()
+    text = written(value, "an event").decode()
     return text if len(text) <= _SHOWN_CHARS else text[:_SHOWN_CHARS] + "…"
 
 

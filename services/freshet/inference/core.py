@@ -19,6 +19,7 @@ from freshet import _native
 from freshet.errors import BadInput, FreshetError, TooLarge
 from freshet.spec.model import Explore, Spec, TimeField
 from freshet.types import F32, I64, U64, Bool, Fence, bucket_of
+from freshet.wire.json_text import MOST_LEVELS, shown, too_deep
 
 __all__ = [
     "BucketView",
@@ -66,7 +67,7 @@ def parse_rank(body: bytes, max_candidates: int) -> RankRequest:
         raise BadInput(f"expected an object with context and candidates, found {type(tree).__name__}")
     unknown = tree.keys() - set(KEYS)
     if unknown:
-        raise BadInput(f"expected {', '.join(KEYS[:-1])} and {KEYS[-1]}, found {sorted(unknown)[0]!r}")
+        raise BadInput(f"expected {', '.join(KEYS[:-1])} and {KEYS[-1]}, found {sorted(unknown)[0]!r:.60}")
     context, candidates = tree.get("context", {}), tree.get("candidates")
     if not isinstance(context, dict):
         raise BadInput(f"context: expected an object, found {type(context).__name__}")
@@ -80,14 +81,14 @@ def parse_rank(body: bytes, max_candidates: int) -> RankRequest:
         raise BadInput(f"candidates[{i}]: expected an object, found {wrong}")
     k = tree.get("k", len(candidates))
     if not isinstance(k, int) or isinstance(k, bool) or k < 1:
-        raise BadInput(f"k: expected an integer of 1 or more, found {k!r:.60}")
+        raise BadInput(f"k: expected an integer of 1 or more, found {shown(k)}")
     request_id = tree.get("request_id")
     if isinstance(request_id, bool) or not isinstance(request_id, (str, int, type(None))):
-        raise BadInput(f"request_id: expected a string or an integer, found {request_id!r:.60}")
+        raise BadInput(f"request_id: expected a string or an integer, found {shown(request_id)}")
     dry_run, explain = tree.get("dry_run", False), tree.get("explain", False)
     for key, flag in (("dry_run", dry_run), ("explain", explain)):
         if not isinstance(flag, bool):
-            raise BadInput(f"{key}: expected true or false, found {flag!r:.60}")
+            raise BadInput(f"{key}: expected true or false, found {shown(flag)}")
     return RankRequest(context, candidates, min(k, len(candidates)), request_id, dry_run, explain)
 
 
@@ -117,13 +118,20 @@ def set_path(tree: Mapping[str, Any], path: str, value: Any) -> dict[str, Any]:
     return out
 
 
-def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Two objects as one; where both hold a value `above` wins, where both hold an object they are merged."""
+def merged(below: Mapping[str, Any], above: Mapping[str, Any], levels: int = MOST_LEVELS) -> dict[str, Any]:
+    """Two objects as one; where both hold a value `above` wins, where both hold an object they are merged.
+
+    Raises BadInput where both are nested deeper than `levels`.
+    """
+    if not levels:
+        raise too_deep("context and a candidate")
     out = dict(below)
     for key, value in above.items():
         mine = out.get(key)
         # `dict` is what JSON is read into, and twenty times as quick to ask for as Mapping
-        out[key] = merged(mine, value) if isinstance(mine, dict) and isinstance(value, dict) else value
+        out[key] = (
+            merged(mine, value, levels - 1) if isinstance(mine, dict) and isinstance(value, dict) else value
+        )
     return out
 
 

@@ -11,6 +11,7 @@ from freshet.errors import BadInput
 from freshet.inference.core import get_path, set_path, time_value
 from freshet.spec.avro import Primitive, Record, field_at
 from freshet.spec.model import Stream
+from freshet.wire.json_text import shown
 
 __all__ = ["Filling"]
 
@@ -37,9 +38,10 @@ class Filling:
         """
         key = self.stream.key[0]
         given = get_path(context, key)
-        if request_id is not None and given is not None and str(given) != str(request_id):
+        other = isinstance(given, (dict, list)) or str(given) != str(request_id)
+        if request_id is not None and given is not None and other:
             raise BadInput(
-                f"request_id: expected that of the context's {key}, {given!r}; found {request_id!r}"
+                f"request_id: expected that of the context's {key}, {shown(given)}; found {shown(request_id)}"
             )
         if given is None:
             context = set_path(context, key, self.new_id() if request_id is None else request_id)

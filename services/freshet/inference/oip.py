@@ -17,6 +17,8 @@ import orjson
 from numpy.typing import NDArray
 
 from freshet.errors import BadInput
+from freshet.inference.oip_limits import InputLimits
+from freshet.wire.json_text import shown
 
 __all__ = [
     "MAX_ELEMENTS",
@@ -31,6 +33,10 @@ __all__ = [
 
 MAX_ELEMENTS = 1 << 24
 """Of one tensor: far above any sensible batch, far below what would exhaust memory."""
+
+MOST_OUTPUTS = 1_000
+MOST_NAME = 1_000
+"""Characters."""
 
 _DTYPES: dict[str, Any] = {
     "BOOL": np.dtype(np.bool_),
@@ -70,8 +76,13 @@ class InferRequest:
     binary_outputs: bool  # how those are sent that the client does not name
 
 
-def parse_infer(body: bytes, header_length: int | None) -> InferRequest:
-    """Read a request; `header_length`: bytes of JSON before the binary data, None if all of it is JSON.
+def parse_infer(body: bytes, header_length: int | None, limits: InputLimits) -> InferRequest:
+    """Read a request.
+
+    Args:
+        body: all of it.
+        header_length: bytes of JSON before the binary data; None if all of it is JSON.
+        limits: looked at before a tensor is decoded.
 
     Raises:
         BadInput: anything is not as the protocol says; names the tensor and what was expected.
@@ -91,10 +102,11 @@ def parse_infer(body: bytes, header_length: int | None) -> InferRequest:
     inputs = tree.get("inputs")
     if not isinstance(inputs, list):
         raise BadInput(f"inputs: expected a list of tensors, found {type(inputs).__name__}")
+    limits.count(len(inputs))
     tensors: dict[str, Tensor] = {}
     at = 0
     for entry in inputs:
-        tensor, taken = _tensor(_object(entry, "inputs"), binary[at:])
+        tensor, taken = _tensor(_object(entry, "inputs"), binary[at:], limits)
         if tensor.name in tensors:
             raise BadInput(f"input {tensor.name!r} is given twice")
         tensors[tensor.name] = tensor
@@ -140,12 +152,14 @@ def _outputs(entries: Any, all_binary: bool) -> Sequence[Asked] | None:
         return None
     if not isinstance(entries, list):
         raise BadInput(f"outputs: expected a list, found {type(entries).__name__}")
+    if len(entries) > MOST_OUTPUTS:
+        raise BadInput(f"outputs: expected at most {MOST_OUTPUTS}, found {len(entries)}")
     asked: list[Asked] = []
     for entry in entries:
         name = _object(entry, "outputs").get("name")
-        parameters = _object(entry.get("parameters") or {}, f"outputs {name!r} parameters")
-        if not isinstance(name, str):
+        if not isinstance(name, str) or len(name) > MOST_NAME:
             raise BadInput("outputs: each needs a name")
+        parameters = _object(entry.get("parameters") or {}, f"outputs {name!r} parameters")
         if "classification" in parameters:
             raise BadInput(f"output {name!r}: the classification extension is not offered")
         asked.append(Asked(name, parameters.get("binary_data", all_binary) is True))
@@ -158,11 +172,11 @@ def _object(value: Any, where: str) -> dict[str, Any]:
     return value
 
 
-def _tensor(entry: dict[str, Any], binary: memoryview) -> tuple[Tensor, int]:
+def _tensor(entry: dict[str, Any], binary: memoryview, limits: InputLimits) -> tuple[Tensor, int]:
     name: Any = entry.get("name")
     datatype: Any = entry.get("datatype")
     shape = entry.get("shape")
-    dtype, count = checked(name, datatype, shape)
+    dtype, count = checked(name, datatype, shape, limits)
     parameters = _object(entry.get("parameters") or {}, f"input {name!r} parameters")
     size = parameters.get("binary_data_size")
     if size is None:
@@ -172,38 +186,44 @@ def _tensor(entry: dict[str, Any], binary: memoryview) -> tuple[Tensor, int]:
         if not isinstance(size, int) or isinstance(size, bool) or not 0 <= size <= len(binary):
             raise BadInput(
                 f"input {name!r}: expected a binary_data_size from 0 to {len(binary)}, the bytes left; "
-                f"found {size!r}"
+                f"found {shown(size)}"
             )
         values = from_binary(name, dtype, binary[:size], count)
         taken = size
     return Tensor(name, datatype, values.reshape(shape)), taken
 
 
-def checked(name: object, datatype: object, shape: object) -> tuple[Any, int]:
+def checked(name: object, datatype: object, shape: object, limits: InputLimits) -> tuple[Any, int]:
     """(numpy's type, number of elements) of an input so described. Raises BadInput."""
-    if not isinstance(name, str) or len(name) > 1_000:
+    if not isinstance(name, str) or len(name) > MOST_NAME:
         raise BadInput("inputs: each needs a name")
+    limits.name(name)
     dtype = _DTYPES.get(datatype) if isinstance(datatype, str) else None
     if dtype is None:
-        raise BadInput(f"input {name!r}: expected a datatype of {', '.join(_DTYPES)}, found {datatype!r}")
+        raise BadInput(
+            f"input {name!r}: expected a datatype of {', '.join(_DTYPES)}, found {shown(datatype)}"
+        )
     if (
         not isinstance(shape, list)
         or not 1 <= len(shape) <= 2
         or not all(isinstance(n, int) and not isinstance(n, bool) and n >= 0 for n in shape)
     ):
-        raise BadInput(f"input {name!r}: expected a shape of one or two counts, found {shape!r}")
+        raise BadInput(f"input {name!r}: expected a shape of one or two counts, found {shown(shape)}")
     count = math.prod(shape)
     if count > MAX_ELEMENTS or max(shape) > MAX_ELEMENTS:
         raise BadInput(f"input {name!r}: expected at most {MAX_ELEMENTS} elements, found shape {shape}")
+    limits.shape(name, shape)
     return dtype, count
 
 
 def _from_json(name: str, datatype: Any, dtype: Any, data: Any, count: int) -> NDArray[Any]:
     if not isinstance(data, list):
         raise BadInput(f"input {name!r}: expected data as a list, or binary_data_size; found neither")
-    flat = [v for row in data for v in row] if data and all(isinstance(v, list) for v in data) else data
-    if len(flat) != count:
-        raise BadInput(f"input {name!r}: its shape holds {count} elements, its data {len(flat)}")
+    nested = bool(data) and isinstance(data[0], list) and all(isinstance(v, list) for v in data)
+    found = sum(map(len, data)) if nested else len(data)
+    if found != count:
+        raise BadInput(f"input {name!r}: its shape holds {count} elements, its data {found}")
+    flat = [v for row in data for v in row] if nested else data
     if datatype == "BYTES":
         values = np.empty(count, object)
         for i, v in enumerate(flat):
@@ -214,7 +234,7 @@ def _from_json(name: str, datatype: Any, dtype: Any, data: Any, count: int) -> N
     wanted = bool if datatype == "BOOL" else (int, float) if datatype.startswith("FP") else int
     for i, v in enumerate(flat):
         if not isinstance(v, wanted) or (wanted is not bool and isinstance(v, bool)):
-            raise BadInput(f"input {name!r}: expected {datatype} values, found {v!r:.60} at {i}")
+            raise BadInput(f"input {name!r}: expected {datatype} values, found {shown(v)} at {i}")
     try:
         with np.errstate(over="ignore"):
             return np.array(flat, dtype)
@@ -240,14 +260,16 @@ def _bytes_elements(name: str, data: memoryview, count: int) -> NDArray[Any]:
         raise BadInput(
             f"input {name!r}: {count} byte strings take at least {count * 4} bytes, found {len(data)}"
         )
-    values = np.empty(count, object)
-    at = 0
+    elements: list[bytes] = []
+    at, whole, stop = 0, bytes(data), len(data)
     for i in range(count):
-        size = int.from_bytes(data[at : at + 4], "little")
-        if at + 4 > len(data) or size > len(data) - at - 4:
-            raise BadInput(f"input {name!r}: byte string {i} reaches beyond the tensor's {len(data)} bytes")
-        values[i] = bytes(data[at + 4 : at + 4 + size])
-        at += 4 + size
-    if at != len(data):
-        raise BadInput(f"input {name!r}: {len(data) - at} bytes are left over after {count} byte strings")
+        begin = at + 4
+        at = begin + int.from_bytes(whole[at:begin], "little")
+        if at > stop or begin > stop:
+            raise BadInput(f"input {name!r}: byte string {i} reaches beyond the tensor's {stop} bytes")
+        elements.append(whole[begin:at])
+    if at != stop:
+        raise BadInput(f"input {name!r}: {stop - at} bytes are left over after {count} byte strings")
+    values = np.empty(count, object)
+    values[:] = elements
     return values

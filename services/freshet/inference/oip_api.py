@@ -84,7 +84,7 @@ class OipRoutes:
     async def _infer(self, request: Request) -> Response:
         name, *version = request.arguments
         self.model.check(name, *version)
-        asked = parse_infer(request.body, _header_length(request))
+        asked = parse_infer(request.body, _header_length(request), self.model.limits)
         outputs, number = self.model.infer(asked)
         body, length = write_infer(self.model.spec.name, number, asked.id, outputs)
         if length is None:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from freshet.errors import BadInput
 from freshet.inference.oip import Asked, InferRequest, Tensor, checked, from_binary
+from freshet.inference.oip_limits import InputLimits, check_message
 from freshet.inference.oip_model import OipModel, Output
 from freshet.release import RELEASE
 from freshet.runtime.grpc_door import GrpcDoor
@@ -42,10 +43,13 @@ def add_oip(door: GrpcDoor, model: OipModel) -> None:
     def tell(method: str, answer: Callable[[], Any]) -> None:
         door.open(SERVICE, method, lambda: bytes(answer().SerializeToString()))
 
-    def route(method: str, answer: Callable[[Any], Any]) -> None:
+    def route(
+        method: str, answer: Callable[[Any], Any], check: Callable[[bytes], None] = lambda _: None
+    ) -> None:
         request_class = getattr(m, f"{method}Request")
 
         async def answered(data: bytes, _: Guest) -> bytes:
+            check(data)
             return bytes(answer(parse(request_class, data)).SerializeToString())
 
         door.call(SERVICE, method, answered, scope="rank")
@@ -59,7 +63,7 @@ def add_oip(door: GrpcDoor, model: OipModel) -> None:
 
     def infer(asked: Any) -> Any:
         model.check(asked.model_name, asked.model_version)
-        request = read_infer(asked)
+        request = read_infer(asked, model.limits)
         outputs, number = model.infer(request)
         return write_infer(model.spec.name, number, request.id, outputs)
 
@@ -68,11 +72,11 @@ def add_oip(door: GrpcDoor, model: OipModel) -> None:
     tell("ServerMetadata", lambda: m.ServerMetadataResponse(name="freshet", version=RELEASE))
     route("ModelReady", model_ready)
     route("ModelMetadata", metadata)
-    route("ModelInfer", infer)
+    route("ModelInfer", infer, lambda data: check_message(data, model.limits))
 
 
-def read_infer(message: Any) -> InferRequest:
-    """A ModelInferRequest as the one that HTTP has too.
+def read_infer(message: Any, limits: InputLimits) -> InferRequest:
+    """A ModelInferRequest as the one that HTTP has too; `limits` are looked at before a tensor is decoded.
 
     Raises:
         BadInput: anything is not as the protocol says; names the tensor and what was expected.
@@ -82,12 +86,13 @@ def read_infer(message: Any) -> InferRequest:
         raise BadInput(
             f"raw_input_contents: expected one for each of {len(message.inputs)} inputs, found {len(raw)}"
         )
+    limits.count(len(message.inputs))
     tensors: dict[str, Tensor] = {}
     for i, given in enumerate(message.inputs):
         if given.name in tensors:
             raise BadInput(f"input {given.name!r} is given twice")
         shape = list(given.shape)
-        dtype, count = checked(given.name, given.datatype, shape)
+        dtype, count = checked(given.name, given.datatype, shape, limits)
         if not raw:
             values = _typed(given, dtype, count)
         elif given.HasField("contents"):
@@ -97,7 +102,7 @@ def read_infer(message: Any) -> InferRequest:
         tensors[given.name] = Tensor(given.name, given.datatype, values.reshape(shape))
     for wanted in message.outputs:
         if "classification" in wanted.parameters:
-            raise BadInput(f"output {wanted.name!r}: the classification extension is not offered")
+            raise BadInput(f"output {wanted.name!r:.60}: the classification extension is not offered")
     outputs = [Asked(wanted.name, bool(raw)) for wanted in message.outputs]
     return InferRequest(message.id or None, tensors, outputs or None, bool(raw))
 

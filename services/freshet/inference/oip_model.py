@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from freshet.errors import BadInput
 from freshet.inference.core import time_ms_of
 from freshet.inference.oip import InferRequest
-from freshet.inference.oip_rows import SCORE, metadata, rows_of
+from freshet.inference.oip_limits import InputLimits
+from freshet.inference.oip_rows import SCORE, limits_of, metadata, rows_of
 from freshet.inference.pipeline import Pipeline, Scored
 from freshet.inference.versions import ServingVersion
 from freshet.runtime.http import HttpError
@@ -36,6 +37,10 @@ class OipModel:
     serving: Callable[[], ServingVersion | None]  # the version served now, None while rows or weights lack
     now_ms: Callable[[], int]
     max_rows: int
+    limits: InputLimits = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.limits = limits_of(self.pipeline.inputs, self.max_rows)
 
     def is_ready(self) -> bool:
         """Whether it can score."""
@@ -74,22 +79,22 @@ class OipModel:
         wanted = wanted or [(name, asked.binary_outputs) for name in values]
         unknown = [name for name, _ in wanted if name not in values]
         if unknown:
-            raise BadInput(f"output {unknown[0]!r}: expected one of {', '.join(values)}")
+            raise BadInput(f"output {unknown[0]!r:.60}: expected one of {', '.join(values)}")
         number = str(serving.manifest.number)
         return [(name, values[name], binary) for name, binary in wanted], number
 
     def _times(self, rows: list[dict[str, Any]]) -> I64:
         """(B,) event times: the rows' own where they have one, else now."""
-        field = self.spec.events.served.time
+        time = self.spec.events.served.time
         now = self.now_ms()
         times = np.full(len(rows), now, np.int64)
         for i, row in enumerate(rows):
-            value = row.pop(field.path, None) if field.path in row else None
+            value = row.pop(time.path, None) if time.path in row else None
             if value is not None:
-                time_ms = time_ms_of(value, field)
+                time_ms = time_ms_of(value, time)
                 if time_ms is None:
                     raise BadInput(
-                        f"input {field.path!r}: expected a time in {field.unit}, found {value!r:.60}"
+                        f"input {time.path!r}: expected a time in {time.unit}, found {value!r:.60}"
                     )
                 times[i] = time_ms
         return times

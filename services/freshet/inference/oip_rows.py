@@ -16,10 +16,11 @@ import numpy as np
 from freshet.errors import BadInput
 from freshet.inference.fields import feature_paths
 from freshet.inference.oip import Tensor
+from freshet.inference.oip_limits import InputLimits
 from freshet.spec.avro import Array, Primitive, Record, Type, Union, field_at
 from freshet.spec.model import Spec
 
-__all__ = ["LENGTH", "SCORE", "Input", "inputs_of", "metadata", "model_config", "rows_of"]
+__all__ = ["LENGTH", "SCORE", "Input", "inputs_of", "limits_of", "metadata", "model_config", "rows_of"]
 
 LENGTH = ".length"
 SCORE = "score"
@@ -66,6 +67,12 @@ def _input(sample: Record, path: str, longest: int | None) -> Input:
 def _bare(type_: Type) -> Type:
     others = type_.others if isinstance(type_, Union) else (type_,)
     return others[0] if len(others) == 1 else type_
+
+
+def limits_of(inputs: tuple[Input, ...], rows: int) -> InputLimits:
+    """What is looked at before tensors of these inputs are decoded."""
+    widths: dict[str, int | None] = {one.name: one.max for one in inputs}
+    return InputLimits({**widths, **{one.name + LENGTH: None for one in inputs if one.max is not None}}, rows)
 
 
 def metadata(name: str, version: str, inputs: tuple[Input, ...], labels: tuple[str, ...]) -> dict[str, Any]:

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
-import orjson
 
 from freshet.errors import BadInput
 from freshet.features import (
@@ -37,6 +36,7 @@ from freshet.spec.layout import layout_of
 from freshet.spec.model import Spec
 from freshet.tables import Plan
 from freshet.types import F32, I64, U8, U32, U64, BytesColumn
+from freshet.wire.json_text import written
 
 __all__ = ["Encoded", "Lookup", "Pipeline", "Scored"]
 
@@ -298,7 +298,7 @@ def _unreadable(why: str) -> BadInput:
 
 
 def _encoded(transcoder: JsonTranscoder, values: Sequence[Mapping[str, Any]]) -> BytesColumn:
-    made = transcoder.body(orjson.dumps(values))  # an array: its objects are the events
+    made = transcoder.body(written(values, "the request"))  # an array: its objects are the events
     if made.bad:
         first = made.bad[0]
         where = first.path if len(values) == 1 else f"{first.path or 'the whole'} of row {first.index}"

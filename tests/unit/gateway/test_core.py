@@ -75,6 +75,23 @@ def test_a_body_that_is_not_json_is_refused_whole(body: bytes) -> None:
         split_json(body, lines=False, max_events=10)
 
 
+DEEP = b"[" * 300 + b"]" * 300
+
+
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        (b'{"a":%b}' % DEEP, "event 0: nested too deep; expected at most 254 levels"),
+        (b'[{"a":1},{"a":%b}]' % DEEP, "event 1: nested too deep"),
+        (DEEP, "event 0: nested too deep"),
+        (b'{"a":1}\n%b' % DEEP, "an event: nested too deep"),
+    ],
+)
+def test_what_is_nested_deeper_than_we_write_is_refused_not_a_fault(body: bytes, told: str) -> None:
+    with pytest.raises(BadInput, match=told):
+        split_json(body, lines=False, max_events=10)
+
+
 def test_no_events_are_refused() -> None:
     with pytest.raises(BadInput, match="from 1 to 10"):
         split_json(b"[]", lines=False, max_events=10)

@@ -116,6 +116,25 @@ def test_a_bad_request_says_what_is_wrong(body: bytes, message: str) -> None:
         parse_rank(body, 10)
 
 
+def nested(opening: bytes, closing: bytes, levels: int = 990) -> bytes:
+    return opening * levels + b"1" + closing * levels
+
+
+@pytest.mark.parametrize("key", ["k", "request_id", "dry_run", "explain"])
+def test_what_is_nested_deep_is_shown_by_its_beginning(key: str) -> None:
+    body = b'{"candidates":[{}],"%b":%b}' % (key.encode(), nested(b"[", b"]"))
+    with pytest.raises(BadInput, match=key) as refused:
+        parse_rank(body, 10)
+    assert len(str(refused.value)) < 200
+
+
+def test_context_and_candidate_nested_alike_are_refused_not_a_fault() -> None:
+    deep = nested(b'{"a":', b"}")
+    request = parse_rank(b'{"context":%b,"candidates":[%b]}' % (deep, deep), 10)
+    with pytest.raises(BadInput, match="context and a candidate: nested too deep"):
+        events_of(spec(explode=False), request.context, request.candidates)
+
+
 def test_too_many_candidates_are_too_large() -> None:
     with pytest.raises(TooLarge, match="at most 1, found 2"):
         parse_rank(asked(), 1)

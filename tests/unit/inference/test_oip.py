@@ -14,6 +14,9 @@ from hypothesis import strategies as st
 
 from freshet.errors import BadInput
 from freshet.inference.oip import Asked, parse_infer, write_infer
+from freshet.inference.oip_limits import InputLimits
+
+LIMITS = InputLimits({"x": 10, "y": None, "z": None}, 10)
 
 
 def body(*inputs: Any, **more: Any) -> bytes:
@@ -25,7 +28,7 @@ def ints(**changes: Any) -> dict[str, Any]:
 
 
 def test_json_data_becomes_an_array_of_the_datatype() -> None:
-    request = parse_infer(body(ints(), id="a"), None)
+    request = parse_infer(body(ints(), id="a"), None, LIMITS)
 
     assert request.tensors["x"].values.dtype == np.int64
     assert request.tensors["x"].values.tolist() == [1, 2]
@@ -34,13 +37,13 @@ def test_json_data_becomes_an_array_of_the_datatype() -> None:
 
 
 def test_nested_json_rows_are_taken_too() -> None:
-    request = parse_infer(body(ints(shape=[2, 2], data=[[1, 2], [3, 4]])), None)
+    request = parse_infer(body(ints(shape=[2, 2], data=[[1, 2], [3, 4]])), None, LIMITS)
 
     assert request.tensors["x"].values.tolist() == [[1, 2], [3, 4]]
 
 
 def test_strings_become_bytes() -> None:
-    request = parse_infer(body(ints(datatype="BYTES", data=["a", "é"])), None)
+    request = parse_infer(body(ints(datatype="BYTES", data=["a", "é"])), None, LIMITS)
 
     assert request.tensors["x"].values.tolist() == [b"a", "é".encode()]
 
@@ -59,7 +62,7 @@ def test_what_tritonclient_writes_is_read_back(datatype: str, rows: int, width: 
     tensor.set_data_from_numpy(values, binary_data=binary)
 
     raw, header = triton.InferenceServerClient.generate_request_body([tensor])
-    found = parse_infer(raw, header).tensors["x"].values
+    found = parse_infer(raw, header, LIMITS).tensors["x"].values
 
     assert found.dtype == values.dtype
     np.testing.assert_array_equal(found, values)
@@ -73,13 +76,13 @@ def test_strings_of_tritonclient_are_read_back(texts: list[str], binary: bool) -
 
     raw, header = triton.InferenceServerClient.generate_request_body([tensor])
 
-    assert parse_infer(raw, header).tensors["x"].values.tolist() == values.tolist()
+    assert parse_infer(raw, header, LIMITS).tensors["x"].values.tolist() == values.tolist()
 
 
 def test_the_outputs_asked_for_are_told_apart_by_how_they_are_sent() -> None:
     outputs = [{"name": "score", "parameters": {"binary_data": True}}, {"name": "click"}]
 
-    assert parse_infer(body(ints(), outputs=outputs), None).outputs == [
+    assert parse_infer(body(ints(), outputs=outputs), None, LIMITS).outputs == [
         Asked("score", True),
         Asked("click", False),
     ]
@@ -87,7 +90,9 @@ def test_the_outputs_asked_for_are_told_apart_by_how_they_are_sent() -> None:
 
 def test_all_outputs_may_be_asked_for_in_binary() -> None:
     request = parse_infer(
-        body(ints(), outputs=[{"name": "score"}], parameters={"binary_data_output": True}), None
+        body(ints(), outputs=[{"name": "score"}], parameters={"binary_data_output": True}),
+        None,
+        LIMITS,
     )
 
     assert request.binary_outputs
@@ -138,7 +143,7 @@ def test_an_answer_is_read_by_tritonclient() -> None:
 )
 def test_what_is_not_the_protocol_is_refused_in_words(bad: bytes, message: str) -> None:
     with pytest.raises(BadInput, match=message):
-        parse_infer(bad, None)
+        parse_infer(bad, None, LIMITS)
 
 
 def binary(datatype: str, shape: list[int], blob: bytes, *, size: int | None = None) -> tuple[bytes, int]:
@@ -162,14 +167,14 @@ def binary(datatype: str, shape: list[int], blob: bytes, *, size: int | None = N
 )
 def test_binary_data_that_does_not_add_up_is_refused(request_: tuple[bytes, int], message: str) -> None:
     with pytest.raises(BadInput, match=message):
-        parse_infer(*request_)
+        parse_infer(*request_, LIMITS)
 
 
 @given(st.binary(max_size=120), st.none() | st.integers(-3, 130))
 @settings(max_examples=300)
 def test_random_bytes_are_bad_input(raw: bytes, header: int | None) -> None:
     with pytest.raises(BadInput):
-        parse_infer(raw, header)
+        parse_infer(raw, header, LIMITS)
 
 
 @given(
@@ -181,7 +186,7 @@ def test_random_binary_data_is_a_tensor_of_its_shape_or_bad_input(
     blob: bytes, datatype: str, shape: list[int]
 ) -> None:
     try:
-        request = parse_infer(*binary(datatype, shape, blob))
+        request = parse_infer(*binary(datatype, shape, blob), LIMITS)
     except BadInput:
         return
     assert request.tensors["x"].values.shape == tuple(shape)
@@ -215,6 +220,6 @@ def test_random_binary_data_is_a_tensor_of_its_shape_or_bad_input(
 @settings(max_examples=300)
 def test_any_json_is_a_request_or_bad_input(tree: Any) -> None:
     try:
-        parse_infer(orjson.dumps(tree), None)
+        parse_infer(orjson.dumps(tree), None, LIMITS)
     except BadInput:
         return
