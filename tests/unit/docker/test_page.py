@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from fnmatch import fnmatch
 from typing import Any
 
 import pytest
@@ -14,11 +16,24 @@ COMPOSE, TOKENS = (
     for name in ("docker-compose.yml", "compose.tokens.yml")
 )
 PAGE = ROOT / "docs" / "compose.md"
+VOLUMES = set(yaml.safe_load((ROOT / "docker-compose.yml").read_text())["volumes"])
 EXAMPLES = [
     yaml.safe_load(block.text.replace("!override", ""))["services"]
     for block in blocks(PAGE)
     if block.language == "yaml"
 ]
+
+
+def section(title: str) -> str:
+    """The text of the page below a heading, up to the next of its level."""
+    level = title.partition(" ")[0]
+    return re.split(rf"\n#{{1,{len(level)}}} ", PAGE.read_text().split(f"\n{title}\n")[1])[0]
+
+
+def first_cells(text: str) -> list[str]:
+    """Of the rows of a table, without its head."""
+    rows = [line for line in text.splitlines() if line.startswith("|")]
+    return [line.split("|")[1] for line in rows[2:]]
 
 
 @pytest.fixture
@@ -48,3 +63,33 @@ def test_another_shard_has_a_name_and_a_certificate_of_its_own(another: dict[str
 def test_another_inference_server_asks_for_tokens_as_the_others_do(another: dict[str, Any]) -> None:
     for part in ("environment", "volumes"):
         assert another["inference-2"][part] == TOKENS["inference-1"][part]
+
+
+def test_a_new_model_begins_without_what_belongs_to_the_former_and_keeps_secrets_and_audit() -> None:
+    (removed,) = re.findall(r"docker volume rm (.*)", section("### Another model"))
+
+    of_a_model = {name for name in VOLUMES if name in ("kafka", "versions") or name.startswith("redis-")}
+    assert {name.removeprefix("freshet_") for name in removed.split()} == of_a_model - {"redis-secrets"}
+
+
+def test_the_loss_of_every_volume_is_told() -> None:
+    told = first_cells(section("### What is lost with each volume"))
+    names = {pattern for cell in told for pattern in re.findall(r"`([^`]+)`", cell)} | {
+        "*-secrets",
+        "authority",
+    }
+
+    assert {v for v in VOLUMES if not any(fnmatch(v, name) for name in names)} == set()
+    assert {n for n in names if not any(fnmatch(v, n) for v in VOLUMES)} == set()
+    assert any(cell.strip() == "secrets, any of them" for cell in told)
+
+
+def test_what_is_rotated_is_what_make_secrets_makes() -> None:
+    maker = (ROOT / "ops" / "docker" / "make-secrets").read_text()
+    files = [f for cell in first_cells(section("### Rotation")) for f in re.findall(r"`(\S+/\S+)`", cell)]
+
+    assert len(files) > 6
+    for file in files:
+        part, _, name = file.removeprefix("/run/").rpartition("/")
+        assert f'"{part}' in maker or part == "authority", file
+        assert name in maker, file
