@@ -13,6 +13,7 @@ from typing import Any, Protocol, cast
 import structlog
 import uvicorn
 import uvloop
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from freshet.errors import ConfigError
 from freshet.runtime import tls
@@ -21,6 +22,9 @@ from freshet.runtime.http import App
 from freshet.runtime.lifecycle import Drain
 from freshet.runtime.ports import owner_of_port
 from freshet.runtime.tls_listener import TlsListener
+from freshet.runtime.uvicorn_release import refuse_other_uvicorn
+
+refuse_other_uvicorn(HttpToolsProtocol, uvicorn.Server, uvicorn.__version__)
 
 __all__ = ["BACKLOG", "UVICORN", "Beside", "bind", "run_server", "serve"]
 
