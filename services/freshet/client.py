@@ -13,6 +13,7 @@ import ssl
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from ipaddress import ip_address
 from types import TracebackType
 from typing import Any, Self
 
@@ -156,13 +157,20 @@ def _authorization(token: str) -> dict[str, str]:
     return {"authorization": f"Bearer {token}"} if token else {}
 
 
+def _is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:  # a name
+        return host == "localhost"
+
+
 class _Talk:
     """What both clients say and understand; no I/O."""
 
     def __init__(self, gateway: str, inference: str, retries: RetryPolicy) -> None:
         self.gateway, self.inference, self.retries = _checked(gateway), _checked(inference), retries
         hosts = {httpx.URL(url).host for url in (self.gateway, self.inference)}
-        self.asks_environment = not hosts <= {"127.0.0.1", "localhost", "::1"}  # no proxy leads back here
+        self.asks_environment = not all(_is_loopback(host) for host in hosts)  # no proxy leads back here
 
     def events(self, events: Event | Sequence[Event]) -> bytes:
         return orjson.dumps(events, option=orjson.OPT_SERIALIZE_NUMPY)

@@ -17,6 +17,7 @@ from freshet.cli.ports import PORT_SETTINGS, optional_ports_of, ports_of
 from freshet.cli.simulate import DRIFT_AT, DRIFT_EVERY, seconds_of
 from freshet.cli.supervising import Run, console_address, prepare, tell_ready
 from freshet.errors import ConfigError
+from freshet.runtime.addresses import reached_by
 from freshet.runtime.asking import figures_of
 from freshet.runtime.lifecycle import stop_on_signals
 from freshet.runtime.ports import free_ports, owner_of_port
@@ -71,7 +72,8 @@ def run_demo(folder: Path, wish: Wish, *, seconds: float | None, as_json: bool) 
 
     def simulator(settings: Settings) -> Sequence[Process]:
         command = [sys.executable, "-m", "freshet.cli", "simulate", "--folder", str(folder), *options]
-        return [Process("simulator", command, settings.simulator.admin_port)]
+        host = reached_by(settings.common.bind_address)
+        return [Process("simulator", command, settings.simulator.admin_port, host=host)]
 
     run = prepare(spec_file, folder, again=wish.again(folder), more=simulator)
     stop = threading.Event()
@@ -117,8 +119,8 @@ class _Teller:
         told_drifts, next_line_s = 0, LINE_EVERY_S
         while not self.stop.wait(LOOK_S):
             seconds = time.monotonic() - began
-            self.simulator = _figures(self.run.settings.simulator.admin_port) or self.simulator
-            inference = _figures(self.run.settings.inference.port)
+            self.simulator = self._figures(self.run.settings.simulator.admin_port) or self.simulator
+            inference = self._figures(self.run.settings.inference.port)
             if self.first_learned_s is None and inference.get("freshness_ms") is not None:
                 self.first_learned_s = round(seconds, 2)
                 self.say(f"{span_of(seconds):>6}  the first predictions by what was learned from clicks")
@@ -129,6 +131,13 @@ class _Teller:
             if seconds >= next_line_s:
                 next_line_s = seconds + LINE_EVERY_S
                 self.say(progress_line(seconds, self.simulator, inference))
+
+    def _figures(self, port: int) -> Mapping[str, Any]:
+        """What /status says; empty while nothing answers."""
+        try:
+            return figures_of(port, host=reached_by(self.run.settings.common.bind_address))
+        except OSError:
+            return {}
 
     def _beginning(self) -> Iterator[str]:
         yield f"freshet demo in {self.run.folder}: readers of a small news site, and a model that learns from"
@@ -191,11 +200,3 @@ def _take_free_ports() -> list[str]:
         os.environ[variables[name]] = str(free)  # the services, which we start, read it there
         lines.append(f"  port {ports[name]} is taken: {name} uses {free}")
     return lines
-
-
-def _figures(port: int) -> Mapping[str, Any]:
-    """What /status says; empty while nothing answers."""
-    try:
-        return figures_of(port)
-    except OSError:
-        return {}

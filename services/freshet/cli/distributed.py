@@ -13,6 +13,7 @@ from freshet.clock import SYSTEM_CLOCK
 from freshet.embedder.decoding import BlockDecoder
 from freshet.embedder.service import Embedder
 from freshet.features import SampleDecoder
+from freshet.runtime.addresses import Address
 from freshet.runtime.grpc_server import WORK_BYTES, GrpcServer
 from freshet.runtime.lifecycle import Cleanup
 from freshet.seams.batches.sizes import check_messages, work_bytes
@@ -87,7 +88,7 @@ class Embedding:
         writer = log.writer()
         self._cleanup.add("writer", writer.close)
         decoder = SampleDecoder(spec, layout_of(spec), SchemaRegistry(log).get)
-        address = f"{settings.common.bind_address}:{settings.embedder.port}"
+        address = str(Address(settings.common.bind_address, settings.embedder.port))
         self.server = GrpcServer(
             address, transport, identity=dict(served.metadata), work_bytes=work_bytes(spec, WORK_BYTES)
         )

@@ -20,6 +20,7 @@ from freshet.cli.supervising import is_ready
 from freshet.client import Ack, Client, Ranking, Receipt
 from freshet.errors import Unavailable
 from freshet.runtime import tls
+from freshet.runtime.addresses import Address, reached_by
 from freshet.runtime.lifecycle import KILL_AFTER_S
 from freshet.runtime.ports import free_ports
 from freshet.runtime.token_file import read_token
@@ -42,9 +43,10 @@ class Local:
         self.folder, self.ports = folder, ports
         settings = load_settings(run_folder=folder)
         tls.use(settings)
+        self._host = reached_by(settings.common.bind_address)
         self.client = Client(
-            gateway=f"{tls.scheme()}://127.0.0.1:{ports['gateway']}",
-            inference=f"{tls.scheme()}://127.0.0.1:{ports['inference']}",
+            gateway=self._url("gateway"),
+            inference=self._url("inference"),
             token=read_token(settings.common.client_token_file),
             **tls.client_files(),
         )
@@ -90,7 +92,14 @@ class Local:
     @property
     def console(self) -> str | None:
         """Address of the console, without the token; None if it does not run."""
-        return f"{tls.scheme()}://127.0.0.1:{self.ports['console']}" if "console" in self.ports else None
+        return self._url("console") if "console" in self.ports else None
+
+    def is_ready(self, role: str) -> bool:
+        """Whether a service says that it is ready."""
+        return is_ready(self.ports[role], self._host)
+
+    def _url(self, role: str) -> str:
+        return f"{tls.scheme()}://{Address(self._host, self.ports[role])}"
 
     def status(self) -> dict[str, Any]:
         """What `freshet status` says."""
@@ -154,22 +163,20 @@ def local(
             ending.callback(_stop, process, drain_s + KILL_AFTER_S + STOP_WAIT_S)
             system = Local(run, ports)
             ending.callback(system.client.close)
-            _wait_until_ready(process, said, run, ports, ready_s)
+            _wait_until_ready(process, said, system, ready_s)
             yield system
 
 
-def _wait_until_ready(
-    process: subprocess.Popen[bytes], said: Path, run: Path, ports: Mapping[str, int], ready_s: float
-) -> None:
+def _wait_until_ready(process: subprocess.Popen[bytes], said: Path, system: Local, ready_s: float) -> None:
     deadline = time.monotonic() + ready_s
     pause = threading.Event()
-    waiting = set(ports)
+    waiting = set(system.ports)
     while waiting:
         if process.poll() is not None:
             raise Unavailable(f"freshet up ended with {process.returncode}:\n{_tail(said)}")
-        waiting = {role for role in waiting if not is_ready(ports[role])}
+        waiting = {role for role in waiting if not system.is_ready(role)}
         if waiting and time.monotonic() > deadline:
-            logs = "\n".join(_tail(RunFolder(run).process_log(role)) for role in sorted(waiting))
+            logs = "\n".join(_tail(RunFolder(system.folder).process_log(role)) for role in sorted(waiting))
             raise Unavailable(f"{', '.join(sorted(waiting))} not ready after {ready_s:g} s:\n{logs}")
         pause.wait(LOOK_S)
 

@@ -128,6 +128,7 @@ def _checked(url: str) -> str:
 
 def _url_of(folder: Path) -> str:
     from freshet.runtime import tls
+    from freshet.runtime.addresses import Address
     from freshet.runtime.run_state import read_state
     from freshet.settings import RunFolder
 
@@ -140,4 +141,5 @@ def _url_of(folder: Path) -> str:
             "a run folder in which an inference server has run",
             f"`freshet up SPEC --folder {folder}` starts one; --url names one that runs elsewhere",
         )
-    return f"{tls.scheme()}://127.0.0.1:{state['inference']['port']}"
+    found = state["inference"]
+    return f"{tls.scheme()}://{Address(found['host'], found['port'])}"

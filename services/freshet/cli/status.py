@@ -131,11 +131,12 @@ def _versions(folder: Path) -> dict[str, Any]:
 def _service(state: Mapping[str, Any]) -> dict[str, Any]:
     from freshet.runtime.processes import is_alive, memory_mb
 
-    pid, port = state["pid"], int(state["port"])
+    pid, host, port = state["pid"], str(state["host"]), int(state["port"])
     alive = pid is not None and is_alive(int(pid), state["birth"])
-    reason, figures = _answer(port) if alive else (state["last_exit"] or "does not run", {})
+    reason, figures = _answer(host, port) if alive else (state["last_exit"] or "does not run", {})
     return {
         "pid": pid if alive else None,
+        "host": host,
         "port": port,
         "state": "down" if not alive else "starting" if reason else "ready",
         "reason": reason,
@@ -147,12 +148,12 @@ def _service(state: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _answer(port: int) -> tuple[str, dict[str, Any]]:
+def _answer(host: str, port: int) -> tuple[str, dict[str, Any]]:
     """(why the service is not ready, its figures): "" and figures if it is."""
     from freshet.runtime.asking import figures_of, why_unready
 
     try:
-        reason = why_unready(port)
-        return reason, {} if reason else figures_of(port)
+        reason = why_unready(port, host=host)
+        return reason, {} if reason else figures_of(port, host=host)
     except OSError as error:
         return f"does not answer on port {port} yet: {error}", {}

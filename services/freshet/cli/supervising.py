@@ -18,6 +18,7 @@ from freshet.cli.run import ROLES
 from freshet.cli.trying import refuse_bad_model
 from freshet.errors import ConfigError
 from freshet.runtime import tls
+from freshet.runtime.addresses import Address, reached_by
 from freshet.runtime.asking import why_unready
 from freshet.runtime.lifecycle import KILL_AFTER_S, stop_on_signals
 from freshet.runtime.logging import configure_logging
@@ -133,22 +134,23 @@ def run_up(spec_file: Path, folder: Path, *, console: bool, as_json: bool) -> No
 
 def processes(spec_file: Path, folder: Path, settings: Settings, *, console: bool = True) -> list[Process]:
     """The services of a run, in the order of an event's way through them."""
-    ports = ports_of(settings)
+    ports, host = ports_of(settings), reached_by(settings.common.bind_address)
     return [
         Process(
             role,
             [sys.executable, "-m", "freshet.cli", "run", role, str(spec_file), "--folder", str(folder)],
             ports[role],
+            host=host,
         )
         for role in ROLES
         if console or role != "console"
     ]
 
 
-def is_ready(port: int) -> bool:
+def is_ready(port: int, host: str = "127.0.0.1") -> bool:
     """Whether the service on this port says that it is ready."""
     try:
-        return not why_unready(port)
+        return not why_unready(port, host=host)
     except OSError:
         return False
 
@@ -160,8 +162,9 @@ def tell_ready(
     waiting = {p.name: p for p in wanted}
     deadline = time.monotonic() + READY_WAIT_S
     while waiting and not stop.wait(0.1):
-        for name in [n for n, p in waiting.items() if is_ready(p.port)]:
-            say(f"  {name:10} ready at {tls.scheme()}://127.0.0.1:{waiting.pop(name).port}")
+        for name in [n for n, p in waiting.items() if is_ready(p.port, p.host)]:
+            process = waiting.pop(name)
+            say(f"  {name:10} ready at {tls.scheme()}://{Address(process.host, process.port)}")
         if time.monotonic() > deadline and waiting:
             for name in waiting:
                 log = folder / "logs" / f"{name}.log"
@@ -191,7 +194,7 @@ def console_address(run: Run) -> str | None:
         return None
     settings = run.settings
     token = token_of(settings.console.token, settings.common.run.state, settings.console.token_file)
-    return f"{tls.scheme()}://127.0.0.1:{process.port}/#token={token}"
+    return f"{tls.scheme()}://{Address(process.host, process.port)}/#token={token}"
 
 
 def _refuse_without_console() -> None:

@@ -15,6 +15,7 @@ from freshet.cli.figures import JOINER_METRICS, TRAINER_METRICS, joiner_readings
 from freshet.clock import SYSTEM_CLOCK, Clock
 from freshet.errors import ConfigError
 from freshet.extras import how_to_install
+from freshet.runtime.addresses import Address, reached_by
 from freshet.runtime.admin import Admin
 from freshet.runtime.lifecycle import CLOSE_S, Cleanup
 from freshet.runtime.metrics import register
@@ -284,7 +285,7 @@ def gateway_door(settings: GatewaySettings, common: Common) -> Callable[[Gateway
         from freshet.gateway.rpc import add_events
         from freshet.runtime.grpc_door import GrpcDoor
         from freshet.seams.transport import transport_of
-    address = f"{common.bind_address}:{settings.grpc_port}"
+    address = str(Address(common.bind_address, settings.grpc_port))
     transport = transport_of(**_door_files(settings), max_message_bytes=settings.max_body_bytes)
 
     def make(gateway: Gateway) -> Beside:
@@ -313,7 +314,7 @@ def inference_door(settings: InferenceSettings, common: Common) -> Callable[[Inf
         from freshet.inference.oip_grpc import add_oip
         from freshet.runtime.grpc_door import GrpcDoor
         from freshet.seams.transport import transport_of
-    address = f"{common.bind_address}:{settings.grpc_port}"
+    address = str(Address(common.bind_address, settings.grpc_port))
     transport = transport_of(**_door_files(settings), max_message_bytes=settings.max_body_bytes)
 
     def make(server: Inference) -> Beside:
@@ -349,7 +350,7 @@ def run_console(spec: Spec, settings: Settings, stop: threading.Event) -> None:
         places = listed_places(settings.console.services)
     else:
         ports = {name: port for name, port in ports_of(settings).items() if name != "console"}
-        places = local_places(ports, optional_ports_of(settings))
+        places = local_places(ports, optional_ports_of(settings), reached_by(settings.common.bind_address))
     log = open_eventlog(settings.common.log_url)
     cleanup.add("log", log.close)
     versions = open_versions(settings.common.versions_url)

@@ -37,13 +37,13 @@ class Places:
     supervised: bool = False  # whether the run folder knows of them: processes, ends, other ports
 
 
-def local_places(ports: Mapping[str, int], optional: Mapping[str, int]) -> Places:
+def local_places(ports: Mapping[str, int], optional: Mapping[str, int], host: str = "127.0.0.1") -> Places:
     """One of each service, on this machine, as `freshet up` runs them."""
-    return Places(_local(ports), _local(optional), supervised=True)
+    return Places(_local(ports, host), _local(optional, host), supervised=True)
 
 
-def _local(ports: Mapping[str, int]) -> list[Instance]:
-    return [Instance(name, name, Address("127.0.0.1", port)) for name, port in ports.items()]
+def _local(ports: Mapping[str, int], host: str) -> list[Instance]:
+    return [Instance(name, name, Address(host, port)) for name, port in ports.items()]
 
 
 def listed_places(text: str) -> Places:

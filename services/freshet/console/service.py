@@ -26,6 +26,7 @@ from freshet.console.tracer import Tracer
 from freshet.console.trying import asked, body_of
 from freshet.errors import BadInput, ConfigError, Corrupt, Overloaded, Unavailable
 from freshet.runtime import tls
+from freshet.runtime.addresses import Address
 from freshet.runtime.audit import Actor, Audit
 from freshet.runtime.endpoint import LIVE, Endpoint
 from freshet.runtime.guard import Guard
@@ -362,7 +363,7 @@ def run(
             console.app,
             sock,
             stop,
-            started=lambda: ready(f"{tls.scheme()}://{host}:{port}"),
+            started=lambda: ready(f"{tls.scheme()}://{Address(host, port)}"),
             drain_s=common.drain_ms / 1e3,
             max_connections=common.max_connections,
         )

@@ -88,11 +88,11 @@ class Services:
         return [Instance(n, n, Address("127.0.0.1", 0)) for n in self._state if n not in self._listed]
 
     def _placed(self, instance: Instance) -> Instance:
-        """With the port that the run folder knows, if it knows one."""
-        known = self._state.get(instance.name, {}).get("port")
-        if not isinstance(known, int) or not known:
+        """Where the run folder knows it, if it does."""
+        known = self._state.get(instance.name)
+        if known is None or not known["port"]:
             return instance
-        return replace(instance, address=Address(instance.address.host, known))
+        return replace(instance, address=Address(known["host"], known["port"]))
 
     def _ask_all(self, instances: Sequence[Instance]) -> dict[str, Service]:
         for instance in instances:

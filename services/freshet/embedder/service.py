@@ -15,6 +15,7 @@ from freshet.embedder.decoding import BlockDecoder
 from freshet.embedder.ownership import shares_of
 from freshet.embedder.pipelined import PipelinedStream, Share
 from freshet.embedder.serving import BatchServer, Shape
+from freshet.runtime.addresses import Address
 from freshet.runtime.grpc_server import GrpcServer
 from freshet.runtime.metrics import Metric, Reading
 from freshet.runtime.newest import Newest
@@ -100,7 +101,7 @@ class Embedder:
             DataLost, Corrupt: as the log and the row service do; an operator decides.
         """
         self._server.start()
-        owner = f"{self._name}@{self._host}:{self._server.port}/{uuid.uuid4().hex}"
+        owner = f"{self._name}@{Address(self._host, self._server.port)}/{uuid.uuid4().hex}"
         partitions = shares_of(self._claims, self._name, owner, self._spec.partitions, self._clock)
         try:
             partitions.sit(2 * LEASE_S)

@@ -17,6 +17,7 @@ from freshet.gateway.commit import Committer
 from freshet.gateway.core import Limits
 from freshet.gateway.door import Door, Rules
 from freshet.runtime import tls
+from freshet.runtime.addresses import Address
 from freshet.runtime.browsers import refuse_other_sites
 from freshet.runtime.endpoint import LIVE
 from freshet.runtime.grpc_metrics import GRPC_DOOR_METRICS, ListenerCounts, grpc_door_readings
@@ -205,7 +206,7 @@ def run(
             gateway.app,
             sock,
             stop,
-            started=lambda: ready(f"{tls.scheme()}://{host}:{port}"),
+            started=lambda: ready(f"{tls.scheme()}://{Address(host, port)}"),
             drain_s=common.drain_ms / 1e3,
             max_connections=common.max_connections,
             beside=beside(gateway) if beside is not None else None,

@@ -37,6 +37,7 @@ from freshet.inference.table import ServingTable
 from freshet.inference.versions import Scorer, ServingVersion, VersionFollower
 from freshet.model import SERVING_PREFIXES, build_model
 from freshet.runtime import tls
+from freshet.runtime.addresses import Address
 from freshet.runtime.browsers import refuse_other_sites
 from freshet.runtime.endpoint import LIVE
 from freshet.runtime.grpc_metrics import GRPC_DOOR_METRICS, ListenerCounts, grpc_door_readings
@@ -323,7 +324,7 @@ def run(
             server.app,
             sock,
             stop,
-            started=lambda: ready(f"{tls.scheme()}://{host}:{port}"),
+            started=lambda: ready(f"{tls.scheme()}://{Address(host, port)}"),
             drain_s=common.drain_ms / 1e3,
             max_connections=common.max_connections,
             beside=beside(server) if beside is not None else None,

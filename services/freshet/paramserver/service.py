@@ -20,6 +20,7 @@ from freshet.paramserver.metering import MeteredRows
 from freshet.paramserver.server import identity_of, serve_rows
 from freshet.paramserver.shard import Shard
 from freshet.paramserver.store_watch import STORE_METRICS, StoreWatch
+from freshet.runtime.addresses import Address
 from freshet.runtime.grpc_metrics import GRPC_METRICS, REFUSALS, grpc_readings
 from freshet.runtime.grpc_server import GrpcServer
 from freshet.runtime.lifecycle import LAST_S, Cleanup, Drain, within
@@ -156,7 +157,7 @@ class ParamServer:
             name=place.name,
         )
         self.server = GrpcServer(
-            f"{place.host}:{place.port}", transport, identity=identity_of(spec.name, spec_hash)
+            str(Address(place.host, place.port)), transport, identity=identity_of(spec.name, spec_hash)
         )
         widths = tuple(group.width for group in layout.groups)
         states = tuple(group.state_floats for group in layout.groups)
@@ -168,7 +169,7 @@ class ParamServer:
         serve_rows(self.server, self.rows, described)
         self.server.start()
         self._cleanup.add("listener", lambda: self.server.stop(0.0))
-        self.address = f"{place.advertised or place.host}:{self.server.port}"
+        self.address = str(Address(place.advertised or place.host, self.server.port))
         self.watch = StoreWatch(rows) if isinstance(rows, OnServers) else None
         self.keeper = Keeper(
             self.shard,

@@ -18,7 +18,6 @@ import orjson
 import structlog
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, ProcessCollector, generate_latest
 
-from freshet.errors import ConfigError
 from freshet.runtime import tls
 from freshet.runtime.endpoint import (
     LIVE,
@@ -33,7 +32,7 @@ from freshet.runtime.endpoint import (
     status_page,
 )
 from freshet.runtime.http import HttpError, error_response
-from freshet.runtime.ports import owner_of_port
+from freshet.runtime.ports import cannot_listen
 
 __all__ = ["ENDPOINTS", "PROGRESS", "Admin"]
 
@@ -87,10 +86,11 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = 128
 
-    def __init__(self, *args: Any) -> None:
+    def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
         self._lock = threading.Lock()
         self._open: dict[socket.socket, None] = {}  # the longest there first
-        super().__init__(*args)
+        self.address_family = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)[0][0]
+        super().__init__(address, handler)
 
     def process_request(self, request: Any, client_address: Any) -> None:
         """Give it a thread."""
@@ -153,7 +153,7 @@ class Admin:
     ) -> None:
         """`registry` gets the metrics of the process, too: its memory, when it began, its files.
 
-        Raises ConfigError if the port cannot be had, naming who has it.
+        Raises ConfigError if the address cannot be had, naming who has the port.
         """
         ProcessCollector(registry=registry)
         routes: dict[str, Callable[[], tuple[int, str, bytes]]] = {
@@ -187,13 +187,7 @@ class Admin:
         try:
             self._server = _Server((address, port), Handler)
         except OSError as error:
-            raise ConfigError(
-                "admin port",
-                "port",
-                f"{address}:{port}",
-                f"a free port ({error.strerror})",
-                owner_of_port(port) or "take another with FRESHET_<SERVICE>_ADMIN_PORT",
-            ) from None
+            raise cannot_listen("admin", address, port, "FRESHET_<SERVICE>_ADMIN_PORT", error) from None
         self._thread = threading.Thread(target=self._server.serve_forever, name="admin", daemon=True)
         self._thread.start()
 

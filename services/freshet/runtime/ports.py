@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import socket
 from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["free_ports", "owner_of_port"]
+from freshet.errors import ConfigError
+from freshet.runtime.addresses import Address
+
+__all__ = ["cannot_listen", "free_ports", "owner_of_port"]
 
 _LISTEN = "0A"
 
@@ -24,6 +28,22 @@ def owner_of_port(port: int, proc: Path = Path("/proc")) -> str | None:
         if _holds(process, inodes):
             return f"port {port} is held by process {process.name} ({_command(process)[:120]})"
     return f"port {port} is held by a process of another user"
+
+
+def cannot_listen(where: str, host: str, port: int, setting: str, error: OSError) -> ConfigError:
+    """What to mend, where nobody can listen at an address: the port if it is that, else the address.
+
+    `setting` gives the port.
+    """
+    at, why = str(Address(host, port)), error.strerror or str(error)
+    if isinstance(error, socket.gaierror) or error.errno not in (errno.EADDRINUSE, errno.EACCES):
+        hint = "FRESHET_COMMON_BIND_ADDRESS names it; 127.0.0.1 is loopback alone, 0.0.0.0 every address"
+        return ConfigError(where, "bind_address", host, f"an address of this machine ({why})", hint)
+    if error.errno == errno.EACCES:
+        expected = f"a port that this user may take, such as one above 1023 ({why})"
+        return ConfigError(where, "port", at, expected, f"choose another with {setting}")
+    hint = owner_of_port(port) or f"choose another with {setting}"
+    return ConfigError(where, "port", at, f"a free port ({why})", hint)
 
 
 def _holds(process: Path, inodes: set[str]) -> bool:

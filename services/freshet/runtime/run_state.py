@@ -42,7 +42,7 @@ class RunState:
     """The processes of a run folder as its supervisor last saw them."""
 
     supervisor: int  # process id
-    services: Mapping[str, Mapping[str, Any]]  # name -> pid, birth, port, since_s, restarts, last_exit
+    services: Mapping[str, Mapping[str, Any]]  # name -> pid, birth, host, port, since_s, …
     again: str = ""  # the command that goes on with this folder
     stopped_ms: int | None = None  # when it was stopped as it should be; None: it runs, or was killed
     history: Sequence[Ended] = ()  # oldest first
@@ -68,7 +68,15 @@ def read_run(folder: RunFolder) -> RunState | None:
         ) from error
 
 
-_NO_SERVICE = {"pid": None, "birth": "", "port": 0, "since_s": 0.0, "restarts": 0, "last_exit": ""}
+_NO_SERVICE = {
+    "pid": None,
+    "birth": "",
+    "host": "127.0.0.1",
+    "port": 0,
+    "since_s": 0.0,
+    "restarts": 0,
+    "last_exit": "",
+}
 _LATEST_MS = 253_402_300_799_000
 """The end of the year 9999: what comes after is no date."""
 
@@ -101,6 +109,7 @@ _RUN: Mapping[str, _Check] = {
 _SERVICE: Mapping[str, _Check] = {
     "pid": _or_none(_PID),
     "birth": _text,
+    "host": _text,
     "port": _whole(65_535),
     "since_s": _seconds,
     "restarts": _whole(1 << 31),
@@ -143,8 +152,10 @@ def _require(name: str, value: Any, check: _Check) -> None:
 
 
 def read_state(folder: RunFolder) -> Mapping[str, Mapping[str, Any]]:
-    """{service: pid, birth, port, since_s, restarts, last_exit}; empty if nothing ever ran here. Raises as
-    `read_run`."""
+    """{service: pid, birth, host, port, since_s, restarts, last_exit}; empty if nothing ever ran here.
+
+    Raises as `read_run`.
+    """
     run = read_run(folder)
     return run.services if run is not None else {}
 

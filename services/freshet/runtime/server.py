@@ -15,12 +15,11 @@ import uvicorn
 import uvloop
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from freshet.errors import ConfigError
 from freshet.runtime import tls
 from freshet.runtime.connection import Connection
 from freshet.runtime.http import App
 from freshet.runtime.lifecycle import Drain
-from freshet.runtime.ports import owner_of_port
+from freshet.runtime.ports import cannot_listen
 from freshet.runtime.tls_listener import TlsListener
 from freshet.runtime.uvicorn_release import refuse_other_uvicorn
 
@@ -55,7 +54,7 @@ UNREAD_S = 0.2
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A listening address; port 0 takes a free one. Raises ConfigError if the port cannot be had."""
+    """A listening address; port 0 takes a free one. Raises ConfigError if it cannot be had."""
     sock: socket.socket | None = None
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
@@ -66,13 +65,7 @@ def bind(host: str, port: int) -> socket.socket:
     except OSError as error:
         if sock is not None:
             sock.close()
-        raise ConfigError(
-            "listen",
-            "port",
-            f"{host}:{port}",
-            f"a free port ({error.strerror})",
-            owner_of_port(port) or "choose another with FRESHET_<SERVICE>_PORT",
-        ) from None
+        raise cannot_listen("listen", host, port, "FRESHET_<SERVICE>_PORT", error) from None
     return sock
 
 

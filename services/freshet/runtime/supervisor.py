@@ -43,6 +43,7 @@ class Process:
     command: Sequence[str]
     port: int
     environment: Mapping[str, str] = field(default_factory=dict)
+    host: str = "127.0.0.1"  # where a process of this machine reaches it
 
 
 @dataclass(slots=True)
@@ -212,6 +213,7 @@ class Supervisor:
             child.process.name: {
                 "pid": child.popen.pid if child.popen is not None else None,
                 "birth": child.birth if child.popen is not None else "",
+                "host": child.process.host,
                 "port": child.process.port,
                 "since_s": child.since,
                 "restarts": child.watch.restarts,

@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
+from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+from prometheus_client import CollectorRegistry
+
+from freshet.errors import ConfigError
+from freshet.runtime.addresses import Address, reached_by
+from freshet.runtime.admin import Admin
+from freshet.runtime.asking import why_unready
+from freshet.runtime.grpc_server import GrpcServer
 from freshet.runtime.ports import free_ports, owner_of_port
+from freshet.runtime.server import bind
+from freshet.seams.transport import Transport
 
 
 def listening(proc: Path, port: int) -> None:
@@ -32,6 +44,57 @@ def test_the_holder_of_a_port_is_named() -> None:
         taken.listen()
 
         assert f"is held by process {os.getpid()} (" in str(owner_of_port(taken.getsockname()[1]))
+
+
+def admin(host: str, port: int) -> None:
+    Admin(host, port, registry=CollectorRegistry(), ready=lambda: None, status=dict).close()
+
+
+@pytest.mark.parametrize("listen", [bind, admin])
+@pytest.mark.parametrize(
+    ("host", "why"), [("192.0.2.7", "assign"), ("no-such-host.invalid", ""), ("2001:db8::1", "assign")]
+)
+def test_an_address_that_is_not_ours_is_named_and_not_the_port(
+    listen: Callable[[str, int], object], host: str, why: str
+) -> None:
+    with pytest.raises(ConfigError) as raised:
+        listen(host, 0)
+
+    said = str(raised.value)
+    assert f"bind_address = {host!r}" in said
+    assert "FRESHET_COMMON_BIND_ADDRESS" in said
+    assert "_PORT" not in said
+    assert why in said
+
+
+@pytest.mark.parametrize(("listen", "setting"), [(bind, "_PORT"), (admin, "_ADMIN_PORT")])
+def test_a_port_that_only_root_may_take_is_told_apart_from_one_that_is_taken(
+    listen: Callable[[str, int], object], setting: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(socket.socket, "bind", refused)
+    with pytest.raises(ConfigError) as raised:
+        listen("127.0.0.1", 80)
+
+    assert "above 1023" in str(raised.value)
+    assert f"FRESHET_<SERVICE>{setting}" in str(raised.value)
+
+
+@pytest.mark.parametrize("host", ["::1", "127.0.0.2", "localhost"])
+def test_every_listener_takes_every_address_of_this_machine(host: str) -> None:
+    server = Admin(host, 0, registry=CollectorRegistry(), ready=lambda: None, status=dict)
+    grpc = GrpcServer(str(Address(host, 0)), Transport())
+    with bind(host, 0) as sock:
+        try:
+            grpc.start()
+            for port in (sock.getsockname()[1], server.port, grpc.port):
+                socket.create_connection((reached_by(host), port), timeout=5).close()
+            assert why_unready(server.port, host=reached_by(host)) == ""
+        finally:
+            grpc.stop(0.0)
+            server.close()
 
 
 def test_a_file_that_is_closed_meanwhile_hides_no_holder(tmp_path: Path) -> None:
