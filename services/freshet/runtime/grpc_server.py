@@ -77,7 +77,7 @@ class GrpcServer:
         self._methods: dict[str, dict[str, grpc.RpcMethodHandler]] = {}
         self._server = grpc.server(
             ThreadPoolExecutor(streams, thread_name_prefix="grpc"),
-            interceptors=[_Gate(transport.token, dict(identity or {}), self.refuse)],
+            interceptors=[_Gate(transport.tokens_now, dict(identity or {}), self.refuse)],
             options=[*shared_options(transport), ("grpc.so_reuseport", 0)],
             maximum_concurrent_rpcs=streams,
         )
@@ -256,16 +256,21 @@ class _Opened:
 class _Gate(grpc.ServerInterceptor):
     """Lets calls in that show the token, and the model that this listener is for."""
 
-    def __init__(self, token: str, identity: Mapping[str, str], refused: Callable[[str], None]) -> None:
-        self._shown = f"Bearer {token}".encode() if token else b""
+    def __init__(
+        self,
+        tokens: Callable[[], tuple[str, ...]],
+        identity: Mapping[str, str],
+        refused: Callable[[str], None],
+    ) -> None:
+        self._tokens = tokens
         self._identity, self._refused = identity, refused
 
     def intercept_service(self, continuation: Any, details: Any) -> Any:
         metadata = {str(key): value for key, value in details.invocation_metadata}
-        if self._shown:
+        if taken := [f"Bearer {token}".encode() for token in self._tokens()]:
             shown = metadata.get("authorization", "")
             given = shown.encode() if isinstance(shown, str) else bytes(shown)
-            if not hmac.compare_digest(given, self._shown):
+            if not sum(hmac.compare_digest(given, one) for one in taken):  # with all, in constant time
                 self._refused("token")
                 return _ending(grpc.StatusCode.UNAUTHENTICATED, "the token is missing or wrong")
         for key, expected in self._identity.items():

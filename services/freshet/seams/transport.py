@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import grpc
 
 from freshet.errors import BadInput, ConfigError, FreshetError, Mismatch, Overloaded, TooLarge, Unavailable
 from freshet.seams.certificates import CertificateFiles, Pems
+from freshet.seams.peer_tokens import Patience, PeerTokens
 from freshet.wire.pieces import MOST_PIECES
 
 __all__ = [
@@ -75,9 +75,10 @@ class Transport:
     ca: bytes = b""  # who signs the other side's certificate; empty: none is asked for
     cert: bytes = b""  # empty: no TLS
     key: bytes = field(default=b"", repr=False)
-    token: str = field(default="", repr=False)  # empty: none is asked for
+    token: str = field(default="", repr=False)  # empty: none is asked for, or `tokens` has them
     max_message_bytes: int = 64 * MIB  # what is longer goes in pieces
     files: CertificateFiles | None = None  # where the texts come from, and new ones; None: they stay
+    tokens: PeerTokens | None = None  # the same of the token; None: it stays
 
     @property
     def whole_bytes(self) -> int:
@@ -88,6 +89,12 @@ class Transport:
     def secure(self) -> bool:
         """Whether connections are TLS."""
         return bool(self.ca or self.cert)
+
+    def tokens_now(self) -> tuple[str, ...]:
+        """Those that are taken; the first is shown. Empty: none is asked for."""
+        if self.tokens is not None:
+            return self.tokens.now()
+        return (self.token,) if self.token else ()
 
     def pems(self) -> Pems:
         """The certificates as they are now: files are read again when they change."""
@@ -120,17 +127,8 @@ def transport_of(
         )  # fmt: skip
     given = CertificateFiles("grpc", **files) if cert_file else None
     pems = given.now() if given else Pems(b"", b"", b"")
-    token = _read("token_file", token_file).decode("ascii", "replace").strip()
-    if (token_file and not token.isprintable()) or (token_file and not token):
-        raise ConfigError("grpc", "token_file", token_file, "a file with one line of letters and digits")
-    return Transport(pems.ca, pems.cert, pems.key, token, max_message_bytes, given)
-
-
-def _read(name: str, path: str) -> bytes:
-    try:
-        return Path(path).read_bytes() if path else b""
-    except OSError as error:
-        raise ConfigError("grpc", name, path, "a file that can be read", str(error)) from error
+    tokens = PeerTokens(token_file) if token_file else None
+    return Transport(pems.ca, pems.cert, pems.key, "", max_message_bytes, given, tokens)
 
 
 def method_name(service: str, method: str) -> str:
@@ -229,15 +227,21 @@ def open_channel(address: str, transport: Transport) -> grpc.Channel:
         channel = grpc.secure_channel(address, credentials, options)
     else:
         channel = grpc.insecure_channel(address, options)
-    return grpc.intercept_channel(channel, _WithToken(transport.token)) if transport.token else channel
+    if not transport.tokens_now():
+        return channel
+    return grpc.intercept_channel(channel, _WithToken(transport.tokens_now))
 
 
-def error_of(error: grpc.RpcError, where: str) -> FreshetError:
+_PATIENCE = Patience()
+"""Of all links of the process: each refusal of a token is told once for each call that it ended."""
+
+
+def error_of(error: grpc.RpcError, where: str, patience: Patience = _PATIENCE) -> FreshetError:
     """Our error for a call that gRPC ended; `where` names the peer."""
     code, details = error.code(), error.details() or ""
     text = f"{where}: {details or code.name}"
     if code is grpc.StatusCode.UNAUTHENTICATED:
-        return ConfigError("grpc", "token_file", where, "the token that this listener asks for", details)
+        return patience.refused(where, details)
     if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
         too_large = "larger than max" in details
         return TooLarge(text) if too_large else Overloaded(text, RETRY_AFTER_S)
@@ -270,10 +274,10 @@ class _WithToken(
     grpc.StreamUnaryClientInterceptor,
     grpc.StreamStreamClientInterceptor,
 ):
-    """Shows the token with every call."""
+    """Shows the token with every call: the one that there is then."""
 
-    def __init__(self, token: str) -> None:
-        self._shown = ("authorization", f"Bearer {token}")
+    def __init__(self, tokens: Callable[[], tuple[str, ...]]) -> None:
+        self._tokens = tokens
 
     # One for all four: what differs is what `continuation` takes and returns.
     def intercept_unary_unary(self, continuation: Any, details: Any, request: Any) -> Any:
@@ -284,7 +288,7 @@ class _WithToken(
     intercept_stream_stream = intercept_unary_unary
 
     def _with_token(self, details: Any) -> Any:
-        metadata = [*(details.metadata or ()), self._shown]
+        metadata = [*(details.metadata or ()), ("authorization", f"Bearer {self._tokens()[0]}")]
         return _Details(
             details.method, details.timeout, metadata, details.credentials, details.wait_for_ready
         )

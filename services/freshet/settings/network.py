@@ -48,7 +48,8 @@ class Grpc:
     key_file: str = option("deployment", "PEM of this service's private key", PATH, default="")
     token_file: str = option(
         "deployment",
-        "a file with the token that every call must show; without it none is asked for",
+        "a file with the tokens between services, one a line: the first is shown with every call, each is "
+        "taken, and a change is taken up within a second. Without it none is asked for",
         PATH,
         default="",
     )

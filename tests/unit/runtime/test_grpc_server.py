@@ -15,8 +15,10 @@ from prometheus_client import CollectorRegistry, generate_latest
 from freshet.errors import BadInput, ConfigError, Corrupt, Fenced, Mismatch, Overloaded, TooLarge, Unavailable
 from freshet.runtime.grpc_server import GRPC_METRICS, Answer, GrpcServer, grpc_readings
 from freshet.runtime.metrics import register
+from freshet.seams.peer_tokens import LOOK_S, PeerTokens
 from freshet.seams.rowservice.link import Link
 from freshet.seams.transport import Transport, error_of, method_name, open_channel, transport_of
+from freshet.testing.clock import SettableClock
 from freshet.wire.failures import failure_of
 from freshet.wire.frames import Frame, Kind, Part, decode_frame, encode_frame, encoded_bytes
 from freshet.wire.pieces import MOST_PIECES, Whole, pieces_of
@@ -187,10 +189,28 @@ def test_tls_both_ways_and_the_token(authority):
 @pytest.mark.parametrize("token", ["", "sesame-of-another"])
 def test_a_client_without_the_token_is_refused_and_counted(token):
     with listening(replace(PLAIN, token="sesame-of-the-test")) as server:
-        with pytest.raises(ConfigError, match="token"):
+        with pytest.raises(Unavailable, match="the token is missing or wrong"):
             calling(server, replace(PLAIN, token=token), [a_frame()])
         assert server.counts.refused["token"] == 1
         assert len(calling(server, replace(PLAIN, token="sesame-of-the-test"), [a_frame()])) == 1
+
+
+def test_a_token_is_changed_in_three_steps_without_a_call_refused(tmp_path):
+    clock = SettableClock()
+    ours, theirs = tmp_path / "listener", tmp_path / "client"
+    for file in (ours, theirs):
+        file.write_text("old\n")
+    listener = replace(PLAIN, tokens=PeerTokens(str(ours), clock))
+    client = replace(PLAIN, tokens=PeerTokens(str(theirs), clock))
+    steps = [(ours, "old\nnew\n"), (theirs, "old\nnew\n"), (theirs, "new\nold\n"), (ours, "new\nold\n"),
+             (ours, "new\n"), (theirs, "new\n")]  # fmt: skip
+    with listening(listener) as server:
+        for file, tokens in steps:
+            file.write_text(tokens)
+            clock.advance(LOOK_S)
+            assert len(calling(server, client, [a_frame()])) == 1, (file.name, tokens)
+        with pytest.raises(Unavailable):
+            calling(server, replace(PLAIN, token="old"), [a_frame()])
 
 
 def test_a_certificate_of_another_authority_is_refused(authority):
@@ -329,7 +349,7 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path):
 
 def test_an_empty_token_file_is_refused(tmp_path):
     (tmp_path / "token").write_text("\n")
-    with pytest.raises(ConfigError, match="one line"):
+    with pytest.raises(ConfigError, match="one token"):
         transport_of(token_file=str(tmp_path / "token"), max_message_bytes=1)
 
 
