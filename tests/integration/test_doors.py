@@ -504,9 +504,9 @@ def test_who_promoted_and_who_was_not_let_is_in_the_audit_log(tmp_path: Path) ->
         console.change("rollback", token=CONSOLE_TOKEN, number=0)
     world.close()
 
-    lines, damaged = read_audit(tmp_path / "run" / "audit.jsonl", 10)
-    assert damaged == 0
-    told = [(o.action, o.who, o.at, o.what, o.outcome) for o in lines]
+    read = read_audit(tmp_path / "run" / "audit.jsonl", 10)
+    assert read.damaged == 0
+    told = [(o.action, o.who, o.at, o.what, o.outcome) for o in read.lines]
     told.remove(("operate", "token:shop", "127.0.0.1", {}, "refused"))  # by a thread: earlier or later
     assert told == [
         ("promote", "token:ada", "127.0.0.1", {"version": 7}, "failed"),
@@ -523,7 +523,7 @@ def test_behind_a_proxy_the_audit_log_names_who_asked_it(tmp_path: Path) -> None
         assert console.client.post("/api/try", json={"candidates": [{}]}, headers=headers).status_code == 401
     world.close()
 
-    lines, _ = read_audit(tmp_path / "run" / "audit.jsonl", 10)
+    lines = read_audit(tmp_path / "run" / "audit.jsonl", 10).lines
     assert [(line.outcome, line.at) for line in lines] == [("refused", "203.0.113.9")]
 
 

@@ -13,17 +13,26 @@ from freshet.cli.options import emit, examples, folder_option, json_option, tabl
 __all__ = ["command"]
 
 
-@click.command(epilog=examples("freshet audit", "freshet audit --newest 1000 --json"))
+@click.command(
+    epilog=examples("freshet audit", "freshet audit --outcome done", "freshet audit --newest 1000 --json")
+)
 @folder_option
 @click.option("--newest", type=click.IntRange(1, 1_000_000), default=50, show_default=True, help="Lines.")
+@click.option(
+    "--outcome",
+    "outcomes",
+    type=click.Choice(["done", "failed", "begun", "refused"]),
+    multiple=True,
+    help="Only what ended so; may be repeated. Refusals, which anybody may cause, hide nothing then.",
+)
 @json_option
-def command(folder: Path, newest: int, as_json: bool) -> None:
+def command(folder: Path, newest: int, outcomes: tuple[str, ...], as_json: bool) -> None:
     """Say who has changed what is served, or who may: when, from where, and how it went.
 
     Read from audit.jsonl of the run folder, or where FRESHET_COMMON_AUDIT_FILE says.
     """
     from freshet.errors import ConfigError
-    from freshet.runtime.audit import read_audit
+    from freshet.runtime.audit import OUTCOMES, read_audit
     from freshet.settings import load_settings
 
     path = load_settings(run_folder=folder).common.audit
@@ -33,12 +42,19 @@ def command(folder: Path, newest: int, as_json: bool) -> None:
             "nothing was promoted, rolled back or refused there yet, or FRESHET_COMMON_AUDIT_FILE is set for "
             "the console and not here",
         )  # fmt: skip
-    lines, damaged = read_audit(path, newest)
-    if damaged:
-        click.echo(f"{path}: {damaged} lines cannot be understood", err=True)
+    told = read_audit(path, newest, outcomes or OUTCOMES)
+    if told.damaged:
+        click.echo(f"{path}: {told.damaged} lines cannot be understood", err=True)
+    if told.unread_bytes:
+        click.echo(
+            f"{path}: {told.unread_bytes:,} bytes of older lines are not shown; --newest N shows more, "
+            "--outcome done what was done alone",
+            err=True,
+        )
     rows = [
         [one.time, one.action, one.who or None, one.at, orjson.dumps(one.what).decode(), one.outcome, one.why]
-        for one in lines
+        for one in told.lines
     ]
     text = table(["time", "action", "who", "from", "what", "outcome", "why"], rows)
-    emit({"lines": [asdict(line) for line in lines], "damaged": damaged}, as_json=as_json, text=text)
+    found = {"lines": [asdict(line) for line in told.lines], "damaged": told.damaged}
+    emit({**found, "unread_bytes": told.unread_bytes}, as_json=as_json, text=text)

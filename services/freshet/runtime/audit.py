@@ -13,11 +13,11 @@ import os
 import pwd
 import secrets
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, BinaryIO, Literal
 
 import orjson
 import structlog
@@ -26,17 +26,21 @@ from freshet.clock import SYSTEM_CLOCK, Clock
 from freshet.errors import FreshetError, Unavailable
 from freshet.runtime.refusals import Refusals
 
-__all__ = ["Actor", "Audit", "AuditLine", "os_user", "read_audit"]
+__all__ = ["OUTCOMES", "Actor", "Audit", "AuditLine", "Told", "os_user", "read_audit"]
 
 log = structlog.get_logger(__name__)
 
 LONGEST = 1_000
 """Characters of a reason."""
 
-MOST_BYTES = 256 << 20
-"""Of what `freshet audit` reads, from the end."""
+READ_BYTES = 1 << 20
+"""At once, from the file's end backwards."""
+
+LONGEST_LINE = 1 << 20
+"""Bytes; what is longer is none of ours."""
 
 Outcome = Literal["begun", "done", "refused", "failed"]
+OUTCOMES: tuple[Outcome, ...] = ("begun", "done", "refused", "failed")
 
 NOT_KNOWN = "whether it was done is not known, or it is being done"
 
@@ -120,8 +124,10 @@ class Audit:
             self._end(handle, asked, "done", "")
 
     def refused(self, action: str, actor: Actor, why: str) -> None:
-        """Record what somebody was not let do: soon, by a thread, at most one line a second. Never blocks."""
-        self._refusals.add(_Refusal(action, actor, why))
+        """Record what somebody was not let do: soon, by a thread, in fewer lines the longer the same goes on.
+
+        Never blocks."""
+        self._refusals.add(_Refusal(action, actor, why), (action, actor.who, why))
 
     def on_refused(self, scope: str, name: str, peer: str, why: str) -> None:
         """As a `Guard` tells it."""
@@ -191,26 +197,66 @@ def _text(ms: int) -> str:
     return datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-def read_audit(path: Path, most: int) -> tuple[list[AuditLine], int]:
-    """The newest actions, oldest first, and how many of the lines that were read cannot be understood.
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What was read of an audit log."""
 
-    What has begun is left out where its outcome follows.
+    lines: list[AuditLine]  # oldest first
+    damaged: int  # lines among those read that cannot be understood
+    unread_bytes: int  # of older lines, which were not looked at
+
+
+def read_audit(path: Path, most: int, outcomes: Collection[str] = OUTCOMES) -> Told:
+    """The newest actions that ended in one of these ways, from a file of any length.
+
+    It is read from its end backwards until there are enough. What has begun is left out where its outcome
+    follows.
 
     Raises FreshetError: the file cannot be read.
     """
+    found: list[AuditLine] = []
+    ended: set[str] = set()  # ids whose beginning is not met yet
+    damaged, unread = 0, 0
     try:
         with path.open("rb") as file:
-            size = file.seek(0, os.SEEK_END)
-            file.seek(max(0, size - MOST_BYTES))
-            content = file.read()
+            for before, line in _backwards(file):
+                unread = before
+                one = _line(line)
+                if one is None:
+                    damaged += 1
+                    continue
+                id_, said = one
+                if said.outcome in ("done", "failed"):
+                    ended.add(id_)
+                if said.outcome == "begun" and id_ in ended:
+                    ended.remove(id_)
+                elif said.outcome in outcomes:
+                    found.append(said)
+                    if len(found) == most:
+                        break
     except OSError as error:
         raise FreshetError(f"{path}: {error.strerror}") from error
-    lines = content.splitlines()[1 if size > MOST_BYTES else 0 :]
-    found = [_line(line) for line in lines]
-    understood = [line for line in found if line is not None]
-    ended = {id_ for id_, line in understood if line.outcome != "begun"}
-    told = [line for id_, line in understood if line.outcome != "begun" or id_ not in ended]
-    return told[-most:], found.count(None)
+    return Told(found[::-1], damaged, unread)
+
+
+def _backwards(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
+    """(bytes before it, line) from the last line to the first; of one that is too long, its beginning."""
+    at, rest = file.seek(0, os.SEEK_END), b""  # `rest`: of the line that ends the next piece
+    first = True
+    while at:
+        size = min(READ_BYTES, at)
+        at = file.seek(at - size)
+        lines = (file.read(size) + rest).split(b"\n")
+        if first and not lines[-1]:
+            lines.pop()  # behind the last line's end
+        first = False
+        before = at + sum(len(line) + 1 for line in lines)
+        for line in reversed(lines[1:]):
+            before -= len(line) + 1
+            yield before, line
+        rest = lines[0][:LONGEST_LINE]
+        if not at:
+            yield 0, rest
 
 
 def _line(line: bytes) -> tuple[str, AuditLine] | None:

@@ -233,7 +233,7 @@ def test_a_token_that_was_taken_away_is_made_anew_and_the_former_one_is_not_know
     assert len(read_tokens(file)) == 4
     assert file.read_text().startswith("# NAME")
     assert made(tmp_path, "kafka") == ""
-    lines, _ = read_audit(tmp_path / "audit.jsonl", 100)
+    lines = read_audit(tmp_path / "audit.jsonl", 100).lines
     assert [(line.action, line.what["name"], line.outcome) for line in lines] == [
         ("token new", name, "done") for name in ("send", "rank", "operate", "client", "client")
     ]

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from freshet.errors import BadInput, FreshetError, Unavailable
+from freshet.runtime import audit as audit_module
 from freshet.runtime.audit import Actor, Audit, AuditLine, os_user, read_audit
 from freshet.testing.clock import SettableClock
 
@@ -19,9 +20,9 @@ ADA = Actor("token:ada", "192.0.2.7")
 
 
 def lines(path: Path) -> list[AuditLine]:
-    found, damaged = read_audit(path, 1000)
-    assert damaged == 0
-    return found
+    told = read_audit(path, 1000)
+    assert (told.damaged, told.unread_bytes) == (0, 0)
+    return told.lines
 
 
 def test_what_is_done_is_one_line_on_disk(tmp_path: Path) -> None:
@@ -127,8 +128,8 @@ def test_a_line_that_was_cut_off_does_not_take_the_next_one_with_it(tmp_path: Pa
     with Audit(path).of("promote", ADA, {}):
         pass
 
-    found, damaged = read_audit(path, 10)
-    assert ([line.action for line in found], damaged) == (["promote"], 1)
+    told = read_audit(path, 10)
+    assert ([line.action for line in told.lines], told.damaged) == (["promote"], 1)
 
 
 @given(st.binary(max_size=300))
@@ -136,9 +137,9 @@ def test_no_bytes_break_the_reader(tmp_path_factory: pytest.TempPathFactory, con
     path = tmp_path_factory.getbasetemp() / "any.jsonl"
     path.write_bytes(content + b"\n" + orjson.dumps({"time": 1}) + b"\n[]\n")
 
-    found, damaged = read_audit(path, 10)
-    assert found == []
-    assert damaged >= 2
+    told = read_audit(path, 10)
+    assert told.lines == []
+    assert told.damaged >= 2
 
 
 def test_only_the_newest_are_read(tmp_path: Path) -> None:
@@ -147,7 +148,45 @@ def test_only_the_newest_are_read(tmp_path: Path) -> None:
         with Audit(path).of("promote", ADA, {"version": number}):
             pass
 
-    assert [line.what["version"] for line in read_audit(path, 2)[0]] == [3, 4]
+    told = read_audit(path, 2)
+    assert [line.what["version"] for line in told.lines] == [3, 4]
+    assert told.unread_bytes > 0, "that there is more is told"
+
+
+def test_a_rollback_is_found_behind_any_number_of_refusals(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(audit_module, "READ_BYTES", 1_000)
+    path = tmp_path / "audit.jsonl"
+    with Audit(path).of("rollback", ADA, {"version": 3}):
+        pass
+    refused = Audit(path)
+    refused.on_refused("operate", "", "192.0.2.9", "token_unknown")
+    refused.close()
+    line = path.read_bytes().splitlines(keepends=True)[-1]
+    with path.open("ab") as file:
+        file.write(line * 2_000)
+
+    assert {one.outcome for one in read_audit(path, 50).lines} == {"refused"}
+    assert read_audit(path, 50).unread_bytes > 0
+    (found,) = read_audit(path, 50, ("done", "failed", "begun")).lines
+    assert (found.action, found.outcome, found.what) == ("rollback", "done", {"version": 3})
+
+
+@given(st.lists(st.integers(0, 40), max_size=12), st.integers(1, 30), st.booleans())
+def test_lines_are_the_same_whatever_is_read_at_once(
+    tmp_path_factory: pytest.TempPathFactory, lengths: list[int], size: int, ended: bool
+) -> None:
+    path = tmp_path_factory.getbasetemp() / "lines"
+    content = b"\n".join(bytes([97 + i]) * n for i, n in enumerate(lengths)) + (b"\n" if ended else b"")
+    path.write_bytes(content)
+
+    with pytest.MonkeyPatch.context() as patch, path.open("rb") as file:
+        patch.setattr(audit_module, "READ_BYTES", size)
+        read = list(audit_module._backwards(file))
+
+    assert [line for _, line in read][::-1] == content.splitlines()
+    assert all(content[at : at + len(line)] == line for at, line in read)
 
 
 def test_a_file_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 
-from freshet.runtime.refusals import Refusals
+from freshet.runtime.refusals import LONGEST_PAUSES, Refusals
+from freshet.testing.clock import SettableClock
 
 
 class Disk:
@@ -98,3 +99,32 @@ def test_without_a_refusal_there_is_no_thread() -> None:
     assert threading.active_count() == before
     refusals.close()
     refusals.close()
+
+
+def test_the_longer_refusals_go_on_the_fewer_lines_they_are() -> None:
+    disk, clock = Disk(), SettableClock()
+    refusals = Refusals(disk.write, pause_s=1.0, clock=clock.monotonic)
+
+    def later(seconds: float) -> None:
+        refusals.add("flood", "token_unknown")
+        clock.advance(seconds)
+        refusals.look()
+        assert disk.tried.acquire(timeout=10), seconds
+
+    later(0.0)
+    for pause in (1, 2, 4, 8, 16, 32, 60, 60):
+        refusals.add("flood", "token_unknown")
+        clock.advance(pause - 0.5)
+        refusals.look()
+        assert not disk.tried.acquire(timeout=0.02), "before the pause is over"
+        later(0.5)
+    assert disk.lines == [("flood", 0), *[("flood", 1)] * 8]
+
+    refusals.add("insider", "token_scope")  # another kind is told at once
+    assert disk.tried.acquire(timeout=10)
+    clock.advance(2 * LONGEST_PAUSES)  # and a flood that was over begins anew
+    for pause in (0, 1, 2):
+        later(pause)
+    refusals.close()
+
+    assert disk.lines[9:] == [("insider", 0), *[("flood", 0)] * 3]
