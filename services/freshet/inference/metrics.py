@@ -20,6 +20,7 @@ __all__ = [
     "SERVED_DROPPED",
     "SERVED_LOGGED",
     "SERVED_QUEUE",
+    "SERVED_QUEUE_BYTES",
     "SWAPS",
     "UNKNOWN_ROWS",
     "VERSION",
@@ -75,7 +76,10 @@ SERVED_DROPPED = Metric(
     "freshet_inference_served_dropped", "counter", "events", "Served events not logged, by why.", ("why",)
 )
 SERVED_QUEUE = Metric(
-    "freshet_inference_served_queue", "gauge", "requests", "Requests that wait to be logged."
+    "freshet_inference_served_queue", "gauge", "events", "Served events that wait to be logged."
+)
+SERVED_QUEUE_BYTES = Metric(
+    "freshet_inference_served_queue_bytes", "gauge", "bytes", "Bytes of served events that wait to be logged."
 )
 
 METRICS = (
@@ -96,4 +100,5 @@ METRICS = (
     SERVED_LOGGED,
     SERVED_DROPPED,
     SERVED_QUEUE,
+    SERVED_QUEUE_BYTES,
 )

@@ -51,6 +51,11 @@ class Served:
     texts: Sequence[bytes]  # of each event: JSON
     asked: Asked | None = None  # the request, while tracing is on
 
+    @property
+    def size(self) -> int:
+        """Bytes that it accounts for while it waits."""
+        return sum(map(len, self.texts)) + sum(map(len, self.keys))
+
     @classmethod
     def of(cls, spec: Spec, events: Sequence[Mapping[str, Any]]) -> Served:
         """Events as they are made by `served_events`."""
@@ -117,6 +122,37 @@ def _at(path: str, value: Any) -> dict[str, Any]:
     return dict(value)
 
 
+class _Account:
+    """What waits for the log's acknowledgement, against its bounds. One thread enters, one lets go: each has
+    counters of its own, so that no request waits for a lock."""
+
+    def __init__(self, most_events: int, most_bytes: int) -> None:
+        self._most_events, self._most_bytes = most_events, most_bytes
+        self._entered = self._entered_bytes = 0  # ever
+        self._left = self._left_bytes = 0
+
+    @property
+    def events(self) -> int:
+        return self._entered - self._left
+
+    @property
+    def bytes(self) -> int:
+        return self._entered_bytes - self._left_bytes
+
+    def enter(self, events: int, size: int) -> bool:
+        """Enter this much; False, and nothing entered, if it does not fit. An empty queue takes anything."""
+        waiting = self.events
+        if waiting and (waiting + events > self._most_events or self.bytes + size > self._most_bytes):
+            return False
+        self._entered += events
+        self._entered_bytes += size
+        return True
+
+    def leave(self, events: int, size: int) -> None:
+        self._left += events
+        self._left_bytes += size
+
+
 class ServedLogger:
     """A queue of served requests and the thread that appends them."""
 
@@ -128,6 +164,7 @@ class ServedLogger:
         registry: CollectorRegistry,
         *,
         queue_events: int,
+        queue_bytes: int,
         extractor: EventExtractor | None = None,
     ) -> None:
         """`transcoder`: into framed records of the served schema with `freshet_served`; `extractor`: of
@@ -136,18 +173,21 @@ class ServedLogger:
         self._stream, self._partitions = spec.events.served, spec.partitions
         self._writer, self._transcoder = writer, transcoder
         self._queue: queue.SimpleQueue[Served] = queue.SimpleQueue()  # no lock of Python's a request
-        self._queue_events = queue_events
+        self._account = _Account(queue_events, queue_bytes)
         self._logged = metrics.SERVED_LOGGED.counter(registry)
         self._dropped = metrics.SERVED_DROPPED.counter(registry)
         for why in WHYS:  # a series that begins with its first event shows Prometheus no increase
             self._dropped.labels(why)
-        metrics.SERVED_QUEUE.gauge(registry, self._queue.qsize)
+        metrics.SERVED_QUEUE.gauge(registry, lambda: self._account.events)
+        metrics.SERVED_QUEUE_BYTES.gauge(registry, lambda: self._account.bytes)
         self.reason = ""  # why the last event was not logged
 
     def offer(self, served: Served) -> bool:
-        """Take a request to be logged; False, and counted, if too many wait."""
-        if self._queue.qsize() >= self._queue_events:
-            self._drop("queue", len(served.texts), "too many served events wait for the log")
+        """Take a request to be logged; False, and its events counted, if too many wait. One thread's."""
+        if not self._account.enter(len(served.texts), served.size):
+            self._drop(
+                "queue", len(served.texts), "too many served events wait for the log, or too large ones"
+            )
             return False
         self._queue.put(served)
         return True
@@ -166,9 +206,8 @@ class ServedLogger:
             self._append(self._take(0.1, gather=lambda: stop.wait(GATHER_S)), late)
         while not late() and not self._queue.empty():
             self._append(self._take(0.0, gather=lambda: None), late)
-        cut = self._queue.qsize()
-        if cut:
-            self._drop("stopped", cut, "the server stopped before they were appended")
+        if self._account.events:
+            self._drop("stopped", self._account.events, "the server stopped before they were appended")
 
     def _take(self, wait_s: float, gather: Callable[[], object]) -> list[Served]:
         taken: list[Served] = []
@@ -191,6 +230,9 @@ class ServedLogger:
             ids = [request_text(key)[:100] for served in taken for key in served.keys]
             log.error("served events are lost", request_ids=list(dict.fromkeys(ids))[:10], exc_info=error)
             self._drop("error", sum(len(served.texts) for served in taken), explain(error))
+        finally:
+            for served in taken:
+                self._account.leave(len(served.texts), served.size)
 
     def _write(self, taken: list[Served], late: Callable[[], bool]) -> None:
         keys = [key for served in taken for key in served.keys]

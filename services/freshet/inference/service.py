@@ -152,6 +152,7 @@ class Inference:
                 JsonTranscoder(extended, schema_id=schema_id, ignore_unknown=True),
                 registry,
                 queue_events=settings.queue_served,
+                queue_bytes=settings.queue_served_bytes,
                 extractor=EventExtractor(spec.events.served, extended) if active() is not None else None,
             )
         self._progress = Progress(spec, parts.log, parts.store)

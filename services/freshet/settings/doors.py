@@ -152,7 +152,13 @@ class Inference(GrpcDoor):
         "deployment",
         "served events waiting for the log; beyond it they are dropped and counted, never the answer",
         Integer(1, 10_000_000),
-        default=10_000,
+        default=100_000,
+    )
+    queue_served_bytes: int = option(
+        "deployment",
+        "bytes of served events waiting for the log; beyond it they are dropped and counted, too",
+        Integer(KIB, 1 << 46),
+        default=64 * MIB,
     )
     follow_wait_ms: int = option(
         "deployment",

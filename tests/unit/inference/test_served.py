@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import orjson
@@ -76,15 +77,28 @@ def served(request: int, **changes: Any) -> Served:
     return Served.of(SPEC, [{"request": request, "item": 1, "at": 5, **changes}])
 
 
-def logger_of(log: EventLog, *errors: Exception, queue_events: int = 100, form: Any = "avro") -> ServedLogger:
+def logger_of(
+    log: EventLog, *errors: Exception, queue_events: int = 100, queue_bytes: int = 1 << 20, form: Any = "avro"
+) -> ServedLogger:
     spec = replace(SPEC, events=replace(SPEC.events, served=replace(SPEC.events.served, format=form)))
-    return ServedLogger(
+    registry = CollectorRegistry()
+    made = ServedLogger(
         spec,
         Flaky(log, *errors),
         JsonTranscoder(SCHEMA, schema_id=1),
-        CollectorRegistry(),
+        registry,
         queue_events=queue_events,
+        queue_bytes=queue_bytes,
     )
+    REGISTRIES[made] = registry
+    return made
+
+
+REGISTRIES: WeakKeyDictionary[ServedLogger, CollectorRegistry] = WeakKeyDictionary()
+
+
+def figure(logger: ServedLogger, name: str, **labels: str) -> float | None:
+    return REGISTRIES[logger].get_sample_value(f"freshet_inference_{name}", labels)
 
 
 def values(log: EventLog) -> list[bytes]:
@@ -115,6 +129,48 @@ def test_a_full_queue_drops_and_says_so(log: EventLog) -> None:
     assert logger.offer(served(1))
     assert not logger.offer(served(2))
     assert "too many" in logger.reason
+
+
+def of_items(count: int) -> Served:
+    return Served.of(SPEC, [{"request": 1, "item": item, "at": 5} for item in range(count)])
+
+
+def test_the_bound_counts_events_not_requests(log: EventLog) -> None:
+    logger = logger_of(log, queue_events=10)
+
+    assert logger.offer(of_items(6))
+    assert not logger.offer(of_items(5))
+    assert logger.offer(of_items(4))
+    assert figure(logger, "served_queue") == 10
+    assert figure(logger, "served_dropped_total", why="queue") == 5
+
+
+def test_bytes_are_bounded_too_and_an_empty_queue_takes_anything(log: EventLog) -> None:
+    logger = logger_of(log, queue_events=100, queue_bytes=10)
+
+    assert logger.offer(served(1)), "larger than the bound, but alone"
+    assert not logger.offer(served(2))
+    assert figure(logger, "served_queue_bytes") == served(1).size > 10
+
+
+def test_what_was_appended_leaves_room_and_until_then_does_not(log: EventLog) -> None:
+    logger = logger_of(log, Unavailable("away"), queue_events=6)
+    assert logger.offer(of_items(6))
+
+    run_until(logger, lambda: len(values(log)) == 6)
+
+    assert figure(logger, "served_queue") == figure(logger, "served_queue_bytes") == 0
+    assert logger.offer(of_items(6))
+
+
+def test_what_a_stop_cuts_off_is_counted_in_events(log: EventLog) -> None:
+    logger, stop = logger_of(log), threading.Event()
+    logger.offer(of_items(6))
+    stop.set()
+
+    logger.run(stop, lambda: -1.0)  # no time is left
+
+    assert figure(logger, "served_dropped_total", why="stopped") == 6
 
 
 def test_while_the_log_is_away_events_wait_and_are_written_once_it_is_back(log: EventLog) -> None:
