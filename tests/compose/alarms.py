@@ -29,20 +29,25 @@ RESOLVED_S = 900.0
 
 
 def main(wanted: Sequence[str]) -> None:
-    """Break, wait, mend; print what fired."""
+    """Break, wait, mend; print what fired. Exits with 1 if an alert did not fire, or went on firing."""
     known = {name for stacked in STACKS.values() for group in stacked.groups for name in group.alerts}
     if unknown := sorted(set(wanted) - known):
         sys.exit(f"expected alerts among {', '.join(sorted(known))}; found {', '.join(unknown)}")
+    wrong: list[str] = []
     for name, stacked in STACKS.items():
         groups = [
             (group, [alert for alert in group.alerts if not wanted or alert in wanted])
             for group in stacked.groups
         ]
         if groups := [(group, alerts) for group, alerts in groups if alerts]:
-            _on_a_stack(name, stacked, groups)
+            wrong += _on_a_stack(name, stacked, groups)
+    if wrong:
+        sys.exit("\n".join(["not as expected:", *wrong]))
 
 
-def _on_a_stack(name: str, stacked: Stacked, groups: Sequence[tuple[Group, Sequence[str]]]) -> None:
+def _on_a_stack(name: str, stacked: Stacked, groups: Sequence[tuple[Group, Sequence[str]]]) -> list[str]:
+    """What was not as expected."""
+    wrong: list[str] = []
     with tempfile.TemporaryDirectory(prefix="freshet-alarms-") as made:
         folder = Path(made)
         stack = Stack(
@@ -56,12 +61,13 @@ def _on_a_stack(name: str, stacked: Stacked, groups: Sequence[tuple[Group, Seque
             wait_for(prometheus, 'freshet_trainer_quality{of="served"}')  # something is learned
             broken = Broken(stack, prometheus, folder / "versions")
             for group, alerts in groups:
-                _make_fire(broken, group, alerts, is_last=group is groups[-1][0])
+                wrong += make_fire(broken, group, alerts, is_last=group is groups[-1][0])
         finally:
             (said := Path(tempfile.gettempdir()) / f"alarms-{name}").mkdir(exist_ok=True)
             stack.keep_words(said)
             stack.down(volumes=True)
             stack.close()
+    return wrong
 
 
 def _spec(folder: Path, retention: str | None) -> Path:
@@ -74,7 +80,9 @@ def _spec(folder: Path, retention: str | None) -> Path:
     return spec_file.parent
 
 
-def _make_fire(broken: Broken, group: Group, alerts: Sequence[str], *, is_last: bool) -> None:
+def make_fire(broken: Broken, group: Group, alerts: Sequence[str], *, is_last: bool) -> list[str]:
+    """Break and mend what a group of alerts is about; returns what was not as expected."""
+    wrong: list[str] = []
     print(f"{group.break_.__name__}: {inspect.getdoc(group.break_)}", flush=True)
     prometheus, seen = broken.prometheus, dict[str, float]()
 
@@ -92,14 +100,17 @@ def _make_fire(broken: Broken, group: Group, alerts: Sequence[str], *, is_last: 
             wait_until("the alerts fire", all_fire, within_s=group.within_s, look_s=1)
         except AssertionError:
             missing = sorted(set(alerts) - set(seen))
-            print(f"  did not fire within {group.within_s:.0f} s: {missing}", flush=True)
+            wrong.append(f"  {group.break_.__name__}: did not fire within {group.within_s:.0f} s: {missing}")
+            print(wrong[-1], flush=True)
     if is_last:
-        return
+        return wrong
     try:
         after = wait_until("all is well", lambda: not prometheus.firing(), within_s=RESOLVED_S, look_s=1)
         print(f"  nothing fires {after:.0f} s after it was mended", flush=True)
     except AssertionError:
-        print(f"  still firing: {sorted(prometheus.firing())}", flush=True)
+        wrong.append(f"  {group.break_.__name__}: still firing: {sorted(prometheus.firing())}")
+        print(wrong[-1], flush=True)
+    return wrong
 
 
 if __name__ == "__main__":
