@@ -14,9 +14,9 @@ from freshet.embedder.decoding import BlockDecoder
 from freshet.embedder.service import Embedder
 from freshet.features import SampleDecoder
 from freshet.runtime.addresses import Address
-from freshet.runtime.grpc_server import WORK_BYTES, GrpcServer
+from freshet.runtime.grpc_server import STREAMS, WORK_BYTES, GrpcServer
 from freshet.runtime.lifecycle import Cleanup
-from freshet.seams.batches.sizes import check_messages, work_bytes
+from freshet.seams.batches.sizes import check_messages, streams, work_bytes
 from freshet.seams.eventlog import EventLog
 from freshet.seams.eventlog.claims import Claims
 from freshet.seams.eventlog.topics import ensure_topics
@@ -90,7 +90,11 @@ class Embedding:
         decoder = SampleDecoder(spec, layout_of(spec), SchemaRegistry(log).get)
         address = str(Address(settings.common.bind_address, settings.embedder.port))
         self.server = GrpcServer(
-            address, transport, identity=dict(served.metadata), work_bytes=work_bytes(spec, WORK_BYTES)
+            address,
+            transport,
+            identity=dict(served.metadata),
+            streams=streams(spec, STREAMS),
+            work_bytes=work_bytes(spec, WORK_BYTES),
         )
         self._embedder = Embedder(
             spec=spec,

@@ -86,10 +86,10 @@ class BatchServer:
     def add_to(self, server: GrpcServer) -> None:
         """Add the methods of `Batches` to a listener."""
 
-        def take(requests: Iterator[bytes], _: grpc.ServicerContext) -> Iterator[bytes]:
+        def take(requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
             feeds: set[tuple[int, int]] = set()
             try:
-                yield from server.answers("Take", requests, lambda frame: self.take(frame, feeds))
+                yield from server.answers("Take", requests, lambda frame: self.take(frame, feeds), context)
             finally:
                 for place, feed in feeds:
                     self.leave(place, feed)

@@ -14,6 +14,7 @@ from freshet.types import F32, Bucket
 from freshet.wire.frames import BadFrame, Frame
 from freshet.wire.row_frames import (
     Described,
+    GroupKeys,
     applied_frame,
     described_frame,
     lookup_of,
@@ -58,7 +59,7 @@ def identity_of(model: str, spec_hash: str) -> dict[str, str]:
 
 def serve_rows(server: GrpcServer, rows: HeldRows, described: Described) -> None:
     """Add the methods of `Rows` to a listener."""
-    served = _Rows(rows, described)
+    served = _Rows(rows, described, server)
     server.answered(ROWS, "Lookup", served.lookup)
     server.answered(ROWS, "Push", served.push)
     server.answered_once(ROWS, "Applied", served.applied)
@@ -66,8 +67,8 @@ def serve_rows(server: GrpcServer, rows: HeldRows, described: Described) -> None
 
 
 class _Rows:
-    def __init__(self, rows: HeldRows, described: Described) -> None:
-        self._rows, self._described = rows, described
+    def __init__(self, rows: HeldRows, described: Described, server: GrpcServer) -> None:
+        self._rows, self._described, self._server = rows, described, server
 
     def lookup(self, frame: Frame) -> bytes:
         span = span_of(frame)
@@ -81,6 +82,21 @@ class _Rows:
         widths = self._described.widths
         if any(g.group >= len(widths) for g in groups):
             raise BadFrame(f"lookup: expected store groups below {len(widths)}", "shape")
+        with self._server.making(self._answer_bytes(groups, with_states=with_states)):
+            return self._looked_up(frame, groups, create=create, with_states=with_states)
+
+    def _answer_bytes(self, groups: Sequence[GroupKeys], *, with_states: bool) -> int:
+        """Of the rows and states that a lookup asks for, before they are made."""
+        widths, states = self._described.widths, self._described.states
+        floats = sum(
+            len(g.keys) * (widths[g.group] + (states[g.group] if with_states else 0)) for g in groups
+        )
+        return 4 * floats
+
+    def _looked_up(
+        self, frame: Frame, groups: Sequence[GroupKeys], *, create: bool, with_states: bool
+    ) -> bytes:
+        widths = self._described.widths
         out = {g.group: np.empty((len(g.keys), widths[g.group]), np.float32) for g in groups}
         asked = [KeyGroup(g.group, g.keys, g.tables, g.bucket_starts) for g in groups]
         if not with_states:

@@ -22,9 +22,10 @@ from freshet.paramserver.shard import Shard
 from freshet.paramserver.store_watch import STORE_METRICS, StoreWatch
 from freshet.runtime.addresses import Address
 from freshet.runtime.grpc_metrics import GRPC_METRICS, REFUSALS, grpc_readings
-from freshet.runtime.grpc_server import GrpcServer
+from freshet.runtime.grpc_server import STREAMS, WORK_BYTES, GrpcServer
 from freshet.runtime.lifecycle import LAST_S, Cleanup, Drain, within
 from freshet.runtime.metrics import Metric, Reading, register
+from freshet.seams.batches.sizes import streams, work_bytes
 from freshet.seams.eventlog import EventLog
 from freshet.seams.eventlog.claims import LEASE_S, Claims
 from freshet.seams.eventlog.topics import ensure_topics
@@ -157,7 +158,11 @@ class ParamServer:
             name=place.name,
         )
         self.server = GrpcServer(
-            str(Address(place.host, place.port)), transport, identity=identity_of(spec.name, spec_hash)
+            str(Address(place.host, place.port)),
+            transport,
+            identity=identity_of(spec.name, spec_hash),
+            streams=streams(spec, STREAMS),
+            work_bytes=work_bytes(spec, WORK_BYTES),
         )
         widths = tuple(group.width for group in layout.groups)
         states = tuple(group.state_floats for group in layout.groups)

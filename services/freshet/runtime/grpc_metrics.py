@@ -26,8 +26,9 @@ GRPC_METRICS = (
         "freshet_grpc_refused",
         "counter",
         "messages",
-        "Calls without the token or of another model, and messages that were refused: truncated, oversized, "
-        "of another version, with a wrong checksum or shape, or while too much was in work.",
+        "Calls without the token or of another model, streams beyond those that may be open, and messages "
+        "that were refused: truncated, oversized, of another version, with a wrong checksum or shape, while "
+        "too much was in work, or whose next piece did not come in time (late).",
         ("reason",),
     ),
     Metric(
@@ -58,7 +59,19 @@ GRPC_DOOR_METRICS = (
 )
 """Of a listener for clients from outside; `freshet_http_requests` is the same of HTTP."""
 
-REFUSALS = ("token", "identity", "truncated", "oversized", "magic", "version", "crc", "shape", "overloaded")
+REFUSALS = (
+    "token",
+    "identity",
+    "streams",
+    "truncated",
+    "oversized",
+    "magic",
+    "version",
+    "crc",
+    "shape",
+    "overloaded",
+    "late",
+)
 """Reasons of a listener between services. They are shown from 0 on: of a series that begins with its first
 refusal, Prometheus sees no increase."""
 

@@ -13,12 +13,14 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any
 
 import grpc
 import structlog
 
 from freshet.errors import BadInput, ConfigError, FreshetError, Overloaded, Unavailable
+from freshet.runtime.grpc_late import LatePieces
 from freshet.runtime.grpc_metrics import GRPC_METRICS, ListenerCounts, grpc_readings
 from freshet.seams.transport import (
     MIB,
@@ -33,15 +35,22 @@ from freshet.wire.failures import failure_frame
 from freshet.wire.frames import BadFrame, Frame, LargeFrame, OtherFrame, decode_frame
 from freshet.wire.pieces import Whole, check_whole, pieces_of
 
-__all__ = ["GRPC_METRICS", "WORK_BYTES", "Answer", "GrpcServer", "ListenerCounts", "grpc_readings"]
+__all__ = ["GRPC_METRICS", "STREAMS", "WORK_BYTES", "Answer", "GrpcServer", "ListenerCounts", "grpc_readings"]
 
 log = structlog.get_logger("freshet.grpc")
 
 STREAMS = 128
 """At once: each holds a thread while its client is connected; more are refused as overloaded."""
 
+SPARE = 32
+"""Threads besides, for calls of one answer, and for telling streams that there are too many: what is beyond
+them too gRPC refuses, and tells nobody here."""
+
 WORK_BYTES = 256 * MIB
 """Of requests in work at once."""
+
+PIECE_S = 10.0
+"""Until the next piece of a message that has begun must have come: pieces follow each other at once."""
 
 Answer = Callable[[Frame], bytes]
 """Makes the answer to one message. What it raises of ours is answered as a failure; ValueError as
@@ -59,6 +68,7 @@ class GrpcServer:
         identity: Mapping[str, str] | None = None,
         streams: int = STREAMS,
         work_bytes: int = WORK_BYTES,
+        piece_s: float = PIECE_S,
     ) -> None:
         """Make a listener that is not yet one.
 
@@ -67,19 +77,24 @@ class GrpcServer:
             identity: metadata that a client must show as it is here, if it shows any of that name: the model
                 and its spec's hash, so that a client of another spec is refused before it sends a row.
             streams: at once.
-            work_bytes: of requests in work at once.
+            work_bytes: of requests in work at once, and of answers that are being made; no message with all
+                its pieces is taken that is longer, nor an answer made, but one of the transport's limit is.
+            piece_s: how long the next piece of a message may be in coming.
         """
-        self._transport, self.work_bytes = transport, work_bytes
+        self._transport, self.streams, self._streams_open = transport, streams, 0
+        self.work_bytes = work_bytes
+        self._longest = min(transport.whole_bytes, max(work_bytes, transport.max_message_bytes))
+        self._late = LatePieces(piece_s, self._ended_late)
         self.counts = ListenerCounts()
         self._lock = threading.Condition()  # guards counts, work and draining
-        self._work = 0
+        self._work = self._answers = 0
         self._draining = False
         self._methods: dict[str, dict[str, grpc.RpcMethodHandler]] = {}
         self._server = grpc.server(
-            ThreadPoolExecutor(streams, thread_name_prefix="grpc"),
+            ThreadPoolExecutor(streams + SPARE, thread_name_prefix="grpc"),
             interceptors=[_Gate(transport.tokens_now, dict(identity or {}), self.refuse)],
             options=[*shared_options(transport), ("grpc.so_reuseport", 0)],
-            maximum_concurrent_rpcs=streams,
+            maximum_concurrent_rpcs=streams + SPARE,
         )
         self._asked = address
         self.port = 0
@@ -93,7 +108,7 @@ class GrpcServer:
 
         def serve(requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
             with self._open(method):
-                yield from self.answers(method, requests, answer)
+                yield from self.answers(method, requests, answer, context)
 
         self.add(service, method, grpc.stream_stream_rpc_method_handler(serve))
 
@@ -101,7 +116,7 @@ class GrpcServer:
         """A call of one frame with one answer."""
 
         def serve(request: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
-            return self.answers(method, iter([request]), answer)
+            return self._answers_to(method, iter([request]), answer, context)
 
         self.add(service, method, grpc.unary_stream_rpc_method_handler(serve))
 
@@ -126,6 +141,7 @@ class GrpcServer:
                 str(error),
             ) from error
         self._server.start()
+        self._late.start()
 
     def stop(self, drain_s: float) -> None:
         """Answer what is in work, refuse the rest as unavailable, then close. Idempotent."""
@@ -136,6 +152,11 @@ class GrpcServer:
         if not done:
             log.warning("requests were cut off by the end of the drain", bytes=self._work)
         self._server.stop(max(0.0, min(deadline - time.monotonic(), 0.1))).wait()
+        self._late.stop()
+
+    def _ended_late(self) -> None:
+        self.refuse("late")
+        log.warning("a stream was ended in the middle of a message")
 
     def _begun(self) -> None:
         with self._lock:
@@ -146,35 +167,81 @@ class GrpcServer:
         with self._lock:
             self.counts.refused[reason] += 1
 
-    def answers(self, method: str, requests: Iterator[bytes], answer: Answer) -> Iterator[bytes]:
+    def answers(
+        self, method: str, requests: Iterator[bytes], answer: Answer, context: grpc.ServicerContext
+    ) -> Iterator[bytes]:
         """Answer the messages of one stream in turn, whole ones and pieces; what is no frame ends it."""
-        whole, limit = Whole(self._transport.whole_bytes), self._transport.max_message_bytes
+        with self._lock:
+            self._streams_open += 1
+            fits = self._streams_open <= self.streams
+        try:
+            if not fits:
+                self.refuse("streams")
+                log.warning("a stream was refused: as many as may be are open", streams=self.streams)
+                text = f"{self.streams} streams are open here, and no more may be"
+                context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, text)
+            yield from self._answers_to(method, requests, answer, context)
+        finally:
+            with self._lock:
+                self._streams_open -= 1
+
+    def _answers_to(
+        self, method: str, requests: Iterator[bytes], answer: Answer, context: grpc.ServicerContext
+    ) -> Iterator[bytes]:
+        limit = self._transport.max_message_bytes
+        whole = Whole(self._longest)
         taken, refused = 0, None
         try:
             for request in requests:
                 self._count(self.counts.frames, method, 1)
                 self._count(self.counts.received_bytes, method, len(request))
-                first = not whole.begun
                 try:
                     frame = whole.take(decode_frame(request, max_bytes=limit))
                 except (BadFrame, LargeFrame, OtherFrame) as error:
                     yield self._ending(error)
                     return
-                if first:  # a message counts as work from its first piece on
-                    taken, refused = self._taken(whole.size if frame is None else len(request))
+                if refused is None:  # what has come of a message counts as work
+                    refused = self._refused(len(request), own=taken)
+                    taken += 0 if refused else len(request)
                 if frame is None:
+                    self._late.expect(context)
                     if refused is not None:
                         whole.drop()
+                        self._done(taken)
+                        taken = 0
                     continue
+                self._late.forget(context)
                 made = failure_frame(refused, frame.id) if refused else self._made(method, frame, answer)
                 self._done(taken)
-                taken = 0
+                taken, refused = 0, None
                 self._count(self.counts.sent_bytes, method, len(made))
                 yield from pieces_of(made, limit)
             if whole.begun:
                 yield self._ending(BadFrame("the stream ended within a message", "truncated"))
         finally:
+            self._late.forget(context)
             self._done(taken)
+
+    @contextmanager
+    def making(self, size: int) -> Iterator[None]:
+        """Make an answer of so many bytes.
+
+        Raises:
+            LargeFrame: it could not be sent, or is longer than all that may be in work.
+            Overloaded: others are being made, and there is no room for it beside them.
+        """
+        check_whole(size, self._transport.max_message_bytes)
+        if size > self._longest:
+            raise LargeFrame(f"answer: expected at most {self._longest} bytes, found {size}")
+        with self._lock:
+            if self._answers and self._answers + size > self.work_bytes:
+                raise self._overloaded(f"{self._answers} bytes of answers are being made")
+            self._answers += size
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._answers -= size
 
     def _ending(self, error: BadFrame | LargeFrame | OtherFrame) -> bytes:
         self.refuse(error.reason)
@@ -187,7 +254,7 @@ class GrpcServer:
     def _made(self, method: str, frame: Frame, answer: Answer) -> bytes:
         made = self._answer_of(method, frame, answer)
         try:
-            check_whole(made, self._transport.max_message_bytes)
+            check_whole(len(made), self._transport.max_message_bytes)
         except LargeFrame as error:
             self.refuse(error.reason)
             return failure_frame(error, frame.id)
@@ -196,7 +263,7 @@ class GrpcServer:
     def _answer_of(self, method: str, frame: Frame, answer: Answer) -> bytes:
         try:
             return answer(frame)
-        except BadFrame as error:
+        except (BadFrame, LargeFrame) as error:
             self.refuse(error.reason)
             return failure_frame(error, frame.id)
         except FreshetError as error:
@@ -208,29 +275,25 @@ class GrpcServer:
             log.error("a request failed", method=method, exc_info=error)
             return failure_frame(error, frame.id)
 
-    def _taken(self, size: int) -> tuple[int, Unavailable | None]:
-        """(Bytes taken as work, why none were)."""
-        try:
-            self._take_work(size)
-        except Unavailable as error:
-            return 0, error
-        return size, None
-
     def _done(self, size: int) -> None:
         with self._lock:
             self._work -= size
             self._lock.notify_all()
 
-    def _take_work(self, size: int) -> None:
+    def _refused(self, size: int, own: int) -> Unavailable | None:
+        """Count bytes of a request as work, of which `own` count already; or why they are not."""
         with self._lock:
-            if self._draining:
-                raise Unavailable("this listener is stopping; ask who takes over")
-            if self._work and self._work + size > self.work_bytes:
-                self.counts.refused["overloaded"] += 1
-                raise Overloaded(
-                    f"{self._work} bytes of requests are in work, at most {self.work_bytes}", RETRY_AFTER_S
-                )
+            if self._draining and not own:
+                return Unavailable("this listener is stopping; ask who takes over")
+            if self._work > own and self._work + size > self.work_bytes:
+                return self._overloaded(f"{self._work} bytes of requests are in work")
             self._work += size
+            return None
+
+    def _overloaded(self, what: str) -> Overloaded:
+        """Counted; under the lock."""
+        self.counts.refused["overloaded"] += 1
+        return Overloaded(f"{what}, at most {self.work_bytes} may be", RETRY_AFTER_S)
 
     def _open(self, method: str) -> _Opened:
         return _Opened(self, method)

@@ -88,6 +88,7 @@ KEYS = {
     "again_in_s": "when it is tried again",
     "requests": "how many requests",
     "bytes": "how many bytes",
+    "streams": "how many streams may be open",
     "append_left": "whether an append was still under way when the gateway ended; it may be written",
     "events_cut_off": "events that were not known to be written when the drain was over; clients were told",
     "threads_left": "threads that had not ended when the drain was over",

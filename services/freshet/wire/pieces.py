@@ -52,12 +52,12 @@ def pieces_of(data: bytes, max_bytes: int) -> Iterator[bytes]:
         yield encode_frame(Frame(Kind.PIECE, frame_id, sections=sections))
 
 
-def check_whole(data: bytes, max_bytes: int) -> None:
-    """Raise LargeFrame if no pieces of `max_bytes` can carry the message."""
-    if len(data) > MOST_PIECES * max_bytes:
+def check_whole(size: int, max_bytes: int) -> None:
+    """Raise LargeFrame if no pieces of `max_bytes` can carry a message of this many bytes."""
+    if size > MOST_PIECES * max_bytes:
         raise LargeFrame(
-            f"message: expected at most {MOST_PIECES * max_bytes} bytes, found {len(data)}\n"
-            f"  raise FRESHET_GRPC_MAX_MESSAGE_BYTES ({max_bytes}) to {-(-len(data) // MOST_PIECES)} on both "
+            f"message: expected at most {MOST_PIECES * max_bytes} bytes, found {size}\n"
+            f"  raise FRESHET_GRPC_MAX_MESSAGE_BYTES ({max_bytes}) to {-(-size // MOST_PIECES)} on both "
             "sides, or take fewer rows in a batch"
         )
 

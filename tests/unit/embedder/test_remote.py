@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from freshet.embedder.serving import BatchServer
-from freshet.errors import DataLost, Fenced, Overloaded
+from freshet.errors import DataLost, Fenced, Overloaded, Unavailable
 from freshet.seams.eventlog.sqlite import SqliteEventLog
 from freshet.testing.contracts.batches import gradients_of, settle, spans, take, take_any
 from freshet.testing.contracts.rowservice import PARTITIONS, WIDTH, push_of
@@ -171,15 +171,16 @@ def test_requests_that_are_refused_as_too_many_leave_what_is_out_out(scene, monk
     embedder = scene.embedder(range(PARTITIONS))
     owners = dict.fromkeys(range(PARTITIONS), embedder.address)
     stream, left = scene.rank(lambda: owners), [1, 1]
-    take_work = embedder.server._take_work
+    count = embedder.server._refused
 
-    def refuse(size: int) -> None:
+    def refuse(size: int, own: int) -> Unavailable | None:
         if left:
             left.pop()
-            raise Overloaded("too much is in work", 0.01)
-        take_work(size)
+            return Overloaded("too much is in work", 0.01)
+        counted: Unavailable | None = count(size, own)
+        return counted
 
-    monkeypatch.setattr(embedder.server, "_take_work", refuse)
+    monkeypatch.setattr(embedder.server, "_refused", refuse)
     assert drain(scene, stream, {0: 4, 1: 0}) == [0, 1, 2, 3]
     assert (left, stream.counts.broken) == ([], 0)
 

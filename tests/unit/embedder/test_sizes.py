@@ -1,6 +1,7 @@
 """How long messages may become is known at the start, and refused there."""
 
 import threading
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,9 +16,9 @@ from freshet.embedder.making import Maker
 from freshet.embedder.service import names_of
 from freshet.errors import ConfigError
 from freshet.features import Decoded, GroupKeys
-from freshet.runtime.grpc_server import WORK_BYTES
+from freshet.runtime.grpc_server import STREAMS, WORK_BYTES
 from freshet.seams.batches.frames import batch_frame
-from freshet.seams.batches.sizes import check_messages, largest_batch_bytes
+from freshet.seams.batches.sizes import check_messages, largest_batch_bytes, streams
 from freshet.seams.eventlog.sqlite import SqliteEventLog
 from freshet.seams.transport import MIB, Transport
 from freshet.settings import load_settings
@@ -115,10 +116,17 @@ def test_an_embedder_has_room_for_the_gradients_of_every_lane_at_once(tmp_path, 
     spec = spec_of(16, "adam", longest, 4096)
     log, given = SqliteEventLog(tmp_path), {"FRESHET_EMBEDDER_PORT": "0"}
     embedding = Embedding(spec, log, load_settings(given, run_folder=str(tmp_path)), "hash")
-    room = embedding.server.work_bytes
+    room, most = embedding.server.work_bytes, embedding.server.streams
     stop = threading.Event()
     stop.set()
     embedding.run(stop)
     log.close()
+    assert most == max(STREAMS, 4 * spec.partitions)
     assert room >= WORK_BYTES
     assert room > spec.partitions * largest_batch_bytes(spec, layout_of(spec))
+
+
+def test_every_lane_may_keep_its_two_streams_to_one_embedder_and_connect_again():
+    spec = replace(spec_of(16, "adam", 1, 4096), partitions=100)
+    assert streams(spec, STREAMS) == 400
+    assert streams(replace(spec, partitions=1), STREAMS) == STREAMS

@@ -1,7 +1,8 @@
 """A listener and its clients: who is let in, what is refused by name, and how it ends."""
 
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
@@ -40,6 +41,7 @@ def echo(frame: Frame) -> bytes:
 def listening(transport: Transport = PLAIN, answer: Answer = echo, **limits) -> Iterator[GrpcServer]:
     server = GrpcServer("127.0.0.1:0", transport, **limits)
     server.answered("Test", "Echo", answer)
+    server.answered_once("Test", "Once", answer)
     server.start()
     try:
         yield server
@@ -47,7 +49,7 @@ def listening(transport: Transport = PLAIN, answer: Answer = echo, **limits) -> 
         server.stop(0.0)
 
 
-def calling(server: GrpcServer, transport: Transport, frames: list[bytes], **call) -> list[Frame]:
+def calling(server: GrpcServer, transport: Transport, frames: Iterable[bytes], **call) -> list[Frame]:
     """Answers to these messages on one stream. Raises what the client would."""
     with open_channel(f"127.0.0.1:{server.port}", transport) as channel:
         stream = channel.stream_stream(ECHO)(iter(frames), timeout=DEADLINE_S, **call)
@@ -126,6 +128,13 @@ def test_a_call_of_one_answer_may_get_it_in_pieces():
         assert len(link.call("Once", DEADLINE_S).array(Part.KEYS, np.uint64)) == 100_000
 
 
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < deadline
+        threading.Event().wait(0.01)
+
+
 @contextmanager
 def closing_link(answer: Answer) -> Iterator[Link]:
     server = GrpcServer("127.0.0.1:0", PLAIN)
@@ -156,7 +165,7 @@ def test_an_answer_that_no_pieces_can_carry_is_refused_with_what_to_raise():
         assert server.counts.refused["oversized"] == 1
 
 
-def test_a_long_message_counts_as_work_from_its_first_piece_and_is_refused_as_a_whole():
+def test_pieces_count_as_work_as_they_come_and_a_message_is_refused_as_a_whole():
     begun, go_on = threading.Event(), threading.Event()
 
     def slow(frame: Frame) -> bytes:
@@ -164,9 +173,9 @@ def test_a_long_message_counts_as_work_from_its_first_piece_and_is_refused_as_a_
         assert go_on.wait(DEADLINE_S)
         return echo(frame)
 
-    with listening(answer=slow, work_bytes=1 << 19) as server:
+    with listening(answer=slow, work_bytes=1 << 20) as server:
         with ThreadPoolExecutor(1) as pool:
-            first = pool.submit(whole_answers, server, PLAIN, [a_frame(1)])
+            first = pool.submit(whole_answers, server, PLAIN, [a_frame(1, size=50_000)])
             assert begun.wait(DEADLINE_S)
             waiting = whole_answers(server, PLAIN, [a_frame(2, size=100_000)])
             go_on.set()
@@ -175,6 +184,67 @@ def test_a_long_message_counts_as_work_from_its_first_piece_and_is_refused_as_a_
         assert (failed.id, type(failure_of(failed))) == (2, Overloaded)
         (after,) = whole_answers(server, PLAIN, [a_frame(3, size=100_000)])
         assert after.id == 3
+
+
+def test_a_stream_that_stops_within_a_message_keeps_nobody_out_and_is_ended():
+    over = threading.Event()
+
+    def stopping() -> Iterator[bytes]:
+        yield next(pieces_of(a_frame(1, size=100_000), PLAIN.max_message_bytes))
+        over.wait(DEADLINE_S)
+
+    with listening(work_bytes=850_000, piece_s=0.3) as server:
+        with open_channel(f"127.0.0.1:{server.port}", PLAIN) as channel:
+            stalled = channel.stream_stream(ECHO)(stopping(), timeout=DEADLINE_S)
+            wait_for(lambda: server.counts.frames["Echo"] == 1)
+            (answer,) = whole_answers(server, PLAIN, [a_frame(2, size=50_000)])
+            assert (answer.id, answer.kind) == (2, Kind.ROWS)
+            with pytest.raises(grpc.RpcError) as ended:
+                next(stalled)
+            assert isinstance(error_of(ended.value, "here"), Unavailable)
+            over.set()
+        assert server.counts.refused == {"late": 1}
+        # What it had sent is no work any more: there is room for one more that is as long.
+        wait_for(lambda: whole_answers(server, PLAIN, [a_frame(3, size=100_000)])[0].kind == Kind.ROWS)
+
+
+def test_a_message_whose_pieces_come_in_time_is_not_ended_however_long_it_takes():
+    went_on = threading.Event()
+
+    def pausing() -> Iterator[bytes]:
+        for piece in pieces_of(a_frame(1, size=50_000), PLAIN.max_message_bytes):
+            yield piece
+            went_on.wait(0.1)
+
+    with listening(piece_s=0.4) as server:
+        (answer, *_) = calling(server, PLAIN, pausing())
+        assert answer.id == 1
+        assert server.counts.refused == {}
+
+
+def test_a_message_that_is_announced_too_long_is_refused_by_its_first_piece():
+    first = next(pieces_of(a_frame(1, size=20_000), PLAIN.max_message_bytes))
+    with listening(work_bytes=100_000) as server:
+        (answer,) = calling(server, PLAIN, [first])
+        error = failure_of(answer)
+        assert isinstance(error, TooLarge)
+        assert "at most 100000 bytes in pieces" in str(error)
+        assert server.counts.refused == {"oversized": 1}
+
+
+def test_answers_that_are_made_at_once_are_bounded_together():
+    server = GrpcServer("127.0.0.1:0", PLAIN, work_bytes=100_000)
+    with server.making(90_000):
+        with server.making(10_000):
+            pass
+        with pytest.raises(Overloaded, match="90000 bytes of answers"), server.making(10_001):
+            pass
+    with pytest.raises(TooLarge, match="at most 100000 bytes, found 100001"), server.making(100_001):
+        pass
+    with pytest.raises(TooLarge, match="FRESHET_GRPC_MAX_MESSAGE_BYTES"), server.making(1 << 40):
+        pass
+    with server.making(100_000):
+        assert server.counts.refused == {"overloaded": 1}
 
 
 # Who is let in
@@ -282,12 +352,12 @@ def test_more_than_may_be_in_work_is_refused_as_overloaded():
         assert go_on.wait(DEADLINE_S)
         return echo(frame)
 
-    with listening(work_bytes=100, answer=slow) as server:
+    with listening(work_bytes=0, answer=slow) as server:
         first: list[Frame] = []
-        waiting = threading.Thread(target=lambda: first.extend(calling(server, PLAIN, [a_frame()])))
+        waiting = threading.Thread(target=lambda: first.extend(calling(server, PLAIN, [a_frame(size=5000)])))
         waiting.start()
         assert begun.wait(DEADLINE_S)
-        (answer,) = calling(server, PLAIN, [a_frame(2)])
+        (answer,) = calling(server, PLAIN, [a_frame(2, size=5000)])
         error = failure_of(answer)
         assert isinstance(error, Overloaded)
         assert error.retry_after_s > 0
@@ -295,6 +365,28 @@ def test_more_than_may_be_in_work_is_refused_as_overloaded():
         go_on.set()
         waiting.join()
         assert [a.id for a in first] == [1]
+
+
+def test_streams_beyond_those_that_may_be_open_are_refused_and_counted_and_calls_still_answered():
+    over = threading.Event()
+
+    def lasting() -> Iterator[bytes]:
+        yield a_frame()
+        over.wait(DEADLINE_S)
+
+    with listening(streams=2) as server, open_channel(f"127.0.0.1:{server.port}", PLAIN) as channel:
+        opened = [channel.stream_stream(ECHO)(lasting(), timeout=DEADLINE_S) for _ in range(2)]
+        for stream in opened:
+            next(stream)
+        for n in range(1, 4):
+            with pytest.raises(Overloaded, match="2 streams are open here"):
+                calling(server, PLAIN, [a_frame()])
+            assert server.counts.refused == {"streams": n}
+        once = channel.unary_stream(method_name("Test", "Once"))(a_frame(7), timeout=DEADLINE_S)
+        assert [decode_frame(data, max_bytes=1 << 20).id for data in once] == [7]
+        over.set()
+        wait_for(lambda: [list(stream) for stream in opened] == [[], []])
+        assert len(calling(server, PLAIN, [a_frame()])) == 1
 
 
 # The end

@@ -8,7 +8,7 @@ from freshet.spec.layout import Layout, layout_of
 from freshet.spec.model import Spec
 from freshet.wire.pieces import MOST_PIECES, SMALLEST_LIMIT
 
-__all__ = ["check_messages", "largest_batch_bytes", "work_bytes"]
+__all__ = ["check_messages", "largest_batch_bytes", "streams", "work_bytes"]
 
 BLOCK_ROWS = 256
 """Samples of a block, which a batch takes whole even if it has fewer rows."""
@@ -59,9 +59,18 @@ def check_messages(spec: Spec, transport: Transport) -> None:
         )
 
 
+def streams(spec: Spec, at_least: int) -> int:
+    """That may be open at one embedder or shard, so that none of its clients is kept out: lanes or embedders,
+    each with two for as long as it runs.
+
+    No more lanes than partitions get any; twice, for those of clients that have just connected again.
+    """
+    return max(at_least, 4 * spec.partitions)
+
+
 def work_bytes(spec: Spec, at_least: int) -> int:
-    """Of requests that an embedder may have in work at once, so that it refuses no gradients of a batch that
-    it has handed out: credits bound those.
+    """Of requests that an embedder or shard may have in work at once, so that an embedder refuses no
+    gradients of a batch that it has handed out: credits bound those.
 
     A lane sends one message of gradients at a time, no longer than its batch. No more lanes than partitions
     get any; twice, for those of a lane that has just connected again.

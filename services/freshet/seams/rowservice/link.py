@@ -70,7 +70,7 @@ class Link:
         frame_id = next(self._ids)
         data = make(frame_id)
         try:
-            check_whole(data, self._transport.max_message_bytes)
+            check_whole(len(data), self._transport.max_message_bytes)
         except TooLarge as error:
             return _failed(error)
         with self._lock:

@@ -1,0 +1,72 @@
+"""A lookup whose answer would be too long is refused before anything of it is made."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from freshet.errors import TooLarge
+from freshet.paramserver.server import serve_rows
+from freshet.runtime.grpc_server import GrpcServer
+from freshet.seams.rowservice.link import Link
+from freshet.seams.transport import Transport
+from freshet.types import Bucket
+from freshet.wire.row_frames import Described, lookup_frame, rows_into
+from freshet.wire.values import RowCodec
+
+TRANSPORT = Transport(max_message_bytes=1 << 16)
+WIDTH, STATES = 60, 4
+DEADLINE_S = 20.0
+
+
+class Rows:
+    """Rows of zeros; counts those that are asked for."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def lookup(self, groups: Sequence[Any], out: Sequence[Any], **_: object) -> None:
+        self.asked += sum(len(rows) for rows in out)
+        for rows in out:
+            rows[...] = 0
+
+    def push(self, push: object) -> bool:
+        raise NotImplementedError
+
+    def applied(self) -> Mapping[int, Sequence[int]]:
+        return {}
+
+    def held(self) -> Sequence[Bucket]:
+        return ()
+
+
+@pytest.mark.parametrize("states", [False, True])
+def test_a_lookup_is_refused_by_the_size_of_its_answer_before_that_is_made(states: bool) -> None:
+    floats = WIDTH + STATES * states
+    most = 1000  # rows of an answer that is still taken
+    rows = Rows()
+    server = GrpcServer("127.0.0.1:0", TRANSPORT, work_bytes=4 * floats * most)
+    serve_rows(server, rows, Described("s", "m", "h", 1, 1, (WIDTH,), (STATES,)))
+    server.start()
+    link = Link(f"127.0.0.1:{server.port}", TRANSPORT, "Rows", (), in_flight_bytes=1 << 20)
+
+    def ask(count: int) -> Any:
+        keys, tables = np.arange(count, dtype=np.uint64), np.zeros(count, np.uint8)
+        return link.ask(
+            "Lookup",
+            lambda n: lookup_frame(n, [(0, keys, tables)], RowCodec.FP32, create=False, states=states),
+        ).result(DEADLINE_S)
+
+    try:
+        with pytest.raises(TooLarge, match=f"at most {4 * floats * most} bytes, found"):
+            ask(most + 1)
+        assert (rows.asked, server.counts.refused) == (0, {"oversized": 1})
+        if not states:
+            rows_into(ask(most), {0: np.empty((most, WIDTH), np.float32)})
+            assert rows.asked == most
+    finally:
+        link.close()
+        server.stop(0.0)
