@@ -72,43 +72,44 @@ class Embedding:
 
     def __init__(self, spec: Spec, log: EventLog, settings: Settings, spec_hash: str) -> None:
         """Nothing is claimed before `run`. Raises as opening any of the parts does."""
-        self._cleanup = Cleanup()
         transport = transport_by(settings, spec)
         topics, served = ensure_topics(log, spec), Served(spec.name, spec_hash)
-        claims = Claims(log, topics.control)
-        self._cleanup.add("claims", claims.close)
-        rows = RemoteRows(
-            served,
-            ShardMap(claims, spec.buckets),
-            transport,
-            lookup_codec=RowCodec[settings.embedder.rows.upper()],
-            push_codec=RowCodec[settings.embedder.gradients.upper()],
-        )
-        self._cleanup.add("rows", rows.close)
-        writer = log.writer()
-        self._cleanup.add("writer", writer.close)
-        decoder = SampleDecoder(spec, layout_of(spec), SchemaRegistry(log).get)
-        address = str(Address(settings.common.bind_address, settings.embedder.port))
-        self.server = GrpcServer(
-            address,
-            transport,
-            identity=dict(served.metadata),
-            streams=streams(spec, STREAMS),
-            work_bytes=work_bytes(spec, WORK_BYTES),
-        )
-        self._embedder = Embedder(
-            spec=spec,
-            topic=topics.samples,
-            log=log,
-            rows=rows,
-            decoder=lambda: BlockDecoder(decoder, len(spec.labels), refuser(writer, topics.refused)),
-            claims=claims,
-            server=self.server,
-            name=settings.embedder.name,
-            host=settings.embedder.advertised_host or settings.common.bind_address,
-            clock=SYSTEM_CLOCK,
-            codec=RowCodec[settings.embedder.rows.upper()],
-        )
+        with Cleanup() as cleanup:
+            claims = Claims(log, topics.control)
+            cleanup.add("claims", claims.close)
+            rows = RemoteRows(
+                served,
+                ShardMap(claims, spec.buckets),
+                transport,
+                lookup_codec=RowCodec[settings.embedder.rows.upper()],
+                push_codec=RowCodec[settings.embedder.gradients.upper()],
+            )
+            cleanup.add("rows", rows.close)
+            writer = log.writer()
+            cleanup.add("writer", writer.close)
+            decoder = SampleDecoder(spec, layout_of(spec), SchemaRegistry(log).get)
+            address = str(Address(settings.common.bind_address, settings.embedder.port))
+            self.server = GrpcServer(
+                address,
+                transport,
+                identity=dict(served.metadata),
+                streams=streams(spec, STREAMS),
+                work_bytes=work_bytes(spec, WORK_BYTES),
+            )
+            self._embedder = Embedder(
+                spec=spec,
+                topic=topics.samples,
+                log=log,
+                rows=rows,
+                decoder=lambda: BlockDecoder(decoder, len(spec.labels), refuser(writer, topics.refused)),
+                claims=claims,
+                server=self.server,
+                name=settings.embedder.name,
+                host=settings.embedder.advertised_host or settings.common.bind_address,
+                clock=SYSTEM_CLOCK,
+                codec=RowCodec[settings.embedder.rows.upper()],
+            )
+            self._cleanup = cleanup.pop_all()
 
     def run(self, stop: threading.Event) -> None:
         """Serve until `stop`; see `Embedder.run`."""

@@ -51,20 +51,21 @@ class Pipeline:
             configure_logging("freshet", level="warning", form="text")
         self.spec_hash = identity_hash(spec, schemas)
         self.spec, self.lanes, self.clock = spec, lanes, clock
-        self._cleanup = Cleanup()
         settings = load_settings({}, run_folder=folder).common
         RunFolder(folder).create()
-        self.log = open_eventlog(settings.log_url)
-        self._cleanup.add("log", self.log.close)
-        rows = open_rowstore(settings.rows_url)
-        self._cleanup.add("rows", rows.close)
-        versions = open_versions(settings.versions_url)
-        self._cleanup.add("versions", versions.close)
-        self.stores = Stores(self.log, rows, versions)
-        self.topics = ensure_topics(self.log, spec)
-        self.registry = SchemaRegistry(self.log)
-        self.writer = self.log.writer()
-        self._cleanup.add("writer", self.writer.close)
+        with Cleanup() as cleanup:
+            self.log = open_eventlog(settings.log_url)
+            cleanup.add("log", self.log.close)
+            rows = open_rowstore(settings.rows_url)
+            cleanup.add("rows", rows.close)
+            versions = open_versions(settings.versions_url)
+            cleanup.add("versions", versions.close)
+            self.stores = Stores(self.log, rows, versions)
+            self.topics = ensure_topics(self.log, spec)
+            self.registry = SchemaRegistry(self.log)
+            self.writer = self.log.writer()
+            cleanup.add("writer", self.writer.close)
+            self._cleanup = cleanup.pop_all()
 
     @classmethod
     def of_samples(cls, spec: Spec, folder: Path, lanes: int | None) -> Pipeline:

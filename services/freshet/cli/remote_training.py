@@ -54,53 +54,54 @@ class RemoteTraining:
         Raises ConfigError: the model cannot be computed on `device`; Mismatch, Corrupt: the stores do not fit
         this spec, or each other.
         """
-        self._cleanup = Cleanup()
         self._spec, self._clock = spec, clock
-        train = spec.train
-        topics = ensure_topics(log, spec)
-        claims = Claims(log, topics.control, clock)
-        self._cleanup.add("claims", claims.close)
-        dense = restored(spec, log, versions, topics, spec_hash, device)
-        self.ledger, self.quality = dense.ledger, dense.quality
-        self.lanes = lanes = (
-            lanes
-            or train.lanes
-            or lanes_for(os.cpu_count() or 1, train.staleness_rows, train.batch_rows, spec.partitions)
-        )
-        writer = log.writer()
-        self._cleanup.add("writer", writer.close)
-        recent = Recent(spec.serve.gate.samples, clock)
-        parts = RankParts(spec, spec_hash, log, topics, claims, self.ledger.told, recent, clock)
-        self._batches = batches(parts, wire)
-        self._cleanup.add("batches", self._batches.close)
-        self._stream: BatchStream | None = None  # of the present world
-        self._lag = Newest(self._ask_lag, 0)
-        pins = Pins(log, topics.versions)
-        self._cleanup.add("pins", pins.close)
-        shared = SharedMeasures(dense.quality)
-        terms = Terms(address, lanes, spec.partitions, answer_s=answer_s)
-        self.course = ManyRanks(
-            Membership(claims, terms, self._stopping, clock),
-            DenseState(dense.model, dense.ledger, dense.quality, shared, dense.progress, spec_hash),
-            self._stream_of,
-            train.batch_wait_ms / 1000,
-            train.mode,
-            clock,
-        )
-        self.trainer = trainer_of(
-            spec,
-            dense,
-            self.course,
-            recent=recent.newest,
-            versions=versions,
-            writer=writer,
-            topics=topics,
-            spec_hash=spec_hash,
-            pins=pins,
-            fence=Fence(-1),  # of no world yet
-            clock=clock,
-            shared=shared,
-        )
+        with Cleanup() as cleanup:
+            train = spec.train
+            topics = ensure_topics(log, spec)
+            claims = Claims(log, topics.control, clock)
+            cleanup.add("claims", claims.close)
+            dense = restored(spec, log, versions, topics, spec_hash, device)
+            self.ledger, self.quality = dense.ledger, dense.quality
+            self.lanes = lanes = (
+                lanes
+                or train.lanes
+                or lanes_for(os.cpu_count() or 1, train.staleness_rows, train.batch_rows, spec.partitions)
+            )
+            writer = log.writer()
+            cleanup.add("writer", writer.close)
+            recent = Recent(spec.serve.gate.samples, clock)
+            parts = RankParts(spec, spec_hash, log, topics, claims, self.ledger.told, recent, clock)
+            self._batches = batches(parts, wire)
+            cleanup.add("batches", self._batches.close)
+            self._stream: BatchStream | None = None  # of the present world
+            self._lag = Newest(self._ask_lag, 0)
+            pins = Pins(log, topics.versions)
+            cleanup.add("pins", pins.close)
+            shared = SharedMeasures(dense.quality)
+            terms = Terms(address, lanes, spec.partitions, answer_s=answer_s)
+            self.course = ManyRanks(
+                Membership(claims, terms, self._stopping, clock),
+                DenseState(dense.model, dense.ledger, dense.quality, shared, dense.progress, spec_hash),
+                self._stream_of,
+                train.batch_wait_ms / 1000,
+                train.mode,
+                clock,
+            )
+            self.trainer = trainer_of(
+                spec,
+                dense,
+                self.course,
+                recent=recent.newest,
+                versions=versions,
+                writer=writer,
+                topics=topics,
+                spec_hash=spec_hash,
+                pins=pins,
+                fence=Fence(-1),  # of no world yet
+                clock=clock,
+                shared=shared,
+            )
+            self._cleanup = cleanup.pop_all()
 
     def run(self) -> None:
         """Train until `stop`, with whatever ranks there are; the one that leads writes a last version."""

@@ -52,27 +52,44 @@ class Training:
         lanes: int | None = None,
         device: str = "cpu",
         drain_s: float | None = None,
+        stop: threading.Event | None = None,
     ) -> None:
         """Claim buckets, partitions and the seat, load rows and the last version. After `stop` the last flush
         has what is left of `drain_s` (None: all the time that it takes).
 
         Raises:
             ConfigError: the model cannot be computed on `device`.
-            Unavailable: somebody else holds a claim for longer than `CLAIM_WAIT_S`.
+            Unavailable: somebody else holds a claim for longer than `CLAIM_WAIT_S`, or `stop` was set before
+                all was claimed and loaded.
             Mismatch, DataLost, Corrupt: the stores do not fit this spec, or each other; or the code of
                 its transforms.
         """
         self.spec, self._stores, self._clock = spec, stores, clock
         self._drain = None if drain_s is None else Drain(drain_s, clock)
-        self._cleanup = Cleanup()
+        with Cleanup() as cleanup:
+            self._open(cleanup, spec_hash, lanes, device, stop)
+            self._cleanup = cleanup.pop_all()
+        self.shard.on_failed = self.trainer.stop.set
+        for held in self._held:
+            held.on_lost(self.trainer.stop.set)
+
+    def _open(
+        self,
+        cleanup: Cleanup,
+        spec_hash: str,
+        lanes: int | None,
+        device: str,
+        stop: threading.Event | None,
+    ) -> None:
+        spec, stores, clock = self.spec, self._stores, self._clock
         topics = ensure_topics(stores.log, spec)
         layout = layout_of(spec)
         owner = f"trainer-{os.getpid()}"
         claims = Claims(stores.log, topics.control, clock)
-        self._cleanup.add("claims", claims.close)
+        cleanup.add("claims", claims.close)
         deadline = clock.monotonic() + CLAIM_WAIT_S
         self._held: Sequence[Held] = [
-            claims.acquire_all(things, owner, deadline)
+            claims.acquire_all(things, owner, deadline, stop)
             for things in (
                 list(slices_of(spec.buckets)),
                 [f"partition:{p}" for p in range(spec.partitions)],  # as embedder processes claim them
@@ -91,7 +108,7 @@ class Training:
             clock=clock,
             held=lambda: not shard_claim.lost.is_set(),
         )
-        self.shard.load()
+        self.shard.load(stop)
         dense = restored(spec, stores.log, stores.versions, topics, spec_hash, device)
         self.ledger, self.quality = dense.ledger, dense.quality
         self.lanes = lanes = (
@@ -102,7 +119,7 @@ class Training:
             )
         )
         writer = stores.log.writer()
-        self._cleanup.add("writer", writer.close)
+        cleanup.add("writer", writer.close)
         decoder = SampleDecoder(spec, layout, SchemaRegistry(stores.log).get)
         self.stream = LocalStream(
             spec=spec,
@@ -119,9 +136,9 @@ class Training:
             staleness_rows=spec.train.staleness_rows,
         )
         self._lag = Newest(lambda: sum(self.stream.lag().values()), 0)
-        self._cleanup.add("stream", self.stream.close)
+        cleanup.add("stream", self.stream.close)
         pins = Pins(stores.log, topics.versions)
-        self._cleanup.add("pins", pins.close)
+        cleanup.add("pins", pins.close)
         course = OneRank(
             self.stream,
             dense.model,
@@ -144,9 +161,6 @@ class Training:
             clock=clock,
         )
         self.trainer.begin()
-        self.shard.on_failed = self.trainer.stop.set
-        for held in self._held:
-            held.on_lost(self.trainer.stop.set)
 
     def run(self) -> None:
         """Train until `stop`, then flush and write a last version. Raises Fenced if a claim was lost."""

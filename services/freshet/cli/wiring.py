@@ -11,9 +11,11 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+import structlog
+
 from freshet.cli.figures import JOINER_METRICS, TRAINER_METRICS, joiner_readings, trainer_readings
 from freshet.clock import SYSTEM_CLOCK, Clock
-from freshet.errors import ConfigError
+from freshet.errors import ConfigError, Unavailable
 from freshet.extras import how_to_install
 from freshet.runtime.addresses import Address, reached_by
 from freshet.runtime.admin import Admin
@@ -40,6 +42,8 @@ if TYPE_CHECKING:
 
 __all__ = ["RUNNERS", "gateway_door", "gateway_guard", "inference_door", "inference_guard"]
 
+logger = structlog.get_logger("freshet.lifecycle")
+
 Runner = Callable[[Spec, Settings, threading.Event], None]
 
 
@@ -48,10 +52,9 @@ def run_gateway(spec: Spec, settings: Settings, stop: threading.Event) -> None:
     from freshet.gateway.service import codecs_of, run
     from freshet.runtime.pauses import shorten_pauses
 
-    cleanup = Cleanup()
-    log = open_eventlog(settings.common.log_url)
-    cleanup.add("log", log.close)
-    try:
+    with Cleanup(CLOSE_S) as cleanup:
+        log = open_eventlog(settings.common.log_url)
+        cleanup.add("log", log.close)
         schemas = load_schemas(spec)
         roles = {s: schemas.of(s) for s in ("served", "shown", "action") if _has(spec, s)}
         codecs = codecs_of(spec, roles, log)
@@ -67,8 +70,6 @@ def run_gateway(spec: Spec, settings: Settings, stop: threading.Event) -> None:
             beside=door,
             guard=gateway_guard(settings.gateway, settings.common),
         )
-    finally:
-        cleanup.run(CLOSE_S)
 
 
 def run_joiner(spec: Spec, settings: Settings, stop: threading.Event) -> None:
@@ -76,30 +77,29 @@ def run_joiner(spec: Spec, settings: Settings, stop: threading.Event) -> None:
     from freshet.joiner.service import JoinerStatus
     from freshet.joiner.start import make, pace_of, shares_of
 
-    cleanup = Cleanup()
-    log = open_eventlog(settings.common.log_url)
-    cleanup.add("log", log.close)
-    latest: list[JoinerStatus] = []
+    with Cleanup() as cleanup:
+        log = open_eventlog(settings.common.log_url)
+        cleanup.add("log", log.close)
+        latest: list[JoinerStatus] = []
 
-    def note(status: JoinerStatus) -> None:
-        latest[:] = [status]
+        def note(status: JoinerStatus) -> None:
+            latest[:] = [status]
 
-    registry = service_registry()
-    register(registry, JOINER_METRICS, lambda: joiner_readings(latest[0]) if latest else {})
-    admin = Admin(
-        settings.common.bind_address,
-        settings.joiner.admin_port,
-        registry=registry,
-        ready=lambda: None if latest else "the state is being rebuilt from the log, or its seat is taken",
-        status=lambda: _joiner_status(latest),
-    )
-    cleanup.add("admin", admin.close)
-    pace = pace_of(
-        log,
-        commit_interval_ms=settings.joiner.commit_interval_ms,
-        poll_records=settings.joiner.read_records,
-    )
-    try:
+        registry = service_registry()
+        register(registry, JOINER_METRICS, lambda: joiner_readings(latest[0]) if latest else {})
+        admin = Admin(
+            settings.common.bind_address,
+            settings.joiner.admin_port,
+            registry=registry,
+            ready=lambda: None if latest else "the state is being rebuilt from the log, or its seat is taken",
+            status=lambda: _joiner_status(latest),
+        )
+        cleanup.add("admin", admin.close)
+        pace = pace_of(
+            log,
+            commit_interval_ms=settings.joiner.commit_interval_ms,
+            poll_records=settings.joiner.read_records,
+        )
         shared = shares_of(spec, log, settings.joiner.name)
         if shared:
             cleanup.add("claims", shared[0].close)
@@ -107,8 +107,6 @@ def run_joiner(spec: Spec, settings: Settings, stop: threading.Event) -> None:
         make(
             spec, log, shares=shared and shared[1], theirs=theirs, pace=pace, stop=stop, on_status=note
         ).run()
-    finally:
-        cleanup.run()
 
 
 def _schemas_of_others(settings: Settings) -> RestRegistry | None:
@@ -132,24 +130,25 @@ def run_trainer(spec: Spec, settings: Settings, stop: threading.Event) -> None:
     from freshet.cli.dense import Stores
     from freshet.cli.training import Training
 
-    cleanup = Cleanup()
-    training: list[Training | RemoteTraining] = []
-    registry = service_registry()
-    register(registry, TRAINER_METRICS, lambda: trainer_readings(training[0].status()) if training else {})
-    admin = Admin(
-        settings.common.bind_address,
-        settings.trainer.admin_port,
-        registry=registry,
-        ready=lambda: training[0].ready() if training else "claiming what it owns and loading it",
-        status=lambda: training[0].status() if training else {},
-        progress=lambda: training[0].progress() if training else {},
-    )
-    cleanup.add("admin", admin.close)
-    log = open_eventlog(settings.common.log_url)
-    cleanup.add("log", log.close)
-    versions = open_versions(settings.common.versions_url)
-    cleanup.add("versions", versions.close)
-    try:
+    with Cleanup(CLOSE_S) as cleanup:
+        training: list[Training | RemoteTraining] = []
+        registry = service_registry()
+        register(
+            registry, TRAINER_METRICS, lambda: trainer_readings(training[0].status()) if training else {}
+        )
+        admin = Admin(
+            settings.common.bind_address,
+            settings.trainer.admin_port,
+            registry=registry,
+            ready=lambda: training[0].ready() if training else "claiming what it owns and loading it",
+            status=lambda: training[0].status() if training else {},
+            progress=lambda: training[0].progress() if training else {},
+        )
+        cleanup.add("admin", admin.close)
+        log = open_eventlog(settings.common.log_url)
+        cleanup.add("log", log.close)
+        versions = open_versions(settings.common.versions_url)
+        cleanup.add("versions", versions.close)
         spec_hash = identity_hash(spec, load_schemas(spec))
         if settings.trainer.batches != "own":
             from freshet.cli.distributed import rank_of
@@ -158,15 +157,19 @@ def run_trainer(spec: Spec, settings: Settings, stop: threading.Event) -> None:
         else:
             rows = open_rowstore(settings.common.rows_url)
             cleanup.add("rows", rows.close)
-            training.append(
-                Training(
-                    spec,
-                    Stores(log, rows, versions),
-                    spec_hash=spec_hash,
-                    device=settings.trainer.device,
-                    drain_s=settings.common.drain_ms / 1000,
+            with _starting(stop):
+                training.append(
+                    Training(
+                        spec,
+                        Stores(log, rows, versions),
+                        spec_hash=spec_hash,
+                        device=settings.trainer.device,
+                        drain_s=settings.common.drain_ms / 1000,
+                        stop=stop,
+                    )
                 )
-            )
+        if not training:
+            return
 
         def stop_when_told() -> None:
             stop.wait()
@@ -174,8 +177,17 @@ def run_trainer(spec: Spec, settings: Settings, stop: threading.Event) -> None:
 
         threading.Thread(target=stop_when_told, name="stop", daemon=True).start()
         training[0].run()
-    finally:
-        cleanup.run(CLOSE_S)
+
+
+@contextlib.contextmanager
+def _starting(stop: threading.Event) -> Iterator[None]:
+    """Leave the block quietly if it is given up since `stop` was set: nothing is wrong then, nor made."""
+    try:
+        yield
+    except Unavailable as error:
+        if not stop.is_set():
+            raise
+        logger.info("stopped while it started", reason=str(error))
 
 
 def run_embedder(spec: Spec, settings: Settings, stop: threading.Event) -> None:
@@ -184,26 +196,25 @@ def run_embedder(spec: Spec, settings: Settings, stop: threading.Event) -> None:
     from freshet.embedder.service import EMBEDDER_METRICS, embedder_readings
     from freshet.runtime.grpc_metrics import GRPC_METRICS, REFUSALS, grpc_readings
 
-    cleanup = Cleanup()
-    made: list[Embedding] = []
-    registry = service_registry()
-    register(registry, EMBEDDER_METRICS, lambda: embedder_readings(made[0].status()) if made else {})
-    register(registry, GRPC_METRICS, lambda: grpc_readings(made[0].server.counts, REFUSALS) if made else {})
-    admin = Admin(
-        settings.common.bind_address,
-        settings.embedder.admin_port,
-        registry=registry,
-        ready=lambda: made[0].ready() if made else "starting",
-        status=lambda: made[0].status() if made else {},
-    )
-    cleanup.add("admin", admin.close)
-    log = open_eventlog(settings.common.log_url)
-    cleanup.add("log", log.close)
-    try:
+    with Cleanup() as cleanup:
+        made: list[Embedding] = []
+        registry = service_registry()
+        register(registry, EMBEDDER_METRICS, lambda: embedder_readings(made[0].status()) if made else {})
+        register(
+            registry, GRPC_METRICS, lambda: grpc_readings(made[0].server.counts, REFUSALS) if made else {}
+        )
+        admin = Admin(
+            settings.common.bind_address,
+            settings.embedder.admin_port,
+            registry=registry,
+            ready=lambda: made[0].ready() if made else "starting",
+            status=lambda: made[0].status() if made else {},
+        )
+        cleanup.add("admin", admin.close)
+        log = open_eventlog(settings.common.log_url)
+        cleanup.add("log", log.close)
         made.append(Embedding(spec, log, settings, identity_hash(spec, load_schemas(spec))))
         made[0].run(stop)
-    finally:
-        cleanup.run()
 
 
 def run_paramserver(spec: Spec, settings: Settings, stop: threading.Event) -> None:
@@ -224,29 +235,31 @@ def run_paramserver(spec: Spec, settings: Settings, stop: threading.Event) -> No
         settings.paramserver.port,
         settings.paramserver.advertised_host,
     )
-    cleanup = Cleanup()
-    made: list[ParamServer] = []
-    registry = service_registry()
-    admin = Admin(
-        settings.common.bind_address,
-        settings.paramserver.admin_port,
-        registry=registry,
-        ready=lambda: made[0].ready() if made else "taking the seat",
-        status=lambda: made[0].status() if made else {},
-        progress=lambda: made[0].progress() if made else {},
-    )
-    cleanup.add("admin", admin.close)
-    log = open_eventlog(settings.common.log_url)
-    cleanup.add("log", log.close)
-    rows = open_rowstore(settings.common.rows_url)
-    cleanup.add("rows", rows.close)
-    try:
+    with Cleanup(CLOSE_S) as cleanup:
+        made: list[ParamServer] = []
+        registry = service_registry()
+        admin = Admin(
+            settings.common.bind_address,
+            settings.paramserver.admin_port,
+            registry=registry,
+            ready=lambda: made[0].ready() if made else "taking the seat",
+            status=lambda: made[0].status() if made else {},
+            progress=lambda: made[0].progress() if made else {},
+        )
+        cleanup.add("admin", admin.close)
+        log = open_eventlog(settings.common.log_url)
+        cleanup.add("log", log.close)
+        rows = open_rowstore(settings.common.rows_url)
+        cleanup.add("rows", rows.close)
         spec_hash = identity_hash(spec, load_schemas(spec))
-        made.append(ParamServer(spec, log, rows, place, transport, spec_hash=spec_hash, bounds=bounds))
+        with _starting(stop):
+            made.append(
+                ParamServer(spec, log, rows, place, transport, spec_hash=spec_hash, bounds=bounds, stop=stop)
+            )
+        if not made:
+            return
         made[0].register(registry)
         made[0].run(stop, drain_s=settings.common.drain_ms / 1000)
-    finally:
-        cleanup.run(CLOSE_S)
 
 
 def run_inference(spec: Spec, settings: Settings, stop: threading.Event) -> None:
@@ -254,16 +267,15 @@ def run_inference(spec: Spec, settings: Settings, stop: threading.Event) -> None
     from freshet.inference.service import Parts, run
     from freshet.runtime.pauses import shorten_pauses
 
-    cleanup = Cleanup()
-    log = open_eventlog(settings.common.log_url)
-    cleanup.add("log", log.close)
-    rows = open_rowstore(settings.common.rows_url)
-    cleanup.add("rows", rows.close)
-    versions = open_versions(settings.common.versions_url)
-    cleanup.add("versions", versions.close)
-    schemas = load_schemas(spec)
-    parts = Parts(spec, identity_hash(spec, schemas), schemas.served, log, rows, versions)
-    try:
+    with Cleanup(CLOSE_S) as cleanup:
+        log = open_eventlog(settings.common.log_url)
+        cleanup.add("log", log.close)
+        rows = open_rowstore(settings.common.rows_url)
+        cleanup.add("rows", rows.close)
+        versions = open_versions(settings.common.versions_url)
+        cleanup.add("versions", versions.close)
+        schemas = load_schemas(spec)
+        parts = Parts(spec, identity_hash(spec, schemas), schemas.served, log, rows, versions)
         run(
             parts,
             settings.inference,
@@ -273,8 +285,6 @@ def run_inference(spec: Spec, settings: Settings, stop: threading.Event) -> None
             beside=inference_door(settings.inference, settings.common),
             guard=inference_guard(settings.inference, settings.common),
         )
-    finally:
-        cleanup.run(CLOSE_S)
 
 
 def gateway_door(settings: GatewaySettings, common: Common) -> Callable[[Gateway], Beside] | None:
@@ -343,19 +353,20 @@ def run_console(spec: Spec, settings: Settings, stop: threading.Event) -> None:
 
     run_folder = settings.common.run
     audit = Audit(settings.common.audit)
-    cleanup = Cleanup()
-    cleanup.add("audit", audit.close)
-    token = token_of(settings.console.token, run_folder.state, settings.console.token_file)
-    if settings.console.services:
-        places = listed_places(settings.console.services)
-    else:
-        ports = {name: port for name, port in ports_of(settings).items() if name != "console"}
-        places = local_places(ports, optional_ports_of(settings), reached_by(settings.common.bind_address))
-    log = open_eventlog(settings.common.log_url)
-    cleanup.add("log", log.close)
-    versions = open_versions(settings.common.versions_url)
-    cleanup.add("versions", versions.close)
-    try:
+    with Cleanup(CLOSE_S) as cleanup:
+        cleanup.add("audit", audit.close)
+        token = token_of(settings.console.token, run_folder.state, settings.console.token_file)
+        if settings.console.services:
+            places = listed_places(settings.console.services)
+        else:
+            ports = {name: port for name, port in ports_of(settings).items() if name != "console"}
+            places = local_places(
+                ports, optional_ports_of(settings), reached_by(settings.common.bind_address)
+            )
+        log = open_eventlog(settings.common.log_url)
+        cleanup.add("log", log.close)
+        versions = open_versions(settings.common.versions_url)
+        cleanup.add("versions", versions.close)
         run(
             Sources(spec, run_folder.path, log, versions),
             settings.console,
@@ -371,8 +382,6 @@ def run_console(spec: Spec, settings: Settings, stop: threading.Event) -> None:
             audit=audit,
             stop=stop,
         )
-    finally:
-        cleanup.run(CLOSE_S)
 
 
 RUNNERS: Mapping[str, Runner] = {

@@ -337,6 +337,6 @@ def run(
     finally:
         stop_threads.set()
         threads_left = join_all(threads, rest_s() + NOTICE_S)
-        within(CLOSE_S, "close", server.close)  # a writer waits for its append
+        within(CLOSE_S / 2, "close", server.close)  # a writer waits for its append
         sock.close()
         logger.info("inference stopped", threads_left=threads_left)

@@ -70,9 +70,10 @@ class Keeper:
         self._leaving = False
         self.counts = KeeperCounts()
 
-    def take_seat(self, deadline: float) -> None:
-        """Be counted on from now. Raises Unavailable while another process of this name lives."""
-        self._seat = self._claims.acquire(self._seat_name, self._owner, deadline)
+    def take_seat(self, deadline: float, stop: threading.Event | None = None) -> None:
+        """Be counted on from now. Raises Unavailable if another process of this name lives until the deadline
+        or `stop`."""
+        self._seat = self._claims.acquire(self._seat_name, self._owner, deadline, stop)
 
     def run(self, stop: threading.Event) -> None:
         """Rounds until `stop`. Raises what ends the shard: Fenced if another process took its name."""

@@ -66,19 +66,26 @@ class Loader:
 
     # --- before they are served
 
-    def read_whole(self, claimed: Mapping[Bucket, BucketMeta], fence: Fence) -> dict[Bucket, BucketMeta]:
+    def read_whole(
+        self,
+        claimed: Mapping[Bucket, BucketMeta],
+        fence: Fence,
+        stopping: Callable[[], bool] = lambda: False,
+    ) -> dict[Bucket, BucketMeta]:
         """Import the rows of claimed buckets, each read again until its meta was the same before and after;
         returns the metas.
 
         Raises:
             Fenced: another shard has claimed one of them meanwhile.
-            Unavailable: the row store is away, or rows and meta did not agree.
+            Unavailable: the row store is away, or rows and meta did not agree, or `stopping` said so.
         """
         read: dict[Bucket, BucketMeta] = {}
         waiting = dict(claimed)
         for _ in range(RETRIES):
             found = np.zeros(self._buckets, np.int64)
             for runs in self._rows.scan(list(waiting)):
+                if stopping():
+                    raise Unavailable("asked to stop while rows are read from the row store")
                 self._store.import_runs(runs)
                 np.add.at(found, runs.directory["bucket"], runs.directory["rows"])
             for bucket, after in self._rows.metas(list(waiting)).items():

@@ -135,16 +135,16 @@ class ParamServer:
         spec_hash: str,
         bounds: Bounds = DEFAULT_BOUNDS,
         clock: Clock = SYSTEM_CLOCK,
+        stop: threading.Event | None = None,
     ) -> None:
         """Listen, take the seat and check the stores; no slice is claimed yet.
 
         Raises:
             ConfigError: the address cannot be bound.
-            Unavailable: another process of this name lives.
+            Unavailable: another process of this name lives, or `stop` was set before it was gone.
             Mismatch: the stores are of another model, spec or log.
         """
         self._spec, self._place, self._bounds, self._clock = spec, place, bounds, clock
-        self._cleanup = Cleanup()
         topics = ensure_topics(log, spec)
         layout = layout_of(spec)
         self.shard = Shard(
@@ -167,31 +167,29 @@ class ParamServer:
         widths = tuple(group.width for group in layout.groups)
         states = tuple(group.state_floats for group in layout.groups)
         described = Described(place.name, spec.name, spec_hash, spec.buckets, spec.partitions, widths, states)
-        claims = Claims(log, topics.control, clock)
-        self._cleanup.add("claims", claims.close)
-        self.balancing = Balancing(self.shard, claims, bounds, buckets=spec.buckets, clock=clock)
-        self.rows = MeteredRows(self.shard, self.balancing.meter, lambda: self.balancing.full)
-        serve_rows(self.server, self.rows, described)
-        self.server.start()
-        self._cleanup.add("listener", lambda: self.server.stop(0.0))
-        self.address = str(Address(place.advertised or place.host, self.server.port))
-        self.watch = StoreWatch(rows) if isinstance(rows, OnServers) else None
-        self.keeper = Keeper(
-            self.shard,
-            claims,
-            self.balancing,
-            name=place.name,
-            address=self.address,
-            life=uuid.uuid4().hex,
-            buckets=spec.buckets,
-            clock=clock,
-        )
-        try:
+        with Cleanup() as cleanup:
+            claims = Claims(log, topics.control, clock)
+            cleanup.add("claims", claims.close)
+            self.balancing = Balancing(self.shard, claims, bounds, buckets=spec.buckets, clock=clock)
+            self.rows = MeteredRows(self.shard, self.balancing.meter, lambda: self.balancing.full)
+            serve_rows(self.server, self.rows, described)
+            self.server.start()
+            cleanup.add("listener", lambda: self.server.stop(0.0))
+            self.address = str(Address(place.advertised or place.host, self.server.port))
+            self.watch = StoreWatch(rows) if isinstance(rows, OnServers) else None
+            self.keeper = Keeper(
+                self.shard,
+                claims,
+                self.balancing,
+                name=place.name,
+                address=self.address,
+                life=uuid.uuid4().hex,
+                buckets=spec.buckets,
+                clock=clock,
+            )
             self.shard.create()
-            self.keeper.take_seat(clock.monotonic() + SEAT_WAIT_S)
-        except BaseException:
-            self._cleanup.run()
-            raise
+            self.keeper.take_seat(clock.monotonic() + SEAT_WAIT_S, stop)
+            self._cleanup = cleanup.pop_all()
 
     def run(self, stop: threading.Event, *, drain_s: float) -> None:
         """Serve until `stop`, then give slices away, flush, release and close, all within `drain_s`. Raises

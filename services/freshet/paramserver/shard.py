@@ -107,13 +107,15 @@ class Shard:
 
     # --- life
 
-    def load(self) -> int:
+    def load(self, stop: threading.Event | None = None) -> int:
         """Create or check the row store, read every bucket under the one fence, and serve; returns rows read.
-        Raises as `take`."""
+        Raises as `take`; Unavailable, too, once `stop` is set."""
         if self._fence is None:
             raise ValueError("a shard among others takes its buckets by `take`")
         self.create()
-        return self.take([Bucket(b) for b in range(self._spec.buckets)], self._fence, whole=True)
+        buckets = [Bucket(b) for b in range(self._spec.buckets)]
+        stopping = stop.is_set if stop is not None else lambda: False
+        return self.take(buckets, self._fence, whole=True, stopping=stopping)
 
     def create(self) -> None:
         """Create the row store, or check that it is this model's (PROTOCOL 5). Raises Mismatch."""
@@ -121,16 +123,23 @@ class Shard:
         meta = BucketMeta(Fence(0), 0, 0, self._starts(), 0, TimeMs(0))
         self._rows.create(self._identity(), dict.fromkeys(buckets, meta))
 
-    def take(self, buckets: Sequence[Bucket], fence: Fence, *, whole: bool = False) -> int:
+    def take(
+        self,
+        buckets: Sequence[Bucket],
+        fence: Fence,
+        *,
+        whole: bool = False,
+        stopping: Callable[[], bool] = lambda: False,
+    ) -> int:
         """Claim buckets in the row store and serve them from now on (PROTOCOL 10); returns their rows.
 
         Their rows are read by key as they are asked for, and all of them by a thread of the shard's;
-        `whole`: all of them before this returns.
+        `whole`: all of them before this returns, unless it is told that this process is `stopping`.
 
         Raises:
             DataLost: the log no longer holds what must be replayed (PROTOCOL 12).
             Fenced: another shard has a higher fence.
-            Unavailable: the row store is away, or still written to; nothing is served.
+            Unavailable: the row store is away, or still written to, or `stopping`; nothing is served.
         """
         with self._flushing:
             self._forget(buckets)
@@ -138,7 +147,7 @@ class Shard:
                 metas = self._rows.claim(buckets, fence)
                 self._flusher.hold_retention(metas)  # from now on this shard's to hold
                 if whole:
-                    metas = self._loader.read_whole(metas, fence)
+                    metas = self._loader.read_whole(metas, fence, stopping)
                 self._check_replay_is_possible(metas)
                 with self._flusher.taking(metas):
                     if whole:

@@ -11,6 +11,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -72,6 +73,9 @@ PROGRESS = Endpoint(
 ENDPOINTS: tuple[Endpoint, ...] = (LIVE, READY, METRICS_PAGE, STATUS)
 """What every service answers on its admin port."""
 
+
+LOOK_S = 0.1
+"""Between two looks whether it is to stop: a process's end waits for the next."""
 
 HANDSHAKE_S = 10.0
 """A client whose TLS handshake takes longer is let go."""
@@ -188,7 +192,8 @@ class Admin:
             self._server = _Server((address, port), Handler)
         except OSError as error:
             raise cannot_listen("admin", address, port, "FRESHET_<SERVICE>_ADMIN_PORT", error) from None
-        self._thread = threading.Thread(target=self._server.serve_forever, name="admin", daemon=True)
+        serving = partial(self._server.serve_forever, poll_interval=LOOK_S)
+        self._thread = threading.Thread(target=serving, name="admin", daemon=True)
         self._thread.start()
 
     @property

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Self
 
 import structlog
 
@@ -35,12 +36,12 @@ LAST_S = 1.0
 """What a stage has that comes after others, however little of the drain they have left it: telling who was
 cut off, a flush, releasing claims. At most two of a service."""
 
-CLOSE_S = 0.5
+CLOSE_S = 1.0
 """How long files and connections may take to close; what does not is left to the end of the process."""
 
 KILL_AFTER_S = 5.0
 """How long after its drain a process that was asked to stop is killed, if it still lives: two times LAST_S,
-CLOSE_S, two seconds for its last traces, and some for a busy machine. Whoever else stops services (the grace
+CLOSE_S, and two seconds for its last traces, where all of that hangs. Whoever else stops services (the grace
 period of a container, say) should allow as much."""
 
 _PR_SET_PDEATHSIG = 1
@@ -136,9 +137,26 @@ def join_all(threads: Iterable[threading.Thread], seconds: float) -> Sequence[st
 @dataclass
 class Cleanup:
     """What must be closed at the end, in reverse order; a failure to close one thing does not keep the
-    others."""
+    others.
 
+    A context manager: what is still in it at the end of its block is closed. A constructor that opens things
+    takes them out by `pop_all` as its last step, so that one that fails leaves nothing open.
+    """
+
+    within_s: float | None = None  # of the block's end; see `run`
     _steps: list[tuple[str, Callable[[], object]]] = field(default_factory=list)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.run(self.within_s)
+
+    def pop_all(self) -> Cleanup:
+        """What is to be closed, from now on by another: nothing is left in this one."""
+        taken = Cleanup(self.within_s, self._steps)
+        self._steps = []
+        return taken
 
     def add(self, name: str, close: Callable[[], object]) -> None:
         """Close this, after everything that is added later."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -69,7 +70,7 @@ def rows(tmp_path: Path) -> Iterator[Watched]:
     made.close()
 
 
-def shard_of(log: EventLog, rows: SqliteRowStore, name: str) -> Shard:
+def shard_of(log: EventLog, rows: SqliteRowStore, name: str, fence: Fence | None = None) -> Shard:
     return Shard(
         spec=PARSED,
         layout=layout_of(PARSED),
@@ -79,6 +80,7 @@ def shard_of(log: EventLog, rows: SqliteRowStore, name: str) -> Shard:
         rows=rows,
         clock=SYSTEM_CLOCK,
         name=name,
+        fence=fence,
     )
 
 
@@ -500,3 +502,19 @@ def test_the_log_is_held_for_claimed_buckets_before_they_are_read(
     rows.before_piece = lambda: found.append(holds[HEIR][SAMPLES])
     shard.take(EVERY_BUCKET, Fence(11), whole=True)
     assert set(found) == {1}
+
+
+def test_a_stop_ends_the_loading_of_every_row(log: EventLog, rows: Watched, initial: object) -> None:
+    heir, stop, pieces = shard_of(log, rows, "heir", Fence(11)), threading.Event(), list[int]()
+
+    def stop_at_the_second() -> None:
+        pieces.append(1)
+        if len(pieces) == 2:
+            stop.set()
+
+    rows.before_piece = stop_at_the_second
+    with pytest.raises(Unavailable, match="asked to stop while rows are read"):
+        heir.load(stop)
+
+    assert len(pieces) == 2
+    assert heir.held() == []

@@ -102,6 +102,27 @@ def test_threads_are_waited_for_together_and_those_left_are_named() -> None:
     assert join_all(threads, 60.0) == []
 
 
+def test_a_block_closes_what_was_opened_in_it_unless_it_was_taken_out() -> None:
+    closed: list[str] = []
+
+    def made(*, fails: bool) -> Cleanup:
+        with Cleanup() as cleanup:
+            cleanup.add("a", lambda: closed.append("a"))
+            cleanup.add("b", lambda: closed.append("b"))
+            if fails:
+                raise ZeroDivisionError
+            return cleanup.pop_all()
+
+    with pytest.raises(ZeroDivisionError):
+        made(fails=True)
+    assert closed == ["b", "a"]
+
+    taken = made(fails=False)
+    assert closed == ["b", "a"]
+    taken.run()
+    assert closed == ["b", "a"] * 2
+
+
 def test_a_cleanup_leaves_what_does_not_close_in_time_and_names_it() -> None:
     go_on, closed = threading.Event(), list[str]()
     cleanup = Cleanup()

@@ -383,6 +383,16 @@ def test_closing_releases_so_that_the_next_owner_need_not_wait(start: Callable[.
         first.acquire("seat", "a", soon())
 
 
+def test_a_stop_ends_the_wait_for_a_claim(start: Callable[..., Claims]) -> None:
+    start(lease_s=1000.0).acquire("seat", "a", soon())
+    second, stop = start(lease_s=1000.0), threading.Event()
+    stop.set()
+
+    with pytest.raises(Unavailable, match="asked to stop while seat is held by a"):
+        second.acquire("seat", "b", time.monotonic() + 1000.0, stop)
+    assert second.acquire("other", "b", soon(), stop).owner == "b"  # what need not be waited for is had
+
+
 def test_closing_on_a_sick_log_leaves_the_claim_to_its_lease(
     log: EventLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -122,16 +122,19 @@ class Claims:
         self._thread = threading.Thread(target=self._run, name=f"claims {topic}", daemon=True)
         self._thread.start()
 
-    def acquire(self, what: str, owner: str, deadline: float) -> Held:
+    def acquire(self, what: str, owner: str, deadline: float, stop: threading.Event | None = None) -> Held:
         """Claim `what` as soon as that is allowed, at the latest at `deadline`, an instant of the clock's
         `monotonic`.
 
         Raises:
-            Unavailable: somebody else holds it until the deadline; the message says who.
+            Unavailable: somebody else holds it until the deadline, or until `stop` is set; the message says
+                who.
         """
-        return self.acquire_all([what], owner, deadline)
+        return self.acquire_all([what], owner, deadline, stop)
 
-    def acquire_all(self, things: Sequence[str], owner: str, deadline: float) -> Held:
+    def acquire_all(
+        self, things: Sequence[str], owner: str, deadline: float, stop: threading.Event | None = None
+    ) -> Held:
         """Claim several things with one record, as soon as all of them are free: all or none, one fence.
 
         Raises as `acquire` does; ValueError if there are none.
@@ -141,7 +144,7 @@ class Claims:
         while True:
             with self._changed:
                 for what in things:
-                    self._wait_until_claimable(what, deadline)
+                    self._wait_until_claimable(what, deadline, stop)
                 if not all(self._book.claimable(what) for what in things):
                     continue  # one was claimed while another was waited for
                 claims = {what: self._book.claim(what) for what in things}
@@ -257,15 +260,14 @@ class Claims:
 
     # The caller's side
 
-    def _wait_until_claimable(self, what: str, deadline: float) -> None:
+    def _wait_until_claimable(self, what: str, deadline: float, stop: threading.Event | None) -> None:
         while not self._book.claimable(what):
             claim = self._book.claim(what)
             owner = f"{claim.owner} (fence {claim.fence})" if claim else "nobody"
-            self._wait(
-                deadline,
-                f"{what} is held by {owner}, silent for {self._book.silent_s(what):.1f} s; "
-                "it is free a lease after its last heartbeat",
-            )
+            why = f"{what} is held by {owner}, silent for {self._book.silent_s(what):.1f} s"
+            if stop is not None and stop.is_set():
+                raise Unavailable(f"asked to stop while {why}")
+            self._wait(deadline, f"{why}; it is free a lease after its last heartbeat")
 
     def _wait(self, deadline: float, message: str) -> None:
         self.check()

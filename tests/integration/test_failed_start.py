@@ -1,0 +1,196 @@
+"""A start that fails, or is given up, leaves nothing open: claims, listeners and files are given back."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+from structlog.testing import capture_logs
+
+from freshet.cli import distributed, pipeline, remote_training, training, wiring
+from freshet.cli.pipeline import Pipeline
+from freshet.cli.rank_batches import Wire
+from freshet.clock import SYSTEM_CLOCK
+from freshet.errors import ConfigError, Mismatch
+from freshet.paramserver.service import ParamServer, Place
+from freshet.seams.eventlog import EventLog
+from freshet.seams.eventlog.claims import LEASE_S, Claims
+from freshet.seams.eventlog.topics import ensure_topics
+from freshet.seams.open import open_eventlog
+from freshet.seams.rowservice.slices import slices_of
+from freshet.seams.transport import MIB, Transport
+from freshet.settings import Settings, load_settings
+from freshet.spec import load_spec
+from freshet.wire.values import RowCodec
+from tests.perf.workload import plain_spec
+
+SPEC_FILE = Path(__file__).parents[1] / "system" / "ledger" / "freshet.toml"
+SPEC = load_spec(SPEC_FILE)
+TRANSPORT = Transport(max_message_bytes=MIB)
+AT_ONCE_S = 15.0
+"""Half of what a start waits for somebody else's claim."""
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[Pipeline]:
+    made = Pipeline(plain_spec("", ""), tmp_path, 2)
+    yield made
+    made.close()
+
+
+def fails(*_given: Any, **_named: Any) -> NoReturn:
+    raise Mismatch("of another model")
+
+
+def claims_threads() -> list[threading.Thread]:
+    """Those that send heartbeats."""
+    return [thread for thread in threading.enumerate() if thread.name.startswith("claims ")]
+
+
+def start_trainer(world: Pipeline) -> None:
+    training.Training(world.spec, world.stores, spec_hash=world.spec_hash, lanes=1)
+
+
+def start_rank(world: Pipeline) -> None:
+    wire = Wire(TRANSPORT, RowCodec.FP32, RowCodec.FP32)
+    stores = world.stores
+    remote_training.RemoteTraining(world.spec, stores.log, stores.versions, wire, spec_hash=world.spec_hash)
+
+
+def start_embedder(world: Pipeline) -> None:
+    distributed.Embedding(world.spec, world.log, load_settings(), world.spec_hash)
+
+
+@pytest.mark.parametrize(
+    ("start", "broken"),
+    [
+        (start_trainer, (training, "restored")),
+        (start_rank, (remote_training, "restored")),
+        (start_embedder, (distributed, "Embedder")),
+    ],
+    ids=["trainer", "rank", "embedder"],
+)
+def test_a_start_that_fails_sends_no_heartbeats(
+    world: Pipeline,
+    monkeypatch: pytest.MonkeyPatch,
+    start: Callable[[Pipeline], None],
+    broken: tuple[Any, str],
+) -> None:
+    before = claims_threads()
+    monkeypatch.setattr(*broken, fails)
+    with pytest.raises(Mismatch):
+        start(world)
+
+    assert claims_threads() == before
+
+
+def test_a_trainer_that_fails_to_start_leaves_its_claims_to_the_next(
+    world: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(training, "restored", fails)
+    with pytest.raises(Mismatch):
+        start_trainer(world)
+
+    claims = Claims(world.log, world.topics.control)
+    claims.acquire("trainer:0", "next", SYSTEM_CLOCK.monotonic() + LEASE_S / 2)
+    claims.close()
+
+
+def test_a_shard_whose_port_is_taken_sends_no_heartbeats(world: Pipeline) -> None:
+    before = claims_threads()
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        place = Place("a", *taken.getsockname())
+        with pytest.raises(ConfigError, match="port"):
+            ParamServer(world.spec, world.log, world.stores.rows, place, TRANSPORT, spec_hash=world.spec_hash)
+
+    assert claims_threads() == before
+
+
+@pytest.mark.parametrize("role", ["trainer", "paramserver", "inference"])
+def test_a_store_that_cannot_be_opened_leaves_the_log_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, role: str
+) -> None:
+    closed = closings(wiring, monkeypatch)
+    monkeypatch.setattr(wiring, "open_rowstore", fails)
+    with capture_logs() as said, pytest.raises(Mismatch):
+        wiring.RUNNERS[role](SPEC, settings_in(tmp_path), threading.Event())
+
+    assert closed == ["log"]
+    assert [line for line in said if "not closed" in line["event"]] == []
+
+
+def test_a_pipeline_that_fails_leaves_its_log_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    closed = closings(pipeline, monkeypatch)
+    monkeypatch.setattr(pipeline, "open_rowstore", fails)
+    with pytest.raises(Mismatch):
+        Pipeline(plain_spec("", ""), tmp_path, 2)
+
+    assert closed == ["log"]
+
+
+@pytest.mark.parametrize(
+    ("role", "held"), [("trainer", list(slices_of(SPEC.buckets))), ("paramserver", ["shard:a"])]
+)
+def test_a_start_that_waits_for_somebody_elses_claim_ends_when_it_is_stopped(
+    tmp_path: Path, role: str, held: list[str]
+) -> None:
+    made = settings_in(tmp_path)
+    log = open_eventlog(made.common.log_url)
+    other = Claims(log, ensure_topics(log, SPEC).control)
+    other.acquire_all(held, "another", SYSTEM_CLOCK.monotonic() + 10)
+    stop = threading.Event()
+    failures: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            wiring.RUNNERS[role](SPEC, made, stop)
+        except BaseException as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=run)
+    with capture_logs() as said:
+        thread.start()
+        stop.set()
+        thread.join(AT_ONCE_S)
+    alive = thread.is_alive()
+    other.close()
+    thread.join()
+    log.close()
+
+    assert not alive
+    assert failures == []
+    [line] = [line for line in said if line["event"] == "stopped while it started"]
+    assert f"asked to stop while {held[0]} is held by another" in line["reason"]
+
+
+def settings_in(folder: Path) -> Settings:
+    ports = {f"FRESHET_{role}_{kind}": "0" for role in ("TRAINER", "PARAMSERVER") for kind in ("ADMIN_PORT",)}
+    more = {"FRESHET_PARAMSERVER_PORT": "0", "FRESHET_PARAMSERVER_NAME": "a"}
+    made = load_settings(ports | more, run_folder=folder / "run")
+    made.common.run.create()
+    return made
+
+
+def closings(module: Any, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Grows by "log" whenever an event log that the module has opened is closed."""
+    closed: list[str] = []
+
+    def opened(url: str) -> EventLog:
+        log = open_eventlog(url)
+        close = log.close
+
+        def watched() -> None:
+            closed.append("log")
+            close()
+
+        monkeypatch.setattr(log, "close", watched)
+        return log
+
+    monkeypatch.setattr(module, "open_eventlog", opened)
+    return closed
