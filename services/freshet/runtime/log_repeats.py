@@ -46,6 +46,11 @@ class Repeats:
         window.lines += 1
         return 0
 
+    @property
+    def untold(self) -> bool:
+        """Whether lines were left out that nobody has been told of."""
+        return any(window.left_out for window in self._windows.values())
+
     def over(self, now: float | None) -> list[tuple[Hashable, int]]:
         """(message, lines left out) of windows that have ended; None: of all. Told once."""
         found = []

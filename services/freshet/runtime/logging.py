@@ -17,14 +17,14 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Hashable, Mapping, MutableMapping, Sequence
 from typing import Any, TextIO, cast
 
 import orjson
 import structlog
 
 from freshet.release import RELEASE
-from freshet.runtime.log_repeats import Repeats
+from freshet.runtime.log_repeats import WINDOW_S, Repeats
 from freshet.runtime.log_secrets import scrubbed
 from freshet.runtime.log_text import text_line
 from freshet.tracing import current
@@ -44,6 +44,7 @@ def configure_logging(
     form: str = "json",
     instance: str = "",
     clock: Callable[[], float] = time.monotonic,
+    later: Later | None = None,
 ) -> None:
     """Send everything that is logged to standard error, with time, level and who says it.
 
@@ -53,6 +54,7 @@ def configure_logging(
         form:  json or text.
         instance: which of several it is; without it the host's name.
         clock: tells which lines come too fast.
+        later: calls what tells of those when no more come; a timer unless given.
     """
     host = socket.gethostname()
     who = {
@@ -62,7 +64,7 @@ def configure_logging(
         "pid": os.getpid(),
         "release": RELEASE,
     }
-    limit = _Limit(clock)
+    limit = _Limit(clock, later or _on_a_timer)
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,
@@ -103,11 +105,25 @@ def debug_on_signal(level: str) -> None:
     signal.signal(signal.SIGUSR1, handle)
 
 
-class _Limit:
-    """The processor that leaves out warnings and errors of ours, and all of libraries, that come too fast."""
+Later = Callable[[float, Callable[[], None]], None]
+"""Calls something so many seconds from now."""
 
-    def __init__(self, clock: Callable[[], float]) -> None:
+
+def _on_a_timer(seconds: float, call: Callable[[], None]) -> None:
+    timer = threading.Timer(seconds, call)
+    timer.daemon = True
+    with contextlib.suppress(RuntimeError):  # the process ends, or has no thread left: told at the end, then
+        timer.start()
+
+
+class _Limit:
+    """The processor that leaves out warnings and errors of ours, and all of libraries, that come too fast.
+    How many is told by the next such line or, if none comes, when the window is over, or at the process's
+    end."""
+
+    def __init__(self, clock: Callable[[], float], later: Later = _on_a_timer) -> None:
         self._clock, self._repeats, self._lock = clock, Repeats(), threading.Lock()
+        self._later, self._waits = later, False
 
     def __call__(self, _logger: Any, method: str, said: Said) -> Said:
         template = said.pop(_TEMPLATE, None)
@@ -116,6 +132,10 @@ class _Limit:
             return said
         with self._lock:
             left_out = self._repeats.admit((level, template or said["event"]), self._clock())
+            begins = left_out is None and not self._waits
+            self._waits = self._waits or begins
+        if begins:
+            self._later(WINDOW_S, self._tell_over)
         if left_out is None:
             raise structlog.DropEvent
         if left_out:
@@ -126,6 +146,19 @@ class _Limit:
         """At the end: of what was left out and not told of yet."""
         with self._lock:
             over = self._repeats.over(None)
+        self._say(over)
+
+    def _tell_over(self) -> None:
+        with self._lock:
+            over = self._repeats.over(self._clock())
+            self._waits = self._repeats.untold  # in a window that has begun since
+            waits = self._waits
+        if waits:
+            self._later(WINDOW_S, self._tell_over)
+        self._say(over)
+
+    @staticmethod
+    def _say(over: Sequence[tuple[Hashable, int]]) -> None:
         for message, left_out in over:
             _, text = cast(tuple[str, str], message)
             structlog.get_logger(__name__).info("lines were left out", message=text, left_out=left_out)

@@ -10,7 +10,7 @@ import socket
 import sys
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import orjson
@@ -21,6 +21,7 @@ from freshet.release import RELEASE
 from freshet.runtime import logging as ours
 from freshet.runtime.log_keys import ALWAYS
 from freshet.runtime.logging import configure_logging, debug_on_signal
+from freshet.testing.clock import SettableClock
 from tests.system.waiting import wait_until
 
 
@@ -169,6 +170,58 @@ def test_a_broken_broker_writes_ten_lines_and_then_how_many_were_left_out(
     assert [(x["message"], x["left_out"]) for x in said(capsys)] == [
         ("confluent_kafka: broker %d is away", 990)
     ]
+
+
+def test_how_many_lines_were_left_out_is_told_when_no_more_come(capsys: pytest.CaptureFixture[str]) -> None:
+    clock, waiting = SettableClock(), list[tuple[float, Callable[[], None]]]()
+    configure_logging("joiner", clock=clock.monotonic, later=lambda s, call: waiting.append((s, call)))
+
+    def told() -> list[tuple[str, int]]:
+        return [(x["message"], x["left_out"]) for x in said(capsys) if x["event"] == "lines were left out"]
+
+    def storm() -> None:
+        for _ in range(30):
+            structlog.get_logger().warning("kafka")
+
+    def wait() -> None:
+        [(seconds, call)] = waiting
+        waiting.clear()
+        clock.advance(seconds)
+        call()
+
+    storm()
+    assert len(waiting) == 1  # however many are left out
+    clock.advance(5.0)
+    for _ in range(11):
+        structlog.get_logger().warning("redis")
+    wait()
+    assert told() == [("kafka", 20), ("redis", 1)]
+    assert waiting == []  # nothing is left to be told
+
+    storm()
+    clock.advance(5.0)
+    structlog.get_logger().warning("redis")
+    wait()
+    assert told() == [("kafka", 20)]
+
+
+def test_what_is_left_out_in_a_window_that_has_just_begun_is_told_after_it(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    clock, waiting = SettableClock(), list[Callable[[], None]]()
+    configure_logging("joiner", clock=clock.monotonic, later=lambda _, call: waiting.append(call))
+    for pause_s in (0.0, 9.0, 1.0, 9.0):
+        clock.advance(pause_s)
+        for _ in range(11):
+            structlog.get_logger().warning("kafka")
+    said(capsys)
+
+    clock.advance(0.5)
+    waiting.pop()()  # late, as timers are
+    assert said(capsys) == []
+    clock.advance(10.0)
+    waiting.pop()()
+    assert [line["left_out"] for line in said(capsys)] == [12]
 
 
 def test_lines_of_what_goes_well_are_not_limited(capsys: pytest.CaptureFixture[str]) -> None:
