@@ -24,7 +24,7 @@ from structlog.testing import capture_logs
 
 from freshet.cli.wiring import gateway_door, gateway_guard
 from freshet.client import Client, EventsRefused
-from freshet.errors import Unavailable
+from freshet.errors import ConfigError, Unavailable
 from freshet.features import EventExtractor
 from freshet.gateway.api import AVRO, AVRO_BATCH, AVRO_RAW
 from freshet.gateway.service import codecs_of, run
@@ -539,6 +539,34 @@ def test_what_a_stop_cuts_off_is_told_503(start: Callable[..., Running]) -> None
     assert ended
     [stopped] = [line for line in said if line["event"] == "gateway stopped"]
     assert (stopped["events_cut_off"], stopped["append_left"]) == (1, True)
+
+
+class Refused:
+    """A listener whose address cannot be had."""
+
+    async def start(self) -> None:
+        raise ConfigError("listen", "grpc_port", 1, "a free port of this machine")
+
+    async def serve(self, stop: threading.Event, drain_s: float) -> None:
+        raise AssertionError("it was not started")
+
+
+def test_a_gateway_that_cannot_listen_leaves_no_thread(tmp_path: Path) -> None:
+    log, made, before = open_url(f"sqlite:{tmp_path}/log"), settings(), set(threading.enumerate())
+    codecs = codecs_of(SPEC, SCHEMAS, log)
+    with pytest.raises(ConfigError):
+        run(
+            SPEC,
+            log,
+            codecs,
+            made.gateway,
+            made.common,
+            stop=threading.Event(),
+            beside=lambda _: Refused(),
+        )
+
+    wait_for(lambda: not set(threading.enumerate()) - before)
+    log.close()
 
 
 def test_metrics_count_events_by_what_became_of_them(gateway: Running) -> None:

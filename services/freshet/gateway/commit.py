@@ -56,6 +56,9 @@ class _Appending:
         self._writer = writer
         self._asked: queue.SimpleQueue[tuple[Sequence[Append], Future[Sequence[int]]] | None]
         self._asked = queue.SimpleQueue()
+
+    def start(self) -> None:
+        """Begin to append."""
         threading.Thread(target=self._run, name="commit", daemon=True).start()
 
     def append(self, appends: Sequence[Append]) -> Future[Sequence[int]]:
@@ -112,6 +115,7 @@ class Committer:
 
     def start(self) -> None:
         """Begin to append; on the running loop."""
+        self._thread.start()
         self._task = asyncio.get_running_loop().create_task(self._run())
 
     def expect(self, size: int, check: Check) -> None:

@@ -202,16 +202,19 @@ def run(
 
     async def main() -> None:
         gateway.committer.start()
-        left_s = await serve(
-            gateway.app,
-            sock,
-            stop,
-            started=lambda: ready(f"{tls.scheme()}://{Address(host, port)}"),
-            drain_s=common.drain_ms / 1e3,
-            max_connections=common.max_connections,
-            beside=beside(gateway) if beside is not None else None,
-        )
-        cut = await gateway.committer.close(left_s, LAST_S)
+        left_s = 0.0
+        try:
+            left_s = await serve(
+                gateway.app,
+                sock,
+                stop,
+                started=lambda: ready(f"{tls.scheme()}://{Address(host, port)}"),
+                drain_s=common.drain_ms / 1e3,
+                max_connections=common.max_connections,
+                beside=beside(gateway) if beside is not None else None,
+            )
+        finally:
+            cut = await gateway.committer.close(left_s, LAST_S)
         logger.info("gateway stopped", events_cut_off=cut, append_left=gateway.committer.appending)
 
     try:
