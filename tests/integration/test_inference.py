@@ -30,8 +30,9 @@ from tritonclient.utils import InferenceServerException
 from freshet.cli.rank import command as rank
 from freshet.cli.wiring import inference_door, inference_guard
 from freshet.client import Ack, Client
-from freshet.errors import BadInput, Unavailable
+from freshet.errors import BadInput, Overloaded, Unavailable
 from freshet.features import EventExtractor
+from freshet.inference.batching import Batcher
 from freshet.inference.core import label_delay_ms
 from freshet.inference.pipeline import Pipeline, Scored
 from freshet.inference.progress import Progress, Stage
@@ -761,3 +762,21 @@ def test_without_an_exploded_array_each_candidate_is_an_event_of_its_own(tmp_pat
     assert {e["ad"] for e in events} == {"a", "b"}
     assert {e["at"] for e in events} == {NOW // 1000}
     world.close()
+
+
+def test_a_server_that_cannot_keep_up_says_when_to_come_again(
+    server: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise Overloaded("so many wait", retry_after_s=1.0)
+
+    monkeypatch.setattr(Batcher, "ask", full)
+    answer = httpx.post(
+        f"{server.url}/v1/rank", json={"context": CONTEXT, "candidates": CANDIDATES[:2]}, timeout=10
+    )
+
+    assert (answer.status_code, answer.json()["error"]["code"]) == (429, "overloaded")
+    assert int(answer.headers["retry-after"]) >= 1
+    assert 'freshet_inference_shed_total{why="wait"} 0.0' in server.get("/metrics").text, (
+        "a series from the start"
+    )

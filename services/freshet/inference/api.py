@@ -86,6 +86,7 @@ RANK = Endpoint(
             "body_timeout",
             "body_too_large",
             "too_large",
+            "overloaded",
             "internal",
             "unavailable",
         ),

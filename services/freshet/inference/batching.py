@@ -17,9 +17,10 @@ from typing import Generic, TypeVar
 
 import structlog
 
+from freshet.errors import Overloaded
 from freshet.inference.pipeline import Encoded
 
-__all__ = ["Batcher", "Pace"]
+__all__ = ["SHED_WHYS", "Batcher", "Pace", "Throughput"]
 
 log = structlog.get_logger(__name__)
 
@@ -30,6 +31,28 @@ FIRST_GUESS_S = 5e-6
 
 FORGET = 0.1
 """Weight of the newest batch in what a candidate is taken to cost."""
+
+
+SHED_WHYS = ("wait", "gone")
+
+RETRY_AFTER_S = 1.0
+"""What a refused client is told: by then most of those that wait are answered, or have given up."""
+
+
+class Throughput:
+    """Candidates that are answered in a second of late, with all that a turn of the loop does besides."""
+
+    def __init__(self) -> None:
+        self._seconds, self._candidates = FIRST_GUESS_S, 1.0  # sums, of which the older weigh less
+
+    def wait_s(self, candidates: float) -> float:
+        """How long as many will take."""
+        return candidates * self._seconds / self._candidates
+
+    def note(self, candidates: int, seconds: float) -> None:
+        """As many have taken so long."""
+        self._seconds += seconds - FORGET * self._seconds
+        self._candidates += candidates - FORGET * self._candidates
 
 
 class Pace:
@@ -57,10 +80,15 @@ class Pace:
             self.candidate_s += FORGET * (seconds / candidates - self.candidate_s)
 
 
+def _stays() -> bool:
+    return False
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class _Waiting(Generic[Result]):
     request: Encoded
     done: Callable[[Result | Exception], None]
+    gone: Callable[[], bool]
 
 
 class Batcher(Generic[Result]):
@@ -71,43 +99,94 @@ class Batcher(Generic[Result]):
         score: Callable[[Sequence[Encoded]], Sequence[Result | Exception]],
         *,
         budget_s: float,
+        most_wait_s: float = float("inf"),
         observe: Callable[[int], None] = lambda requests: None,
+        shed: Callable[[str], None] = lambda why: None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """`score` gives each request its result, or what is wrong with it; what it raises is tried again with
-        each request alone. `observe` is told how many requests each batch held."""
-        self._score, self._observe, self._clock = score, observe, clock
-        self._pace = Pace(budget_s)
+        each request alone.
+
+        Args:
+            most_wait_s: a request that would be answered later than that is refused at once.
+            observe: is told how many requests each batch held.
+            shed: is told of each request that is not scored: "wait" of those that are refused, "gone" of
+                those whose clients have gone.
+        """
+        self._score, self._observe, self._shed, self._clock = score, observe, shed, clock
+        self._pace, self._throughput, self._most_wait_s = Pace(budget_s), Throughput(), most_wait_s
+        self._candidates = 0  # of those that wait
+        self._before: tuple[float, int] | None = None  # began, candidates: of a turn that left some waiting
         self._waiting: deque[_Waiting[Result]] = deque()
         self._due = False  # whether a turn is scheduled
 
-    def ask(self, request: Encoded, done: Callable[[Result | Exception], None]) -> None:
+    def ask(
+        self,
+        request: Encoded,
+        done: Callable[[Result | Exception], None],
+        gone: Callable[[], bool] = _stays,
+    ) -> None:
         """Score a request with others that wait, in a later turn of the running loop; `done` is then given
-        its result, or what is wrong with it. What it raises is logged, and harms no other request."""
-        self._waiting.append(_Waiting(request, done))
+        its result, or what is wrong with it. What it raises is logged, and harms no other request.
+
+        `gone`: whether its client has gone; it is then not scored, and `done` is not called.
+
+        Raises Overloaded: so many wait that it would be answered too late. Whoever comes alone is taken.
+        """
+        if self._waiting:
+            self._refuse_if_late()
+        self._waiting.append(_Waiting(request, done, gone))
+        self._candidates += request.candidates
         if not self._due:
             self._due = True
             loop = asyncio.get_running_loop()
             loop.call_soon(self._turn, loop)
 
+    def _refuse_if_late(self) -> None:
+        wait_s = self._throughput.wait_s(self._candidates)
+        if wait_s > self._most_wait_s:
+            self._shed("wait")
+            raise Overloaded(
+                f"{len(self._waiting)} rank requests wait, for which {wait_s:.1f} s are expected; at most "
+                f"{self._most_wait_s:g} s (FRESHET_INFERENCE_QUEUE_WAIT)",
+                retry_after_s=RETRY_AFTER_S,
+            )
+
     def _turn(self, loop: asyncio.AbstractEventLoop) -> None:
         """Score one batch; what still waits has the next turn, after the answers have gone out."""
+        began = self._clock()
+        if self._before is not None:  # the last turn, and all that the loop did since
+            self._throughput.note(self._before[1], began - self._before[0])
+        taken = self._take()
+        candidates = sum(one.request.candidates for one in taken)
         try:
-            taken = self._take()
-            started = self._clock()
-            results = self._scored([one.request for one in taken])
-            self._pace.note(sum(one.request.candidates for one in taken), self._clock() - started)
-            self._observe(len(taken))
-            for one, result in zip(taken, results, strict=True):
-                _tell(one.done, result)
+            if taken:
+                started = self._clock()
+                results = self._scored([one.request for one in taken])
+                self._pace.note(candidates, self._clock() - started)
+                self._observe(len(taken))
+                for one, result in zip(taken, results, strict=True):
+                    _tell(one.done, result)
         finally:  # whatever went wrong with this batch: who comes later is still scored
+            self._before = None
             self._due = bool(self._waiting)
             if self._due:
+                self._before = (began, candidates)
                 loop.call_soon(self._turn, loop)
+            else:
+                self._throughput.note(candidates, self._clock() - began)
 
     def _take(self) -> list[_Waiting[Result]]:
-        count = self._pace.fits([one.request.candidates for one in self._waiting])
-        return [self._waiting.popleft() for _ in range(count)]
+        """The next batch, without those whose clients have gone."""
+        taken = []
+        for _ in range(self._pace.fits([one.request.candidates for one in self._waiting])):
+            one = self._waiting.popleft()
+            self._candidates -= one.request.candidates
+            if one.gone():
+                self._shed("gone")
+            else:
+                taken.append(one)
+        return taken
 
     def _scored(self, requests: Sequence[Encoded]) -> Sequence[Result | Exception]:
         try:

@@ -21,6 +21,7 @@ __all__ = [
     "SERVED_LOGGED",
     "SERVED_QUEUE",
     "SERVED_QUEUE_BYTES",
+    "SHED",
     "SWAPS",
     "UNKNOWN_ROWS",
     "VERSION",
@@ -33,6 +34,14 @@ BATCH_REQUESTS = Metric(
     "requests",
     "Rank requests scored together.",
     buckets=(1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0),
+)
+SHED = Metric(
+    "freshet_inference_shed",
+    "counter",
+    "requests",
+    "Rank requests that were not scored: refused, as the wait would be too long (`wait`), or given up by "
+    "clients that went away (`gone`).",
+    ("why",),
 )
 UNKNOWN_ROWS = Metric(
     "freshet_inference_unknown_rows", "counter", "values", "Values without a row, by feature.", ("feature",)
@@ -87,6 +96,7 @@ METRICS = (
     *HTTP_METRICS,
     *DOOR_METRICS,
     BATCH_REQUESTS,
+    SHED,
     CANDIDATES,
     UNKNOWN_ROWS,
     EXPLORED,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -17,7 +17,7 @@ from prometheus_client import CollectorRegistry, Counter
 
 from freshet.clock import Clock
 from freshet.inference import metrics
-from freshet.inference.batching import Batcher
+from freshet.inference.batching import SHED_WHYS, Batcher
 from freshet.inference.core import Order, RankRequest, events_of, get_path, order, parse_rank
 from freshet.inference.explaining import explained
 from freshet.inference.filling import Filling
@@ -118,32 +118,38 @@ class Ranker:
         self._plain = None
         if PlainRequests.fits(spec):
             self._plain = PlainRequests(spec, pipeline.transcoder, filling, settings.max_candidates)
+        shed = metrics.SHED.counter(registry)
+        counted = {why: shed.labels(why).inc for why in SHED_WHYS}
         self._batcher: Batcher[tuple[Scored, ServingVersion]] = Batcher(
             self._score,
             budget_s=settings.batch_budget_ms / 1e3,
+            most_wait_s=settings.queue_wait_ms / 1e3 or float("inf"),
+            shed=lambda why: counted[why](),
             observe=metrics.BATCH_REQUESTS.histogram(registry).observe,
         )
 
     def take(self, request: Request, reply: Reply) -> None:
         """Answer a request, in a later turn of the loop.
 
-        Raises BadInput and TooLarge for a body that is no rank request, or does not fit the schema.
+        Raises BadInput and TooLarge for a body that is no rank request, or does not fit the schema;
+        Overloaded where so many wait that it would be answered too late.
         """
         is_served = self._live.version() is not None
         if is_served and self._plain is not None:
             plain = self._plain.read(request.body, self._clock.now_ms())
             if plain is not None:
                 came = self._came(request)
-                self._batcher.ask(plain.encoded, partial(self._answer_plain, plain, reply, came))
+                answer = partial(self._answer_plain, plain, reply, came)
+                self._batcher.ask(plain.encoded, answer, request.gone)
                 return
         asked = parse_rank(request.body, self._settings.max_candidates)
         came = self._came(request)
         if is_served:
-            self._rank(asked, reply, came)
+            self._rank(asked, reply, came, request.gone)
         else:
             loop = asyncio.get_running_loop()
             deadline = loop.time() + self._settings.start_wait_ms / 1e3
-            self._rank_once_served(asked, reply, came, loop, deadline)
+            self._rank_once_served(asked, reply, came, request.gone, loop, deadline)
 
     @staticmethod
     def _came(request: Request) -> Came | None:
@@ -156,19 +162,20 @@ class Ranker:
         asked: RankRequest,
         reply: Reply,
         came: Came | None,
+        gone: Callable[[], bool],
         loop: asyncio.AbstractEventLoop,
         deadline: float,
     ) -> None:
         """Hold a request back while the server starts: a restart is then a pause to its clients, no error."""
         if self._live.version() is None and loop.time() < deadline:
-            loop.call_later(START_LOOK_S, self._rank_once_served, asked, reply, came, loop, deadline)
+            loop.call_later(START_LOOK_S, self._rank_once_served, asked, reply, came, gone, loop, deadline)
             return
         try:
-            self._rank(asked, reply, came)
+            self._rank(asked, reply, came, gone)
         except Exception as error:
             reply(error_response(error))
 
-    def _rank(self, request: RankRequest, reply: Reply, came: Came | None) -> None:
+    def _rank(self, request: RankRequest, reply: Reply, came: Came | None, gone: Callable[[], bool]) -> None:
         now_ms = self._clock.now_ms()
         context = self._filling.filled(request.context, request.request_id, now_ms)
         events = events_of(self._spec, context, request.candidates)
@@ -177,7 +184,7 @@ class Ranker:
         if request.explain:
             self._answer(asked, self._score_explained(encoded))
         else:
-            self._batcher.ask(encoded, partial(self._answer, asked))
+            self._batcher.ask(encoded, partial(self._answer, asked), gone)
 
     def _score(self, asked: Sequence[Encoded]) -> Sequence[Outcome]:
         table, serving = self._live.now()

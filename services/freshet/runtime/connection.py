@@ -56,6 +56,10 @@ class _Taken:
         self.response_complete = self.disconnected = False
         self.keep_alive = True  # False once the server stops
 
+    def is_gone(self) -> bool:
+        """Whether the client went away."""
+        return self.disconnected
+
     def reply(self, response: Response) -> None:
         """Give the answer, unless one was given: the drain may be over before the handler is done."""
         if not self.response_complete:
@@ -169,7 +173,7 @@ class Connection(HttpToolsProtocol, Connected):
         self._running = taken
         self.cycle = cast(Any, taken)
         peer = self.client[0] if self.client else ""
-        self.takers.take(route, header_map(self.headers), self._body, peer, taken.reply)
+        self.takers.take(route, header_map(self.headers), self._body, peer, taken.reply, taken.is_gone)
 
     # --- what is answered
 

@@ -89,6 +89,10 @@ HTTP_METRICS = (REQUESTS, REQUEST_SECONDS, STREAMS, CONNECTIONS, CUT_OFF, BODIES
 """What every service counts that speaks HTTP through `App`."""
 
 
+def _stays() -> bool:
+    return False
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
     """One request with its whole body."""
@@ -103,6 +107,7 @@ class Request:
     who: str = ""  # name of the token that was shown, where one was asked for
     payer: Payer | None = None  # for `Guard.pay`
     span: Context | None = None  # of this request in its client's trace, if that is recorded
+    gone: Callable[[], bool] = _stays  # whether its client went away, where that is known
 
     @property
     def content_type(self) -> str:
@@ -235,9 +240,18 @@ class App:
         return size <= self._bodies.most_bytes
 
     def take(
-        self, route: TakerRoute, headers: Mapping[bytes, bytes], body: bytes, peer: str, reply: Reply
+        self,
+        route: TakerRoute,
+        headers: Mapping[bytes, bytes],
+        body: bytes,
+        peer: str,
+        reply: Reply,
+        gone: Callable[[], bool] = _stays,
     ) -> None:
-        """Answer a whole request of the route, as by ASGI but without a task; `reply` is called once."""
+        """Answer a whole request of the route, as by ASGI but without a task.
+
+        `reply` is called once; where `gone` says that the client went away, it may not be.
+        """
         started = perf_counter()  # the loop's own clock has milliseconds
         try:
             self._admit(headers)
@@ -256,7 +270,8 @@ class App:
             reply(response)
 
         try:
-            route.taker(Request("POST", route.name, "", headers, body, (), peer, who, payer, span), answer)
+            asked = Request("POST", route.name, "", headers, body, (), peer, who, payer, span, gone)
+            route.taker(asked, answer)
         except Exception as error:
             with within(span):  # what is logged of it names the trace
                 answer(error_response(error))

@@ -131,6 +131,14 @@ class Inference(GrpcDoor):
         key="batch_budget",
         default=5,
     )
+    queue_wait_ms: int = option(
+        "deployment",
+        "longest that a rank request may be expected to wait for those before it; beyond it 429 with "
+        "Retry-After. 0: no bound",
+        Duration(0, HOUR),
+        key="queue_wait",
+        default=2 * SECOND,
+    )
     max_body_bytes: int = option(
         "deployment", "a larger request is refused with 413", Integer(KIB, GIB), default=16 * MIB
     )

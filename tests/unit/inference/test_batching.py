@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import pytest
 from structlog.testing import capture_logs
 
-from freshet.errors import BadInput
+from freshet.errors import BadInput, Overloaded
 from freshet.inference.batching import Batcher, Pace
 from freshet.inference.pipeline import Encoded
 from freshet.types import BytesColumn
@@ -37,8 +37,12 @@ class Scorer:
             raise RuntimeError("a transform failed")
         return [BadInput("no key") if n == 13 else RuntimeError("alone") if n == 666 else n for n in sizes]
 
-    def batcher(self, budget_s: float = 1.0) -> Batcher[int]:
-        return Batcher(self, budget_s=budget_s, clock=lambda: self.now)
+    shed: list[str] = field(default_factory=list)
+
+    def batcher(self, budget_s: float = 1.0, most_wait_s: float = float("inf")) -> Batcher[int]:
+        return Batcher(
+            self, budget_s=budget_s, most_wait_s=most_wait_s, shed=self.shed.append, clock=lambda: self.now
+        )
 
 
 def asked(batcher: Batcher[int], size: int) -> asyncio.Future[int | Exception]:
@@ -170,3 +174,75 @@ def test_a_request_larger_than_the_budget_is_taken_alone(candidates: int) -> Non
     pace = Pace(1e-9)
 
     assert pace.fits([candidates, 1]) == 1
+
+
+def test_who_would_wait_too_long_is_refused_at_once_and_counted() -> None:
+    scorer = Scorer(candidate_s=0.01)
+    batcher = scorer.batcher(budget_s=0.0, most_wait_s=1.0)
+    ask(batcher, *[10] * 100)  # what a candidate costs is known; nobody was refused before it was
+    scorer.batches.clear()
+
+    async def burst() -> tuple[list[int | Exception], list[Overloaded]]:
+        waiting, refused = [], list[Overloaded]()
+        for _ in range(50):
+            try:
+                waiting.append(asked(batcher, 10))
+            except Overloaded as error:
+                refused.append(error)
+        return await asyncio.gather(*waiting), refused
+
+    answers, refused = asyncio.run(burst())
+
+    assert 10 <= len(answers) <= 12  # 0.1 s each
+    assert answers == [10] * len(answers)
+    assert len(refused) == 50 - len(answers)
+    assert scorer.shed == ["wait"] * len(refused)
+    assert "FRESHET_INFERENCE_QUEUE_WAIT" in str(refused[0])
+    assert refused[0].retry_after_s > 0
+
+
+def test_who_comes_alone_is_taken_however_long_it_takes() -> None:
+    scorer = Scorer(candidate_s=10.0)
+    batcher = scorer.batcher(most_wait_s=0.001)
+
+    assert [ask(batcher, 10) for _ in range(5)] == [[10]] * 5
+    assert scorer.shed == []
+
+
+def test_a_server_that_has_become_quick_again_refuses_nobody() -> None:
+    scorer = Scorer(candidate_s=1.0)
+    batcher = scorer.batcher(budget_s=0.0, most_wait_s=1.0)
+    ask(batcher, *[10])
+    scorer.candidate_s = 1e-5
+    for _ in range(100):
+        ask(batcher, 10)
+
+    assert ask(batcher, *[10] * 50) == [10] * 50
+
+
+def test_who_has_gone_is_not_scored_and_the_others_are() -> None:
+    scorer = Scorer()
+    batcher = scorer.batcher()
+    told: list[int | Exception] = []
+
+    async def some_go() -> list[int | Exception]:
+        here = asked(batcher, 1)
+        batcher.ask(request(2), told.append, lambda: True)
+        also = asked(batcher, 3)
+        return list(await asyncio.gather(here, also))
+
+    assert asyncio.run(some_go()) == [1, 3]
+    assert (scorer.batches, scorer.shed, told) == ([[1, 3]], ["gone"], [])
+    assert ask(batcher, 4) == [4]
+
+
+def test_a_batch_of_nobody_is_not_scored() -> None:
+    scorer = Scorer()
+    batcher = scorer.batcher(budget_s=0.0)
+
+    async def go() -> int | Exception:
+        batcher.ask(request(2), lambda _: None, lambda: True)
+        return await asked(batcher, 3)
+
+    assert asyncio.run(go()) == 3
+    assert scorer.batches == [[3]]

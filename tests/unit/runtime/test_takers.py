@@ -246,3 +246,15 @@ def test_nothing_is_left_of_a_connection_that_has_gone(server: Running, path: st
         wait_for(lambda: left() <= before + 1)
     finally:
         gc.enable()
+
+
+def test_a_request_knows_whether_its_client_went_away(server: Running) -> None:
+    with server.connect() as client:
+        client.sendall(b"POST /later HTTP/1.1\r\nhost: x\r\ncontent-length: 1\r\n\r\nx")
+        wait_for(lambda: bool(server.held))
+        request, _ = server.held[0]
+        assert not request.gone()
+
+    wait_for(request.gone)
+    server.let_go()  # an answer to nobody harms nobody
+    assert httpx.post(f"{server.url}/now", content=b"y").text == "now y"
