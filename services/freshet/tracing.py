@@ -87,6 +87,7 @@ class Span:
     attributes: Mapping[str, Value] = field(default_factory=dict)
     links: Sequence[Context] = ()
     error: str = ""  # why it failed, if it did
+    asked_for: bool = False  # by a client, with its `traceparent`; not by the ratio
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,6 +196,7 @@ class Tracer:
         attributes: Mapping[str, Value] | None = None,
         links: Sequence[Context] = (),
         error: str = "",
+        asked_for: bool = False,
     ) -> Context:
         """Tell of something that is over; without `context` a new span below its parent. Raises nothing."""
         if context is None:
@@ -211,6 +213,7 @@ class Tracer:
             {k: v[:MOST_CHARS] if isinstance(v, str) else v for k, v in (attributes or {}).items()},
             tuple(links)[:MOST_LINKS],
             error[:MOST_CHARS],
+            asked_for,
         )
         try:
             self._tell(made)

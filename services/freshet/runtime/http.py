@@ -314,6 +314,7 @@ class App:
                     "http.response.status_code": response.status,
                 },
                 error="" if response.status < 500 else f"answered with {response.status}",
+                asked_for=True,
             )
             reply(response)
 

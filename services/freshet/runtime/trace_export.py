@@ -28,6 +28,10 @@ _KINDS = {
     "producer": SpanKind.PRODUCER,
     "consumer": SpanKind.CONSUMER,
 }
+ASKED_SHARE = 10
+"""One of so many places in the queue is for spans that clients ask for by a header: whoever is let in may ask
+for one with each request, and the traces of events must have room beside them."""
+
 _SAMPLED = TraceFlags(TraceFlags.SAMPLED)
 
 
@@ -48,7 +52,7 @@ class Outbox:
         Args:
             resource: who sends; OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES go before it.
             endpoint: base URL of an OTLP receiver; empty: as OTEL_EXPORTER_OTLP_… say.
-            queue_spans: that wait at most; more are dropped.
+            queue_spans: that wait at most, a tenth of them of those that clients asked for; more are dropped.
             exporter: instead of OTLP over HTTP.
             delay_ms: between two rounds of sending; None: OTEL_BSP_SCHEDULE_DELAY, 5 s without it.
         """
@@ -56,7 +60,9 @@ class Outbox:
         self._resource = Resource.create(dict(resource)).merge(OTELResourceDetector().detect())
         self._queue_spans = queue_spans
         self._lock = threading.Lock()
-        self._waiting = 0
+        self._waiting = 0  # all; of them those that clients asked for
+        self._asked: set[Context] = set()
+        self._most_asked = max(1, queue_spans // ASKED_SHARE)
         self._counts = {"sent": 0, "dropped": 0, "failed": 0}
         self._processor = BatchSpanProcessor(
             _Counting(exporter or OTLPSpanExporter(endpoint=url), self._left),
@@ -68,10 +74,13 @@ class Outbox:
     def tell(self, span: Span) -> None:
         """Take a span, if there is room."""
         with self._lock:
-            if self._waiting >= self._queue_spans:
+            full = self._waiting >= self._queue_spans
+            if full or (span.asked_for and len(self._asked) >= self._most_asked):
                 self._counts["dropped"] += 1
                 return
             self._waiting += 1
+            if span.asked_for:
+                self._asked.add(span.context)
         self._processor.on_end(self._readable(span))
 
     def counts(self) -> dict[str, int]:
@@ -89,10 +98,14 @@ class Outbox:
         closing.start()
         closing.join(wait_s)
 
-    def _left(self, spans: int, *, sent: bool) -> None:
+    def _left(self, spans: Sequence[ReadableSpan], *, sent: bool) -> None:
         with self._lock:
-            self._waiting -= spans
-            self._counts["sent" if sent else "failed"] += spans
+            self._waiting -= len(spans)
+            self._counts["sent" if sent else "failed"] += len(spans)
+            if self._asked:
+                self._asked.difference_update(
+                    Context(one.context.trace_id, one.context.span_id) for one in spans if one.context
+                )
 
     def _readable(self, span: Span) -> ReadableSpan:
         return ReadableSpan(
@@ -111,8 +124,8 @@ class Outbox:
 
 
 class _Left(Protocol):
-    def __call__(self, spans: int, *, sent: bool) -> None:
-        """So many spans wait no more."""
+    def __call__(self, spans: Sequence[ReadableSpan], *, sent: bool) -> None:
+        """These spans wait no more."""
 
 
 class _Counting(SpanExporter):
@@ -126,7 +139,7 @@ class _Counting(SpanExporter):
         try:
             result = self._exporter.export(spans)
         finally:
-            self._left(len(spans), sent=result is SpanExportResult.SUCCESS)
+            self._left(spans, sent=result is SpanExportResult.SUCCESS)
         return result
 
     def shutdown(self) -> None:

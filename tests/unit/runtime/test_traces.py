@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import orjson
 import pytest
@@ -124,6 +125,25 @@ def test_a_collector_that_is_slow_costs_spans_and_no_time() -> None:
     assert outbox.counts() == {"sent": 8, "dropped": 5, "failed": 0}
 
 
+def test_spans_that_clients_ask_for_leave_room_for_those_of_events() -> None:
+    exporter = Held()
+    outbox = Outbox({}, endpoint="", queue_spans=20, exporter=exporter, delay_ms=1)
+    wanted = [replace(SPAN, context=Context(1, i), asked_for=True) for i in range(1, 101)]
+    for span in wanted:
+        outbox.tell(span)
+    assert outbox.counts()["dropped"] == 98
+    assert exporter.asked.wait(10)
+    for _ in range(19):
+        outbox.tell(SPAN)
+
+    assert outbox.counts()["dropped"] == 99, "one more than the 18 that have room"
+    exporter.go.set()
+    wait_until("all were sent", lambda: outbox.counts()["sent"] == 20, within_s=10)
+    outbox.tell(wanted[5])  # there is room again
+    outbox.close(10)
+    assert outbox.counts() == {"sent": 21, "dropped": 99, "failed": 0}
+
+
 def test_what_a_collector_refuses_is_counted_and_room_for_others(collector: Receiver) -> None:
     collector.refuses = True
     outbox = Outbox({}, endpoint=collector.url, queue_spans=1, delay_ms=1)
@@ -170,7 +190,7 @@ def test_opentelemetry_s_switch_turns_ours_off(monkeypatch: pytest.MonkeyPatch) 
 def test_without_the_extra_the_start_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "freshet.runtime.trace_export", None)
 
-    with pytest.raises(ConfigError, match=r"freshet\[tracing\]"):
+    with pytest.raises(ConfigError, match=r"\.\[tracing\]"):
         start_traces(on(), role="joiner", instance="", model="news")
 
 
@@ -248,5 +268,6 @@ def test_a_request_that_fails_is_told_of_in_its_client_s_trace_and_so_is_its_log
     assert (span.parent, span.context.trace_id) == (Context(5, 6), 5)
     assert span.attributes["http.response.status_code"] == replies[0].status == 500
     assert span.error
+    assert span.asked_for
     line = orjson.loads(capsys.readouterr().err)
     assert (line["trace_id"], line["span_id"]) == (f"{5:032x}", f"{span.context.span_id:016x}")
