@@ -1,4 +1,5 @@
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -7,6 +8,8 @@ import pytest
 from freshet.embedder.serving import BatchServer
 from freshet.errors import DataLost, Fenced, Overloaded, Unavailable
 from freshet.seams.eventlog.sqlite import SqliteEventLog
+from freshet.seams.peer_tokens import LOOK_S, PeerTokens
+from freshet.testing.clock import SettableClock
 from freshet.testing.contracts.batches import gradients_of, settle, spans, take, take_any
 from freshet.testing.contracts.rowservice import PARTITIONS, WIDTH, push_of
 from freshet.testing.faults import Faulty
@@ -120,6 +123,23 @@ def test_batches_of_an_embedder_that_was_replaced_are_refused(scene):
     owner[0] = heir.address
 
     assert drain(scene, stream, {0: 3, 1: 0}) == [1, 2]
+
+
+def test_a_rank_whose_token_an_embedder_does_not_know_yet_goes_on_once_it_does(scene, tmp_path):
+    clock, ours, theirs = SettableClock(), tmp_path / "rank", tmp_path / "embedder"
+    theirs.write_text("old\n")
+    ours.write_text("new\n")
+    scene.append(0, [7])
+    scene.transport = replace(scene.transport, tokens=PeerTokens(str(theirs), clock))
+    embedder = scene.embedder(range(PARTITIONS))
+    scene.transport = replace(scene.transport, tokens=PeerTokens(str(ours), clock))
+    stream = scene.rank(lambda: dict.fromkeys(range(PARTITIONS), embedder.address))
+
+    wait_until(lambda: stream.take(0, 0.01) is None and embedder.server.counts.refused["token"] > 1)
+    theirs.write_text("new\nold\n")
+    clock.advance(LOOK_S)
+
+    assert drain(scene, stream, {0: 1, 1: 0}) == [7]
 
 
 def test_partitions_that_move_to_another_embedder_lose_and_repeat_nothing(scene):
