@@ -247,6 +247,7 @@ class HedgeModel:
         discount: float,
         dense_rate: float,
         warmup_steps: int,
+        batch_rows: int,
         bias_rate: float,
         training: bool,
         bf16: bool,

@@ -45,6 +45,7 @@ class HedgeDense:
             discount=spec.model.hedge_discount,
             dense_rate=spec.model.dense_lr,
             warmup_steps=spec.model.dense_warmup_steps,
+            batch_rows=spec.train.batch_rows,
             bias_rate=spec.model.bias_lr,
             training=training,
             bf16=precision == "bf16",

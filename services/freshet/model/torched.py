@@ -88,7 +88,9 @@ class TorchDense:
             if rows > 0:
                 self._steps += 1
                 self.heads.step(first.sums)
-                self._adam(first.summed() / rows)
+                # A step of few rows is a small one. Were each the mean of its own rows, a click that comes
+                # alone would count as much as the hundreds of negatives that come together.
+                self._adam(first.summed() / max(rows, self.spec.train.batch_rows))
             first.clear()
             self.place.fetch({})  # lanes have streams of their own: it is done when they go on
 
@@ -162,11 +164,11 @@ class TorchDense:
         whole = flat.detach().cpu().numpy()
         return {f"{prefix}/{name}": whole[place].reshape(shape).copy() for name, place, shape in self.names}
 
-    def _adam(self, mean: torch.Tensor) -> None:
+    def _adam(self, gradient: torch.Tensor) -> None:
         """Adam with bias correction (Kingma & Ba 2015, algorithm 1); the step size rises over the warm-up."""
         model, t = self.spec.model, self._steps
-        self.first.mul_(0.9).add_(mean, alpha=0.1)
-        self.second.mul_(0.999).addcmul_(mean, mean, value=0.001)
+        self.first.mul_(0.9).add_(gradient, alpha=0.1)
+        self.second.mul_(0.999).addcmul_(gradient, gradient, value=0.001)
         rate = model.dense_lr * min(1.0, t / max(model.dense_warmup_steps, 1)) / (1 - 0.9**t)
         root = (self.second / (1 - 0.999**t)).sqrt_().add_(1e-8)
         with torch.no_grad():

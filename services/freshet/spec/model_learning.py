@@ -71,7 +71,12 @@ class Train:
     """How it is learned."""
 
     batch_rows: int = option(
-        "tunable", "rows a lane takes at most", Integer(1, 65_536), key="batch.rows", default=256
+        "tunable",
+        "rows a lane takes at most; the dense gradient is a mean over a step's rows, or over so many if it "
+        "has fewer, so that every row weighs the same",
+        Integer(1, 65_536),
+        key="batch.rows",
+        default=256,
     )
     batch_wait_ms: int = option(
         "tunable",

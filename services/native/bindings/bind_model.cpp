@@ -78,7 +78,7 @@ void bind_model(nb::module_& m) {
           "__init__",
           [](HedgeModel* self, const InputTuple& input, const std::vector<int>& losses,
              const std::vector<std::tuple<int, bool, bool, float>>& experts, const std::vector<int>& hidden, double discount, double dense_rate,
-             std::int64_t warmup_steps, double bias_rate, bool training, bool bf16, const std::optional<std::string>& kernels) {
+             std::int64_t warmup_steps, std::int64_t batch_rows, double bias_rate, bool training, bool bf16, const std::optional<std::string>& kernels) {
             HedgePlan plan;
             plan.input = input_plan(input);
             for (const int loss : losses) plan.losses.push_back(static_cast<Loss>(loss));
@@ -91,11 +91,12 @@ void bind_model(nb::module_& m) {
             plan.discount = discount;
             plan.dense_rate = dense_rate;
             plan.warmup_steps = warmup_steps;
+            plan.batch_rows = batch_rows;
             plan.bias_rate = bias_rate;
             new (self) HedgeModel(std::move(plan), training, bf16, chosen(kernels));
           },
           nb::kw_only(), nb::arg("input"), nb::arg("losses"), nb::arg("experts"), nb::arg("hidden"), nb::arg("discount"),
-          nb::arg("dense_rate"), nb::arg("warmup_steps"), nb::arg("bias_rate"), nb::arg("training"), nb::arg("bf16"),
+          nb::arg("dense_rate"), nb::arg("warmup_steps"), nb::arg("batch_rows") = 256, nb::arg("bias_rate"), nb::arg("training"), nb::arg("bf16"),
           nb::arg("kernels").none() = nb::none())
       .def("array", [](nb::handle self, const std::string& name) { return named(self, name); },
            "A view of one flat array of the state; call refresh() after writing to it.")

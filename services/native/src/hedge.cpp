@@ -133,7 +133,10 @@ void HedgeModel::step_part(const std::vector<HedgeLane*>& lanes, int part, int p
   std::vector<float*> gradients;
   for (HedgeLane* lane : lanes) gradients.push_back(lane->mlp.gradients.data());
   const double warm = std::min(1.0, static_cast<double>(state.step) / static_cast<double>(std::max<std::int64_t>(plan_.warmup_steps, 1)));
-  mlp.step(gradients, rows_, state.step, plan_.dense_rate * warm, part, parts);
+  // A step of few rows is a small one. Were each a mean of its own rows, a click that comes alone would count as much as
+  // the hundreds of negatives that come together: predictions of several times the truth were seen.
+  const double over = rows_ > 0.0 ? std::max(rows_, static_cast<double>(plan_.batch_rows)) : 0.0;
+  mlp.step(gradients, over, state.step, plan_.dense_rate * warm, part, parts);
 }
 
 void HedgeModel::step(const std::vector<HedgeLane*>& lanes) {

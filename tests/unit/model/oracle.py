@@ -225,7 +225,7 @@ class Oracle:
         rate = model.dense_lr * min(1, self.steps / model.dense_warmup_steps)
         with torch.no_grad():
             for name, weights in self.weights.items():
-                g = sum(part["weights"][name] for part in parts) / total
+                g = sum(part["weights"][name] for part in parts) / max(total, self.spec.train.batch_rows)
                 self.first[name].mul_(0.9).add_(g, alpha=0.1)
                 self.second[name].mul_(0.999).add_(g * g, alpha=0.001)
                 m = self.first[name] / (1 - 0.9**self.steps)

@@ -31,7 +31,7 @@ struct HedgePlan {
   bool fm = false, mlp = false;
   double discount = 0.999;  // of an expert's past loss, per row
   double dense_rate = 1e-3, bias_rate = 0.5;
-  std::int64_t warmup_steps = 100;
+  std::int64_t warmup_steps = 100, batch_rows = 256;
   float standard_limit = 10.0f;
 };
 
