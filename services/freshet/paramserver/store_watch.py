@@ -34,7 +34,7 @@ STORE_METRICS = (
         "freshet_paramserver_store_limit_bytes",
         "gauge",
         "bytes",
-        "What it may use before it refuses writes; 0: no limit.",
+        "What it may use before it refuses writes; 0: no limit, or it does not say.",
         ("server",),
     ),
 )
@@ -49,6 +49,7 @@ class StoreWatch:
         """Nothing is looked at yet."""
         self._store, self._look_s = store, look_s
         self._stop = threading.Event()
+        self._in_vain = False  # the last look
         self._thread = threading.Thread(target=self._run, name="store watch", daemon=True)
         self.seen: Sequence[StoreServer] = ()
         """At the last look; empty if that was in vain, as former figures would say that all is well."""
@@ -67,10 +68,15 @@ class StoreWatch:
         """Take one look."""
         try:
             self.seen = self._store.servers()
-        except FreshetError as error:
-            if self.seen:
-                log.warning("the row store's servers cannot be looked at", reason=str(error))
+            self._in_vain = False
+        except Exception as error:  # of stores of others, too: without looks former figures would stay
             self.seen = ()
+            if not self._in_vain:
+                log.warning(
+                    "the row store's servers cannot be looked at; nothing is told of them until they can",
+                    reason=str(error) if isinstance(error, FreshetError) else repr(error),
+                )
+            self._in_vain = True
 
     def readings(self) -> Mapping[str, Reading]:
         """Values of STORE_METRICS."""

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import pytest
+from structlog.testing import capture_logs
+
 from freshet.errors import Unavailable
 from freshet.paramserver.store_watch import STORE_METRICS, StoreWatch
 from freshet.seams.rowstore import StoreServer
@@ -11,14 +14,14 @@ from tests.system.waiting import wait_until
 
 
 class Servers:
-    """Two masters; they answer as long as `answering`."""
+    """Two masters; they answer as long as there is no `error`."""
 
     def __init__(self) -> None:
-        self.answering = True
+        self.error: Exception | None = None
 
     def servers(self) -> Sequence[StoreServer]:
-        if not self.answering:
-            raise Unavailable("b:1 cannot be reached")
+        if self.error is not None:
+            raise self.error
         return [StoreServer("a:1", 1, 10, 100), StoreServer("b:1", 0, 20, 0)]
 
 
@@ -38,14 +41,30 @@ def test_what_the_servers_say_is_read() -> None:
     assert set(watch.readings()) == {metric.name for metric in STORE_METRICS}
 
 
-def test_of_servers_that_do_not_answer_nothing_is_told_until_they_do() -> None:
+@pytest.mark.parametrize("error", [Unavailable("b:1 cannot be reached"), KeyError("slave1")], ids=repr)
+def test_of_servers_that_do_not_answer_nothing_is_told_until_they_do(error: Exception) -> None:
     servers = Servers()
     watch = StoreWatch(servers)
     watch.look()
-    servers.answering = False
+    servers.error = error
     watch.look()
     assert set(map(len, watch.readings().values())) == {0}  # type: ignore[arg-type]
 
-    servers.answering = True
+    servers.error = None
     watch.look()
     assert watch.readings()["freshet_paramserver_store_replicas"] == {("a:1",): 1, ("b:1",): 0}
+
+
+def test_looks_in_vain_are_logged_once_until_one_is_not() -> None:
+    servers = Servers()
+    servers.error = KeyError("slave1")
+    watch = StoreWatch(servers)
+    with capture_logs() as said:
+        for _ in range(3):
+            watch.look()
+        assert [line["reason"] for line in said] == ["KeyError('slave1')"]
+        servers.error = None
+        watch.look()
+        servers.error = Unavailable("b:1 cannot be reached")
+        watch.look()
+    assert [line["reason"] for line in said[1:]] == ["b:1 cannot be reached"]

@@ -103,8 +103,8 @@ class StoreServer:
 
     name: str  # host:port
     replicas: int  # that follow it at the moment
-    used_bytes: int
-    limit_bytes: int  # full at so many; 0: no limit
+    used_bytes: int  # 0: it does not say
+    limit_bytes: int  # full at so many; 0: no limit, or it does not say
 
 
 @runtime_checkable

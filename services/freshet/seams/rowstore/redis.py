@@ -8,6 +8,7 @@ finds another (fence, seq) than its last, and the bucket is replaced.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -57,12 +58,31 @@ from freshet.types import (
     TimeMs,
 )
 
-__all__ = ["RedisRowStore", "open_url"]
+__all__ = ["RedisRowStore", "open_url", "server_of"]
+
+
+_REPLICA = re.compile(r"slave\d+")
 
 
 def open_url(url: str) -> RedisRowStore:
     """Open the store of `redis://host:port,host:port/name?options`; see `redis_options`."""
     return RedisRowStore(parse_url(url))
+
+
+def server_of(name: str, info: Mapping[str, Any]) -> StoreServer:
+    """What a master's INFO says of it.
+
+    `connected_slaves` counts also replicas that are not listed, as their link is just made or just broken;
+    only those that are, and follow, are counted here. Memory that a managed Redis does not tell of is 0:
+    without a limit it is never full.
+    """
+    listed = [of for field, of in info.items() if _REPLICA.fullmatch(field) and isinstance(of, Mapping)]
+    return StoreServer(
+        name,
+        replicas=sum(of.get("state") == "online" for of in listed),
+        used_bytes=int(info.get("used_memory", 0)),
+        limit_bytes=int(info.get("maxmemory", 0)),
+    )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -87,17 +107,7 @@ class RedisRowStore:
 
     def servers(self) -> Sequence[StoreServer]:
         """Every master: its replicas, and how full it is."""
-        return [
-            StoreServer(
-                name,
-                replicas=sum(
-                    info[f"slave{i}"]["state"] == "online" for i in range(int(info["connected_slaves"]))
-                ),
-                used_bytes=int(info["used_memory"]),
-                limit_bytes=int(info["maxmemory"]),
-            )
-            for name, info in self._nodes.infos().items()
-        ]
+        return [server_of(name, info) for name, info in self._nodes.infos().items()]
 
     # --- identity and metas
 
