@@ -306,6 +306,7 @@ def gateway_door(settings: GatewaySettings, common: Common) -> Callable[[Gateway
             guard=gateway.guard,
             message_timeout_s=settings.body_timeout_ms / 1e3,
             together_bytes=settings.grpc_max_bodies_bytes,
+            together_setting="FRESHET_GATEWAY_GRPC_MAX_BODIES_BYTES",
         )
         add_events(door, gateway.doors)
         return door
@@ -335,6 +336,7 @@ def inference_door(settings: InferenceSettings, common: Common) -> Callable[[Inf
             guard=server.guard,
             message_timeout_s=settings.body_timeout_ms / 1e3,
             together_bytes=settings.grpc_max_bodies_bytes,
+            together_setting="FRESHET_INFERENCE_GRPC_MAX_BODIES_BYTES",
         )
         add_oip(door, server.oip)
         return door

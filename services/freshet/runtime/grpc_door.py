@@ -21,8 +21,8 @@ from grpc import aio
 
 from freshet.errors import ConfigError, Overloaded, TooLarge
 from freshet.runtime.endpoint import TOKEN_CODES
-from freshet.runtime.grpc_metrics import ListenerCounts
-from freshet.runtime.grpc_room import Place, Room
+from freshet.runtime.grpc_metrics import QUIET, ListenerCounts
+from freshet.runtime.grpc_room import Place, Room, Turn
 from freshet.runtime.grpc_told import NoMessageError, Told, told_of
 from freshet.runtime.guard import NOBODY, Guard, Guest
 from freshet.runtime.http import HttpError
@@ -65,6 +65,7 @@ class GrpcDoor:
         guard: Guard | None = None,
         message_timeout_s: float = 10.0,
         together_bytes: int = 256 * MIB,
+        together_setting: str = "",
     ) -> None:
         """Make a listener that is not yet one.
 
@@ -75,14 +76,16 @@ class GrpcDoor:
             calls: at once; more are refused with RESOURCE_EXHAUSTED.
             guard: asks for tokens: when a call begins, and again for each message of a stream.
             message_timeout_s: how long a call of one message may take to send it, and how long a stream may
-                be quiet while others wait for room.
+                be quiet while few others wait for room.
             together_bytes: of all messages that are read or worked on.
+            together_setting: its name, for those who find no room.
         """
         self._address, self._transport, self.counts, self._calls = address, transport, counts, calls
         self._guard, self._message_timeout_s = guard, message_timeout_s
         self._methods: dict[str, dict[str, grpc.RpcMethodHandler]] = {}
         self._lock = threading.Lock()
         self._room = Room(together_bytes, transport.max_message_bytes + ROOM, message_timeout_s)
+        self._more = f"; {together_setting} allows more" if together_setting else ""
         counts.held_bytes = lambda: self._room.held
         self._open: set[asyncio.Future[str]] = (
             set()
@@ -253,12 +256,12 @@ class GrpcDoor:
     async def _only(self, context: aio.ServicerContext[bytes, bytes], place: Place) -> bytes:
         """The message of a call of one."""
         limit_s = self._message_timeout_s
-        room_s = 2 * limit_s  # quiet streams make room after the limit
+        room_s = 2 * limit_s  # quiet streams make room within the limit
         try:
             async with asyncio.timeout(room_s):
                 await place.granted
         except TimeoutError:
-            text = f"other messages have taken all room for {room_s:g} s"
+            text = f"other messages have taken all room for {room_s:g} s{self._more}"
             raise Overloaded(text, OVERLOADED_RETRY_S) from None
         try:
             async with asyncio.timeout(limit_s):
@@ -302,21 +305,23 @@ class GrpcDoor:
             slots.release()
 
         async with asyncio.TaskGroup() as tasks:  # ends when all are answered; a client that is gone ends all
+            turn = Turn.OPENED
             while True:
                 await slots.acquire()
-                found = await self._next(context, over)
+                found = await self._next(context, over, turn)
                 if found is None:
                     break
+                turn = Turn.SENDING
                 task = tasks.create_task(handle(*found))
                 task.add_done_callback(partial(_leave, found[1]))  # also of one that is ended before it began
         if over.done():
             await context.abort(grpc.StatusCode.UNAVAILABLE, over.result())
 
     async def _next(
-        self, context: aio.ServicerContext[bytes, bytes], over: asyncio.Future[str]
+        self, context: aio.ServicerContext[bytes, bytes], over: asyncio.Future[str], turn: Turn
     ) -> tuple[bytes, Place] | None:
         """The next message of a stream, and its place; None at its end, or when it is over."""
-        place = self._room.place(quiet=partial(self._quiet, over))
+        place = self._room.place(partial(self._quiet, over), turn)
         found = None
         try:
             if await _unless(over, place.granted):
@@ -330,10 +335,10 @@ class GrpcDoor:
         return found
 
     def _quiet(self, over: asyncio.Future[str]) -> None:
-        self._refuse("quiet")
+        self._refuse(QUIET)
         _tell(over, (
-            f"no whole message came for {self._message_timeout_s:g} s, and others wait for room; what was "
-            "answered is done, open the stream again"
+            f"no whole message came for {self._room.quiet_limit_s():.1f} s, and others wait for room; "
+            f"what was answered is done, open the stream again{self._more}"
         ))  # fmt: skip
 
 

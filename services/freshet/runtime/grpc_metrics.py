@@ -11,6 +11,7 @@ from freshet.runtime.metrics import Metric, Reading
 __all__ = [
     "GRPC_DOOR_METRICS",
     "GRPC_METRICS",
+    "QUIET",
     "REFUSALS",
     "ListenerCounts",
     "grpc_door_readings",
@@ -75,6 +76,9 @@ REFUSALS = (
 """Reasons of a listener between services. They are shown from 0 on: of a series that begins with its first
 refusal, Prometheus sees no increase."""
 
+QUIET = "quiet"
+"""Reason of a door: a stream that made room for others."""
+
 
 @dataclass(slots=True)
 class ListenerCounts:
@@ -106,4 +110,8 @@ def grpc_door_readings(counts: ListenerCounts) -> dict[str, Reading]:
     """GRPC_DOOR_METRICS now."""
     answers: Reading = {labels: float(n) for labels, n in list(counts.answers.items())}
     held = float(counts.held_bytes())
-    return {**grpc_readings(counts), "freshet_grpc_answers": answers, "freshet_grpc_held_bytes": held}
+    return {
+        **grpc_readings(counts, (QUIET,)),
+        "freshet_grpc_answers": answers,
+        "freshet_grpc_held_bytes": held,
+    }

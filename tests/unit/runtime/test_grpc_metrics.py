@@ -30,3 +30,7 @@ def test_answers_are_of_listeners_for_clients_from_outside_alone() -> None:
     assert grpc_door_readings(counts)["freshet_grpc_answers"] == {("Put", "UNAVAILABLE", "passed"): 3.0}
     assert set(grpc_door_readings(counts)) == {metric.name for metric in GRPC_DOOR_METRICS}
     assert set(grpc_readings(counts)) == {metric.name for metric in GRPC_METRICS}
+
+
+def test_the_first_quiet_stream_of_a_door_is_an_increase() -> None:
+    assert grpc_door_readings(ListenerCounts())["freshet_grpc_refused"] == {("quiet",): 0.0}
