@@ -32,7 +32,6 @@ class RedisServer:
     def __init__(self, folder: Path, options: Mapping[str, str] | None = None) -> None:
         """Prepare the folder; nothing runs yet. `options` go before ours."""
         folder.mkdir(parents=True, exist_ok=True)
-        self.folder = folder
         self.port, self._bus_port = lasting_ports(2)
         settings = {
             "port": str(self.port),
