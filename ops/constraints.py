@@ -1,5 +1,5 @@
-"""`python -m ops.constraints` writes ops/docker/constraints.txt: the releases that images are built with, so
-that one commit makes the same image tomorrow.
+"""`python -m ops.constraints` writes ops/docker/constraints.txt: the releases of Python
+packages that images are built with, so that one commit has the same ones tomorrow.
 
 They are those that are installed here, which the tests have just run with, of all that services need. torch
 is not among them (the Dockerfile's TORCH names it), nor what torch itself asks for by exact release.
