@@ -20,7 +20,7 @@ from freshet.errors import Unavailable
 from freshet.paramserver.service import ParamServer, Place
 from freshet.seams.eventlog.claims import LEASE_S, Claims
 from freshet.seams.rowservice.slices import slices_of
-from freshet.seams.rowstore import RowStore
+from freshet.seams.rowstore import RowStore, StoreServer
 from freshet.seams.transport import MIB, Transport
 from tests.perf.workload import Workload, append, plain_spec
 from tests.system.waiting import wait_until
@@ -29,18 +29,31 @@ WITHIN_S = 30.0
 
 
 class Closing:
-    """A row store that takes no flush once told, or does not even answer."""
+    """A row store on servers that takes no flush or claim once told, or does not even answer."""
 
     def __init__(self, store: RowStore) -> None:
         self._store, self.away, self.hangs = store, False, False
+        self.asked_for: set[str] = set()  # what hangs, or has
         self.answers = threading.Event()
 
     def flush(self, *given: Any, **named: Any) -> Any:
+        self._wait("flush")
+        return self._store.flush(*given, **named)
+
+    def claim(self, *given: Any, **named: Any) -> Any:
+        self._wait("claim")
+        return self._store.claim(*given, **named)
+
+    def servers(self) -> Sequence[StoreServer]:
+        self._wait("servers")
+        return []
+
+    def _wait(self, what: str) -> None:
         if self.hangs:
+            self.asked_for.add(what)
             assert self.answers.wait(2 * WITHIN_S)
         if self.away:
             raise Unavailable("the row store is away")
-        return self._store.flush(*given, **named)
 
     def __getattr__(self, name: str) -> object:
         return getattr(self._store, name)
@@ -79,12 +92,12 @@ def trainer(pipeline: Pipeline, rows: Closing, drain_s: float | None = None) -> 
     )
 
 
-def shard(pipeline: Pipeline, rows: Closing) -> ParamServer:
+def shard(pipeline: Pipeline, rows: Closing | RowStore, name: str = "a") -> ParamServer:
     return ParamServer(
         pipeline.spec,
         pipeline.log,
         rows,  # type: ignore[arg-type]
-        Place("a", "127.0.0.1", 0),
+        Place(name, "127.0.0.1", 0),
         Transport(max_message_bytes=MIB),
         spec_hash=pipeline.spec_hash,
     )
@@ -135,7 +148,7 @@ def test_a_shard_that_cannot_flush_at_its_end_leaves_its_claims_and_its_port(
     pipeline: Pipeline, rows: Closing, hangs: bool, told: str
 ) -> None:
     server, stop = shard(pipeline, rows), threading.Event()
-    thread = threading.Thread(target=server.run, args=(stop,), kwargs={"drain_s": 1.0})
+    thread = threading.Thread(target=server.run, args=(stop,), kwargs={"drain_s": 1.0}, daemon=True)
     with capture_logs() as said:
         thread.start()
         slices = list(slices_of(pipeline.spec.buckets))
@@ -150,6 +163,60 @@ def test_a_shard_that_cannot_flush_at_its_end_leaves_its_claims_and_its_port(
     assert_free(pipeline, slices[0])
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", server.server.port))
+
+
+def test_a_shard_that_is_stopped_in_a_round_that_hangs_ends_within_its_drain(
+    pipeline: Pipeline, rows: Closing
+) -> None:
+    server, stop = shard(pipeline, rows), threading.Event()
+    rows.away = rows.hangs = True
+    thread = threading.Thread(target=server.run, args=(stop,), kwargs={"drain_s": 1.0}, daemon=True)
+    with capture_logs() as said:
+        thread.start()
+        asked = {"claim", "servers"}
+        wait_until("it claims slices, and looks", lambda: rows.asked_for == asked, within_s=WITHIN_S)
+        stop.set()
+        thread.join(WITHIN_S)
+
+    assert not thread.is_alive()
+    [reason] = reasons(said, "not everything was flushed and released")
+    assert "has not answered within" in reason
+    assert not [line for line in said if line["event"].startswith("not closed in time")]
+    assert_free(pipeline, next(iter(slices_of(pipeline.spec.buckets))))
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", server.server.port))
+
+
+def test_a_shard_that_hangs_while_it_hands_slices_over_ends_within_its_drain(
+    pipeline: Pipeline, rows: Closing
+) -> None:
+    slices = list(slices_of(pipeline.spec.buckets))
+    leaver, heir = shard(pipeline, rows), shard(pipeline, pipeline.stores.rows, "b")
+    stops = threading.Event(), threading.Event()
+    threads = [
+        threading.Thread(target=server.run, args=(stop,), kwargs={"drain_s": drain_s}, daemon=True)
+        for server, stop, drain_s in zip((leaver, heir), stops, (1.0, WITHIN_S), strict=True)
+    ]
+    for thread in threads:
+        thread.start()
+    wait_until("both serve", lambda: all(shared(s, len(slices)) for s in (leaver, heir)), within_s=WITHIN_S)
+    rows.away = rows.hangs = True
+    with capture_logs() as said:
+        stops[0].set()
+        threads[0].join(WITHIN_S)
+    assert not threads[0].is_alive()
+    assert rows.asked_for == {"flush"}
+    [reason] = reasons(said, "not everything was flushed and released")
+    assert "has not answered within" in reason
+
+    wait_until("the other serves all", lambda: len(heir.keeper.slices) == len(slices), within_s=WITHIN_S)
+    stops[1].set()
+    threads[1].join(WITHIN_S)
+    assert not threads[1].is_alive()
+
+
+def shared(server: ParamServer, slices: int) -> bool:
+    return len(server.keeper.slices) == slices / 2
 
 
 def reasons(said: Sequence[Mapping[str, Any]], event: str) -> set[str]:

@@ -45,7 +45,11 @@ class KeeperCounts:
 
 
 class Keeper:
-    """Keeps a shard's slices. `run` does rounds until told to stop; `step` is one, for tests."""
+    """Keeps a shard's slices. `run` does rounds until told to stop; `step` is one, for tests.
+
+    A round may hang as long as the row store has patience: `run` and `leave` are for one thread, `drain` may
+    be called from another, and waits for the round in hand.
+    """
 
     def __init__(
         self,
@@ -68,6 +72,7 @@ class Keeper:
         self._doubted: set[str] = set()  # to be read whole before they are served again
         self._left: set[str] = set()  # not known to be served by others; the log is held for them
         self._leaving = False
+        self._round = threading.Lock()
         self.counts = KeeperCounts()
 
     def take_seat(self, deadline: float, stop: threading.Event | None = None) -> None:
@@ -85,23 +90,24 @@ class Keeper:
 
     def step(self) -> None:
         """One round. Raises Unavailable (the next round goes on), Fenced, DataLost, Mismatch, Corrupt."""
-        assert self._seat is not None, "take_seat comes first"
-        self._seat.check()
-        if self._shard.failed is not None:
-            raise self._shard.failed
-        self._drop_lost()
-        self._leave_doubtful()
-        self._let_go()
-        loading = self._with_buckets(self._shard.loader.loading())
-        self._balancing.step(self._seat, [what for what in self._mine if what not in loading])
-        plan = self._claims.plan()
-        if plan is None or len(plan.seats) != len(self._slices):
-            return
-        planned = dict(zip(self._slices, plan.seats, strict=True))
-        if not self._leaving:
-            mine = [what for what, seat in planned.items() if seat == self._seat_name]
-            self._take(self._balancing.fitting([what for what in mine if what not in self._mine]))
-        self._give(self._balancing.next_to_move(self._away(planned)))
+        with self._round:
+            assert self._seat is not None, "take_seat comes first"
+            self._seat.check()
+            if self._shard.failed is not None:
+                raise self._shard.failed
+            self._drop_lost()
+            self._leave_doubtful()
+            self._let_go()
+            loading = self._with_buckets(self._shard.loader.loading())
+            self._balancing.step(self._seat, [what for what in self._mine if what not in loading])
+            plan = self._claims.plan()
+            if plan is None or len(plan.seats) != len(self._slices):
+                return
+            planned = dict(zip(self._slices, plan.seats, strict=True))
+            if not self._leaving:
+                mine = [what for what, seat in planned.items() if seat == self._seat_name]
+                self._take(self._balancing.fitting([what for what in mine if what not in self._mine]))
+            self._give(self._balancing.next_to_move(self._away(planned)))
 
     def leave(self, deadline: float) -> None:
         """Give up the seat, and serve on while others take over, a little at a time, and until they have told
@@ -127,16 +133,17 @@ class Keeper:
         no room, or die before they have read them. The hold is in this shard's name, and stands until it is
         started again.
         """
-        self._give(list(self._mine))
-        self._let_go()
-        if self._left and any(claim.what != self._seat_name for claim in self._claims.alive(SEATS)):
-            log.warning(
-                "no other shard serves these slices yet; the log is held for them until this one is started "
-                "again",
-                slices=len(self._left),
-            )
-        if self._seat is not None:
-            self._seat.release()
+        with self._round:
+            self._give(list(self._mine))
+            self._let_go()
+            if self._left and any(claim.what != self._seat_name for claim in self._claims.alive(SEATS)):
+                log.warning(
+                    "no other shard serves these slices yet; the log is held for them until this one is "
+                    "started again",
+                    slices=len(self._left),
+                )
+            if self._seat is not None:
+                self._seat.release()
 
     @property
     def slices(self) -> Sequence[str]:

@@ -23,7 +23,7 @@ from freshet.paramserver.store_watch import STORE_METRICS, StoreWatch
 from freshet.runtime.addresses import Address
 from freshet.runtime.grpc_metrics import GRPC_METRICS, REFUSALS, grpc_readings
 from freshet.runtime.grpc_server import STREAMS, WORK_BYTES, GrpcServer
-from freshet.runtime.lifecycle import LAST_S, Cleanup, Drain, within
+from freshet.runtime.lifecycle import LAST_S, Cleanup, Drain, Task, within
 from freshet.runtime.metrics import Metric, Reading, register
 from freshet.seams.batches.sizes import streams, work_bytes
 from freshet.seams.eventlog import EventLog
@@ -192,20 +192,32 @@ class ParamServer:
             self._cleanup = cleanup.pop_all()
 
     def run(self, stop: threading.Event, *, drain_s: float) -> None:
-        """Serve until `stop`, then give slices away, flush, release and close, all within `drain_s`. Raises
-        what ended the shard, if anything did."""
+        """Serve until `stop`, then give slices away, flush, release and close, all within `drain_s` of when
+        `stop` was set, whatever hangs. Raises what ended the shard, if anything did."""
         drain, serving = Drain(drain_s, self._clock), True
+
+        def keep() -> None:
+            try:
+                self.keeper.run(stop)
+                drain.begin()
+                if self.shard.failed is not None:
+                    raise self.shard.failed
+                left_s = drain.left_s() - drain_s / 2  # the other half is for calls in work, and the flush
+                self.keeper.leave(self._clock.monotonic() + left_s)
+            finally:
+                stop.set()
+
         self.shard.start()
         if self.watch is not None:
             self.watch.start()
             self._cleanup.add("watch", self.watch.stop)
         self.shard.on_failed = stop.set
         try:
-            self.keeper.run(stop)
+            keeping = Task("keeper", keep)
+            stop.wait()
             drain.begin()
-            if self.shard.failed is not None:
+            if not keeping.done(drain_s / 2) and self.shard.failed is not None:
                 raise self.shard.failed
-            self.keeper.leave(self._clock.monotonic() + drain_s / 2)
             self.server.stop(drain.left_s() / 2)  # the rest is for the flush
             serving = False
         finally:

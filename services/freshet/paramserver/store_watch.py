@@ -13,7 +13,10 @@ from freshet.seams.rowstore import OnServers, StoreServer
 
 __all__ = ["STORE_METRICS", "StoreWatch"]
 
-LOOK_S, LEAVE_S = 10.0, 2.0
+LOOK_S = 10.0
+
+LEAVE_S = 0.2
+"""How long the end of a look is waited for, where it hangs: claims are released after it, within LAST_S."""
 
 STORE_METRICS = (
     Metric(

@@ -24,6 +24,7 @@ __all__ = [
     "LAST_S",
     "Cleanup",
     "Drain",
+    "Task",
     "die_with_parent",
     "join_all",
     "stop_on_signals",
@@ -99,28 +100,38 @@ class Drain:
         return max(left, least_s, 0.0)
 
 
+class Task:
+    """A call on a thread of its own, which the end of the process does not wait for."""
+
+    def __init__(self, name: str, do: Callable[[], object]) -> None:
+        """Begin."""
+        self._do, self._raised = do, list[BaseException]()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def done(self, seconds: float) -> bool:
+        """Whether it has ended, waiting for so long at most. Raises what it raised."""
+        self._thread.join(seconds)
+        if self._thread.is_alive():
+            return False
+        if self._raised:
+            raise self._raised[0]
+        return True
+
+    def _run(self) -> None:
+        try:
+            self._do()
+        except BaseException as error:
+            self._raised.append(error)
+
+
 def within(seconds: float | None, name: str, do: Callable[[], object]) -> bool:
     """Do this for so long at most (None: however long it takes); False if it is not done then: it goes on by
-    itself, on a thread that the end of the process does not wait for. Raises what it raises."""
+    itself, as a `Task`. Raises what it raises."""
     if seconds is None:
         do()
         return True
-    raised: list[BaseException] = []
-
-    def target() -> None:
-        try:
-            do()
-        except BaseException as error:
-            raised.append(error)
-
-    thread = threading.Thread(target=target, name=name, daemon=True)
-    thread.start()
-    thread.join(seconds)
-    if thread.is_alive():
-        return False
-    if raised:
-        raise raised[0]
-    return True
+    return Task(name, do).done(seconds)
 
 
 def join_all(threads: Iterable[threading.Thread], seconds: float) -> Sequence[str]:
