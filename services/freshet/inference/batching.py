@@ -40,19 +40,44 @@ RETRY_AFTER_S = 1.0
 
 
 class Throughput:
-    """Candidates that are answered in a second of late, with all that a turn of the loop does besides."""
+    """What a turn has cost of late, with all that the loop does besides: a part whatever it holds, and a part
+    for each candidate (least squares, of which the older turns weigh less)."""
 
     def __init__(self) -> None:
-        self._seconds, self._candidates = FIRST_GUESS_S, 1.0  # sums, of which the older weigh less
+        self._sums = (0.0,) * 5
 
-    def wait_s(self, candidates: float) -> float:
-        """How long as many will take."""
-        return candidates * self._seconds / self._candidates
+    def wait_s(self, turns: float, candidates: float) -> float:
+        """How long as many turns with as many candidates together will take."""
+        n, x, y, xx, xy = (of + GUESSED * guess for of, guess in zip(self._sums, GUESS, strict=True))
+        candidate_s = max(0.0, (n * xy - x * y) / (n * xx - x * x))
+        turn_s = (y - candidate_s * x) / n
+        return turns * turn_s + candidates * candidate_s if turn_s > 0 else candidates * y / x
 
     def note(self, candidates: int, seconds: float) -> None:
-        """As many have taken so long."""
-        self._seconds += seconds - FORGET * self._seconds
-        self._candidates += candidates - FORGET * self._candidates
+        """A turn with as many took so long. One of nobody says nothing; one that took much longer than
+        expected (the process stood still, or scored for the first time) counts as `SLOWEST`."""
+        if candidates:
+            seconds = min(seconds, SLOWEST * self.wait_s(1, candidates))
+            turn = _sums_of(candidates, seconds)
+            self._sums = tuple((1 - FORGET) * of + one for of, one in zip(self._sums, turn, strict=True))
+
+
+def _sums_of(candidates: float, seconds: float) -> tuple[float, ...]:
+    return 1.0, candidates, seconds, candidates**2, candidates * seconds
+
+
+EMPTY_S = 1e-3
+"""What a turn is taken to cost besides its candidates, before any was taken."""
+
+GUESS = tuple(map(sum, zip(_sums_of(0, EMPTY_S), _sums_of(1e3, EMPTY_S + 1e3 * FIRST_GUESS_S), strict=True)))
+"""Two turns that are taken to have been: so that small ones alone do not say what a large one costs."""
+
+GUESSED = 1e-4
+"""Their weight, where the newest turn has 1: nothing once sizes differ by some candidates."""
+
+SLOWEST = 5.0
+"""What a turn may say that its candidates cost, in what was expected: one pause makes the estimate half as
+long again for some turns, and a server that has become slow is believed within ten."""
 
 
 class Pace:
@@ -74,10 +99,16 @@ class Pace:
             taken += 1
         return taken
 
+    def turns(self, waiting: int, candidates: int) -> float:
+        """About how many batches as many requests are."""
+        fit = candidates * self.candidate_s / self.budget_s if self.budget_s else waiting
+        return min(waiting, 1 + fit)
+
     def note(self, candidates: int, seconds: float) -> None:
-        """A batch of so many candidates took so long."""
+        """A batch of so many candidates took so long; counts as `SLOWEST` at most."""
         if candidates:
-            self.candidate_s += FORGET * (seconds / candidates - self.candidate_s)
+            cost_s = min(seconds / candidates, SLOWEST * self.candidate_s)
+            self.candidate_s += FORGET * (cost_s - self.candidate_s)
 
 
 def _stays() -> bool:
@@ -143,11 +174,12 @@ class Batcher(Generic[Result]):
             loop.call_soon(self._turn, loop)
 
     def _refuse_if_late(self) -> None:
-        wait_s = self._throughput.wait_s(self._candidates)
+        waiting = len(self._waiting)
+        wait_s = self._throughput.wait_s(self._pace.turns(waiting, self._candidates), self._candidates)
         if wait_s > self._most_wait_s:
             self._shed("wait")
             raise Overloaded(
-                f"{len(self._waiting)} rank requests wait, for which {wait_s:.1f} s are expected; at most "
+                f"{waiting} rank requests wait, for which {wait_s:.1f} s are expected; at most "
                 f"{self._most_wait_s:g} s (FRESHET_INFERENCE_QUEUE_WAIT)",
                 retry_after_s=RETRY_AFTER_S,
             )

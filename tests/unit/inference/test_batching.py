@@ -10,7 +10,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from freshet.errors import BadInput, Overloaded
-from freshet.inference.batching import Batcher, Pace
+from freshet.inference.batching import Batcher, Pace, Throughput
 from freshet.inference.pipeline import Encoded
 from freshet.types import BytesColumn
 
@@ -26,13 +26,16 @@ class Scorer:
     """Answers a request with its candidates, and takes its time by a clock of its own."""
 
     candidate_s: float = 0.0
+    turn_s: float = 0.0
+    pause_s: float = 0.0  # of the next turn alone
     now: float = 0.0
     batches: list[list[int]] = field(default_factory=list)
 
     def __call__(self, requests: Sequence[Encoded]) -> list[int | Exception]:
         sizes = [one.candidates for one in requests]
         self.batches.append(sizes)
-        self.now += self.candidate_s * sum(sizes)
+        self.now += self.turn_s + self.candidate_s * sum(sizes) + self.pause_s
+        self.pause_s = 0.0
         if 666 in sizes and len(sizes) > 1:
             raise RuntimeError("a transform failed")
         return [BadInput("no key") if n == 13 else RuntimeError("alone") if n == 666 else n for n in sizes]
@@ -199,6 +202,77 @@ def test_who_would_wait_too_long_is_refused_at_once_and_counted() -> None:
     assert scorer.shed == ["wait"] * len(refused)
     assert "FRESHET_INFERENCE_QUEUE_WAIT" in str(refused[0])
     assert refused[0].retry_after_s > 0
+
+
+def test_a_pause_of_the_process_sheds_nobody_who_is_answered_in_time() -> None:
+    scorer = Scorer(candidate_s=1e-4, turn_s=1e-3)
+    batcher = scorer.batcher(budget_s=5e-3, most_wait_s=1.0)
+    ask(batcher, *[10] * 100)
+
+    scorer.pause_s = 5.0
+    ask(batcher, 10)
+
+    assert ask(batcher, *[10] * 400) == [10] * 400  # 0.4 s, and some turns
+    assert scorer.shed == []
+
+
+def test_a_first_turn_that_is_slow_sheds_nobody_who_is_answered_in_time() -> None:
+    scorer = Scorer(candidate_s=1e-5, turn_s=1e-3, pause_s=5.0)
+    batcher = scorer.batcher(budget_s=5e-3, most_wait_s=1.0)
+    ask(batcher, 10)
+
+    assert ask(batcher, *[100] * 400) == [100] * 400
+    assert scorer.shed == []
+
+
+def test_turns_whose_requests_have_all_gone_do_not_say_what_candidates_cost() -> None:
+    scorer = Scorer(candidate_s=1e-5, turn_s=1e-3)
+    batcher = scorer.batcher(budget_s=5e-3, most_wait_s=1.0)
+
+    def gone() -> bool:
+        scorer.now += 0.01
+        return True
+
+    async def nobody() -> None:
+        batcher.ask(request(100), lambda _: None, gone)
+        await asyncio.sleep(0)
+
+    ask(batcher, *[100] * 10)
+    for _ in range(100):
+        asyncio.run(nobody())
+
+    assert ask(batcher, *[100] * 50) == [100] * 50
+    assert scorer.shed == ["gone"] * 100
+
+
+def test_small_requests_alone_do_not_say_what_large_ones_cost() -> None:
+    scorer = Scorer(candidate_s=1e-5, turn_s=3e-3)
+    batcher = scorer.batcher(budget_s=5e-3, most_wait_s=1.0)
+    for _ in range(1000):
+        ask(batcher, 1)
+
+    assert ask(batcher, *[100] * 100) == [100] * 100  # 0.4 s
+    assert scorer.shed == []
+
+
+@pytest.mark.parametrize("size", [1, 100, 1_000])
+def test_a_server_that_has_become_slow_is_believed_within_some_turns(size: int) -> None:
+    throughput = Throughput()
+    for _ in range(100):
+        throughput.note(size, 1e-4 + 1e-6 * size)
+    assert throughput.wait_s(10, 10 * size) == pytest.approx(1e-3 + 1e-5 * size, rel=0.1)
+    for _ in range(20):
+        throughput.note(size, 1e-3 + 1e-5 * size)
+
+    assert throughput.wait_s(10, 10 * size) == pytest.approx(1e-2 + 1e-4 * size, rel=0.2)
+
+
+def test_sizes_that_differ_tell_a_turn_from_its_candidates() -> None:
+    throughput = Throughput()
+    for size in [20, 50, 30] * 20:
+        throughput.note(size, 2e-3 + 1e-4 * size)
+
+    assert throughput.wait_s(1, 500) == pytest.approx(0.052, rel=0.1)
 
 
 def test_who_comes_alone_is_taken_however_long_it_takes() -> None:
