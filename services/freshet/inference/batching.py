@@ -19,6 +19,7 @@ import structlog
 
 from freshet.errors import Overloaded
 from freshet.inference.pipeline import Encoded
+from freshet.runtime.answers import ClientGoneError
 
 __all__ = ["SHED_WHYS", "Batcher", "Pace", "Throughput"]
 
@@ -44,7 +45,7 @@ class Throughput:
     for each candidate (least squares, of which the older turns weigh less)."""
 
     def __init__(self) -> None:
-        self._sums = (0.0,) * 5
+        self._sums: tuple[float, ...] = (0.0,) * 5
 
     def wait_s(self, turns: float, candidates: float) -> float:
         """How long as many turns with as many candidates together will take."""
@@ -160,7 +161,7 @@ class Batcher(Generic[Result]):
         """Score a request with others that wait, in a later turn of the running loop; `done` is then given
         its result, or what is wrong with it. What it raises is logged, and harms no other request.
 
-        `gone`: whether its client has gone; it is then not scored, and `done` is not called.
+        `gone`: whether its client has gone; it is then not scored, and `done` is given a ClientGoneError.
 
         Raises Overloaded: so many wait that it would be answered too late. Whoever comes alone is taken.
         """
@@ -216,6 +217,7 @@ class Batcher(Generic[Result]):
             self._candidates -= one.request.candidates
             if one.gone():
                 self._shed("gone")
+                _tell(one.done, ClientGoneError("the client went away while its request waited"))
             else:
                 taken.append(one)
         return taken

@@ -11,7 +11,7 @@ import structlog
 from freshet.errors import BadInput, Overloaded, TooLarge, Unavailable
 from freshet.runtime.streaming import Headers
 
-__all__ = ["HttpError", "Response", "error_response", "json_response"]
+__all__ = ["GONE", "ClientGoneError", "HttpError", "Response", "error_response", "json_response"]
 
 log = structlog.get_logger(__name__)
 
@@ -24,6 +24,14 @@ class Response:
     body: bytes
     content_type: bytes = b"application/json"
     headers: Headers = ()
+
+
+GONE = Response(499, b"")
+"""To a client that went away: counted and traced, and sent to nobody. The number is nginx's."""
+
+
+class ClientGoneError(Exception):
+    """The client went away before it was answered, or before its body was whole."""
 
 
 def json_response(status: int, content: object, headers: Headers = ()) -> Response:
@@ -68,14 +76,20 @@ def error_response(error: Exception) -> Response:
     """What an exception says to a client. Unforeseen ones are logged whole and told without details."""
     if isinstance(error, HttpError):
         return error.response()
+    if isinstance(error, ClientGoneError):
+        return GONE
+    return _http_error(error).response()
+
+
+def _http_error(error: Exception) -> HttpError:
     if isinstance(error, TooLarge):
-        return HttpError(413, "too_large", str(error), hint="send it in smaller pieces").response()
+        return HttpError(413, "too_large", str(error), hint="send it in smaller pieces")
     if isinstance(error, BadInput):
-        return HttpError(400, "bad_input", str(error)).response()
+        return HttpError(400, "bad_input", str(error))
     if isinstance(error, Overloaded):
         after = str(max(1, round(error.retry_after_s))).encode()
-        return HttpError(429, "overloaded", str(error), headers=((b"retry-after", after),)).response()
+        return HttpError(429, "overloaded", str(error), headers=((b"retry-after", after),))
     if isinstance(error, Unavailable):
-        return HttpError(503, "unavailable", str(error), headers=((b"retry-after", b"1"),)).response()
+        return HttpError(503, "unavailable", str(error), headers=((b"retry-after", b"1"),))
     log.error("request failed", exc_info=error)
-    return HttpError(500, "internal", "an unforeseen error; the service's log says more").response()
+    return HttpError(500, "internal", "an unforeseen error; the service's log says more")

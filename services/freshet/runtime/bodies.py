@@ -9,10 +9,10 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry
 
-from freshet.runtime.answers import HttpError
+from freshet.runtime.answers import ClientGoneError, HttpError
 from freshet.runtime.metrics import Metric
 
-__all__ = ["BODIES", "Bodies", "ClientGoneError"]
+__all__ = ["BODIES", "Bodies"]
 
 BODIES = Metric(
     "freshet_http_body_bytes",
@@ -22,10 +22,6 @@ BODIES = Metric(
     "with others, as most events are, counts where it waits.",
 )
 CLOSE = ((b"connection", b"close"),)
-
-
-class ClientGoneError(Exception):
-    """The client went away before its body was whole."""
 
 
 class Bodies:

@@ -19,8 +19,8 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessColl
 from prometheus_client.exposition import generate_latest
 
 from freshet.errors import Unavailable
-from freshet.runtime.answers import HttpError, Response, error_response, json_response
-from freshet.runtime.bodies import BODIES, Bodies, ClientGoneError
+from freshet.runtime.answers import GONE, ClientGoneError, HttpError, Response, error_response, json_response
+from freshet.runtime.bodies import BODIES, Bodies
 from freshet.runtime.endpoint import METRICS_PAGE, Endpoint
 from freshet.runtime.metrics import Metric
 from freshet.runtime.rates import Payer
@@ -59,15 +59,17 @@ REQUESTS = Metric(
     "freshet_http_requests",
     "counter",
     "requests",
-    "Requests answered; by `door`: `passed`, or `refused` before anybody was let in, as without a token, too "
-    "often for this client, from a page of another site, or with a path or method that there is not.",
+    "Requests answered, or given up by clients that went away (status `gone`); by `door`: `passed`, or "
+    "`refused` before anybody was let in, as without a token, too often for this client, from a page of "
+    "another site, or with a path or method that there is not.",
     ("route", "status", "door"),
 )
 REQUEST_SECONDS = Metric(
     "freshet_http_request_seconds",
     "histogram",
     "seconds",
-    "Time from a request's head to its answer, of those that passed the door.",
+    "Time from a request's head to its answer, of those that passed the door; of one that waited to be "
+    "scored and was given up, until that was seen.",
     ("route",),
     buckets=(0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0),
 )
@@ -250,7 +252,7 @@ class App:
     ) -> None:
         """Answer a whole request of the route, as by ASGI but without a task.
 
-        `reply` is called once; where `gone` says that the client went away, it may not be.
+        `reply` is called once; with `GONE`, if the taker has seen by `gone` that the client went away.
         """
         started = perf_counter()  # the loop's own clock has milliseconds
         try:
@@ -328,7 +330,8 @@ class App:
             return
         counters = self._counters.get((route, status))
         if counters is None:
-            counters = (self._requests.labels(route, str(status), "passed"), self._seconds.labels(route))
+            said = "gone" if status == GONE.status else str(status)
+            counters = (self._requests.labels(route, said, "passed"), self._seconds.labels(route))
             self._counters[route, status] = counters
         counters[0].inc()
         counters[1].observe(seconds)

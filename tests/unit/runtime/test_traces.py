@@ -19,8 +19,9 @@ from prometheus_client import CollectorRegistry
 
 from freshet.errors import ConfigError
 from freshet.runtime import traces
+from freshet.runtime.answers import GONE, ClientGoneError
 from freshet.runtime.endpoint import Endpoint
-from freshet.runtime.http import App, Reply, Request, Response
+from freshet.runtime.http import App, Reply, Request, Response, error_response
 from freshet.runtime.logging import configure_logging
 from freshet.runtime.trace_export import Outbox
 from freshet.runtime.traces import span_readings, start_traces
@@ -271,3 +272,29 @@ def test_a_request_that_fails_is_told_of_in_its_client_s_trace_and_so_is_its_log
     assert span.asked_for
     line = orjson.loads(capsys.readouterr().err)
     assert (line["trace_id"], line["span_id"]) == (f"{5:032x}", f"{span.context.span_id:016x}")
+
+
+def test_a_client_that_went_away_is_counted_and_told_of_as_gone() -> None:
+    told: list[Span] = []
+    install(Tracer("news", 1.0, told.append))
+    registry, replies = CollectorRegistry(), list[Response]()
+
+    def gives_up(request: Request, reply: Reply) -> None:
+        assert request.gone()
+        reply(error_response(ClientGoneError()))
+
+    async def ask() -> None:
+        app = App(registry, max_body_bytes=1_000, body_timeout_s=1, role="inference")
+        app.route_taker(Endpoint("POST", "/v1/rank", "Waits.", ()), gives_up)
+        route = app.taker_of(b"POST", b"/v1/rank")
+        assert route is not None
+        headers = {b"traceparent": f"00-{5:032x}-{6:016x}-01".encode()}
+        app.take(route, headers, b"", "", replies.append, gone=lambda: True)
+
+    asyncio.run(ask())
+
+    labels = {"route": "/v1/rank", "status": "gone", "door": "passed"}
+    assert registry.get_sample_value("freshet_http_requests_total", labels) == 1
+    assert registry.get_sample_value("freshet_http_request_seconds_count", {"route": "/v1/rank"}) == 1
+    assert [span.attributes["http.response.status_code"] for span in told] == [499]
+    assert (replies, told[0].error) == ([GONE], "")
