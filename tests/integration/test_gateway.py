@@ -349,8 +349,29 @@ def test_avro_of_a_later_schema_is_taken_once_it_is_registered(gateway: Running)
     many_digits = gateway.post("impressions", avro(ranked()), AVRO_RAW, **{"freshet-schema-id": "1" * 5_000})
     assert (many_digits.status_code, many_digits.json()["error"]["code"]) == (400, "bad_input")
     schema_id = SchemaRegistry(gateway.log).register(later)
+    gateway.clock.advance(0.1)
+    early = gateway.post("impressions", frame(schema_id, out.getvalue()), AVRO)
+    assert (early.status_code, early.headers["retry-after"]) == (503, "1")
     gateway.clock.advance(LOOK_AGAIN_S)  # since the made-up 99
     assert gateway.post("impressions", frame(schema_id, out.getvalue()), AVRO).status_code == 202
+
+
+def test_of_a_batch_all_schema_ids_are_known_when_it_comes_again(tmp_path: Path) -> None:
+    log, clock = open_url(f"sqlite:{tmp_path}/log"), SettableClock()
+    codec = codecs_of(SPEC, SCHEMAS, log, clock)["served"]
+
+    def others_look(made_up: int) -> None:
+        clock.advance(LOOK_AGAIN_S)
+        assert len(codec.from_avro([frame(made_up, b"\0")]).bad) == 1
+        clock.advance(0.1)
+
+    others_look(500)
+    batch = [frame(501, b"\0"), frame(502, b"\0")]
+    with pytest.raises(Unavailable):
+        codec.from_avro(batch)
+    others_look(503)
+    assert [refused.found for refused in codec.from_avro(batch).bad] == ["501", "502"]
+    log.close()
 
 
 def test_thousands_of_made_up_schema_ids_are_refused_after_one_look_at_the_schemas(

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from freshet.errors import BadInput, ConfigError, TooLarge
+from freshet.errors import BadInput, ConfigError, TooLarge, Unavailable
 from freshet.features import (
     EventExtractor,
     EventIntake,
@@ -95,11 +95,13 @@ class StreamCodec:
     ) -> TakenBodies | None:
         """Take bodies of framed Avro that are good in all; `lengths`: each record after its length.
 
-        All are read by the first one's schema, others are left. None if no record of it can be taken.
+        All are read by the first one's schema, others are left. None if no record of it can be taken, or
+        `from_avro` has not seen any yet.
         """
         at = LENGTH_BYTES if lengths else 0
         schema_id = int.from_bytes(bodies[0][at + 1 : at + FRAME_BYTES], "big")
-        if self._stream.format == "json" or self._problem(schema_id) is not None:
+        known = isinstance(self._extractors.get(schema_id), EventExtractor)
+        if self._stream.format == "json" or not known:
             return None
         return self._intake(schema_id, max_events).avro(bodies, lengths=lengths, latest_ms=latest_ms)
 
@@ -163,16 +165,21 @@ class StreamCodec:
         return Checked(checked.good, [*bad, *checked.bad])
 
     def from_avro(self, records: Sequence[bytes]) -> Checked:
-        """Check framed records; the good ones are passed on byte for byte."""
+        """Check framed records; the good ones are passed on byte for byte.
+
+        Raises Unavailable for a schema id that is not known yet.
+        """
         if self._stream.format == "json":
             expected = f"JSON, the format of topic {self._stream.topic}"
             return Checked([], [Refusal(i, "", expected, "Avro", r) for i, r in enumerate(records)])
         good: list[Accepted] = []
         bad: list[Refusal] = []
-        for schema_id, rows in rows_by_id(frame_ids(BytesColumn.of(records))):
+        by_id = list(rows_by_id(frame_ids(BytesColumn.of(records))))
+        problems = self._problems([schema_id for schema_id, _ in by_id])
+        for schema_id, rows in by_id:
             indexes = rows.tolist()
             chosen = [records[i] for i in indexes]
-            problem = self._problem(schema_id)
+            problem = problems[schema_id]
             if problem is not None:
                 bad += [
                     Refusal(i, "", problem[0], problem[1], r) for i, r in zip(indexes, chosen, strict=True)
@@ -183,13 +190,28 @@ class StreamCodec:
             bad += checked.bad
         return Checked(sorted(good, key=lambda a: a.index), sorted(bad, key=lambda r: r.index))
 
-    def _problem(self, schema_id: int) -> tuple[str, str] | None:
+    def _problems(self, schema_ids: Sequence[int]) -> dict[int, tuple[str, str] | None]:
+        """`_problem` of each. All are asked for before one that is not known yet is told, so that all are
+        known when they come again."""
+        came_s = self._registry.clock.monotonic()
+        problems: dict[int, tuple[str, str] | None] = {}
+        later: Unavailable | None = None
+        for schema_id in schema_ids:
+            try:
+                problems[schema_id] = self._problem(schema_id, came_s)
+            except Unavailable as error:
+                later = error
+        if later is not None:
+            raise later
+        return problems
+
+    def _problem(self, schema_id: int, came_s: float) -> tuple[str, str] | None:
         """(expected, found) if records of this schema id cannot be taken."""
         if schema_id < 0:
             return "a Confluent frame: a zero byte and a 4-byte schema id", "other bytes"
         if schema_id not in self._extractors:
             try:
-                schema = self._registry.get(schema_id)
+                schema = self._registry.find(schema_id, came_s)
             except KeyError:  # it may yet be registered: not remembered
                 return f"a schema id of the topic `schemas`, such as {self.schema_id}", str(schema_id)
             except ConfigError as error:

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from freshet.clock import SYSTEM_CLOCK, Clock
-from freshet.errors import ConfigError, Corrupt
+from freshet.errors import ConfigError, Corrupt, Unavailable
 from freshet.spec.avro import Record, canonical, parse_schema
 from freshet.spec.topics import SCHEMAS_TOPIC
 from freshet.types import Append, BytesColumn, Records, TopicPartition
@@ -29,6 +29,9 @@ LOOK_AGAIN_S = 0.5
 """After an id that the topic did not hold, it is not read again for so long, whatever ids are asked for: each
 look takes a server's event loop up to some milliseconds, and records may name any id. What was registered is
 found after so long at the latest, and at once where nobody has asked for what is not there."""
+
+MOST_ASKED = 1_000
+"""Ids that are remembered to have been asked for in vain."""
 
 
 class _Reader(Protocol):
@@ -77,10 +80,12 @@ class SchemaRegistry:
     """Schemas by id, cached for ever: an id never changes its meaning. Thread-safe."""
 
     def __init__(self, log: SchemaLog, clock: Clock = SYSTEM_CLOCK) -> None:
-        self._log, self._clock = log, clock
+        self._log, self.clock = log, clock
         self._lock = threading.Lock()
         self._next = 0
         self._missed_s = float("-inf")  # when the topic was last read for an id that it did not hold
+        self._looks = 0  # at the topic for an id that it did not hold
+        self._asked: dict[int, int] = {}  # looks before an id was first asked for, the latest such ids
         self._ids: dict[str, int] = {}
         self._schemas: dict[int, Record | ConfigError] = {}
         log.create_topic(SCHEMAS_TOPIC, partitions=1, retention_ms=None)
@@ -122,14 +127,39 @@ class SchemaRegistry:
             raise found
         return found
 
+    def find(self, schema_id: int, came_s: float) -> Record:
+        """As `get`, for records of strangers, which name what they like: the topic is read once in
+        `LOOK_AGAIN_S`.
+
+        Raises KeyError if it was read since the record came, or since the id was first asked for; Unavailable
+        if neither: the id may have been registered since, and is found when it is asked for again.
+        """
+        with self._lock:
+            lately = self.clock.monotonic() - self._missed_s < LOOK_AGAIN_S
+            if schema_id not in self._schemas and lately and self._missed_s < came_s:
+                self._remember(schema_id)
+                if self._asked[schema_id] == self._looks:
+                    raise Unavailable(
+                        f"schema id {schema_id} was not in the topic {SCHEMAS_TOPIC} when that was read less "
+                        f"than {LOOK_AGAIN_S:g} s ago, and may have been registered since; send it again"
+                    )
+        return self.get(schema_id)
+
+    def _remember(self, schema_id: int) -> None:
+        self._asked.setdefault(schema_id, self._looks)
+        if len(self._asked) > MOST_ASKED:
+            del self._asked[next(iter(self._asked))]
+
     def _look_for(self, schema_id: int, came_s: float | None) -> None:
-        now = self._clock.monotonic()
+        now = self.clock.monotonic()
         lately = now - self._missed_s < LOOK_AGAIN_S if came_s is None else self._missed_s >= came_s
         if lately:
             return
         self._read_on()
         if schema_id not in self._schemas:
+            self._remember(schema_id)
             self._missed_s = now
+            self._looks += 1
 
     def _read_on(self) -> None:
         """Read the topic from where we were to its present end."""

@@ -11,13 +11,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from freshet.errors import ConfigError, Corrupt
+from freshet.errors import ConfigError, Corrupt, Unavailable
 from freshet.seams.eventlog import EventLog
 from freshet.seams.eventlog.sqlite import open_url
 from freshet.spec.avro import parse_schema
 from freshet.testing.clock import SettableClock
 from freshet.types import Append, BytesColumn, TopicPartition
-from freshet.wire.schemas import FRAME_BYTES, LOOK_AGAIN_S, SchemaLog, SchemaRegistry, frame, framed_id
+from freshet.wire.schemas import (
+    FRAME_BYTES,
+    LOOK_AGAIN_S,
+    MOST_ASKED,
+    SchemaLog,
+    SchemaRegistry,
+    frame,
+    framed_id,
+)
 
 CLICK = '{"type": "record", "name": "Click", "fields": [{"name": "id", "type": "long"}]}'
 PLAY = '{"type": "record", "name": "Play", "fields": [{"name": "seconds", "type": "double"}]}'
@@ -125,6 +133,64 @@ def test_what_was_registered_is_found_half_a_second_after_an_unknown_id_at_the_l
     assert misses(registry, [new]) == 1
     clock.advance(LOOK_AGAIN_S)
     assert registry.get(new) == parse_schema(PLAY)
+
+
+def test_who_asks_for_what_was_registered_after_the_last_look_is_told_to_ask_again(log: EventLog) -> None:
+    clock = SettableClock()
+    registry = SchemaRegistry(log, clock)
+    assert misses(registry, [9]) == 1
+    clock.advance(0.1)
+    new = SchemaRegistry(log).register(PLAY)
+
+    for _ in range(2):
+        with pytest.raises(Unavailable, match="send it again"):
+            registry.find(new, clock.monotonic())
+    clock.advance(LOOK_AGAIN_S)
+    assert registry.find(new, clock.monotonic()) == parse_schema(PLAY)
+
+
+def test_what_is_not_there_is_refused_once_somebody_has_looked_since_it_was_asked_for(log: EventLog) -> None:
+    clock, counted = SettableClock(), Counted(log)
+    registry = SchemaRegistry(cast(SchemaLog, counted), clock)
+
+    def found(schema_id: int) -> str:
+        try:
+            registry.find(schema_id, clock.monotonic())
+        except (KeyError, Unavailable) as error:
+            return type(error).__name__
+        return "found"
+
+    assert found(9) == "KeyError"
+    clock.advance(0.1)
+    assert [found(9), found(10)] == ["KeyError", "Unavailable"]
+    clock.advance(LOOK_AGAIN_S)
+    assert found(11) == "KeyError"
+    clock.advance(0.1)
+    assert [found(9), found(10), found(11), found(12)] == [*["KeyError"] * 3, "Unavailable"]
+    assert counted.looks == 2
+
+
+def test_of_records_that_came_before_the_last_look_all_ids_are_known(log: EventLog) -> None:
+    clock = SettableClock()
+    registry = SchemaRegistry(log, clock)
+    came_s = clock.monotonic()
+    clock.advance(0.1)
+    assert misses(registry, [9]) == 1
+    for made_up in range(10, 20):
+        with pytest.raises(KeyError):
+            registry.find(made_up, came_s)
+
+
+def test_what_is_asked_for_in_vain_is_not_remembered_for_ever(log: EventLog) -> None:
+    clock = SettableClock()
+    registry = SchemaRegistry(log, clock)
+    assert misses(registry, [9]) == 1
+    clock.advance(0.1)
+    for made_up in range(10, 10 + MOST_ASKED):
+        with pytest.raises(Unavailable):
+            registry.find(made_up, clock.monotonic())
+    with pytest.raises(Unavailable):  # looked for once, and forgotten since
+        registry.find(9, clock.monotonic())
 
 
 def test_one_schema_after_another_is_found_at_once(log: EventLog) -> None:
