@@ -325,7 +325,7 @@ STACKS: dict[str, Stacked] = {
         Group(misfits, ("FreshetDeadLetters", "FreshetLateActions")),
         Group(without_log, ("FreshetEventsRejected", "FreshetServedEventsLost")),
         Group(gone, ("FreshetDown", "FreshetRestarts")),  # last: remembered for a quarter of an hour
-    )),
+    ), variables={"STACK_QUEUE_SERVED": "10000"}),
     "guarded": Stacked(
         (
             Group(
