@@ -20,6 +20,10 @@ LONGEST_PAUSES = 60
 """First pauses that a pause comes to: a flood of a day is 1,445 lines of a kind."""
 
 MOST_KINDS = 1_000
+"""That are told apart. Where as many wait for a disk that takes none, further ones are counted together, and
+the newest of them stands for all."""
+
+_OTHERS = object()
 
 CLOSE_S = 10.0
 """For the last lines, of a disk that may hang."""
@@ -34,6 +38,7 @@ class _Kind(Generic[T]):
         self.newest: T | None = None
         self.count = 0  # refused and not written
         self.added = False  # since the last line was tried
+        self.is_tried = False  # now, of a count that comes back if it is not written
         self.next_s = float("-inf")  # of the next line, at the earliest
         self.pause_s = pause_s
 
@@ -52,6 +57,7 @@ class Refusals(Generic[T]):
         self._write, self._pause_s, self._clock = write, pause_s, clock
         self._changed = threading.Condition()
         self._kinds: dict[Hashable, _Kind[T]] = {}
+        self._all_wait = False  # to be written, of as many kinds as are told apart
         self._closing = False
         self._thread: threading.Thread | None = None
 
@@ -59,13 +65,20 @@ class Refusals(Generic[T]):
         """Count it. Never blocks on the disk."""
         with self._changed:
             if kind not in self._kinds and len(self._kinds) >= MOST_KINDS:
-                self._kinds = {name: one for name, one in self._kinds.items() if one.count}
+                kind = self._make_room_for(kind)
             one = self._kinds.setdefault(kind, _Kind(self._pause_s))
             one.newest, one.count, one.added = refusal, one.count + 1, True
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="refusals", daemon=True)
                 self._thread.start()
             self._changed.notify_all()
+
+    def _make_room_for(self, kind: Hashable) -> Hashable:
+        """Forget kinds that are written; what to count the kind as."""
+        if not self._all_wait:  # which costs a look at each
+            self._kinds = {name: one for name, one in self._kinds.items() if one.count or one.is_tried}
+            self._all_wait = len(self._kinds) >= MOST_KINDS
+        return _OTHERS if self._all_wait else kind
 
     def close(self) -> None:
         """Write what is left, and end the thread."""
@@ -75,11 +88,6 @@ class Refusals(Generic[T]):
         if self._thread is not None:
             self._thread.join(CLOSE_S)
 
-    def look(self) -> None:
-        """Look at the clock again, which has been set."""
-        with self._changed:
-            self._changed.notify_all()
-
     def _run(self) -> None:
         while True:
             with self._changed:
@@ -88,7 +96,9 @@ class Refusals(Generic[T]):
             for kind, newest, count in taken:
                 written = self._write(newest, count - 1)
                 with self._changed:
+                    kind.is_tried = False
                     kind.count += 0 if written else count
+                    self._all_wait = self._all_wait and not written
             if last:
                 return
 
@@ -106,7 +116,7 @@ class Refusals(Generic[T]):
                     longest = LONGEST_PAUSES * self._pause_s
                     kind.pause_s = self._pause_s if quiet else min(2 * kind.pause_s, longest)
                     kind.next_s = now + kind.pause_s
-                    kind.count, kind.added = 0, False
+                    kind.count, kind.added, kind.is_tried = 0, False, True
             if taken or self._closing:
                 return taken
             waits = [kind.next_s - now for kind in self._kinds.values() if kind.added]

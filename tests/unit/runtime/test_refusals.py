@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from freshet.runtime.refusals import LONGEST_PAUSES, Refusals
+from freshet.runtime.refusals import LONGEST_PAUSES, MOST_KINDS, Refusals
 from freshet.testing.clock import SettableClock
 
 
@@ -106,16 +106,14 @@ def test_the_longer_refusals_go_on_the_fewer_lines_they_are() -> None:
     refusals = Refusals(disk.write, pause_s=1.0, clock=clock.monotonic)
 
     def later(seconds: float) -> None:
-        refusals.add("flood", "token_unknown")
         clock.advance(seconds)
-        refusals.look()
+        refusals.add("flood", "token_unknown")
         assert disk.tried.acquire(timeout=10), seconds
 
     later(0.0)
     for pause in (1, 2, 4, 8, 16, 32, 60, 60):
-        refusals.add("flood", "token_unknown")
         clock.advance(pause - 0.5)
-        refusals.look()
+        refusals.add("flood", "token_unknown")
         assert not disk.tried.acquire(timeout=0.02), "before the pause is over"
         later(0.5)
     assert disk.lines == [("flood", 0), *[("flood", 1)] * 8]
@@ -128,3 +126,31 @@ def test_the_longer_refusals_go_on_the_fewer_lines_they_are() -> None:
     refusals.close()
 
     assert disk.lines[9:] == [("insider", 0), *[("flood", 0)] * 3]
+
+
+def test_a_full_disk_leaves_a_bounded_number_of_kinds_to_be_written_and_none_uncounted() -> None:
+    disk = Disk(full=1)
+    disk.free.clear()
+    refusals = Refusals(disk.write, pause_s=3600.0)
+    refusals.add("first", "first")
+    assert disk.tried.acquire(timeout=10)
+
+    for i in range(3 * MOST_KINDS):
+        refusals.add(f"{i}", i)
+    disk.free.set()
+    refusals.close()
+
+    assert len(disk.lines) <= MOST_KINDS + 2
+    assert sum(1 + more for _, more in disk.lines) == 3 * MOST_KINDS + 1
+    assert disk.lines[-1][1] >= 2 * MOST_KINDS - 2  # the others
+
+
+def test_kinds_that_are_written_make_room_for_others() -> None:
+    disk = Disk()
+    refusals = Refusals(disk.write, pause_s=3600.0)
+    for i in range(2 * MOST_KINDS):
+        refusals.add(f"{i}", i)
+        assert disk.tried.acquire(timeout=10)
+    refusals.close()
+
+    assert disk.lines == [(f"{i}", 0) for i in range(2 * MOST_KINDS)]
