@@ -20,6 +20,7 @@ import torch
 from torch import distributed as _distributed
 
 from freshet.errors import ConfigError
+from freshet.runtime.addresses import Address, address_of
 from freshet.trainer.offers import Offer, read_offer, size_of, write_offer
 from freshet.trainer.ranks import RankLost
 from freshet.types import F32, F64, Fence
@@ -37,7 +38,9 @@ BACKLOG = 128
 
 def host_store(address: str, form_s: float) -> tuple[Store, str]:
     """A store for one generation, listening at `address` only; with where others find it, `host:port`."""
-    listener = socket.create_server((address, 0), backlog=BACKLOG)
+    families = {family for family, *_ in socket.getaddrinfo(address, None, type=socket.SOCK_STREAM)}
+    family = socket.AF_INET if socket.AF_INET in families else socket.AF_INET6  # a name may be of both
+    listener = socket.create_server((address, 0), family=family, backlog=BACKLOG)
     port = listener.getsockname()[1]
     store = distributed.TCPStore(
         address,
@@ -47,15 +50,15 @@ def host_store(address: str, form_s: float) -> tuple[Store, str]:
         timeout=_seconds(form_s),
         master_listen_fd=listener.detach(),
     )
-    return store, f"{address}:{port}"
+    return store, str(Address(address, port))
 
 
 def connect_store(place: str, form_s: float) -> Store:
     """The store that another rank hosts at `place`. Raises RankLost if it does not answer in time."""
-    host, _, port = place.rpartition(":")
     try:
+        at = address_of(place)
         return distributed.TCPStore(
-            host, int(port), is_master=False, wait_for_workers=False, timeout=_seconds(form_s)
+            at.host, at.port, is_master=False, wait_for_workers=False, timeout=_seconds(form_s)
         )
     except (RuntimeError, ValueError) as error:
         raise RankLost(f"the ranks' store at {place} cannot be reached: {_first_line(error)}") from error

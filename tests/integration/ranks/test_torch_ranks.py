@@ -49,8 +49,10 @@ def at_once(*calls: Callable[[], Any]) -> list[Any]:
     return results
 
 
-def groups(size: int, *, fence: int = 1, lanes: int = 1, answer_s: float = ANSWER_S) -> list[TorchRanks]:
-    _, place = host_store("127.0.0.1", FORM_S)
+def groups(
+    size: int, *, fence: int = 1, lanes: int = 1, answer_s: float = ANSWER_S, address: str = "127.0.0.1"
+) -> list[TorchRanks]:
+    _, place = host_store(address, FORM_S)
     return at_once(
         *(
             lambda rank=rank: TorchRanks(
@@ -60,7 +62,7 @@ def groups(size: int, *, fence: int = 1, lanes: int = 1, answer_s: float = ANSWE
                 size=size,
                 lanes=lanes,
                 partitions=PARTITIONS,
-                address="127.0.0.1",
+                address=address,
                 form_s=FORM_S,
                 answer_s=answer_s,
             )
@@ -140,6 +142,24 @@ def test_when_a_rank_closes_the_others_are_told_and_form_a_group_anew() -> None:
     assert at_once(*(lambda g=g: len(g.gather(Offer(0, 0, (None,)))) for g in second)) == [2, 2]
     for group in second:
         group.close()
+
+
+@pytest.mark.parametrize("address", ["::1", "localhost"])
+def test_ranks_meet_at_an_address_of_either_family_or_a_name(address: str) -> None:
+    pair = groups(2, address=address)
+    sums = np.ones(8, np.float32), np.full(8, 2, np.float32)
+    at_once(*(lambda g=g, s=s: g.reduce([s]) for g, s in zip(pair, sums, strict=True)))
+    for summed in sums:
+        np.testing.assert_array_equal(summed, np.full(8, 3, np.float32))
+
+    for group in pair:
+        group.close()
+
+
+def test_the_place_of_a_store_puts_ipv6_in_brackets() -> None:
+    store, place = host_store("::1", FORM_S)
+    assert place.startswith("[::1]:")
+    del store
 
 
 def test_a_rank_that_does_not_answer_is_lost_after_the_time_out() -> None:
