@@ -165,12 +165,16 @@ class TorchDense:
         return {f"{prefix}/{name}": whole[place].reshape(shape).copy() for name, place, shape in self.names}
 
     def _adam(self, gradient: torch.Tensor) -> None:
-        """Adam with bias correction (Kingma & Ba 2015, algorithm 1); the step size rises over the warm-up."""
+        """Adam with bias correction (Kingma & Ba 2015, algorithm 1); the step size rises over the warm-up.
+
+        A row's gradient comes divided by `batch.rows`, and so is epsilon: the larger the batches that are
+        allowed, the less a step of few rows would be otherwise.
+        """
         model, t = self.spec.model, self._steps
         self.first.mul_(0.9).add_(gradient, alpha=0.1)
         self.second.mul_(0.999).addcmul_(gradient, gradient, value=0.001)
         rate = model.dense_lr * min(1.0, t / max(model.dense_warmup_steps, 1)) / (1 - 0.9**t)
-        root = (self.second / (1 - 0.999**t)).sqrt_().add_(1e-8)
+        root = (self.second / (1 - 0.999**t)).sqrt_().add_(1e-8 / self.spec.train.batch_rows)
         with torch.no_grad():
             self.flat.addcdiv_(self.first, root, value=-rate)
 

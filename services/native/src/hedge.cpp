@@ -134,9 +134,11 @@ void HedgeModel::step_part(const std::vector<HedgeLane*>& lanes, int part, int p
   for (HedgeLane* lane : lanes) gradients.push_back(lane->mlp.gradients.data());
   const double warm = std::min(1.0, static_cast<double>(state.step) / static_cast<double>(std::max<std::int64_t>(plan_.warmup_steps, 1)));
   // A step of few rows is a small one. Were each a mean of its own rows, a click that comes alone would count as much as
-  // the hundreds of negatives that come together: predictions of several times the truth were seen.
+  // the hundreds of negatives that come together: predictions of several times the truth were seen. Adam's epsilon is
+  // divided as a row's gradient is: a step of few rows would be the smaller the larger batches may be.
   const double over = rows_ > 0.0 ? std::max(rows_, static_cast<double>(plan_.batch_rows)) : 0.0;
-  mlp.step(gradients, over, state.step, plan_.dense_rate * warm, part, parts);
+  mlp.step(gradients, over, state.step, plan_.dense_rate * warm, part, parts,
+           1e-8 / static_cast<double>(std::max<std::int64_t>(plan_.batch_rows, 1)));
 }
 
 void HedgeModel::step(const std::vector<HedgeLane*>& lanes) {

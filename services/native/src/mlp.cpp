@@ -64,14 +64,16 @@ MlpView Mlp::view(float* gradients) const {
   return view;
 }
 
-void Mlp::step(const std::vector<float*>& gradients, double rows, std::int64_t step, double rate, int part, int parts) {
+void Mlp::step(const std::vector<float*>& gradients, double rows, std::int64_t step, double rate, int part, int parts,
+               double epsilon) {
   const double t = static_cast<double>(step);
   const double c1 = 1.0 - std::pow(0.9, t), c2 = 1.0 - std::pow(0.999, t);
   const auto range = [&](std::int64_t at, std::int64_t n) {  // a multiple of 16
     if (rows > 0.0) {
       for (std::size_t i = 1; i < gradients.size(); ++i) kernels_.add(gradients[0] + at, gradients[i] + at, n);
       kernels_.adam(weights_.data() + at, first_.data() + at, second_.data() + at, gradients[0] + at, n,
-                    static_cast<float>(1.0 / rows), static_cast<float>(rate / c1), static_cast<float>(1.0 / std::sqrt(c2)));
+                    static_cast<float>(1.0 / rows), static_cast<float>(rate / c1), static_cast<float>(1.0 / std::sqrt(c2)),
+                    static_cast<float>(epsilon));
     }
     for (float* g : gradients) std::fill_n(g + at, n, 0.0f);
   };

@@ -230,4 +230,4 @@ class Oracle:
                 self.second[name].mul_(0.999).add_(g * g, alpha=0.001)
                 m = self.first[name] / (1 - 0.9**self.steps)
                 v = self.second[name] / (1 - 0.999**self.steps)
-                weights.sub_(rate * m / (v.sqrt() + 1e-8))
+                weights.sub_(rate * m / (v.sqrt() + 1e-8 / self.spec.train.batch_rows))

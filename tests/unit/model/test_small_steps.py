@@ -52,3 +52,28 @@ def test_a_step_of_more_rows_than_a_batch_is_their_mean(kind: str) -> None:
     assert any(np.abs(array).max() > 0 for array in one.values())
     for name, array in one.items():
         np.testing.assert_allclose(four[name], array, rtol=1e-4, atol=1e-9, err_msg=name)
+
+
+def changes(spec: Spec, scale: float) -> dict[str, Any]:
+    """Of weights, by one step on one row whose loss weighs so little."""
+    model = build_model(spec, training=True)
+    lane, batch = model.lane(), make_batch(spec, 1, np.random.default_rng(0))
+    assert batch.labels is not None
+    light = replace(batch, labels=replace(batch.labels, weight=batch.labels.weight * np.float32(scale)))
+    before = model.state()
+    lane.forward_backward(light)
+    model.step([lane])
+    return {
+        name: array - before[name]
+        for name, array in model.state().items()
+        if name.startswith("weights/") and name != "weights/bias"
+    }
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_step_of_few_rows_with_small_gradients_does_not_depend_on_the_batch(kind: str) -> None:
+    small, large = (changes(spec_of(kind, batch_rows), 1e-6) for batch_rows in (16, 65_536))
+
+    assert any(np.abs(array).max() > 0 for array in small.values())
+    for name, array in small.items():
+        np.testing.assert_allclose(large[name], array, rtol=1e-2, atol=1e-7, err_msg=name)

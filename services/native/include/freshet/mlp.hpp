@@ -55,7 +55,8 @@ class Mlp {
 
   // One Adam step on the mean of the lanes' gradients (flat, as the weights), which are zeroed; `step` counts from 1.
   // Parts may run at the same time: each takes its share of every layer's inputs, and packs it.
-  void step(const std::vector<float*>& gradients, double rows, std::int64_t step, double rate, int part, int parts);
+  void step(const std::vector<float*>& gradients, double rows, std::int64_t step, double rate, int part, int parts,
+            double epsilon = 1e-8);
 
   // To be called after weights() were written to.
   void pack();
