@@ -9,7 +9,11 @@ from freshet.settings import variables
 from tests.docs.markdown import ROOT, pages
 
 REFERENCE = (ROOT / "docs" / "reference" / "metrics.md").read_text(encoding="utf-8")
-METRICS = set(re.findall(r"`(freshet_\w+)`", REFERENCE))
+METRICS = set(re.findall(r"`(freshet_\w+)`", REFERENCE)) | {
+    name + series
+    for name in re.findall(r"`(freshet_\w+)` \| histogram", REFERENCE)
+    for series in ("_bucket", "_count", "_sum")
+}
 SETTINGS = {v.name for v in variables()}
 FOR_TESTS = ("FRESHET_TEST_", "FRESHET_NATIVE_", "FRESHET_SUPERVISOR_")
 PROSE = [p for p in pages() if "reference" not in p.parts and p.name != "CHANGELOG.md"]

@@ -37,7 +37,7 @@ NAMES = {
 
 def alerts() -> dict[str, dict[str, object]]:
     groups = yaml.safe_load(RULES.read_text())["groups"]
-    return {rule["alert"]: rule for group in groups for rule in group["rules"]}
+    return {rule["alert"]: rule for group in groups for rule in group["rules"] if "alert" in rule}
 
 
 def series(query: str) -> set[str]:
@@ -57,6 +57,14 @@ def test_an_alert_is_of_metrics_that_there_are_and_has_a_runbook(name: str) -> N
     text = (OPS / "runbooks" / f"{name}.md").read_text()
     assert all(f"**{part}**" in text for part in PARTS)
     assert f"({name}.md)" in (OPS / "runbooks" / "README.md").read_text()
+
+
+def test_rules_record_metrics_that_there_are_and_alerts_read_what_is_recorded() -> None:
+    rules = [rule for group in yaml.safe_load(RULES.read_text())["groups"] for rule in group["rules"]]
+    recorded = {rule["record"] for rule in rules if "record" in rule}
+
+    assert set().union(*(series(rule["expr"]) for rule in rules)) <= NAMES
+    assert set().union(*(re.findall(r"\bfreshet:[a-z0-9_:]+", rule["expr"]) for rule in rules)) == recorded
 
 
 def test_no_alert_counts_whom_the_door_refused() -> None:

@@ -51,6 +51,7 @@ def write_samples(path: Path) -> None:
 
 
 @pytest.mark.system
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     "page", [p for p in PAGES if with_something_to_run(p)], ids=lambda p: str(p.relative_to(ROOT))
 )

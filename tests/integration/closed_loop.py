@@ -29,7 +29,8 @@ from freshet.spec.parse import load_spec
 from freshet.spec.topics import topics_of
 from freshet.types import Append, BytesColumn, TopicPartition
 from freshet.wire.schemas import SchemaRegistry, framed_id
-from tests.integration.serving import FEED, running, schema, settings, wait_for
+from tests.integration.serving import FEED, running, schema, settings
+from tests.system.waiting import wait_for
 
 CANDIDATES = 20
 BLOCK = 256

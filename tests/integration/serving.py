@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
+from freshet.runtime.http import App
+from freshet.runtime.server import MAX_CONNECTIONS, bind, run_server, serve
 from freshet.runtime.tokens import digest_of
 from freshet.settings import Settings, load_settings
 from freshet.spec.avro import Record, parse_schema
-from tests.system.waiting import wait_until
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 FEED = EXAMPLES / "feed"
@@ -79,6 +83,44 @@ def running(
     assert not errors, errors
 
 
-def wait_for(condition: Callable[[], bool], seconds: float = 10) -> None:
-    """Wait until the condition holds."""
-    wait_until("what the test waits for", condition, within_s=seconds)
+@dataclass
+class Answering:
+    """An app that answers on a thread of its own."""
+
+    port: int
+    stop: threading.Event
+    loop: asyncio.AbstractEventLoop
+    thread: threading.Thread
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+
+@contextmanager
+def answering(
+    app: App,
+    sock: socket.socket | None = None,
+    *,
+    drain_s: float = 5.0,
+    max_connections: int = MAX_CONNECTIONS,
+) -> Iterator[Answering]:
+    """Have an app answer, at this socket or one of its own, until the block is left or it is told to stop."""
+    bound = bind("127.0.0.1", 0) if sock is None else sock
+    stop, ready = threading.Event(), threading.Event()
+    loops: list[asyncio.AbstractEventLoop] = []
+
+    async def main() -> None:
+        loops.append(asyncio.get_running_loop())
+        await serve(app, bound, stop, started=ready.set, drain_s=drain_s, max_connections=max_connections)
+
+    thread = threading.Thread(target=run_server, args=(main,), name="app")
+    thread.start()
+    try:
+        assert ready.wait(20), "the app does not answer"
+        yield Answering(bound.getsockname()[1], stop, loops[0], thread)
+    finally:
+        stop.set()
+        thread.join(drain_s + 10)
+        bound.close()
+    assert not thread.is_alive(), "the app did not stop"

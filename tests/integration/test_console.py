@@ -52,6 +52,7 @@ def metrics(console: Console) -> str:
 
 
 def test_a_run_without_anything_yet_is_shown_as_such(console: Console) -> None:
+    wait_until("all answer", lambda: console.state()["health"] == "good", within_s=20)
     state = console.state()
 
     assert (state["v"], state["model"], state["health"]) == (1, "news", "good")
@@ -116,7 +117,7 @@ def test_a_service_that_is_busy_for_a_moment_is_as_it_was_seen_last(tmp_path: Pa
     fake.answers["/status"] = (200, {"samples": 7})
     fake.start()
     services = Services(RunFolder(tmp_path), local_places({"trainer": fake.port}, {}), clock)
-    assert services.look()["trainer"].state == "ready"
+    wait_until("it answers", lambda: services.look()["trainer"].state == "ready", within_s=20)
 
     fake.before["/status"] = lambda: assert_in_time(busy)
     seen = services.look()["trainer"]
@@ -128,7 +129,7 @@ def test_a_service_that_is_busy_for_a_moment_is_as_it_was_seen_last(tmp_path: Pa
     assert "nothing answers" in seen.reason
 
     busy.set()
-    assert services.look()["trainer"].state == "ready"
+    wait_until("it answers", lambda: services.look()["trainer"].state == "ready", within_s=20)
     services.close()
     fake.stop()
 
@@ -139,11 +140,11 @@ def test_a_state_of_services_that_cannot_be_read_leaves_them_asked(tmp_path: Pat
     services = Services(folder, local_places({"trainer": fake.port}, {}))
     state = folder.state / "services.json"
     state.mkdir()  # as unreadable as a file that one has no right to, also for root
-    assert services.look()["trainer"].state == "ready"
+    wait_until("it answers", lambda: services.look()["trainer"].state == "ready", within_s=20)
 
     state.rmdir()
     state.write_text("no json")
-    assert services.look()["trainer"].state == "ready"
+    wait_until("it answers", lambda: services.look()["trainer"].state == "ready", within_s=20)
     services.close()
     fake.stop()
 
@@ -362,14 +363,15 @@ def test_states_come_by_themselves(console: Console) -> None:
 
 
 def test_a_stop_ends_the_streams_at_once(world: ConsoleWorld) -> None:
-    with world.console() as console, console.events() as events:
+    with world.console(common_drain="1m") as console, console.events() as events:
         next(events)
         began = time.monotonic()
         console.stop.set()
         for _ in events:
             pass
+        took_s = time.monotonic() - began
 
-    assert time.monotonic() - began < 3
+    assert took_s < 15, "streams were waited for"
 
 
 def test_more_pages_than_allowed_are_refused_with_what_to_do(world: ConsoleWorld) -> None:

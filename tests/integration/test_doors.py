@@ -7,6 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +24,12 @@ from freshet.runtime.ports import free_ports
 from freshet.wire.protobuf import GATEWAY, OIP, messages
 from tests.integration.console_world import TOKEN as CONSOLE_TOKEN
 from tests.integration.console_world import ConsoleWorld
-from tests.integration.serving import TOKEN, bearer, wait_for, write_tokens
-from tests.integration.test_gateway import Running as Gateway
-from tests.integration.test_gateway import ranked, start
+from tests.integration.gateway_world import Running as Gateway
+from tests.integration.gateway_world import ranked, start
+from tests.integration.serving import TOKEN, bearer, write_tokens
 from tests.integration.test_inference import CANDIDATES, CONTEXT, SPEC, greedy, serving, trained
 from tests.integration.test_inference import Running as Inference
+from tests.system.waiting import wait_for
 
 __all__ = ["start"]  # the fixture
 
@@ -309,9 +311,9 @@ def answer_of(connection: socket.socket) -> bytes:
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Servers that begin from now on wait 0.3 s for what should come at once."""
-    monkeypatch.setattr(connection, "HEAD_TIMEOUT_S", 0.3)
-    monkeypatch.setattr(connection, "FIRST_BYTE_TIMEOUT_S", 0.3)
+    """Servers that begin from now on wait 1.5 s for what should come at once."""
+    monkeypatch.setattr(connection, "HEAD_TIMEOUT_S", 1.5)
+    monkeypatch.setattr(connection, "FIRST_BYTE_TIMEOUT_S", 1.5)
 
 
 HEAD = b"POST /v1/impressions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
@@ -387,7 +389,7 @@ def test_a_head_without_end_is_refused(start: Callable[..., Gateway]) -> None:
 
 
 def test_a_body_that_trickles_in_is_given_up(start: Callable[..., Gateway]) -> None:
-    gateway = start(gateway_body_timeout="200ms")
+    gateway = start(gateway_body_timeout="2s")
     with raw(gateway.url) as connection:
         connection.sendall(HEAD + b"content-length: 100\r\n\r\n{")
         assert b"408" in answer_of(connection)
@@ -463,7 +465,7 @@ def test_only_numbers_of_versions_are_promoted(tmp_path: Path, number: Any) -> N
 
 def test_a_grpc_call_without_its_message_is_given_up(start: Callable[..., Gateway]) -> None:
     port, m = free_ports(1)[0], messages(GATEWAY)
-    gateway = start(gateway_grpc_port=str(port), gateway_body_timeout="200ms")
+    gateway = start(gateway_grpc_port=str(port), gateway_body_timeout="2s")
     hold = threading.Event()
 
     def nothing() -> Iterator[bytes]:
@@ -481,6 +483,10 @@ def test_a_grpc_call_without_its_message_is_given_up(start: Callable[..., Gatewa
         assert channel.unary_unary("/freshet.wire.v1.Gateway/Put")(asked, timeout=30)
 
 
+def is_counted(gateway: Gateway, reason: str) -> bool:
+    return counted(gateway.url, "freshet_grpc_refused_total", reason=reason) == 1
+
+
 def test_a_grpc_message_that_is_too_large_is_refused(start: Callable[..., Gateway]) -> None:
     port, m = free_ports(1)[0], messages(GATEWAY)
     gateway = start(gateway_grpc_port=str(port), gateway_max_body_bytes="100000")
@@ -489,7 +495,8 @@ def test_a_grpc_message_that_is_too_large_is_refused(start: Callable[..., Gatewa
         for size, reason in ((100_001, "too_large"), (10_000_000, "no_message")):
             with pytest.raises(grpc.RpcError):
                 put(b"\0" * size, timeout=30)
-            assert counted(gateway.url, "freshet_grpc_refused_total", reason=reason) == 1
+            # The second is refused by gRPC itself, and we are told of it a moment later.
+            wait_for(partial(is_counted, gateway, reason))
         assert put(m.PutRequest(stream=1, encoding=1, body=EVENT).SerializeToString(), timeout=30)
 
 

@@ -30,7 +30,7 @@ from tests.integration.errors import (
     without_data,
 )
 
-pytestmark = pytest.mark.timeout(30)
+pytestmark = pytest.mark.timeout(120)
 
 QUICKSTART = Path(__file__).parents[2] / "examples" / "quickstart"
 

@@ -20,10 +20,11 @@ from freshet.runtime.ports import free_ports
 from freshet.types import TopicPartition
 from freshet.wire.protobuf import GATEWAY, messages
 from freshet.wire.schemas import frame
+from tests.integration.gateway_world import Running, action, avro, ranked, start
 from tests.integration.hostile import MESSAGES, hostile
-from tests.integration.serving import TOKEN, wait_for, write_tokens
-from tests.integration.test_gateway import Running, action, avro, ranked, start
+from tests.integration.serving import TOKEN, write_tokens
 from tests.servers.certificates import issued
+from tests.system.waiting import wait_for
 
 __all__ = ["start"]  # the fixture
 

@@ -30,24 +30,22 @@ from tritonclient.utils import InferenceServerException
 from freshet.cli.rank import command as rank
 from freshet.cli.wiring import inference_door, inference_guard
 from freshet.client import Ack, Client
-from freshet.errors import BadInput, Overloaded, Unavailable
+from freshet.errors import BadInput, Unavailable
 from freshet.features import EventExtractor
-from freshet.inference.batching import Batcher
 from freshet.inference.core import label_delay_ms
 from freshet.inference.pipeline import Pipeline, Scored
 from freshet.inference.progress import Progress, Stage
 from freshet.inference.service import MOST_ASKED, run
 from freshet.model import build_model
-from freshet.runtime.lifecycle import KILL_AFTER_S
 from freshet.spec.avro import parse_schema, served_schema, to_json
 from freshet.spec.model import Explore, Spec
 from freshet.spec.parse import load_spec, parse_spec
 from freshet.testing.clock import SettableClock
 from freshet.types import Append, BytesColumn, TopicPartition
 from freshet.wire.schemas import SchemaRegistry, framed_id
-from tests.integration.serving import FEED, running, schema, settings, wait_for
+from tests.integration.serving import FEED, running, schema, settings
 from tests.integration.world import World
-from tests.system.waiting import wait_until
+from tests.system.waiting import wait_for, wait_until
 
 NOW = 1_700_000_000_000
 SPEC = load_spec(FEED / "freshet.toml")
@@ -245,12 +243,14 @@ def test_an_answer_says_version_freshness_and_what_is_unknown(server: Running) -
     assert not answer["explored"]
 
 
-def test_metrics_tell_freshness_and_how_long_labels_take(server: Running) -> None:
+def test_metrics_tell_freshness_and_what_the_spec_lets_it_be(server: Running) -> None:
     text = server.get("/metrics").text
 
     assert "freshet_inference_freshness_seconds 5.0" in text
     assert "freshet_inference_rows_freshness_seconds 5.0" in text
+    assert "freshet_inference_rows_unread_seconds 0.0" in text
     assert f"freshet_inference_label_delay_seconds {label_delay_ms(SPEC) / 1e3}" in text
+    assert f"freshet_inference_publish_interval_seconds {SPEC.train.publish_interval_ms / 1e3}" in text
 
 
 def test_an_unknown_user_is_counted_once_for_each_candidate(server: Running) -> None:
@@ -373,10 +373,13 @@ def test_rows_and_versions_change_what_is_served(world: World) -> None:
         before = server.rank().json()["items"]
         world.learn(whole(CANDIDATES), 99, clock_ms=NOW - 1_000)
         world.publish()
-        wait_for(lambda: server.rank().json()["freshness_ms"] == 1_000)
-        after = server.rank().json()
-        assert after["items"] != before
-        assert "item" not in after["unknown_rows"]
+
+        def followed() -> bool:  # all partitions: the first one alone makes it fresh
+            told = server.rank().json()
+            return told["freshness_ms"] == 1_000 and "item" not in told["unknown_rows"]
+
+        wait_for(followed)
+        assert server.rank().json()["items"] != before
 
         world.put_version(1)
         world.promote(1)
@@ -424,13 +427,13 @@ def test_stores_that_hang_hold_up_no_stop_for_longer_than_its_drain(tmp_path: Pa
         wait_until(
             "it has stopped",
             lambda: any(line["event"] == "inference stopped" for line in said),
-            within_s=2 + KILL_AFTER_S,
+            within_s=25,
         )
         took_s = time.monotonic() - began
         rows.answers.set()
         versions.answers.set()
 
-    assert took_s < 2 + KILL_AFTER_S
+    assert took_s < 25, "it waited for the stores, which answer after a minute"
     [stopped] = [line for line in said if line["event"] == "inference stopped"]
     assert stopped["threads_left"] == ["rows", "versions"]
 
@@ -762,21 +765,3 @@ def test_without_an_exploded_array_each_candidate_is_an_event_of_its_own(tmp_pat
     assert {e["ad"] for e in events} == {"a", "b"}
     assert {e["at"] for e in events} == {NOW // 1000}
     world.close()
-
-
-def test_a_server_that_cannot_keep_up_says_when_to_come_again(
-    server: Running, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(*_: object) -> None:
-        raise Overloaded("so many wait", retry_after_s=1.0)
-
-    monkeypatch.setattr(Batcher, "ask", full)
-    answer = httpx.post(
-        f"{server.url}/v1/rank", json={"context": CONTEXT, "candidates": CANDIDATES[:2]}, timeout=10
-    )
-
-    assert (answer.status_code, answer.json()["error"]["code"]) == (429, "overloaded")
-    assert int(answer.headers["retry-after"]) >= 1
-    assert 'freshet_inference_shed_total{why="wait"} 0.0' in server.get("/metrics").text, (
-        "a series from the start"
-    )

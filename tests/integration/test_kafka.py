@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -23,9 +23,10 @@ from freshet.seams.eventlog import EventLog, Reader, Writer
 from freshet.seams.eventlog.claims import Claims
 from freshet.seams.eventlog.kafka import KafkaEventLog, open_url
 from freshet.seams.open import open_eventlog
-from freshet.testing.contracts.eventlog import append_to, read_all
+from freshet.testing.contracts.eventlog import answered, append_to, read_all
 from freshet.types import TopicPartition
 from tests.servers.kafka import Kafka
+from tests.system.waiting import wait_until
 
 T = TopicPartition("t", 0)
 DEADLINE_S = 120.0
@@ -59,13 +60,6 @@ def paused(kafka: Kafka) -> Iterator[None]:
         yield
     finally:
         kafka.resume()
-
-
-def until(holds: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while not holds():
-        assert time.monotonic() < deadline, f"after {DEADLINE_S:g} s still not: {what}"
-        threading.Event().wait(0.01)
 
 
 def poll_patiently(reader: Reader) -> list[bytes]:
@@ -143,17 +137,17 @@ def test_a_broker_that_is_killed_loses_nothing_acknowledged_and_readers_go_on(
         return appending.done >= than or appending.error is not None
 
     for wait_for_failure in (True, False):
-        until(partial(appended_more, appending.done + 50), "50 appends")
+        wait_until("50 appends", partial(appended_more, appending.done + 50), within_s=DEADLINE_S)
         kafka.kill()
         if wait_for_failure:
-            until(failed_once, "an append that fails")
+            wait_until("an append that fails", failed_once, within_s=DEADLINE_S)
         kafka.start()
-    until(partial(appended_more, appending.done + 50), "50 appends more")
+    wait_until("50 appends more", partial(appended_more, appending.done + 50), within_s=DEADLINE_S)
     appending.stop.set()
     appending.thread.join()
     assert appending.error is None
 
-    until(read_the_last, "the last one")
+    wait_until("the last one", read_the_last, within_s=DEADLINE_S)
     if name is None:  # an append that was tried again may be there twice
         assert sorted(set(seen)) == list(range(appending.done))
     else:
@@ -171,13 +165,13 @@ def test_bounds_are_known_again_after_a_restart_though_nobody_reads_the_topic(
             return log.bounds(T) == before
         return False
 
-    until(known, "bounds as before")
+    wait_until("bounds as before", known, within_s=DEADLINE_S)
 
 
 def test_a_broker_that_is_paused_is_unavailable_and_goes_on(kafka: Kafka, log: EventLog) -> None:
     reader, writer = log.reader(), log.writer()
     reader.assign({T: 0})
-    assert reader.poll(1, 0.0) == []
+    assert answered(reader, 1, 0.0) == []
     with paused(kafka), pytest.raises(Unavailable):
         reader.poll(1, 0.0)
     writer.append([append_to(T, [b"x"])])
@@ -197,13 +191,13 @@ def test_an_aborted_transaction_is_not_read_and_the_reader_comes_to_the_end(
     other.produce(f"{prefix}.t", b"never", partition=0)
     other.flush(30)
     assert log.bounds(T).end == 1, "what an open transaction wrote is not there yet"
-    assert reader.poll(10, 0.2) == []
+    assert answered(reader, 10, 0.2) == []
     other.abort_transaction(30)
     position = 1
     deadline = time.monotonic() + DEADLINE_S
     while position < log.bounds(T).end or position == 1:
         assert time.monotonic() < deadline
-        for _, records in reader.poll(10, 0.2):
+        for _, records in answered(reader, 10, 0.2):
             assert len(records) == 0
             position = records.next_offset
     assert writer.append([append_to(T, [b"b"])]) == [position]
@@ -218,7 +212,7 @@ def test_a_topic_made_anew_is_data_lost_to_who_reads_it(
     assert read_all(reader, 1) == {T: [(1, b"b")]}
     earlier = log.topics()["t"].log_id
     admin.delete_topics([f"{prefix}.t"])[f"{prefix}.t"].result(30)
-    until(lambda: "t" not in log.topics(), "the topic is gone")
+    wait_until("the topic is gone", lambda: "t" not in log.topics(), within_s=DEADLINE_S)
     assert log.create_topic("t", partitions=1).log_id != earlier
 
     def is_told() -> bool:
@@ -229,15 +223,13 @@ def test_a_topic_made_anew_is_data_lost_to_who_reads_it(
             return "log id" in str(lost) or "removed" in str(lost)
         return False
 
-    until(is_told, "the reader is told")
+    wait_until("the reader is told", is_told, within_s=DEADLINE_S)
 
 
 def test_a_topic_that_takes_smaller_records_says_what_to_change(
     log: EventLog, admin: AdminClient, prefix: str
 ) -> None:
-    entry = ConfigEntry("max.message.bytes", "10000", incremental_operation=AlterConfigOpType.SET)
-    resource = ConfigResource(ResourceType.TOPIC, f"{prefix}.t", incremental_configs=[entry])
-    admin.incremental_alter_configs([resource])[resource].result(30)
+    alter(admin, f"{prefix}.t", "max.message.bytes", "10000")
     with pytest.raises(TooLarge, match=r"max\.message\.bytes"):
         log.writer().append([append_to(T, [b"x" * 20_000])])
     with pytest.raises(TooLarge, match=r"max_record_bytes"):
@@ -260,7 +252,7 @@ def test_records_carry_the_brokers_time_whatever_the_clock_of_a_writer_says(log:
     reader.assign({T: 0})
     times: list[int] = []
     while len(times) < 2:
-        for _, records in reader.poll(10, 1.0):
+        for _, records in answered(reader, 10, 1.0):
             times += records.times_ms.tolist()
     reader.close()
 
@@ -268,10 +260,27 @@ def test_records_carry_the_brokers_time_whatever_the_clock_of_a_writer_says(log:
     assert log.offset_at(T, began_ms) == 0
 
 
-def settings_of(admin: AdminClient, topic: str) -> dict[str, str]:
+def settings_of(admin: AdminClient, topic: str, *names: str) -> dict[str, str]:
     resource = ConfigResource(ResourceType.TOPIC, topic)
     found = admin.describe_configs([resource])[resource].result(30)
-    return {name: found[name].value for name in ("retention.ms", "segment.ms", "segment.bytes")}
+    return {name: found[name].value for name in names or ("retention.ms", "segment.ms", "segment.bytes")}
+
+
+def wait_for_settings(admin: AdminClient, topic: str, settings: Mapping[str, str]) -> None:
+    """A broker goes by what was altered a moment after it has answered."""
+    wait_until(
+        f"{topic} has {settings}",
+        lambda: settings_of(admin, topic, *settings) == settings,
+        within_s=DEADLINE_S,
+    )
+
+
+def alter(admin: AdminClient, topic: str, name: str, value: str) -> None:
+    """Set one setting of a topic."""
+    entry = ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET)
+    resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[entry])
+    admin.incremental_alter_configs([resource])[resource].result(30)
+    wait_for_settings(admin, topic, {name: value})
 
 
 def test_what_is_forgotten_goes_in_small_pieces(
@@ -279,22 +288,22 @@ def test_what_is_forgotten_goes_in_small_pieces(
 ) -> None:
     """Kafka forgets whole segments, and by default one is a week: ten minutes would be kept for a week."""
     log.create_topic("short", partitions=1, retention_ms=600_000)
-    assert settings_of(admin, f"{prefix}.short") == {
+    wait_for_settings(admin, f"{prefix}.short", {
         "retention.ms": "600000", "segment.ms": "75000", "segment.bytes": str(1 << 30)
-    }  # fmt: skip
+    })  # fmt: skip
     log.create_topic("short", partitions=1, retention_ms=86_400_000)
-    assert settings_of(admin, f"{prefix}.short")["segment.ms"] == "10800000"
-    assert settings_of(admin, f"{prefix}.t") == {
+    wait_for_settings(admin, f"{prefix}.short", {"segment.ms": "10800000"})
+    wait_for_settings(admin, f"{prefix}.t", {
         "retention.ms": "-1", "segment.ms": "604800000", "segment.bytes": str(1 << 26)
-    }  # fmt: skip
+    })  # fmt: skip
 
     own = open_eventlog(f"kafka://{kafka.bootstrap}/{prefix}?topic.segment.ms=120000")
     own.create_topic("own", partitions=1, retention_ms=86_400_000)
     own.create_topic("own", partitions=1, retention_ms=600_000)
     own.close()
-    assert settings_of(admin, f"{prefix}.own") == {
+    wait_for_settings(admin, f"{prefix}.own", {
         "retention.ms": "600000", "segment.ms": "120000", "segment.bytes": str(1 << 30)
-    }  # fmt: skip
+    })  # fmt: skip
 
 
 def test_peek_shows_the_newest_records_though_transactions_lie_between(
@@ -303,6 +312,7 @@ def test_peek_shows_the_newest_records_though_transactions_lie_between(
     writer = log.writer("w")
     for i in range(6):
         writer.append([append_to(T, [b'{"n": %d}' % i])])
+    log.writer("w")  # opens once the last commit shows, which brokers answer before
     monkeypatch.setenv("FRESHET_COMMON_LOG_URL", f"kafka://{kafka.bootstrap}/{prefix}")
 
     said = CliRunner().invoke(peek.command, ["t", "-n", "3", "--folder", str(tmp_path), "--json"])
@@ -312,9 +322,7 @@ def test_peek_shows_the_newest_records_though_transactions_lie_between(
 
 
 def test_a_compacted_topic_is_refused(log: EventLog, admin: AdminClient, prefix: str) -> None:
-    entry = ConfigEntry("cleanup.policy", "compact", incremental_operation=AlterConfigOpType.SET)
-    resource = ConfigResource(ResourceType.TOPIC, f"{prefix}.t", incremental_configs=[entry])
-    admin.incremental_alter_configs([resource])[resource].result(30)
+    alter(admin, f"{prefix}.t", "cleanup.policy", "compact")
     with pytest.raises(Mismatch, match=r"cleanup\.policy"):
         log.create_topic("t", partitions=1)
 
@@ -326,14 +334,14 @@ def test_a_setting_that_librdkafka_does_not_know_is_a_config_error(kafka: Kafka)
 
 def test_a_lease_does_not_expire_while_the_broker_is_away(kafka: Kafka, log: EventLog) -> None:
     log.create_topic("control", partitions=1)
-    holder, other = Claims(log, "control", lease_s=3.0), Claims(log, "control", lease_s=3.0)
+    holder, other = Claims(log, "control", lease_s=8.0), Claims(log, "control", lease_s=8.0)
     held = holder.acquire("seat", "a", time.monotonic() + DEADLINE_S)
     kafka.kill()
     with pytest.raises(Unavailable):
-        other.acquire("seat", "b", time.monotonic() + 6.0)
+        other.acquire("seat", "b", time.monotonic() + 11.0)
     kafka.start()
     with pytest.raises(Unavailable, match="held by a"):
-        other.acquire("seat", "b", time.monotonic() + 6.0)
+        other.acquire("seat", "b", time.monotonic() + 11.0)
     held.check()
     holder.close()
     assert other.acquire("seat", "b", time.monotonic() + DEADLINE_S).fence > held.fence
@@ -373,7 +381,7 @@ def test_members_of_a_group_share_partitions_alike_over_topics(
         together = sorted(number for member in members for number in member.numbers)
         return alike and together == [0, 1, 2, 3] and shares[0] == 4 // len(members)
 
-    until(lambda: settled(first, second), "each has half of both topics")
+    wait_until("each has half of both topics", lambda: settled(first, second), within_s=DEADLINE_S)
     reader = logs[0].reader()  # positions are the caller's, whatever the group says
     logs[0].writer().append([append_to(TopicPartition("a", 0), [b"x"])])
     reader.assign({TopicPartition("a", 0): 0})

@@ -78,7 +78,7 @@ def shard_in_this_process(run: Run, rows: HeldBack) -> Iterator[ParamServer]:
 
     def serve() -> None:
         try:
-            server.run(stop, drain_s=5.0)
+            server.run(stop, drain_s=60.0)
         except BaseException as error:
             failures.append(error)
 

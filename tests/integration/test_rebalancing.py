@@ -113,7 +113,7 @@ def share_hot_slices(run: Run) -> None:
     pushing = HotPushing(run, hot)
 
     upto = 0
-    while len(set(owners_of(run, hot_slices))) == 1 and upto < 100_000:
+    while min(owners_of(run, hot_slices).count(shard) for shard in (0, 1)) < 2 and upto < 100_000:
         pushing.go_on(upto := upto + 50)
     shared = [owners_of(run, hot_slices).count(shard) for shard in (0, 1)]
     pushing.go_on(upto + 500)
@@ -147,7 +147,8 @@ def test_a_full_shard_says_so_and_trains_on_once_another_takes_slices(run: Run) 
             look_up(rows, seed)
         except Unavailable as error:
             refused = str(error)
-            break
+            if "FRESHET_PARAMSERVER_MEMORY_BYTES" in refused:  # else it was only slow
+                break
     assert "FRESHET_PARAMSERVER_MEMORY_BYTES" in refused
     code, body = asked(port, "/health/ready")
     assert code == 503

@@ -30,7 +30,7 @@ from freshet.types import Bucket, Fence
 from tests.integration.redis_world import ALL, Owner, Reader, every, large_flush, stamp_of
 from tests.servers.redis_cluster import RedisCluster, RedisServer, wait_until
 
-HASTY = "?timeout=300ms&patience=1s"
+HASTY = "?timeout=300ms&patience=4s"
 Open = Callable[..., RowStore]
 
 
@@ -153,8 +153,8 @@ def test_what_a_failover_lost_is_written_again(cluster: RedisCluster, opened, na
 
 
 def test_a_flush_that_no_replica_has_is_unavailable_if_one_must(cluster: RedisCluster, opened, name: str):
-    owner = Owner(opened(f"redis://{cluster.addresses}/{name}?min_replicas=1&wait=200ms&patience=500ms"), 5)
-    owner.flush()
+    owner = Owner(opened(f"redis://{cluster.addresses}/{name}?min_replicas=1&wait=1s&patience=4s"), 5)
+    owner.flush_rounds(1)
     replica = cluster.replica_of(rows_key(name))
     replica.pause()
     with pytest.raises(Unavailable, match="0 of 1 replicas"):
@@ -167,7 +167,7 @@ def test_a_flush_that_no_replica_has_is_unavailable_if_one_must(cluster: RedisCl
 def test_a_slot_on_its_way_to_another_master_is_waited_for(cluster: RedisCluster, opened, name: str):
     url = f"redis://{cluster.addresses}/{name}{HASTY}"
     owner = Owner(opened(url), 5)
-    owner.flush()
+    owner.flush_rounds(1)
     slot, source = key_slot(rows_key(name).encode()), cluster.master_of(rows_key(name))
     masters = [node for node in cluster.nodes if node.ask("ROLE")[0] == "master"]
     target = next(node for node in masters if node is not source)

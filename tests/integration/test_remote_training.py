@@ -162,7 +162,7 @@ def shards(pipeline: Pipeline, count: int) -> Iterator[None]:
         )
         for i in range(count)
     ]
-    threads = [threading.Thread(target=shard.run, args=(stop,), kwargs={"drain_s": 1.0}) for shard in made]
+    threads = [threading.Thread(target=shard.run, args=(stop,), kwargs={"drain_s": 60.0}) for shard in made]
     for thread in threads:
         thread.start()
     try:

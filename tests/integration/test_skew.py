@@ -30,7 +30,7 @@ from freshet.spec.layout import layout_of
 from freshet.tables import Plan
 from freshet.types import F32, I64
 from tests.integration.closed_loop import SCORE, SPEC, Answer, Logged, Loop
-from tests.integration.serving import wait_for
+from tests.system.waiting import wait_for
 
 IMPRESSIONS = int(os.environ.get("FRESHET_SKEW_IMPRESSIONS", "2000"))
 LEARNED = 8_000  # impressions served, logged and trained on before

@@ -18,7 +18,7 @@ from freshet.cli.training import Training
 from freshet.clock import SYSTEM_CLOCK
 from freshet.errors import Unavailable
 from freshet.paramserver.service import ParamServer, Place
-from freshet.seams.eventlog.claims import LEASE_S, Claims
+from freshet.seams.eventlog.claims import Claims
 from freshet.seams.rowservice.slices import slices_of
 from freshet.seams.rowstore import RowStore, StoreServer
 from freshet.seams.transport import MIB, Transport
@@ -68,9 +68,9 @@ def pipeline(tmp_path: Path) -> Iterator[Pipeline]:
 
 def assert_free(pipeline: Pipeline, what: str) -> None:
     """It was released: a claim of it need not wait until the former owner was silent for a lease."""
-    claims = Claims(pipeline.log, pipeline.topics.control)
+    claims = Claims(pipeline.log, pipeline.topics.control, lease_s=10 * WITHIN_S)
     try:
-        claims.acquire(what, "successor", SYSTEM_CLOCK.monotonic() + LEASE_S / 2)
+        claims.acquire(what, "successor", SYSTEM_CLOCK.monotonic() + WITHIN_S)
     finally:
         claims.close()
 
@@ -148,7 +148,8 @@ def test_a_shard_that_cannot_flush_at_its_end_leaves_its_claims_and_its_port(
     pipeline: Pipeline, rows: Closing, hangs: bool, told: str
 ) -> None:
     server, stop = shard(pipeline, rows), threading.Event()
-    thread = threading.Thread(target=server.run, args=(stop,), kwargs={"drain_s": 1.0}, daemon=True)
+    drain_s = 1.0 if hangs else 20.0
+    thread = threading.Thread(target=server.run, args=(stop,), kwargs={"drain_s": drain_s}, daemon=True)
     with capture_logs() as said:
         thread.start()
         slices = list(slices_of(pipeline.spec.buckets))

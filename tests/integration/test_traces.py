@@ -22,7 +22,7 @@ from freshet.wire.frames import BadFrame, Frame, Kind, Part, decode_frame
 from freshet.wire.row_frames import lookup_frame, span_of
 from freshet.wire.schemas import frame
 from freshet.wire.values import RowCodec
-from tests.integration.test_gateway import RANKED, SPEC, Running, action, avro, ranked, start
+from tests.integration.gateway_world import RANKED, SPEC, Running, action, avro, ranked, start
 from tests.integration.test_remote_training import DEADLINE_S, ROWS, scene, shards
 from tests.perf.workload import Workload, append, plain_spec
 from tests.system.waiting import wait_until

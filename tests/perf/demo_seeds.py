@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import socket
 import subprocess
 import sys
 import tempfile
@@ -30,6 +29,7 @@ from typing import Any
 import freshet
 from freshet.cli.local import Local
 from freshet.cli.options import table
+from freshet.runtime.ports import free_ports
 from freshet.seams.eventlog import EventLog
 from freshet.seams.open import open_eventlog
 from freshet.settings import RunFolder
@@ -113,7 +113,7 @@ def play(seed: int, minutes: float, rate: float) -> dict[str, Any]:
 
 def watch(system: Local, seed: int, minutes: float, rate: float) -> dict[str, Any]:
     """Run the simulator beside a system, and gather what it says."""
-    port = free_port()
+    port = free_ports(1)[0]
     environment = {
         **os.environ,
         "FRESHET_GATEWAY_PORT": str(system.ports["gateway"]),
@@ -179,13 +179,6 @@ def records(log: EventLog, topic: str) -> list[dict[str, Any]]:
             position = polled.next_offset
     reader.close()
     return found
-
-
-def free_port() -> int:
-    """A port that nobody has now."""
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return int(s.getsockname()[1])
 
 
 def main(words: Sequence[str] | None = None) -> None:

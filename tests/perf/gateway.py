@@ -19,7 +19,6 @@ import contextlib
 import json
 import os
 import shutil
-import socket
 import statistics
 import subprocess
 import sys
@@ -30,6 +29,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from freshet.runtime.ports import free_ports
 from freshet.seams.open import open_eventlog
 from freshet.types import TopicPartition
 from tests.perf.report import Figures, command
@@ -79,7 +79,7 @@ def bare() -> Iterator[Server]:
 @contextlib.contextmanager
 def gateway(folder: Path, more: Mapping[str, str] | None = None) -> Iterator[Server]:
     """A gateway of its own, with its log under `folder`; `more`: variables for it."""
-    port = free_port()
+    port = free_ports(1)[0]
     command = [sys.executable, "-m", "freshet", "run", "gateway", str(QUICKSTART), "--folder", str(folder)]
     environment = {**os.environ, "FRESHET_GATEWAY_PORT": str(port), **(more or {})}
     quiet = subprocess.DEVNULL
@@ -87,13 +87,6 @@ def gateway(folder: Path, more: Mapping[str, str] | None = None) -> Iterator[Ser
     with ended(started) as process:
         wait_until_ready(port, process)
         yield Server(process, port)
-
-
-def free_port() -> int:
-    """A port that nobody listens on now."""
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
 
 
 def wait_until_ready(port: int, process: subprocess.Popen[str]) -> None:

@@ -24,6 +24,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
+from freshet.runtime.ports import free_ports
 from freshet.runtime.traces import start_traces
 from freshet.settings import load_settings
 from tests.perf import rank_system
@@ -34,7 +35,6 @@ from tests.perf.gateway import (
     Case,
     Server,
     ended,
-    free_port,
     gateway,
     wait_until_ready,
 )
@@ -135,7 +135,7 @@ def of_rank(environments: Mapping[str, dict[str, str]], rounds: int, seconds: in
 @contextlib.contextmanager
 def inference(folder: Path, more: Mapping[str, str]) -> Iterator[Server]:
     """One more inference server of a system's model."""
-    port = free_port()
+    port = free_ports(1)[0]
     environment = {
         **os.environ,
         "FRESHET_INFERENCE_PORT": str(port),

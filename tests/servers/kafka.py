@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import os
+import threading
+import time
 from base64 import urlsafe_b64encode
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,6 +13,7 @@ from uuid import uuid4
 
 from confluent_kafka.admin import (
     AclBinding,
+    AclBindingFilter,
     AclOperation,
     AclPermissionType,
     AdminClient,
@@ -106,6 +109,20 @@ class Kafka:
         admin = AdminClient({"bootstrap.servers": self.bootstrap, "log_level": 0})
         for made in admin.create_acls(bindings).values():
             made.result(_START_S)
+        given = AclBindingFilter(
+            ResourceType.ANY,
+            f"{prefix}.",
+            ResourcePatternType.PREFIXED,
+            f"User:{USER}",
+            None,  # type: ignore[arg-type]  # of any host
+            AclOperation.ANY,
+            AclPermissionType.ANY,
+        )
+        deadline, pause = time.monotonic() + _START_S, threading.Event()
+        while len(admin.describe_acls(given).result(_START_S)) < len(bindings):
+            if time.monotonic() > deadline:
+                raise RuntimeError("the broker does not go by the rights that it was given")
+            pause.wait(0.02)
 
     @property
     def pid(self) -> int:

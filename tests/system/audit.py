@@ -16,6 +16,7 @@ import fastavro
 import httpx
 import numpy as np
 
+from freshet.errors import Corrupt
 from freshet.features import key_of, read_blocks, table_salt
 from freshet.seams.eventlog import EventLog
 from freshet.seams.open import open_eventlog, open_rowstore, open_versions
@@ -280,6 +281,15 @@ def newest_version(folder: Path) -> Manifest:
     """Of the dense versions of a run folder."""
     store = open_versions(_stores(folder).versions_url)
     return store.manifest(store.numbers()[-1])
+
+
+def applied_by_newest_version(folder: Path) -> dict[int, int]:
+    """{partition: offset} that the newest dense version has come to; empty if it was deleted between two
+    looks, as many newer ones came."""
+    try:
+        return {int(p): n for p, n in newest_version(folder).applied.items()}
+    except (KeyError, Corrupt):
+        return {}
 
 
 def stored_offsets(folder: Path) -> int:

@@ -72,6 +72,17 @@ class Demo:
         except OSError:
             return {}
 
+    def told(self, name: str) -> dict[str, Any]:
+        """The figures of a service, once it answers: a busy machine lets one look pass."""
+        found: dict[str, Any] = {}
+
+        def answers() -> bool:
+            found.update(self.figures(name))
+            return bool(found)
+
+        wait_until(f"{name} says how it is", answers, within_s=30)
+        return found
+
     def status(self) -> dict[str, Any]:
         """What `freshet status` says."""
         return collect(self.folder)
@@ -116,7 +127,7 @@ class Demo:
         self.process.kill()
         self.process.wait()
         # A process that is ending has no command line any more, and lives for a moment still.
-        wait_until("no process is left", lambda: not any(map(birth_of, services)), within_s=10)
+        wait_until("no process is left", lambda: not any(map(birth_of, services)), within_s=30)
 
     def stop(self) -> int:
         """Ctrl-C; returns the exit code."""

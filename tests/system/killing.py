@@ -89,7 +89,8 @@ class Killer:
         now = time.monotonic()
         self._killed[role] = pid
         os.kill(pid, signal.SIGKILL)
-        position = now if role in CLOCKED else max([found, *(k.position for k in earlier)])
+        # Not `now`: who was answered between that and the kill is no sign that it goes on.
+        position = time.monotonic() if role in CLOCKED else max([found, *(k.position for k in earlier)])
         self.kills.append(Kill(role, now, position))
         for kill in earlier:
             kill.resumed_s = AGAIN

@@ -83,8 +83,7 @@ class Members(ABC):
         )
 
         def in_a_version() -> bool:
-            found = {int(p): n for p, n in audit.newest_version(folder).applied.items()}
-            return found == read_to(log, topics.samples)
+            return audit.applied_by_newest_version(folder) == read_to(log, topics.samples)
 
         wait_until("a version has learned from all samples", in_a_version, within_s=60)
 

@@ -32,6 +32,18 @@ def status(system: Local, role: str) -> dict[str, Any]:
     return found
 
 
+def told_by(system: Local, role: str) -> dict[str, Any]:
+    """What a service says of itself, once it answers: a busy machine lets one look pass."""
+    found: dict[str, Any] = {}
+
+    def answers() -> bool:
+        found.update(status(system, role))
+        return bool(found)
+
+    wait_until(f"{role} says how it is", answers, within_s=30)
+    return found
+
+
 def applied(system: Local) -> dict[int, int]:
     """{partition: offset} that the trainer's dense weights have come to; empty while it does not answer."""
     return {int(p): n for p, n in status(system, "trainer").get("applied", {}).items()}
@@ -53,8 +65,7 @@ def drain(system: Local, folder: Path, log: EventLog, topics: Topics, impression
         return applied(system) == audit.ends_of(log, topics.samples)
 
     def in_a_version() -> bool:
-        found = {int(p): n for p, n in audit.newest_version(folder).applied.items()}
-        return found == audit.ends_of(log, topics.samples)
+        return audit.applied_by_newest_version(folder) == audit.ends_of(log, topics.samples)
 
     wait_until("all windows are decided", decided, within_s=60)
     wait_until("all samples are trained on", trained, within_s=60)

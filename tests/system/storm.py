@@ -23,7 +23,7 @@ LOOK_S = 0.05
 AT_ONCE = 0.25  # share of faults that do not wait until the one before is over
 STAYS_AWAY = 0.4  # share of killed processes that come back only after a lease: others take over
 AWAY_S = (3.5, 6.0)  # longer than a lease (3 s), and than Redis takes to see that a master is silent (2 s)
-FULL_S = (6.0, 9.0)  # several versions, for which there is no room
+FULL_S = (10.0, 14.0)  # several versions, for which there is no room, on a slow machine too
 WAIT_S = 180.0  # who has not gone on by then is a failure; on a busy machine a broker needs a minute to start
 
 
@@ -39,6 +39,7 @@ class Fault:
     strike: Strike
     back_at: float  # when it is started again, or resumed, or mended
     alone: bool  # nothing else was away
+    struck_at: float  # what began before this may have been answered before the strike
     returned: bool = False
     position: Mapping[int, int] | None = None  # where the samples ended, as seen first after the fault
     trained_s: float | None = None  # until the dense weights went on
@@ -65,11 +66,11 @@ class Progress:
         """See whether the work goes on that the fault held up."""
         role = role_of(fault.member) if fault.role == "clock" else fault.role
         if role == "gateway":
-            gone_on = self.traffic.acked_begin[url] > fault.at
+            gone_on = self.traffic.acked_begin[url] > fault.struck_at
         elif role == "inference":
-            gone_on = self.askers[fault.member].last_ok_begin > fault.at
+            gone_on = self.askers[fault.member].last_ok_begin > fault.struck_at
         elif fault.position is None:
-            if self.ends.began > fault.at:
+            if self.ends.began > fault.struck_at:
                 fault.position = self.ends.highest
             gone_on = False
         else:
@@ -148,9 +149,10 @@ class Storm:
             other.alone = False
         now = time.monotonic()
         strike.begin()
+        struck_at = time.monotonic()
         away_s = self.rng.uniform(*(FULL_S if role == "disk" else AWAY_S)) if late else 0.0
         back_at = now + away_s
-        self.faults.append(Fault(name, role, member, way, now, strike, back_at, alone))
+        self.faults.append(Fault(name, role, member, way, now, strike, back_at, alone, struck_at))
 
     def _fit(self, role: str, way: Way) -> Sequence[tuple[str, str, Victim]]:
         """(name of the fault, of the process that it is about, who is struck) of those that can be now."""

@@ -44,18 +44,22 @@ def test_a_run_is_found_at_the_address_that_it_listens_on(
     with local(QUICKSTART, folder=folder, console=True) as run:
         for port in (events, scores):
             with grpc.insecure_channel(f"{host}:{port}") as channel:
-                grpc.channel_ready_future(channel).result(10)
+                grpc.channel_ready_future(channel).result(60)
         monkeypatch.delenv("FRESHET_COMMON_BIND_ADDRESS")  # who looks need not know how it was started
         assert run.console == f"http://{host}:{run.ports['console']}"
         assert len(run.rank(asked["context"], asked["candidates"]).items) == 1  # type: ignore[arg-type]
         ranked = freshet("rank", "--folder", str(folder), "--json", said=json.dumps(asked))
         assert len(json.loads(ranked)["items"]) == 1
-        services = json.loads(freshet("status", "--folder", str(folder), "--json"))["services"]
-        assert {name: one["state"] for name, one in services.items()} == dict.fromkeys(run.ports, "ready")
+
+        def told() -> dict[str, str]:
+            services = json.loads(freshet("status", "--folder", str(folder), "--json"))["services"]
+            return {name: one["state"] for name, one in services.items()}
+
+        wait_until("it is told of all", lambda: told() == dict.fromkeys(run.ports, "ready"), within_s=60)
 
         def seen() -> dict[str, str]:
-            state = httpx.get(f"{run.console}/api/state").raise_for_status().json()
+            state = httpx.get(f"{run.console}/api/state", timeout=30).raise_for_status().json()
             return {one["name"]: one["state"] for one in state["services"]}
 
-        wait_until("the console sees all of them", lambda: set(seen().values()) == {"ready"}, within_s=20)
+        wait_until("the console sees all of them", lambda: set(seen().values()) == {"ready"}, within_s=60)
         assert seen().keys() >= {"gateway", "joiner", "trainer", "inference"}

@@ -48,7 +48,7 @@ def test_whatever_is_killed_the_status_tells_it_and_nothing_is_lost_or_doubled(d
         demo.start()
         demo.wait_until_ready()
         assert "supervisor" in [one["name"] for one in demo.status()["history"]]
-        before = demo.figures("joiner")["samples"]
+        before = demo.told("joiner")["samples"]
         wait_until("it learns on", lambda: demo.figures("joiner").get("samples", 0) > before, within_s=60)
     finally:
         tracked.stop()
@@ -60,8 +60,8 @@ def test_whatever_is_killed_the_status_tells_it_and_nothing_is_lost_or_doubled(d
         ends = audit.ends_of(log, "demo.samples")
     finally:
         log.close()
-    measured = demo.figures("trainer")["measures"]["training"]["click"]["n"]
-    ledger = demo.figures("joiner")["ledger"]
+    measured = demo.told("trainer")["measures"]["training"]["click"]["n"]
+    ledger = demo.told("joiner")["ledger"]
     excused = ledger["events"]["actions_late"] + ledger["events"]["actions_orphan"]
     assert demo.process.poll() is None, demo.said
     resume_readers(demo)
@@ -123,8 +123,7 @@ def come_to_rest(demo: Demo, log: EventLog) -> None:
         return found == audit.ends_of(log, topics.samples)
 
     def in_a_version() -> bool:
-        found = {int(p): n for p, n in audit.newest_version(demo.folder).applied.items()}
-        return found == audit.ends_of(log, topics.samples)
+        return audit.applied_by_newest_version(demo.folder) == audit.ends_of(log, topics.samples)
 
     wait_until("all windows are decided", decided, within_s=90)
     wait_until("all samples are trained on", applied, within_s=60)

@@ -24,6 +24,7 @@ from freshet.paramserver.store_watch import STORE_METRICS
 from freshet.runtime.endpoint import Endpoint
 from freshet.runtime.guard import DOOR_METRICS
 from freshet.runtime.metrics import Metric
+from freshet.runtime.ports import free_ports
 from freshet.runtime.process_metrics import PROCESS_METRICS
 from freshet.seams.open import open_eventlog
 from freshet.spec import load_spec
@@ -32,7 +33,6 @@ from freshet.testing.simulator import write_spec
 from freshet.types import TopicPartition
 from ops.reference.http_page import APIS
 from ops.reference.metrics_page import SERVICES
-from tests.docs.running import free_ports
 from tests.system.waiting import wait_until
 
 pytestmark = pytest.mark.system
@@ -82,13 +82,13 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
         )
         made = World(system, spec_file, {**system.ports, "simulator": admin})
         try:
-            wait_until("the simulator answers", lambda: answers(made, "simulator"), within_s=30)
+            wait_until("the simulator answers", lambda: answers(made, "simulator"), within_s=90)
             with beside(spec_file, folder / "shared") as ports:
                 made.ports = {**made.ports, **ports}
                 yield made
         finally:
             readers.terminate()
-            readers.wait(30)
+            readers.wait(60)
 
 
 @contextmanager
@@ -115,7 +115,7 @@ def beside(spec_file: Path, folder: Path) -> Iterator[Mapping[str, int]]:
         for process in started.values():
             process.terminate()
         for process in started.values():
-            process.wait(30)
+            process.wait(60)
 
 
 def answers(world: World, service: str) -> bool:

@@ -7,7 +7,7 @@ import pytest
 from freshet.cli.local import local
 from tests.perf.freshness import Clicks, spec_of_rows_only
 from tests.perf.load import Background
-from tests.system.running import status
+from tests.system.running import told_by
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(180)]
 
@@ -19,7 +19,7 @@ def test_a_click_changes_the_served_score_of_its_reader_and_article() -> None:
         Background(system.ports["gateway"], 100) as background,
     ):
         done = [clicks.one() for _ in range(5)]  # raises if a score never changes
-        version = status(system, "inference")["version"]
+        version = told_by(system, "inference")["version"]
         load = background.figures()
 
     assert [sorted(c.stages_s.values()) for c in done] == [list(c.stages_s.values()) for c in done]

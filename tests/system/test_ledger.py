@@ -21,7 +21,7 @@ from freshet.spec import load_spec
 from freshet.spec.topics import Topics, topics_of
 from tests.system import audit
 from tests.system.killing import Killer
-from tests.system.running import LEDGER, applied, drain, status, url_of
+from tests.system.running import LEDGER, applied, drain, told_by, url_of
 from tests.system.traffic import Asker, Traffic
 from tests.system.waiting import wait_until_nothing_differs
 from tests.system.zombies import replace_while_it_stands_still
@@ -58,7 +58,7 @@ def test_whatever_is_killed_every_acknowledged_event_counts_exactly_once(tmp_pat
         )
         assert not traffic.errors
         drain(system, folder, log, topics, len(traffic.impressions))
-        ledger = status(system, "joiner")["ledger"]
+        ledger = told_by(system, "joiner")["ledger"]
         books = audit.read_books(log, topics)
         wait_until_nothing_differs(
             lambda: audit.against_serving(books, url_of(system, "inference")), within_s=20

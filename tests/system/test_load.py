@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from freshet.settings import load_settings
 from freshet.spec import load_spec
 from freshet.spec.topics import topics_of
 from tests.system import audit
-from tests.system.running import status, url_of
+from tests.system.running import status, told_by, url_of
 from tests.system.waiting import wait_until
 
 SPEC = Path(__file__).parents[2] / "examples" / "quickstart" / "freshet.toml"
@@ -27,7 +28,9 @@ pytestmark = [pytest.mark.system, pytest.mark.timeout(280)]
 def loaded(system: Local, *words: str) -> dict[str, Any]:
     servers = ["--gateway", url_of(system, "gateway"), "--inference", url_of(system, "inference")]
     result = CliRunner().invoke(
-        command, [str(SPEC), *servers, "--seed", "5", "--json", *words], catch_exceptions=False
+        command,
+        [str(SPEC), *servers, "--seed", "5", "--timeout", "60", "--json", *words],
+        catch_exceptions=False,
     )
     assert result.exit_code == 0, result.output
     lanes: dict[str, Any] = orjson.loads(result.stdout)["lanes"]
@@ -36,6 +39,8 @@ def loaded(system: Local, *words: str) -> dict[str, Any]:
 
 def test_what_is_acknowledged_is_joined_and_what_is_asked_is_answered(tmp_path: Path) -> None:
     spec = load_spec(SPEC)
+    # How late events come is the machine's doing; times of the load's own are still seen ("outside").
+    spec = replace(spec, join=replace(spec.join, grace_ms=15_000))
     with local(spec, folder=tmp_path, ready_s=120) as system:
         lanes = loaded(
             system, "--events", "200", "--ranks", "20", "--seconds", "4", "--items", "3", "--dry-run"
@@ -46,7 +51,7 @@ def test_what_is_acknowledged_is_joined_and_what_is_asked_is_answered(tmp_path: 
         assert ranks["answers"] == {"200": ranks["requests"]}
         assert 200 * 4 * 0.8 < events["requests"] < 200 * 4 * 1.2
         assert 20 * 4 * 0.5 < ranks["requests"] < 20 * 4 * 1.5
-        said = {role: n["accepted"] for role, n in status(system, "gateway")["events"].items()}
+        said = {role: n["accepted"] for role, n in told_by(system, "gateway")["events"].items()}
         assert said["served"] + said["action"] == events["requests"]
         assert said["action"] / events["requests"] == pytest.approx(0.3, abs=0.1)
 

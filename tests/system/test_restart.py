@@ -26,7 +26,7 @@ from freshet.spec import Spec, load_spec
 from freshet.spec.render import render
 from freshet.spec.topics import topics_of
 from tests.system import audit
-from tests.system.running import LEDGER, drain, own_ports, status, url_of
+from tests.system.running import LEDGER, drain, own_ports, told_by, url_of
 from tests.system.traffic import Impression
 from tests.system.waiting import wait_until, wait_until_nothing_differs
 
@@ -140,7 +140,7 @@ def test_a_second_up_in_the_folder_is_refused(spec: Spec, tmp_path: Path) -> Non
     with local(spec, folder=folder) as system:
         process = up(LEDGER, folder)
         said, _ = process.communicate(timeout=60)
-        still = all(status(system, role) for role in system.ports)
+        still = all(told_by(system, role) for role in system.ports)
 
     assert process.returncode == 1
     assert "is in use by process" in said
@@ -156,7 +156,7 @@ def test_if_the_newest_version_is_damaged_an_older_one_is_gone_on_from(spec: Spe
     (folder / "versions" / f"{damaged:010d}" / "weights.safetensors").write_bytes(b"damaged")
 
     with local(spec, folder=folder) as system:
-        assert status(system, "inference")["version"] is not None
+        assert told_by(system, "inference")["version"] is not None
         sent |= send(system, "after", 20)
         check(system, folder, spec, sent)
 
@@ -175,7 +175,8 @@ def test_on_a_full_disk_events_are_refused_and_none_acknowledged_is_lost(spec: S
             began = time.monotonic()
             while time.monotonic() - began < 2 * LEASE_S:  # longer than anything may stay silent
                 page["ts"] = time.time_ns() // 1_000_000
-                refusals.append(httpx.post(f"{url_of(system, 'gateway')}/v1/impressions", json=page))
+                url = f"{url_of(system, 'gateway')}/v1/impressions"
+                refusals.append(httpx.post(url, json=page, timeout=30))
             ranked = system.rank({"user": "user-0"}, [{"item": 0, "seq": 1}])
         sent |= _sent_again(system, page)
         sent |= send(system, "after", 20)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
@@ -15,12 +15,14 @@ import pytest
 
 from freshet.cli.local import Local, local
 from freshet.errors import ConfigError
+from freshet.runtime.ports import free_ports
 from freshet.runtime.run_state import read_state
 from freshet.settings import RunFolder, Settings, load_settings
+from freshet.spec import Spec, load_spec
 from freshet.testing.simulator import write_spec
 from freshet.testing.simulator.began import Began
 from freshet.testing.simulator.service import Simulator, run
-from tests.system.running import status
+from tests.system.running import status, told_by
 from tests.system.waiting import wait_until
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(240)]
@@ -53,6 +55,17 @@ def readers(system: Local, rate: float) -> Iterator[Simulator]:
         assert not thread.is_alive()
 
 
+def patient(spec_file: Path) -> Spec:
+    """With a grace that no pause of this machine outlasts: what is late then is the simulator's fault."""
+    spec = load_spec(spec_file)
+    return replace(spec, join=replace(spec.join, grace_ms=30_000))
+
+
+def told(simulator: Simulator, what: str, figure: str) -> float:
+    """Of all windows that are over: a first page, alone in its window, may have been of random items."""
+    return float(sum(window[what][figure] for window in simulator.status()["windows"]))
+
+
 def kill(system: Local, role: str) -> int:
     """SIGKILL a service; returns the id of the process that is gone."""
     pid = int(read_state(RunFolder(system.folder))[role]["pid"])
@@ -62,26 +75,25 @@ def kill(system: Local, role: str) -> int:
 
 def test_readers_are_served_and_their_clicks_are_joined_with_what_they_saw(tmp_path: Path) -> None:
     with (
-        local(write_spec(tmp_path / "demo"), folder=tmp_path / "run") as system,
+        local(patient(write_spec(tmp_path / "demo")), folder=tmp_path / "run") as system,
         readers(system, 300) as simulator,
     ):
         wait_until("actions sent", lambda: simulator.status()["actions"]["sent"] > 30, within_s=60)
 
         def joined() -> bool:
-            events = status(system, "joiner")["ledger"]["events"]
-            return bool(events["actions_matched"] > 30)
+            events = status(system, "joiner").get("ledger", {}).get("events", {})
+            return bool(events.get("actions_matched", 0) > 30)
 
         wait_until("clicks are joined", joined, within_s=30)
-        events = status(system, "joiner")["ledger"]["events"]
-        wait_until("a window is told", lambda: len(simulator.status()["windows"]) > 0, within_s=30)
-        [window, *_] = simulator.status()["windows"]
+        events = told_by(system, "joiner")["ledger"]["events"]
+        wait_until("windows are told", lambda: told(simulator, "model", "impressions") > 200, within_s=60)
 
     assert {name: events[name] for name in ("actions_orphan", "actions_late", "actions_no_label")} == {
         "actions_orphan": 0,
         "actions_late": 0,
         "actions_no_label": 0,
     }
-    assert 0 < window["model"]["expected"] < window["best"]["clicks"]
+    assert 0 < told(simulator, "model", "expected") < told(simulator, "best", "clicks")
     assert simulator.status()["errors"] == 0
 
 
@@ -102,11 +114,10 @@ def test_readers_go_on_after_a_kill_and_every_action_arrives(tmp_path: Path, rol
             return bool(sent and now["impressions"] > before["impressions"] + 500)
 
         wait_until("readers are served again", on_again, within_s=60)
-        after = simulator.status()
-
+    after = simulator.status()  # nobody comes any more
     made = after["clicks"] + after["purchases"]
     assert after["actions"]["refused"] == after["actions"]["dropped"] == 0
-    assert after["actions"]["sent"] + after["actions"]["waiting"] == pytest.approx(made, abs=20)
+    assert after["actions"]["sent"] + after["actions"]["waiting"] == made
 
 
 def test_a_simulator_goes_on_with_its_world_and_refuses_another(tmp_path: Path) -> None:
@@ -117,7 +128,7 @@ def test_a_simulator_goes_on_with_its_world_and_refuses_another(tmp_path: Path) 
         with readers(system, 300) as second:
             assert second.status()["began_ms"] == began_ms
             wait_until("actions sent", lambda: second.status()["actions"]["sent"] > 0, within_s=60)
-            ledger = status(system, "joiner")["ledger"]["events"]
+            ledger = told_by(system, "joiner")["ledger"]["events"]
 
         with pytest.raises(ConfigError, match="start over in another folder"):
             Simulator(settings_of(system), Began(8, (150.0,), None), 300)
@@ -127,7 +138,7 @@ def test_a_simulator_goes_on_with_its_world_and_refuses_another(tmp_path: Path) 
 
 def test_health_metrics_and_status_are_served(tmp_path: Path) -> None:
     services = ("GATEWAY_PORT", "INFERENCE_PORT", "SIMULATOR_ADMIN_PORT")  # of the first two nobody is there
-    ports = {f"FRESHET_{service}": str(free_port()) for service in services}
+    ports = {f"FRESHET_{s}": str(port) for s, port in zip(services, free_ports(3), strict=True)}
     settings = load_settings(ports, run_folder=tmp_path)
     settings.common.run.create()
     stop = threading.Event()
@@ -152,10 +163,3 @@ def answers(url: str) -> bool:
         return httpx.get(url, timeout=1).status_code == 200
     except httpx.HTTPError:
         return False
-
-
-def free_port() -> int:
-    """A port that nobody has now."""
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return int(s.getsockname()[1])

@@ -39,14 +39,14 @@ def test_a_run_with_tokens_serves_who_shows_one(tmp_path: Path, monkeypatch: pyt
 
     with local(QUICKSTART, folder=tmp_path / "run", console=True) as run:
         at = {role: f"http://127.0.0.1:{run.ports[role]}" for role in ("gateway", "inference", "console")}
-        assert httpx.post(f"{at['gateway']}/v1/actions", json=event).status_code == 401
-        assert httpx.post(f"{at['inference']}/v1/rank", json=asked).status_code == 401
+        assert httpx.post(f"{at['gateway']}/v1/actions", json=event, timeout=30).status_code == 401
+        assert httpx.post(f"{at['inference']}/v1/rank", json=asked, timeout=30).status_code == 401
         assert len(run.send(actions=[event]).acks) == 1
         assert len(run.rank(asked["context"], asked["candidates"]).items) == 1  # type: ignore[arg-type]
         ranked = freshet("rank", "--folder", str(tmp_path / "run"), "--json", said=json.dumps(asked))
         assert ranked.returncode == 0, ranked.stderr
         tried = f"{at['console']}/api/try"
-        assert httpx.post(tried, json=asked).status_code == 401
+        assert httpx.post(tried, json=asked, timeout=30).status_code == 401
         assert httpx.post(tried, json=asked, headers=bearer(OTHER), timeout=20).status_code == 200
         moved = httpx.post(
             f"{at['console']}/api/promote", json={"number": 0}, headers=bearer(OTHER), timeout=20
@@ -54,7 +54,7 @@ def test_a_run_with_tokens_serves_who_shows_one(tmp_path: Path, monkeypatch: pyt
         assert moved.status_code == 200, moved.text
         assert freshet("version", "rollback", "0", "--folder", str(tmp_path / "run")).returncode == 0
         for url in at.values():
-            page = httpx.get(f"{url}/metrics").text
+            page = httpx.get(f"{url}/metrics", timeout=30).text
             assert [m.exposed for m in DOOR_METRICS if f"# TYPE {m.exposed} " not in page] == []
         told = json.loads(freshet("audit", "--folder", str(tmp_path / "run"), "--json").stdout)["lines"]
 

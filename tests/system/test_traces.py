@@ -26,12 +26,13 @@ TRACEPARENT = {"traceparent": f"00-{CLIENT_TRACE}-{CLIENT_SPAN}-01"}
 
 
 def quick() -> Spec:
-    """The quickstart's, with a version a second, windows of a second and each order the model's."""
+    """The quickstart's, with a version a second and each order the model's. A click may take seconds to come:
+    what is decided without it is told of before it."""
     spec = load_spec(QUICKSTART)
     return replace(
         spec,
-        join=replace(spec.join, grace_ms=200),
-        labels=tuple(replace(label, window_ms=1_000) for label in spec.labels),
+        join=replace(spec.join, grace_ms=2_000),
+        labels=tuple(replace(label, window_ms=5_000) for label in spec.labels),
         train=replace(spec.train, version_interval_ms=1_000),
         serve=replace(spec.serve, explore=Explore()),
     )

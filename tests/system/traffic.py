@@ -167,7 +167,7 @@ class Asker:
 
     def _work(self) -> None:
         body = {"context": {"user": "user-0"}, "candidates": [{"item": i, "seq": 1} for i in range(10)]}
-        with httpx.Client(timeout=5.0) as client:
+        with httpx.Client(timeout=20.0) as client:
             while not self._stop.wait(self.pause_s):
                 began = time.monotonic()
                 try:

@@ -21,6 +21,11 @@ def wait_until(what: str, holds: Callable[[], bool], *, within_s: float, look_s:
     return time.monotonic() - began
 
 
+def wait_for(condition: Callable[[], bool], seconds: float = 10) -> None:
+    """Wait until a condition holds that needs no name."""
+    wait_until("what the test waits for", condition, within_s=seconds)
+
+
 def wait_until_nothing_differs(differences: Callable[[], Iterable[str]], *, within_s: float) -> None:
     """Wait until a comparison finds no difference; AssertionError shows the last ones."""
     deadline = time.monotonic() + within_s

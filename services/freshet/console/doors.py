@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from freshet.runtime.answers import HttpError
 from freshet.runtime.browsers import name_of
-from freshet.runtime.http import HttpError, Request
+from freshet.runtime.requests import Request
 from freshet.runtime.streaming import Headers
 
 __all__ = ["HEADERS", "Doors", "json_only", "names_by"]

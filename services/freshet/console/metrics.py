@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from freshet.runtime.guard import DOOR_METRICS
-from freshet.runtime.http import HTTP_METRICS
+from freshet.runtime.http_metrics import HTTP_METRICS
 from freshet.runtime.metrics import Metric
 
 __all__ = ["LOOKS", "LOOK_SECONDS", "METRICS", "UNREADABLE"]

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from freshet.runtime.http import Request, Response
+from freshet.runtime.answers import Response
+from freshet.runtime.requests import Request
 
 __all__ = ["PAGE", "Page", "read_pages"]
 

@@ -25,15 +25,18 @@ from freshet.console.services import Services
 from freshet.console.tracer import Tracer
 from freshet.console.trying import asked, body_of
 from freshet.errors import BadInput, ConfigError, Corrupt, Overloaded, Unavailable
-from freshet.runtime import tls
-from freshet.runtime.addresses import Address
+from freshet.runtime.answers import HttpError, Response, json_response
 from freshet.runtime.audit import Actor, Audit
-from freshet.runtime.endpoint import LIVE, Endpoint
+from freshet.runtime.endpoint import Endpoint
+from freshet.runtime.face import Face
 from freshet.runtime.guard import Guard
-from freshet.runtime.http import App, Handler, HttpError, Request, Response, Stream, json_response
+from freshet.runtime.http import App
 from freshet.runtime.lifecycle import LAST_S, join_all
 from freshet.runtime.process_metrics import service_registry
-from freshet.runtime.server import bind, run_server, serve
+from freshet.runtime.requests import Request
+from freshet.runtime.routes import Handler
+from freshet.runtime.server import run_server
+from freshet.runtime.streaming import Stream
 from freshet.seams.versions.moves import move, version_to_roll_back_to
 from freshet.settings import Common
 from freshet.settings import Console as Settings
@@ -136,7 +139,6 @@ class Console:
             (replace(api.TRY, scope="operate") if self._client_token_file else api.TRY, self._try),
             (api.PROMOTE, self._promote),
             (api.ROLLBACK, self._rollback),
-            (LIVE, self._live),
             (api.READY, self._ready),
             (api.STATUS, self._status),
         )
@@ -272,9 +274,6 @@ class Console:
 
     # --- how it is
 
-    async def _live(self, _request: Request) -> Response:
-        return json_response(200, {"status": "live"})
-
     async def _ready(self, _request: Request) -> Response:
         if self._collector.caught_up.is_set():
             return json_response(200, {"status": "ready"})
@@ -339,41 +338,31 @@ def run(
     Raises:
         ConfigError: the port cannot be had.
     """
-    sock = bind(common.bind_address, settings.port)
-    host, port = sock.getsockname()[:2]
-    names = names_by(common.bind_address, settings.host)
-    console = Console(
-        sources,
-        settings,
-        places,
-        Doors(names),
-        guard,
-        audit,
-        client_token_file=common.client_token_file,
-        tokens_asked=bool(common.tokens_file),
-        clock=clock,
-    )
-    stop_threads = threading.Event()
-
     left_s = 0.0
 
-    async def main() -> None:
-        nonlocal left_s
-        left_s = await serve(
-            console.app,
-            sock,
-            stop,
-            started=lambda: ready(f"{tls.scheme()}://{Address(host, port)}"),
-            drain_s=common.drain_ms / 1e3,
-            max_connections=common.max_connections,
+    with Face(common, settings.port) as face:
+        console = Console(
+            sources,
+            settings,
+            places,
+            Doors(names_by(common.bind_address, settings.host)),
+            guard,
+            audit,
+            client_token_file=common.client_token_file,
+            tokens_asked=bool(common.tokens_file),
+            clock=clock,
         )
+        stop_threads = threading.Event()
 
-    threads = console.start(stop_threads)
-    try:
-        run_server(main)
-    finally:
-        stop_threads.set()
-        console.close()
-        threads_left = join_all(threads, max(left_s, LAST_S))
-        sock.close()
-        logger.info("console stopped", threads_left=threads_left)
+        async def main() -> None:
+            nonlocal left_s
+            left_s = await face.serve(console.app, stop, ready)
+
+        threads = console.start(stop_threads)
+        try:
+            run_server(main)
+        finally:
+            stop_threads.set()
+            console.close()
+            threads_left = join_all(threads, max(left_s, LAST_S))
+            logger.info("console stopped", threads_left=threads_left)

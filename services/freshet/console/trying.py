@@ -12,8 +12,8 @@ import orjson
 from freshet.errors import BadInput, Unavailable
 from freshet.runtime import tls
 from freshet.runtime.addresses import Address
+from freshet.runtime.answers import Response
 from freshet.runtime.asking import whole_body
-from freshet.runtime.http import Response
 from freshet.runtime.token_file import token_headers
 from freshet.wire.json_text import written
 

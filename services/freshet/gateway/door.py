@@ -32,8 +32,10 @@ from freshet.gateway.core import (
     too_far_ahead,
 )
 from freshet.gateway.tracing import Sending, sending, sending_one
-from freshet.runtime.http import HttpError, Reply, Request, Response, error_response, json_response
+from freshet.runtime.answers import HttpError, Response, error_response, json_response
 from freshet.runtime.rates import Payer
+from freshet.runtime.requests import Request
+from freshet.runtime.routes import Reply
 from freshet.spec.model import Stream
 from freshet.tracing import Context, active
 from freshet.types import BytesColumn

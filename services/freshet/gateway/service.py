@@ -16,17 +16,16 @@ from freshet.gateway.codec import StreamCodec
 from freshet.gateway.commit import Committer
 from freshet.gateway.core import Limits
 from freshet.gateway.door import Door, Rules
-from freshet.runtime import tls
-from freshet.runtime.addresses import Address
+from freshet.runtime.answers import Response, json_response
 from freshet.runtime.browsers import refuse_other_sites
-from freshet.runtime.endpoint import LIVE
-from freshet.runtime.grpc_metrics import GRPC_DOOR_METRICS, ListenerCounts, grpc_door_readings
+from freshet.runtime.face import Face
+from freshet.runtime.grpc_metrics import door_counts
 from freshet.runtime.guard import Guard
-from freshet.runtime.http import App, Request, Response, json_response
+from freshet.runtime.http import App
 from freshet.runtime.lifecycle import LAST_S
-from freshet.runtime.metrics import register
 from freshet.runtime.process_metrics import service_registry
-from freshet.runtime.server import Beside, bind, run_server, serve
+from freshet.runtime.requests import Request
+from freshet.runtime.server import Beside, run_server
 from freshet.seams.eventlog import EventLog
 from freshet.settings import Common
 from freshet.settings import Gateway as Settings
@@ -87,14 +86,12 @@ class Gateway:
         )
         self.guard = guard
         self.doors: dict[str, Door] = {}  # by role of the stream
-        self.grpc_counts = ListenerCounts()
-        register(registry, GRPC_DOOR_METRICS, lambda: grpc_door_readings(self.grpc_counts))
+        self.grpc_counts = door_counts(registry)
         events = spec.events
         for stream in (events.served, events.shown, events.action):
             if stream is not None and not stream.theirs:
                 self.doors[stream.role] = door = self._door(stream)
                 self.app.route_taker(api.events(stream.role), door.take)
-        self.app.route(LIVE, self._live)
         self.app.route(api.READY, self._ready)
         self.app.route(api.STATUS, self._status)
 
@@ -120,9 +117,6 @@ class Gateway:
         codec = self._codecs[stream.role]
         pay = {} if self.guard is None else {"pay": self.guard.pay}
         return Door(stream, codec, self.committer, rules, clock=self._clock, count=count, **pay)
-
-    async def _live(self, _request: Request) -> Response:
-        return json_response(200, {"status": "live"})
 
     async def _status(self, _request: Request) -> Response:
         return json_response(200, {**self.committer.figures(), "events": self._counts})
@@ -196,29 +190,20 @@ def run(
     Raises:
         ConfigError: the port cannot be had. Mismatch: a topic exists with another shape.
     """
-    sock = bind(common.bind_address, settings.port)
-    gateway = Gateway(spec, log, codecs, settings, clock=clock, guard=guard)
-    host, port = sock.getsockname()[:2]
+    with Face(common, settings.port) as face:
+        gateway = Gateway(spec, log, codecs, settings, clock=clock, guard=guard)
 
-    async def main() -> None:
-        gateway.committer.start()
-        left_s = 0.0
+        async def main() -> None:
+            gateway.committer.start()
+            left_s = 0.0
+            try:
+                other = beside(gateway) if beside is not None else None
+                left_s = await face.serve(gateway.app, stop, ready, other)
+            finally:
+                cut = await gateway.committer.close(left_s, LAST_S)
+            logger.info("gateway stopped", events_cut_off=cut, append_left=gateway.committer.appending)
+
         try:
-            left_s = await serve(
-                gateway.app,
-                sock,
-                stop,
-                started=lambda: ready(f"{tls.scheme()}://{Address(host, port)}"),
-                drain_s=common.drain_ms / 1e3,
-                max_connections=common.max_connections,
-                beside=beside(gateway) if beside is not None else None,
-            )
+            run_server(main)
         finally:
-            cut = await gateway.committer.close(left_s, LAST_S)
-        logger.info("gateway stopped", events_cut_off=cut, append_left=gateway.committer.appending)
-
-    try:
-        run_server(main)
-    finally:
-        gateway.close()
-        sock.close()
+            gateway.close()

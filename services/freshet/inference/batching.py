@@ -4,6 +4,9 @@ the model cost several requests less than one of each for every request.
 Adaptive: whoever has arrived is taken, nobody is waited for. A request that comes alone is scored alone, one
 turn of the event loop later; under load the requests that came while the last batch was scored are the next.
 Results go to callbacks, not futures: a request needs no task of its own.
+
+What cannot be scored with others (`Alone`) waits in the same queue and has a turn to itself, so that whatever
+is asked, by whatever door, one bound says whether it is answered in time.
 """
 
 from __future__ import annotations
@@ -11,8 +14,9 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Generic, TypeVar
 
 import structlog
@@ -21,7 +25,7 @@ from freshet.errors import Overloaded
 from freshet.inference.pipeline import Encoded
 from freshet.runtime.answers import ClientGoneError
 
-__all__ = ["SHED_WHYS", "Batcher", "Pace", "Throughput"]
+__all__ = ["SHED_WHYS", "Alone", "Batcher", "Pace", "Throughput"]
 
 log = structlog.get_logger(__name__)
 
@@ -89,13 +93,13 @@ class Pace:
         self.budget_s = budget_s
         self.candidate_s = FIRST_GUESS_S
 
-    def fits(self, waiting: Sequence[int]) -> int:
+    def fits(self, waiting: Iterable[int]) -> int:
         """How many of the requests that wait, given by their candidates, are one batch: the first always, and
-        those after it for as long as the budget lasts."""
-        taken, candidates = 1, waiting[0]
-        for more in waiting[1:]:
+        those after it for as long as the budget lasts. No more of them are looked at."""
+        taken = candidates = 0
+        for more in waiting:
             candidates += more
-            if candidates * self.candidate_s > self.budget_s:
+            if taken and candidates * self.candidate_s > self.budget_s:
                 break
             taken += 1
         return taken
@@ -117,8 +121,16 @@ def _stays() -> bool:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Alone(Generic[Result]):
+    """A request that is not scored with others."""
+
+    candidates: int
+    score: Callable[[], Result]  # called in its turn; what it raises is its answer
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class _Waiting(Generic[Result]):
-    request: Encoded
+    request: Encoded | Alone[Result]
     done: Callable[[Result | Exception], None]
     gone: Callable[[], bool]
 
@@ -136,8 +148,8 @@ class Batcher(Generic[Result]):
         shed: Callable[[str], None] = lambda why: None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """`score` gives each request its result, or what is wrong with it; what it raises is tried again with
-        each request alone.
+        """`score` gives each request of a batch its result, or what is wrong with it; what it raises is tried
+        again with each request alone.
 
         Args:
             most_wait_s: a request that would be answered later than that is refused at once.
@@ -148,13 +160,14 @@ class Batcher(Generic[Result]):
         self._score, self._observe, self._shed, self._clock = score, observe, shed, clock
         self._pace, self._throughput, self._most_wait_s = Pace(budget_s), Throughput(), most_wait_s
         self._candidates = 0  # of those that wait
+        self._alone = self._alone_candidates = 0  # of them, those that have a turn to themselves
         self._before: tuple[float, int] | None = None  # began, candidates: of a turn that left some waiting
         self._waiting: deque[_Waiting[Result]] = deque()
         self._due = False  # whether a turn is scheduled
 
     def ask(
         self,
-        request: Encoded,
+        request: Encoded | Alone[Result],
         done: Callable[[Result | Exception], None],
         gone: Callable[[], bool] = _stays,
     ) -> None:
@@ -165,25 +178,36 @@ class Batcher(Generic[Result]):
 
         Raises Overloaded: so many wait that it would be answered too late. Whoever comes alone is taken.
         """
-        if self._waiting:
-            self._refuse_if_late()
+        self.refuse_if_late()
         self._waiting.append(_Waiting(request, done, gone))
-        self._candidates += request.candidates
+        self._count(request, 1)
         if not self._due:
             self._due = True
             loop = asyncio.get_running_loop()
             loop.call_soon(self._turn, loop)
 
-    def _refuse_if_late(self) -> None:
+    def refuse_if_late(self) -> None:
+        """Raise as `ask` would now: for a door that has yet to read what it would ask, which costs about as
+        much as scoring it does."""
         waiting = len(self._waiting)
-        wait_s = self._throughput.wait_s(self._pace.turns(waiting, self._candidates), self._candidates)
+        if not waiting:
+            return
+        batched = self._candidates - self._alone_candidates
+        turns = self._alone + self._pace.turns(waiting - self._alone, batched)
+        wait_s = self._throughput.wait_s(turns, self._candidates)
         if wait_s > self._most_wait_s:
             self._shed("wait")
             raise Overloaded(
-                f"{waiting} rank requests wait, for which {wait_s:.1f} s are expected; at most "
+                f"{waiting} requests wait to be scored, for which {wait_s:.1f} s are expected; at most "
                 f"{self._most_wait_s:g} s (FRESHET_INFERENCE_QUEUE_WAIT)",
                 retry_after_s=RETRY_AFTER_S,
             )
+
+    def _count(self, request: Encoded | Alone[Result], n: int) -> None:
+        self._candidates += n * request.candidates
+        if isinstance(request, Alone):
+            self._alone += n
+            self._alone_candidates += n * request.candidates
 
     def _turn(self, loop: asyncio.AbstractEventLoop) -> None:
         """Score one batch; what still waits has the next turn, after the answers have gone out."""
@@ -194,11 +218,7 @@ class Batcher(Generic[Result]):
         candidates = sum(one.request.candidates for one in taken)
         try:
             if taken:
-                started = self._clock()
-                results = self._scored([one.request for one in taken])
-                self._pace.note(candidates, self._clock() - started)
-                self._observe(len(taken))
-                for one, result in zip(taken, results, strict=True):
+                for one, result in zip(taken, self._results(taken, candidates), strict=True):
                     _tell(one.done, result)
         finally:  # whatever went wrong with this batch: who comes later is still scored
             self._before = None
@@ -210,17 +230,32 @@ class Batcher(Generic[Result]):
                 self._throughput.note(candidates, self._clock() - began)
 
     def _take(self) -> list[_Waiting[Result]]:
-        """The next batch, without those whose clients have gone."""
+        """The next batch, or the next that is scored alone; without those whose clients have gone."""
+        together = takewhile(lambda one: not isinstance(one.request, Alone), self._waiting)
+        fit = self._pace.fits(one.request.candidates for one in together)
         taken = []
-        for _ in range(self._pace.fits([one.request.candidates for one in self._waiting])):
+        for _ in range(max(1, fit)):
             one = self._waiting.popleft()
-            self._candidates -= one.request.candidates
+            self._count(one.request, -1)
             if one.gone():
                 self._shed("gone")
                 _tell(one.done, ClientGoneError("the client went away while its request waited"))
             else:
                 taken.append(one)
         return taken
+
+    def _results(self, taken: list[_Waiting[Result]], candidates: int) -> Sequence[Result | Exception]:
+        first = taken[0].request
+        if isinstance(first, Alone):  # says nothing of what a candidate costs in a batch
+            try:
+                return [first.score()]
+            except Exception as error:
+                return [error]
+        started = self._clock()
+        results = self._scored([one.request for one in taken if not isinstance(one.request, Alone)])
+        self._pace.note(candidates, self._clock() - started)
+        self._observe(len(taken))
+        return results
 
     def _scored(self, requests: Sequence[Encoded]) -> Sequence[Result | Exception]:
         try:

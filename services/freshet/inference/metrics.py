@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from freshet.runtime.grpc_metrics import GRPC_DOOR_METRICS
 from freshet.runtime.guard import DOOR_METRICS
-from freshet.runtime.http import HTTP_METRICS
+from freshet.runtime.http_metrics import HTTP_METRICS
 from freshet.runtime.metrics import Metric
 
 __all__ = [
@@ -16,7 +16,9 @@ __all__ = [
     "KEPT_OUT",
     "LABEL_DELAY",
     "METRICS",
+    "PUBLISH_INTERVAL",
     "ROWS_FRESHNESS",
+    "ROWS_UNREAD",
     "SERVED_DROPPED",
     "SERVED_LOGGED",
     "SERVED_QUEUE",
@@ -39,8 +41,8 @@ SHED = Metric(
     "freshet_inference_shed",
     "counter",
     "requests",
-    "Rank requests that were not scored: refused, as the wait would be too long (`wait`), or given up by "
-    "clients that went away (`gone`).",
+    "Requests that were not scored, by whatever door they came: refused, as the wait would be too long "
+    "(`wait`), or given up by clients that went away (`gone`).",
     ("why",),
 )
 UNKNOWN_ROWS = Metric(
@@ -60,12 +62,26 @@ ROWS_FRESHNESS = Metric(
     "The same of rows alone: it grows where changed rows are not followed, while dense versions keep "
     "freshness short. As freshness until rows have learned anything.",
 )
+ROWS_UNREAD = Metric(
+    "freshet_inference_rows_unread_seconds",
+    "gauge",
+    "seconds",
+    "For how long the partition of changed rows that is worst off is not known to be read to its end: "
+    "freshness hides one that stands still behind the others. About a second while all are read, or nothing "
+    "is published; it grows while the log does not say where they end; 0 until rows are served.",
+)
 LABEL_DELAY = Metric(
     "freshet_inference_label_delay_seconds",
     "gauge",
     "seconds",
     "Shortest window of a label, grace included: freshness comes to it while nobody acts, and is at least "
     'it with emit = "window".',
+)
+PUBLISH_INTERVAL = Metric(
+    "freshet_inference_publish_interval_seconds",
+    "gauge",
+    "seconds",
+    "How often the spec has changed rows published (`train.publish_interval`): rows are no fresher.",
 )
 CORRUPT_DELTAS = Metric(
     "freshet_inference_corrupt_deltas",
@@ -102,7 +118,9 @@ METRICS = (
     EXPLORED,
     FRESHNESS,
     ROWS_FRESHNESS,
+    ROWS_UNREAD,
     LABEL_DELAY,
+    PUBLISH_INTERVAL,
     CORRUPT_DELTAS,
     VERSION,
     SWAPS,

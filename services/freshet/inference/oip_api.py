@@ -13,7 +13,9 @@ from freshet.inference.oip import parse_infer, write_infer
 from freshet.inference.oip_model import OipModel
 from freshet.inference.oip_rows import model_config
 from freshet.release import RELEASE
-from freshet.runtime.http import App, HttpError, Request, Response, error_response, json_response
+from freshet.runtime.answers import HttpError, Response, error_response, json_response
+from freshet.runtime.http import App
+from freshet.runtime.requests import Request
 
 __all__ = ["OipRoutes"]
 
@@ -84,8 +86,9 @@ class OipRoutes:
     async def _infer(self, request: Request) -> Response:
         name, *version = request.arguments
         self.model.check(name, *version)
-        asked = parse_infer(request.body, _header_length(request), self.model.limits)
-        outputs, number = self.model.infer(asked)
+        outputs, asked, number = await self.model.infer(
+            lambda: parse_infer(request.body, _header_length(request), self.model.limits)
+        )
         body, length = write_infer(self.model.spec.name, number, asked.id, outputs)
         if length is None:
             return Response(200, body)

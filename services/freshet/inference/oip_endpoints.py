@@ -17,7 +17,7 @@ from freshet.runtime.endpoint import (
     text,
     words,
 )
-from freshet.runtime.http_errors import by_status
+from freshet.runtime.http_errors import ERROR, by_status
 
 __all__ = ["CONFIG", "INFER", "LIVE", "METADATA", "MODEL_READY", "READY", "SERVER", "VERSION"]
 
@@ -201,7 +201,14 @@ INFER = Endpoint(
             "internal",
             "unavailable",
         ),
-        *refusals("origin", *TOKEN_CODES, "body_timeout"),  # before the protocol is known
+        Answer(
+            429,
+            by_status(("overloaded", "too_often"))[429],
+            (json({"anyOf": [OIP_ERROR, ERROR]}),),  # of the queue, of the door
+            {"Retry-After": "seconds to wait before trying again"},
+        ),
+        # before the protocol is known
+        *refusals("origin", *(code for code in TOKEN_CODES if code != "too_often"), "body_timeout"),
     ),
     "The binary tensor extension of Triton is spoken, so `tritonclient.http` works unchanged.",
     parameters=(MODEL, Parameter("Inference-Header-Content-Length", "header", _LENGTH, integer(minimum=0))),

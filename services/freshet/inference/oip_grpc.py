@@ -43,13 +43,10 @@ def add_oip(door: GrpcDoor, model: OipModel) -> None:
     def tell(method: str, answer: Callable[[], Any]) -> None:
         door.open(SERVICE, method, lambda: bytes(answer().SerializeToString()))
 
-    def route(
-        method: str, answer: Callable[[Any], Any], check: Callable[[bytes], None] = lambda _: None
-    ) -> None:
+    def route(method: str, answer: Callable[[Any], Any]) -> None:
         request_class = getattr(m, f"{method}Request")
 
         async def answered(data: bytes, _: Guest) -> bytes:
-            check(data)
             return bytes(answer(parse(request_class, data)).SerializeToString())
 
         door.call(SERVICE, method, answered, scope="rank")
@@ -61,18 +58,22 @@ def add_oip(door: GrpcDoor, model: OipModel) -> None:
     def metadata(asked: Any) -> Any:
         return m.ModelMetadataResponse(**model.described(asked.name, asked.version))
 
-    def infer(asked: Any) -> Any:
-        model.check(asked.model_name, asked.model_version)
-        request = read_infer(asked, model.limits)
-        outputs, number = model.infer(request)
-        return write_infer(model.spec.name, number, request.id, outputs)
+    def read(data: bytes) -> InferRequest:
+        check_message(data, model.limits)
+        message = parse(m.ModelInferRequest, data)
+        model.check(message.model_name, message.model_version)
+        return read_infer(message, model.limits)
+
+    async def infer(data: bytes, _: Guest) -> bytes:
+        outputs, asked, number = await model.infer(lambda: read(data))
+        return bytes(write_infer(model.spec.name, number, asked.id, outputs).SerializeToString())
 
     tell("ServerLive", lambda: m.ServerLiveResponse(live=True))
     tell("ServerReady", lambda: m.ServerReadyResponse(ready=model.is_ready()))
     tell("ServerMetadata", lambda: m.ServerMetadataResponse(name="freshet", version=RELEASE))
     route("ModelReady", model_ready)
     route("ModelMetadata", metadata)
-    route("ModelInfer", infer, lambda data: check_message(data, model.limits))
+    door.call(SERVICE, "ModelInfer", infer, scope="rank")
 
 
 def read_infer(message: Any, limits: InputLimits) -> InferRequest:

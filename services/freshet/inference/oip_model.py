@@ -13,16 +13,16 @@ from freshet.errors import BadInput
 from freshet.inference.core import time_ms_of
 from freshet.inference.oip import InferRequest
 from freshet.inference.oip_limits import InputLimits
-from freshet.inference.oip_rows import SCORE, limits_of, metadata, rows_of
-from freshet.inference.pipeline import Pipeline, Scored
+from freshet.inference.oip_rows import SCORE, Input, limits_of, metadata, rows_of
+from freshet.inference.pipeline import Scored
+from freshet.inference.scoring import Rows, Scoring
 from freshet.inference.versions import ServingVersion
-from freshet.runtime.http import HttpError
+from freshet.runtime.answers import HttpError
 from freshet.spec.model import Spec
 from freshet.types import I64
 
 __all__ = ["OipModel", "Output"]
 
-Score = Callable[[list[dict[str, Any]], I64], tuple[Scored, ServingVersion]]
 Output = tuple[str, NDArray[np.float32], bool]
 """Name, (B,) values, and whether the client wants them binary."""
 
@@ -32,15 +32,16 @@ class OipModel:
     """One model, under its name, with or without the number of the version served."""
 
     spec: Spec
-    pipeline: Pipeline
-    score: Score  # rows and their times to predictions; raises Unavailable while nothing is served
+    inputs: tuple[Input, ...]
+    scoring: Scoring
+    count: Callable[[Scored], None]  # is told of each request that was scored
     serving: Callable[[], ServingVersion | None]  # the version served now, None while rows or weights lack
     now_ms: Callable[[], int]
     max_rows: int
     limits: InputLimits = field(init=False)
 
     def __post_init__(self) -> None:
-        self.limits = limits_of(self.pipeline.inputs, self.max_rows)
+        self.limits = limits_of(self.inputs, self.max_rows)
 
     def is_ready(self) -> bool:
         """Whether it can score."""
@@ -50,7 +51,7 @@ class OipModel:
         """The metadata, as the protocol says it. Raises as `check`."""
         number = self.check(name, version)
         labels = tuple(label.name for label in self.spec.labels)
-        return metadata(self.spec.name, number, self.pipeline.inputs, labels)
+        return metadata(self.spec.name, number, self.inputs, labels)
 
     def check(self, name: str, version: str = "") -> str:
         """The version's number as text. Raises HttpError for another model or version than is served."""
@@ -65,13 +66,19 @@ class OipModel:
             )  # fmt: skip
         return number
 
-    def infer(self, asked: InferRequest) -> tuple[list[Output], str]:
-        """The outputs that were asked for, and the number of the version that made them.
+    async def infer(self, read: Callable[[], InferRequest]) -> tuple[list[Output], InferRequest, str]:
+        """The outputs that were asked for, what was asked, and the number of the version that made them.
 
-        Raises BadInput for what is not as the metadata says, Unavailable while nothing is served.
+        `read`: makes the request of the message, and is not called where it is refused for overload.
+
+        Raises what `read` does; BadInput for what is not as the metadata says, Unavailable while nothing is
+        served, Overloaded where it would be answered too late.
         """
-        rows = rows_of(asked.tensors, self.pipeline.inputs, self.max_rows)
-        scored, serving = self.score(rows, self._times(rows))
+        self.scoring.refuse_if_late()
+        asked = read()
+        count = max((len(tensor.values) for tensor in asked.tensors.values()), default=0)
+        scored, serving = await self.scoring.of_rows(count, lambda: self._rows(asked))
+        self.count(scored)
         values = {SCORE: scored.scores}
         for i, label in enumerate(self.spec.labels):
             values[label.name] = scored.predictions[:, i]
@@ -81,7 +88,11 @@ class OipModel:
         if unknown:
             raise BadInput(f"output {unknown[0]!r:.60}: expected one of {', '.join(values)}")
         number = str(serving.manifest.number)
-        return [(name, values[name], binary) for name, binary in wanted], number
+        return [(name, values[name], binary) for name, binary in wanted], asked, number
+
+    def _rows(self, asked: InferRequest) -> Rows:
+        rows = rows_of(asked.tensors, self.inputs, self.max_rows)
+        return rows, self._times(rows)
 
     def _times(self, rows: list[dict[str, Any]]) -> I64:
         """(B,) event times: the rows' own where they have one, else now."""

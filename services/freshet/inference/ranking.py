@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -17,17 +17,19 @@ from prometheus_client import CollectorRegistry, Counter
 
 from freshet.clock import Clock
 from freshet.inference import metrics
-from freshet.inference.batching import SHED_WHYS, Batcher
 from freshet.inference.core import Order, RankRequest, events_of, get_path, order, parse_rank
 from freshet.inference.explaining import explained
 from freshet.inference.filling import Filling
 from freshet.inference.live import Live
-from freshet.inference.pipeline import Encoded, Pipeline, Scored
+from freshet.inference.pipeline import Scored
 from freshet.inference.plain import PlainRequest, PlainRequests
+from freshet.inference.scoring import Outcome, Scoring
 from freshet.inference.served import Served, ServedLogger, served_events
 from freshet.inference.tracing import Asked, Came, ranked
 from freshet.inference.versions import ServingVersion
-from freshet.runtime.http import Reply, Request, Response, error_response, json_response
+from freshet.runtime.answers import Response, error_response, json_response
+from freshet.runtime.requests import Request
+from freshet.runtime.routes import Reply
 from freshet.settings import Inference as Settings
 from freshet.spec.model import Explore, Spec
 from freshet.tracing import active, harmless
@@ -36,8 +38,6 @@ __all__ = ["Ranker", "Tally", "Totals"]
 
 START_LOOK_S = 0.02
 """How often a request that waits for the server's start looks whether it can be answered."""
-
-Outcome = tuple[Scored, ServingVersion] | Exception
 
 
 @dataclass(slots=True)
@@ -93,11 +93,10 @@ class Ranker:
     def __init__(
         self,
         spec: Spec,
-        pipeline: Pipeline,
+        scoring: Scoring,
         filling: Filling,
         live: Live,
         settings: Settings,
-        registry: CollectorRegistry,
         *,
         logger: ServedLogger | None,
         tally: Tally,
@@ -105,7 +104,7 @@ class Ranker:
         rng: random.Random,
     ) -> None:
         """`logger`: takes what was served; None where the spec logs nothing."""
-        self._spec, self._pipeline, self._filling, self._live = spec, pipeline, filling, live
+        self._spec, self._scoring, self._filling, self._live = spec, scoring, filling, live
         self._settings, self._logger, self._tally, self._clock, self._rng = (
             settings,
             logger,
@@ -117,30 +116,22 @@ class Ranker:
         self._id_path = spec.events.served.key[0]
         self._plain = None
         if PlainRequests.fits(spec):
-            self._plain = PlainRequests(spec, pipeline.transcoder, filling, settings.max_candidates)
-        shed = metrics.SHED.counter(registry)
-        counted = {why: shed.labels(why).inc for why in SHED_WHYS}
-        self._batcher: Batcher[tuple[Scored, ServingVersion]] = Batcher(
-            self._score,
-            budget_s=settings.batch_budget_ms / 1e3,
-            most_wait_s=settings.queue_wait_ms / 1e3 or float("inf"),
-            shed=lambda why: counted[why](),
-            observe=metrics.BATCH_REQUESTS.histogram(registry).observe,
-        )
+            self._plain = PlainRequests(spec, scoring.transcoder, filling, settings.max_candidates)
 
     def take(self, request: Request, reply: Reply) -> None:
         """Answer a request, in a later turn of the loop.
 
         Raises BadInput and TooLarge for a body that is no rank request, or does not fit the schema;
-        Overloaded where so many wait that it would be answered too late.
+        Overloaded, before it is read, where so many wait that it would be answered too late.
         """
+        self._scoring.refuse_if_late()
         is_served = self._live.version() is not None
         if is_served and self._plain is not None:
             plain = self._plain.read(request.body, self._clock.now_ms())
             if plain is not None:
                 came = self._came(request)
                 answer = partial(self._answer_plain, plain, reply, came)
-                self._batcher.ask(plain.encoded, answer, request.gone)
+                self._scoring.ask(plain.encoded, answer, request.gone)
                 return
         asked = parse_rank(request.body, self._settings.max_candidates)
         came = self._came(request)
@@ -179,23 +170,12 @@ class Ranker:
         now_ms = self._clock.now_ms()
         context = self._filling.filled(request.context, request.request_id, now_ms)
         events = events_of(self._spec, context, request.candidates)
-        encoded = self._pipeline.encoded(events, len(request.candidates))
-        asked = _Asked(request, context, now_ms, reply, came)
+        encoded = self._scoring.encoded(events, len(request.candidates))
+        answer = partial(self._answer, _Asked(request, context, now_ms, reply, came))
         if request.explain:
-            self._answer(asked, self._score_explained(encoded))
+            self._scoring.ask_explained(encoded, answer, gone)
         else:
-            self._batcher.ask(encoded, partial(self._answer, asked), gone)
-
-    def _score(self, asked: Sequence[Encoded]) -> Sequence[Outcome]:
-        table, serving = self._live.now()
-        return [
-            one if isinstance(one, Exception) else (one, serving)
-            for one in self._pipeline.score_all(asked, table, serving.scorer)
-        ]
-
-    def _score_explained(self, asked: Encoded) -> tuple[Scored, ServingVersion]:
-        table, serving = self._live.now()
-        return self._pipeline.score_one(asked, table, serving.scorer, explain=True), serving
+            self._scoring.ask(encoded, answer, gone)
 
     def _answer(self, asked: _Asked, outcome: Outcome) -> None:
         try:

@@ -292,5 +292,5 @@ class ServedLogger:
     def _drop(self, why: str, count: int, reason: str) -> None:
         if reason != self.reason:
             log.warning("served events are not logged", why=why, reason=reason)
-        self.reason = reason
         self._dropped.labels(why).inc(count)
+        self.reason = reason

@@ -28,25 +28,26 @@ from freshet.inference.filling import Filling
 from freshet.inference.live import Live
 from freshet.inference.oip_api import OipRoutes
 from freshet.inference.oip_model import OipModel
-from freshet.inference.pipeline import Pipeline, Scored
+from freshet.inference.pipeline import Pipeline
 from freshet.inference.progress import Progress
 from freshet.inference.ranking import Ranker, Tally
 from freshet.inference.rows import RowFollower
+from freshet.inference.scoring import Scoring
 from freshet.inference.served import ServedLogger
 from freshet.inference.table import ServingTable
-from freshet.inference.versions import Scorer, ServingVersion, VersionFollower
+from freshet.inference.unread import RowsWatch
+from freshet.inference.versions import Scorer, VersionFollower
 from freshet.model import SERVING_PREFIXES, build_model
-from freshet.runtime import tls
-from freshet.runtime.addresses import Address
+from freshet.runtime.answers import Response, json_response
 from freshet.runtime.browsers import refuse_other_sites
-from freshet.runtime.endpoint import LIVE
-from freshet.runtime.grpc_metrics import GRPC_DOOR_METRICS, ListenerCounts, grpc_door_readings
+from freshet.runtime.face import Face
+from freshet.runtime.grpc_metrics import door_counts
 from freshet.runtime.guard import Guard
-from freshet.runtime.http import App, Request, Response, json_response
+from freshet.runtime.http import App
 from freshet.runtime.lifecycle import CLOSE_S, LAST_S, join_all, within
-from freshet.runtime.metrics import register
 from freshet.runtime.process_metrics import service_registry
-from freshet.runtime.server import Beside, bind, run_server, serve
+from freshet.runtime.requests import Request
+from freshet.runtime.server import Beside, run_server
 from freshet.seams.eventlog import EventLog
 from freshet.seams.rowstore import RowStore
 from freshet.seams.versions import VersionStore
@@ -58,7 +59,6 @@ from freshet.spec.model import Spec
 from freshet.spec.outcomes import check_outcomes
 from freshet.spec.topics import topics_of
 from freshet.tracing import active
-from freshet.types import I64
 from freshet.wire.schemas import SchemaRegistry
 
 __all__ = ["Inference", "Parts", "run"]
@@ -102,7 +102,7 @@ class Inference:
         """Raises ConfigError if the spec does not fit the schema, ImportError if the model needs what is not
         installed (torch)."""
         spec = parts.spec
-        self._pipeline = Pipeline(spec, parts.served)
+        pipeline = Pipeline(spec, parts.served)
         topics = topics_of(spec)
         for plan in topics.plans:  # whoever of the services starts first
             parts.log.create_topic(
@@ -131,6 +131,7 @@ class Inference:
             spec_hash=parts.spec_hash,
             wait_s=settings.follow_wait_ms / 1e3,
         )
+        self.rows_watch = RowsWatch(parts.log, self.rows, topics.rows, clock)
         self.versions = VersionFollower(
             parts.versions,
             load,
@@ -160,13 +161,13 @@ class Inference:
         self._progress_thread = ThreadPoolExecutor(1, thread_name_prefix="progress")
         self._live, self._tally = Live(self.rows, self.versions, clock), Tally(registry)
         self._measure(registry, spec)
+        scoring = Scoring(pipeline, self._live, settings, registry)
         ranker = Ranker(
             spec,
-            self._pipeline,
+            scoring,
             Filling.of(spec.events.served, parts.served),
             self._live,
             settings,
-            registry,
             logger=self.logger,
             tally=self._tally,
             clock=clock,
@@ -184,20 +185,21 @@ class Inference:
         self.guard = guard
         self.app.route_taker(api.RANK, ranker.take)
         self.app.route(api.PROGRESS, self._progressed)
-        self.app.route(LIVE, self._is_live)
         self.app.route(api.READY, self._ready)
         self.app.route(api.STATUS, self._status)
         self.oip = OipModel(
-            spec, self._pipeline, self._score_rows, self._live.version, clock.now_ms, settings.max_candidates
-        )
+            spec, pipeline.inputs, scoring, self._tally.scored, self._live.version, clock.now_ms,
+            settings.max_candidates,
+        )  # fmt: skip
         OipRoutes(self.oip).add_to(self.app)
-        self.grpc_counts = ListenerCounts()
-        register(registry, GRPC_DOOR_METRICS, lambda: grpc_door_readings(self.grpc_counts))
+        self.grpc_counts = door_counts(registry)
 
     def _measure(self, registry: CollectorRegistry, spec: Spec) -> None:
         metrics.FRESHNESS.gauge(registry, lambda: (self._live.freshness_ms() or 0) / 1e3)
         metrics.ROWS_FRESHNESS.gauge(registry, lambda: (self._live.rows_freshness_ms() or 0) / 1e3)
+        metrics.ROWS_UNREAD.gauge(registry, lambda: self.rows_watch.worst_s)
         metrics.LABEL_DELAY.gauge(registry).set(label_delay_ms(spec) / 1e3)
+        metrics.PUBLISH_INTERVAL.gauge(registry).set(spec.train.publish_interval_ms / 1e3)
         metrics.CORRUPT_DELTAS.gauge(registry, lambda: self.rows.state.corrupt)
 
     def start(self, stop: threading.Event, rest_s: Callable[[], float]) -> list[threading.Thread]:
@@ -205,6 +207,7 @@ class Inference:
         `rest_s` is over."""
         jobs: list[tuple[str, Callable[[], None]]] = [
             ("rows", lambda: self.rows.run(stop)),
+            ("rows-watch", lambda: self.rows_watch.run(stop)),
             ("versions", lambda: self.versions.run(stop)),
         ]
         served = self.logger
@@ -222,12 +225,6 @@ class Inference:
             self._writer.close()
 
     # --- requests
-
-    def _score_rows(self, rows: list[dict[str, Any]], times_ms: I64) -> tuple[Scored, ServingVersion]:
-        table, serving = self._live.now()
-        scored = self._pipeline.score(self._pipeline.rows(rows, times_ms), table, serving.scorer)
-        self._tally.scored(scored)
-        return scored, serving
 
     async def _progressed(self, request: Request) -> Response:
         query = {k: v[-1] for k, v in parse_qs(request.query).items()}
@@ -256,9 +253,6 @@ class Inference:
             body |= {"served": stage.served, "waits_for": stage.waits_for}
         return json_response(200, body)
 
-    async def _is_live(self, _request: Request) -> Response:
-        return json_response(200, {"status": "live"})
-
     async def _ready(self, _request: Request) -> Response:
         body = self._figures()
         serving = self._live.version()
@@ -281,7 +275,7 @@ class Inference:
             "corrupt_deltas": rows.corrupt,
             **asdict(self._tally.totals),
             "rows_next": {str(p): n for p, n in rows.next.items()},
-            "rows": rows.reason,
+            "rows": rows.reason or self.rows_watch.reason,
             "versions": self.versions.state.reason,
             "served_log": self.logger.reason if self.logger is not None else "",
         }
@@ -309,34 +303,25 @@ def run(
     Raises:
         ConfigError: the port cannot be had, or the spec does not fit the schema.
     """
-    sock = bind(common.bind_address, settings.port)
-    host, port = sock.getsockname()[:2]
-    server = Inference(parts, settings, clock=clock, rng=rng, guard=guard)
-    stop_threads = threading.Event()  # later than `stop`: requests in hand are still scored and logged
-
     left_s = 0.0
 
     def rest_s() -> float:
         return max(left_s, LAST_S)
 
-    async def main() -> None:
-        nonlocal left_s
-        left_s = await serve(
-            server.app,
-            sock,
-            stop,
-            started=lambda: ready(f"{tls.scheme()}://{Address(host, port)}"),
-            drain_s=common.drain_ms / 1e3,
-            max_connections=common.max_connections,
-            beside=beside(server) if beside is not None else None,
-        )
+    with Face(common, settings.port) as face:
+        server = Inference(parts, settings, clock=clock, rng=rng, guard=guard)
+        stop_threads = threading.Event()  # later than `stop`: requests in hand are still scored and logged
 
-    threads = server.start(stop_threads, rest_s)
-    try:
-        run_server(main)
-    finally:
-        stop_threads.set()
-        threads_left = join_all(threads, rest_s() + NOTICE_S)
-        within(CLOSE_S / 2, "close", server.close)  # a writer waits for its append
-        sock.close()
-        logger.info("inference stopped", threads_left=threads_left)
+        async def main() -> None:
+            nonlocal left_s
+            other = beside(server) if beside is not None else None
+            left_s = await face.serve(server.app, stop, ready, other)
+
+        threads = server.start(stop_threads, rest_s)
+        try:
+            run_server(main)
+        finally:
+            stop_threads.set()
+            threads_left = join_all(threads, rest_s() + NOTICE_S)
+            within(CLOSE_S / 2, "close", server.close)  # a writer waits for its append
+            logger.info("inference stopped", threads_left=threads_left)

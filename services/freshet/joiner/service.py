@@ -100,6 +100,7 @@ class JoinerService:
     _since: dict[int, tuple[int, Mapping[str, int]]] = field(default_factory=dict)
     _done: dict[str, float] = field(default_factory=dict)  # what was last done when, monotonic
     _samples: int = 0
+    _events_elsewhere: int = 0  # read here, of partitions that have gone to others
     _commits: int = 0
     _newest_ms: int | None = None
     _counts: EventCounts = field(init=False)
@@ -270,7 +271,8 @@ class JoinerService:
 
     def _leave(self, partitions: Collection[int]) -> None:
         for partition in partitions:
-            self.tasks.pop(partition, None)
+            if (task := self.tasks.pop(partition, None)) is not None:
+                self._events_elsewhere += task.events
             self._since.pop(partition, None)
         for writer, group in self._writers:
             if group[0] not in self.tasks:
@@ -382,7 +384,7 @@ class JoinerService:
             return
         tasks = self.tasks.values()
         self.status = JoinerStatus(
-            events=sum(t.events for t in tasks),
+            events=self._events_elsewhere + sum(t.events for t in tasks),
             samples=self._samples,
             commits=self._commits,
             newest_ms=self._newest_ms,

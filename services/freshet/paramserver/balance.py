@@ -100,6 +100,11 @@ class Balance:
             while heard and heard[0].at_s < now_s - self._interval_s:
                 heard.popleft()
 
+    def expect(self, sizes: F64) -> None:
+        """(S,) bytes that each slice's rows will take, wherever nobody has told of it yet."""
+        self._sizes = np.where([owner is None for owner in self._owners], sizes, self._sizes)
+        self._reports += 1
+
     def decide(self, current: Sequence[str | None], seats: Sequence[str], now_s: float) -> Decided | None:
         """The next plan, if there should be another than `current`. For the leader; cheap if nothing is new.
 
@@ -109,6 +114,8 @@ class Balance:
             now_s: of a monotonic clock.
         """
         plan = tuple(current)
+        if any(map(math.isfinite, self._limits.values())):  # who has told nothing yet may have little
+            seats = [seat for seat in seats if seat in self._limits or seat in plan] or seats
         if plan != self._plan:
             self._plan, self._planned_s, self._seats = plan, now_s, None
         asked = (plan, tuple(seats), self._reports)
@@ -128,7 +135,7 @@ class Balance:
         return self._rates[number][-1].rate if self._rates[number] else 0
 
     def sizes(self) -> F64:
-        """(S,) bytes that each slice's rows take with their owners, as far as they told."""
+        """(S,) bytes that each slice's rows take: as its owner told last, else what is expected, else 0."""
         return self._sizes.copy()
 
     def weights(self) -> F64 | None:

@@ -29,6 +29,10 @@ log = structlog.get_logger("freshet.paramserver")
 ROUND_S = 0.05
 """Between two looks at the claims: short against the lease of 3 s, after which a dead shard is replaced."""
 
+UNTAKEN_S = 5.0
+"""A slice that nobody takes for so long holds up no other that is to be given away, if who should take it
+has to give as well: that may come first."""
+
 CLAIM_S = 1.0
 """How long a claim may take to be read back; another shard may have been faster."""
 
@@ -71,6 +75,7 @@ class Keeper:
         self._mine: dict[str, Held] = {}  # slices that are served
         self._doubted: set[str] = set()  # to be read whole before they are served again
         self._left: set[str] = set()  # not known to be served by others; the log is held for them
+        self._free_since: dict[str, float] = {}  # slices of nobody, monotonic
         self._leaving = False
         self._round = threading.Lock()
         self.counts = KeeperCounts()
@@ -99,15 +104,22 @@ class Keeper:
             self._leave_doubtful()
             self._let_go()
             loading = self._with_buckets(self._shard.loader.loading())
-            self._balancing.step(self._seat, [what for what in self._mine if what not in loading])
+            loaded = [what for what in self._mine if what not in loading]
+            self._balancing.step(self._seat, loaded, self._mine)
             plan = self._claims.plan()
             if plan is None or len(plan.seats) != len(self._slices):
                 return
             planned = dict(zip(self._slices, plan.seats, strict=True))
-            if not self._leaving:
-                mine = [what for what, seat in planned.items() if seat == self._seat_name]
-                self._take(self._balancing.fitting([what for what in mine if what not in self._mine]))
+            untaken: Unavailable | None = None
+            try:
+                if not self._leaving:
+                    mine = [what for what, seat in planned.items() if seat == self._seat_name]
+                    self._take(self._balancing.fitting([what for what in mine if what not in self._mine]))
+            except Unavailable as error:  # what cannot be taken keeps nothing from others
+                untaken = error
             self._give(self._balancing.next_to_move(self._away(planned)))
+            if untaken is not None:
+                raise untaken
 
     def leave(self, deadline: float) -> None:
         """Give up the seat, and serve on while others take over, a little at a time, and until they have told
@@ -203,17 +215,26 @@ class Keeper:
         looks rows up or pushes waits for all of them together, and in between must find everything served.
         """
         claims, living = self._claims.survey()
-        givers = set()
+        now_s = self._clock.monotonic()
+        free = planned.keys() - living.keys()
+        self._free_since = {what: self._free_since.get(what, now_s) for what in free}
+        owners = {what: seat_of(claims[what].owner) for what in planned.keys() & living.keys()}
+        givers = {
+            owner
+            for what, owner in owners.items()
+            if owner is not None and planned[what] != owner and planned[what] in living
+        }
         for what, seat in planned.items():
             if seat not in living:
                 continue
-            owner = seat_of(claims[what].owner) if what in living else None
+            owner = owners.get(what)
+            if owner is None and seat in givers and now_s - self._free_since[what] > UNTAKEN_S:
+                continue
             if owner == seat and self._balancing.told_by(what) == seat:
                 continue
             released = owner == self._seat_name and what not in self._mine  # and not read back yet
             if owner is None or owner == seat or released:
                 return []  # nobody's, or not loaded yet
-            givers.add(owner)
         if min(givers, default=None) != self._seat_name:
             return []
         loading = self._with_buckets(self._shard.loader.loading())  # what they learn could not be flushed yet

@@ -125,7 +125,8 @@ class _Dealt:
             self._of[i] = fits[np.argmin(loads[fits])] if len(fits) else np.argmax(left)
 
     def relieve(self) -> None:
-        """Move slices away from who has more than its memory holds, to whoever has room; largest first."""
+        """Move slices away from who has more than its memory holds, to whoever has room; largest first. Where
+        nobody is left with a margin, those beyond the whole of it go to who can just hold them."""
         for seat in np.flatnonzero(self._held() > self._limits).tolist():
             mine = np.flatnonzero(self._of == seat)
             for i in mine[np.argsort(-self._sizes[mine], kind="stable")].tolist():
@@ -134,6 +135,12 @@ class _Dealt:
                 fits = np.flatnonzero(self._room() >= self._sizes[i])
                 if len(fits) and self._sizes[i] > 0:
                     self._of[i] = fits[np.argmin(self._loads()[fits])]
+            for i in np.flatnonzero(self._of == seat).tolist():
+                if self._held()[seat] <= self._limits[seat]:
+                    break
+                left = self._limits - self._held()
+                if 0 < self._sizes[i] <= left.max():
+                    self._of[i] = np.argmax(left)
 
     def level(self, tolerance: float) -> bool:
         """Move one slice, or exchange two, so that load is more even; False if it is within the tolerance or

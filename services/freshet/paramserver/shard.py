@@ -267,6 +267,11 @@ class Shard:
         bucket is not held."""
         return self._book.rows
 
+    def count_stored(self) -> I64:
+        """(buckets,) rows of each bucket in the row store, whoever owns it. Raises Unavailable."""
+        metas = self._rows.metas([Bucket(b) for b in range(len(self._book.rows))])
+        return np.array([metas[Bucket(b)].rows for b in range(len(metas))], np.int64)
+
     # --- RowService
 
     def lookup(

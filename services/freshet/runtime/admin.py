@@ -20,6 +20,7 @@ import structlog
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, ProcessCollector, generate_latest
 
 from freshet.runtime import tls
+from freshet.runtime.answers import HttpError, error_response
 from freshet.runtime.endpoint import (
     LIVE,
     METRICS_PAGE,
@@ -32,7 +33,6 @@ from freshet.runtime.endpoint import (
     refusals,
     status_page,
 )
-from freshet.runtime.http import HttpError, error_response
 from freshet.runtime.ports import cannot_listen
 
 __all__ = ["ENDPOINTS", "PROGRESS", "Admin"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from ipaddress import ip_address
 
-from freshet.runtime.http import HttpError
+from freshet.runtime.answers import HttpError
 
 __all__ = ["is_this_machine", "name_of", "refuse_other_sites"]
 

@@ -13,7 +13,10 @@ from typing import Any, Protocol, cast
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from freshet.errors import Unavailable
-from freshet.runtime.http import App, HttpError, Response, TakerRoute, error_response, header_map
+from freshet.runtime.answers import HttpError, Response, error_response
+from freshet.runtime.http import App
+from freshet.runtime.requests import header_map
+from freshet.runtime.routes import TakerRoute
 from freshet.runtime.tls_listener import Connected
 
 __all__ = ["Connection", "kept_by_kernel"]
@@ -118,12 +121,12 @@ class Connection(HttpToolsProtocol, Connected):
             return
         cycle: Any = self.cycle  # uvicorn types it as always set; it is None until the first request
         if len(self.pipeline) >= MOST_PIPELINED:
-            self.takers.cut_off("too_many_pipelined")
+            self.takers.counts.cut_off("too_many_pipelined")
             self._ended = True
             cycle.keep_alive = False  # closed behind the answer to the newest that waits
             return
         parser = self.parser
-        route = self.takers.taker_of(parser.get_method(), self.url)
+        route = self.takers.routes.taker_of(parser.get_method(), self.url)
         if (
             route is not None
             and (cycle is None or cycle.response_complete)
@@ -212,8 +215,8 @@ class Connection(HttpToolsProtocol, Connected):
         self.connected = True
         self.takers = takers = cast(App, self.config.app)
         if not self.counted:
-            takers.connections += 1
-        if takers.connections > self.most_connections:
+            takers.counts.connections += 1
+        if takers.counts.connections > self.most_connections:
             self._refuse(_TOO_MANY, "too_many")
             return
         self._first = self.loop.call_later(FIRST_BYTE_TIMEOUT_S, self._expect_request)
@@ -225,7 +228,7 @@ class Connection(HttpToolsProtocol, Connected):
         if self._first is not None:
             self._first.cancel()
         self._stop_waiting()
-        self.takers.connections -= 1
+        self.takers.counts.connections -= 1
         self._let_go()
         super().connection_lost(exc)
         # What knows this connection is let go of: else it stays for the garbage collector, or a timer, with
@@ -248,7 +251,7 @@ class Connection(HttpToolsProtocol, Connected):
         self._stop_waiting()
         if self.transport.is_closing():
             return
-        self.takers.cut_off(why)
+        self.takers.counts.cut_off(why)
         if self._may_answer():
             self.transport.write(self._bytes_of(error.response(), CLOSE))
         self._ended = True
@@ -281,7 +284,7 @@ class Connection(HttpToolsProtocol, Connected):
     def _expect_request(self) -> None:
         cycle: Any = self.cycle
         if cycle is None and self._late is None and not self.transport.is_closing():
-            self.takers.cut_off("no_request")
+            self.takers.counts.cut_off("no_request")
             self.transport.close()
 
     def _expect_head(self, size: int) -> None:
@@ -318,7 +321,7 @@ class Connection(HttpToolsProtocol, Connected):
     def timeout_keep_alive_handler(self) -> None:
         """Nothing was asked for a while; if the last answer still waits, its client does not read."""
         if self.leaves_unread:
-            self.takers.cut_off("not_read")
+            self.takers.counts.cut_off("not_read")
             self.transport.abort()
         else:
             super().timeout_keep_alive_handler()
@@ -342,7 +345,7 @@ class Connection(HttpToolsProtocol, Connected):
         if unread < before:
             self._look_again(unread)
         else:
-            self.takers.cut_off("not_read")
+            self.takers.counts.cut_off("not_read")
             self.transport.abort()
 
     def _unread(self) -> int:

@@ -13,6 +13,7 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
+from time import perf_counter
 from typing import Any
 from urllib.parse import unquote
 
@@ -20,12 +21,12 @@ import grpc
 from grpc import aio
 
 from freshet.errors import ConfigError, Overloaded, TooLarge
+from freshet.runtime.answers import HttpError
 from freshet.runtime.endpoint import TOKEN_CODES
 from freshet.runtime.grpc_metrics import QUIET, ListenerCounts
 from freshet.runtime.grpc_room import Place, Room, Turn
 from freshet.runtime.grpc_told import NoMessageError, Told, told_of
 from freshet.runtime.guard import NOBODY, Guard, Guest
-from freshet.runtime.http import HttpError
 from freshet.runtime.tokens import Scope
 from freshet.seams.transport import MIB, ROOM, Transport, cut, door_options, listen_credentials
 
@@ -104,9 +105,10 @@ class GrpcDoor:
         """
 
         async def serve(_: AsyncIterator[bytes], context: aio.ServicerContext[bytes, bytes]) -> bytes:
+            began = perf_counter()
             self.counts.frames[method] += 1
             made = answer()
-            self._count_answer(method, made)
+            self._count_answer(method, made, began)
             return made
 
         self._add(service, method, grpc.stream_unary_rpc_method_handler(serve))
@@ -122,14 +124,14 @@ class GrpcDoor:
         """
 
         async def serve(_: AsyncIterator[bytes], context: aio.ServicerContext[bytes, bytes]) -> bytes:
-            place = None
+            place, began = None, perf_counter()
             try:
                 guest = self._let_in(scope, context)  # before a message is read
                 place = self._room.place()
                 message = await self._only(context, place)
-                return await self._answered(method, message, guest, answer)
+                return await self._answered(method, message, guest, answer, began)
             except Exception as error:
-                await self._end(method, context, error)
+                await self._end(method, context, error, began)
                 raise
             finally:
                 if place is not None:
@@ -149,10 +151,11 @@ class GrpcDoor:
         """
 
         async def serve(_: AsyncIterator[bytes], context: aio.ServicerContext[bytes, bytes]) -> None:
+            began = perf_counter()
             try:
                 self._check(scope, context)
             except HttpError as error:
-                await self._end(method, context, error)
+                await self._end(method, context, error, began)
 
             async def still_let_in(message: bytes, _: Guest) -> bytes:
                 # A token may expire, or be dropped, while the stream is open.
@@ -172,7 +175,7 @@ class GrpcDoor:
         self._add(service, method, grpc.stream_stream_rpc_method_handler(serve))
 
     def _add(self, service: str, method: str, handler: grpc.RpcMethodHandler) -> None:
-        self.counts.answers[method, "OK", "passed"] += 0  # shown from the start on
+        self.counts.show(method)
         self._methods.setdefault(service, {})[method] = handler
 
     async def start(self) -> None:
@@ -219,9 +222,11 @@ class GrpcDoor:
         if self._guard is not None:
             self._guard.check(scope, *_shown(context))
 
-    async def _end(self, method: str, context: aio.ServicerContext[bytes, bytes], error: Exception) -> None:
+    async def _end(
+        self, method: str, context: aio.ServicerContext[bytes, bytes], error: Exception, began: float
+    ) -> None:
         """End a call with what an exception says; raises, as gRPC's `abort` does."""
-        told = self._told(method, error)
+        told = self._told(method, error, began)
         if told.retry_after_ms:
             context.set_trailing_metadata((("retry-after-ms", str(told.retry_after_ms)),))
         await context.abort(told.status, cut(told.text))
@@ -229,15 +234,17 @@ class GrpcDoor:
     def _refuse(self, reason: str) -> None:
         self.counts.refused[reason] += 1
 
-    def _told(self, method: str, error: Exception) -> Told:
+    def _told(self, method: str, error: Exception, began: float) -> Told:
         told = told_of(error)
         door = "refused" if told.code in TOKEN_CODES else "passed"
-        self.counts.answers[method, told.status.name, door] += 1
+        self.counts.answered(method, told.status.name, door, perf_counter() - began)
         if told.code not in ("internal", "unavailable"):
             self._refuse(told.code)
         return told
 
-    async def _answered(self, method: str, message: bytes, guest: Guest, answer: Answer) -> bytes:
+    async def _answered(
+        self, method: str, message: bytes, guest: Guest, answer: Answer, began: float
+    ) -> bytes:
         size = len(message)
         self.counts.frames[method] += 1
         self.counts.received_bytes[method] += size
@@ -245,13 +252,17 @@ class GrpcDoor:
             raise TooLarge(
                 f"the message has {size} bytes, expected at most {self._transport.max_message_bytes}"
             )
-        made = await answer(message, guest)
-        self._count_answer(method, made)
+        try:
+            made = await answer(message, guest)
+        except asyncio.CancelledError:  # the client went away, or its deadline is over
+            self.counts.answered(method, "CANCELLED", "passed", perf_counter() - began)
+            raise
+        self._count_answer(method, made, began)
         return made
 
-    def _count_answer(self, method: str, made: bytes) -> None:
+    def _count_answer(self, method: str, made: bytes, began: float) -> None:
         self.counts.sent_bytes[method] += len(made)
-        self.counts.answers[method, "OK", "passed"] += 1
+        self.counts.answered(method, "OK", "passed", perf_counter() - began)
 
     async def _only(self, context: aio.ServicerContext[bytes, bytes], place: Place) -> bytes:
         """The message of a call of one."""
@@ -291,10 +302,11 @@ class GrpcDoor:
         writing = asyncio.Lock()  # gRPC sends one message of a call at a time
 
         async def make(message: bytes) -> bytes:
+            began = perf_counter()
             try:
-                return await self._answered(method, message, NOBODY, answer)
+                return await self._answered(method, message, NOBODY, answer, began)
             except Exception as error:
-                return failed(message, self._told(method, error))
+                return failed(message, self._told(method, error, began))
 
         async def handle(message: bytes, place: Place) -> None:
             made = await make(message)

@@ -46,10 +46,10 @@ class LatePieces:
             if len(self._due) == 1:
                 self._changed.notify_all()
 
-    def forget(self, stream: grpc.ServicerContext) -> None:
-        """Nothing more of a message must come."""
+    def forget(self, stream: grpc.ServicerContext) -> bool:
+        """Nothing more of a message must come. False if nothing had to, or the stream was ended as late."""
         with self._changed:
-            self._due.pop(stream, None)
+            return self._due.pop(stream, None) is not None
 
     def _run(self) -> None:
         while True:

@@ -6,7 +6,9 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from freshet.runtime.metrics import Metric, Reading
+from prometheus_client import CollectorRegistry, Histogram
+
+from freshet.runtime.metrics import ANSWER_BUCKETS, Metric, Reading, register
 
 __all__ = [
     "GRPC_DOOR_METRICS",
@@ -14,6 +16,7 @@ __all__ = [
     "QUIET",
     "REFUSALS",
     "ListenerCounts",
+    "door_counts",
     "grpc_door_readings",
     "grpc_readings",
 ]
@@ -41,7 +44,7 @@ GRPC_METRICS = (
     ),
 )
 
-GRPC_DOOR_METRICS = (
+_READ = (
     *GRPC_METRICS,
     Metric(
         "freshet_grpc_held_bytes",
@@ -53,12 +56,24 @@ GRPC_DOOR_METRICS = (
         "freshet_grpc_answers",
         "counter",
         "answers",
-        "Answers to clients from outside, those of a stream one by one, and calls that ended without one; by "
-        "gRPC status, and by `door`: `passed`, or `refused` before anybody was let in.",
+        "Answers to clients from outside, those of a stream one by one, and calls that ended without one "
+        "(`CANCELLED`: given up by the client before it was answered); by gRPC status, and by `door`: "
+        "`passed`, or `refused` before anybody was let in.",
         ("method", "status", "door"),
     ),
 )
-"""Of a listener for clients from outside; `freshet_http_requests` is the same of HTTP."""
+ANSWER_SECONDS = Metric(
+    "freshet_grpc_answer_seconds",
+    "histogram",
+    "seconds",
+    "Time from a call's beginning, or of a stream from a message's coming, to its answer, of those that "
+    "passed the door; of one that was given up, until that was seen.",
+    ("method",),
+    buckets=ANSWER_BUCKETS,
+)
+GRPC_DOOR_METRICS = (*_READ, ANSWER_SECONDS)
+"""Of a listener for clients from outside; `freshet_http_requests` and `…_request_seconds` are the same of
+HTTP."""
 
 REFUSALS = (
     "token",
@@ -92,6 +107,27 @@ class ListenerCounts:
     answers: Counter[tuple[str, str, str]] = field(default_factory=Counter)  # method, status, door
     handshakes: int = 0  # TLS, begun
     held_bytes: Callable[[], int] = lambda: 0  # of a door, now
+    seconds: Histogram | None = None  # of a door's answers; None: nobody asks
+
+    def show(self, method: str) -> None:
+        """Tell of a door's method from the start on: of series that begin with an answer, Prometheus sees no
+        increase."""
+        self.answers[method, "OK", "passed"] += 0
+        if self.seconds is not None:
+            self.seconds.labels(method)
+
+    def answered(self, method: str, status: str, door: str, seconds: float) -> None:
+        """A door has answered. Those that were refused there change no times, as over HTTP."""
+        self.answers[method, status, door] += 1
+        if self.seconds is not None and door == "passed":
+            self.seconds.labels(method).observe(seconds)
+
+
+def door_counts(registry: CollectorRegistry) -> ListenerCounts:
+    """Counts of a door for clients from outside, which the registry shows as GRPC_DOOR_METRICS."""
+    counts = ListenerCounts(seconds=ANSWER_SECONDS.histogram(registry))
+    register(registry, _READ, lambda: grpc_door_readings(counts))
+    return counts
 
 
 def grpc_readings(counts: ListenerCounts, reasons: Sequence[str] = ()) -> dict[str, Reading]:
@@ -107,7 +143,7 @@ def grpc_readings(counts: ListenerCounts, reasons: Sequence[str] = ()) -> dict[s
 
 
 def grpc_door_readings(counts: ListenerCounts) -> dict[str, Reading]:
-    """GRPC_DOOR_METRICS now."""
+    """GRPC_DOOR_METRICS now, but for times."""
     answers: Reading = {labels: float(n) for labels, n in list(counts.answers.items())}
     held = float(counts.held_bytes())
     return {

@@ -87,7 +87,7 @@ class GrpcServer:
         self._late = LatePieces(piece_s, self._ended_late)
         self.counts = ListenerCounts()
         self._lock = threading.Condition()  # guards counts, work and draining
-        self._work = self._answers = 0
+        self._work = self._answers = self._unsent = 0
         self._draining = False
         self._methods: dict[str, dict[str, grpc.RpcMethodHandler]] = {}
         self._server = grpc.server(
@@ -148,7 +148,7 @@ class GrpcServer:
         deadline = time.monotonic() + drain_s
         with self._lock:
             self._draining = True
-            done = self._lock.wait_for(lambda: self._work == 0, drain_s)
+            done = self._lock.wait_for(lambda: self._work == self._unsent == 0, drain_s)
         if not done:
             log.warning("requests were cut off by the end of the drain", bytes=self._work)
         self._server.stop(max(0.0, min(deadline - time.monotonic(), 0.1))).wait()
@@ -212,15 +212,27 @@ class GrpcServer:
                     continue
                 self._late.forget(context)
                 made = failure_frame(refused, frame.id) if refused else self._made(method, frame, answer)
-                self._done(taken)
-                taken, refused = 0, None
-                self._count(self.counts.sent_bytes, method, len(made))
-                yield from pieces_of(made, limit)
-            if whole.begun:
+                with self._sending():  # before it is no work any more: a stop waits for the answer, too
+                    self._done(taken)
+                    taken, refused = 0, None
+                    self._count(self.counts.sent_bytes, method, len(made))
+                    yield from pieces_of(made, limit)
+            if whole.begun and self._late.forget(context):  # else it was ended here, which is counted
                 yield self._ending(BadFrame("the stream ended within a message", "truncated"))
         finally:
             self._late.forget(context)
             self._done(taken)
+
+    @contextmanager
+    def _sending(self) -> Iterator[None]:
+        with self._lock:
+            self._unsent += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._unsent -= 1
+                self._lock.notify_all()
 
     @contextmanager
     def making(self, size: int) -> Iterator[None]:

@@ -9,7 +9,7 @@ import grpc
 import structlog
 
 from freshet.errors import BadInput, Overloaded, TooLarge, Unavailable
-from freshet.runtime.http import HttpError
+from freshet.runtime.answers import HttpError
 
 __all__ = ["NoMessageError", "Told", "told_of"]
 

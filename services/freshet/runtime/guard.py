@@ -14,7 +14,7 @@ import structlog
 from prometheus_client import CollectorRegistry
 
 from freshet.clock import SYSTEM_CLOCK, Clock
-from freshet.runtime.http import HttpError
+from freshet.runtime.answers import HttpError
 from freshet.runtime.metrics import Metric, Reading, register
 from freshet.runtime.rates import Buckets, Payer, address_key, forwarded_address
 from freshet.runtime.streaming import Headers

@@ -25,9 +25,12 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.core import Metric as Family
 from prometheus_client.registry import Collector
 
-__all__ = ["Metric", "Reading", "register"]
+__all__ = ["ANSWER_BUCKETS", "Metric", "Reading", "register"]
 
 _NAME = re.compile(r"freshet_[a-z0-9]+(_[a-z0-9]+)*")
+
+ANSWER_BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0)
+"""Seconds until a client is answered, by whatever protocol: the same, so that they can be added."""
 
 Reading = float | Mapping[tuple[str, ...], float]
 """A number, or one for each combination of label values."""

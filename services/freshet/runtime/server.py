@@ -86,14 +86,14 @@ class _Bound:
         self._app, self._most = app, most
 
     def taken(self) -> bool:
-        if self._app.connections >= self._most:
-            self._app.cut_off("too_many")
+        if self._app.counts.connections >= self._most:
+            self._app.counts.cut_off("too_many")
             return False
-        self._app.connections += 1
+        self._app.counts.connections += 1
         return True
 
     def given_back(self) -> None:
-        self._app.connections -= 1
+        self._app.counts.connections -= 1
 
 
 class _Server(uvicorn.Server):

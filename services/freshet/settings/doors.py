@@ -133,8 +133,8 @@ class Inference(GrpcDoor):
     )
     queue_wait_ms: int = option(
         "deployment",
-        "longest that a rank request may be expected to wait for those before it; beyond it 429 with "
-        "Retry-After. 0: no bound",
+        "longest that a request for scores may be expected to wait for those before it; beyond it 429 with "
+        "Retry-After, over gRPC RESOURCE_EXHAUSTED with retry-after-ms. 0: no bound",
         Duration(0, HOUR),
         key="queue_wait",
         default=2 * SECOND,

@@ -6,6 +6,7 @@ import sys
 import time
 from contextlib import ExitStack
 
+import pytest
 from click.testing import CliRunner
 from prometheus_client import CollectorRegistry
 
@@ -136,6 +137,7 @@ def test_an_id_that_another_program_has_by_now_is_not_taken_for_a_service(tmp_pa
     assert collect(folder)["services"]["gateway"]["state"] == "down"
 
 
+@pytest.mark.usefixtures("patient")
 def test_listed_services_are_asked_at_their_addresses(monkeypatch, tmp_path):
     """As in containers: no run folder knows of them."""
     monkeypatch.chdir(tmp_path)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,9 +15,11 @@ from prometheus_client import CollectorRegistry
 
 from freshet.client import Ack, AsyncClient, Client, EventsRefused, Receipt, RetryPolicy, Rows
 from freshet.errors import BadInput, ConfigError, Overloaded, Unavailable
+from freshet.runtime.answers import Response, json_response
 from freshet.runtime.endpoint import Endpoint
-from freshet.runtime.http import App, Request, Response, json_response
-from freshet.runtime.server import bind, run_server, serve
+from freshet.runtime.http import App
+from freshet.runtime.requests import Request
+from tests.integration.serving import answering
 
 QUICK = RetryPolicy(attempts=3, first_pause_s=0.001, longest_pause_s=0.01)
 ACKED = json_response(202, {"accepted": 1, "acks": [{"topic": "actions", "partition": 1, "offset": 7}]})
@@ -45,24 +46,13 @@ class Scripted:
 @pytest.fixture(scope="module")
 def running() -> Iterator[Scripted]:
     script = Scripted()
-    stop, ready = threading.Event(), threading.Event()
-    sock = bind("127.0.0.1", 0)
-    app = App(CollectorRegistry(), max_body_bytes=10_000, body_timeout_s=1)
+    app = App(CollectorRegistry(), max_body_bytes=10_000, body_timeout_s=20)
     for path in ("/v1/impressions", "/v1/shown", "/v1/actions", "/v1/rank"):
         app.route(Endpoint("POST", path, "Scripted.", ()), script)
     app.route(Endpoint("GET", "/v1/progress", "Scripted.", ()), script)
-
-    async def main() -> None:
-        await serve(app, sock, stop, started=ready.set, drain_s=5)
-
-    thread = threading.Thread(target=run_server, args=(main,))
-    thread.start()
-    assert ready.wait(10)
-    script.url = f"http://127.0.0.1:{sock.getsockname()[1]}"
-    yield script
-    stop.set()
-    thread.join(10)
-    sock.close()
+    with answering(app) as at:
+        script.url = at.url
+        yield script
 
 
 @pytest.fixture

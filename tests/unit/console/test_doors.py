@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from freshet.console.doors import Doors, json_only, names_by
 from freshet.errors import ConfigError
+from freshet.runtime.answers import HttpError
 from freshet.runtime.browsers import name_of
 from freshet.runtime.guard import Guard
-from freshet.runtime.http import HttpError, Request
+from freshet.runtime.requests import Request
 from freshet.runtime.token import CONSOLE_HINT, console_entry, token_of
 
 TOKEN = "a-token-of-this-run"

@@ -36,8 +36,9 @@ def test_what_is_not_told_is_not_known(page: bytes) -> None:
 
 
 @pytest.fixture
-def own() -> Iterator[Address]:
+def own(monkeypatch: pytest.MonkeyPatch) -> Iterator[Address]:
     """Where this process tells of itself."""
+    monkeypatch.setattr("freshet.console.process.PATIENCE_S", 20.0)
     admin = Admin("127.0.0.1", 0, registry=CollectorRegistry(), ready=lambda: None, status=dict)
     yield Address("127.0.0.1", admin.port)
     admin.close()

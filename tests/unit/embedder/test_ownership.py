@@ -15,7 +15,7 @@ from freshet.seams.transport import Transport
 from freshet.testing.contracts.batches import gradients_of
 from freshet.testing.contracts.rowservice import PARTITIONS
 from freshet.wire.values import RowCodec
-from tests.system import waiting
+from tests.system.waiting import wait_for
 from tests.unit.embedder.scene import IdDecoder, RemoteScene
 
 DEADLINE_S = 20.0
@@ -30,8 +30,10 @@ def test_an_owner_says_where_it_is_reached():
 class Process:
     """An embedder with claims of its own, in a thread."""
 
-    def __init__(self, scene: RemoteScene, name: str, *, heartbeat_s: float = 0.1) -> None:
-        self.claims = Claims(scene.log, "control", lease_s=LEASE_S, heartbeat_s=heartbeat_s)
+    def __init__(
+        self, scene: RemoteScene, name: str, *, heartbeat_s: float = 0.1, lease_s: float = 8.0
+    ) -> None:
+        self.claims = Claims(scene.log, "control", lease_s=lease_s, heartbeat_s=heartbeat_s)
         self.server = GrpcServer("127.0.0.1:0", Transport())
         self.embedder = Embedder(
             spec=scene.spec,
@@ -77,14 +79,10 @@ def scene(tmp_path: Path):
     log.close()
 
 
-def wait_until(condition) -> None:
-    waiting.wait_until("what the test waits for", condition, within_s=DEADLINE_S)
-
-
 def test_embedders_share_partitions_and_take_over_from_each_other_while_a_rank_trains(scene):
     for i in range(60):
         scene.append(i % 2, [i])
-    watching = Claims(scene.log, "control", lease_s=LEASE_S, heartbeat_s=0.1)
+    watching = Claims(scene.log, "control", lease_s=8.0, heartbeat_s=0.1)
     stream = scene.rank(lambda: embedders_of(watching.living()))
 
     def train(until: int) -> None:
@@ -95,13 +93,13 @@ def test_embedders_share_partitions_and_take_over_from_each_other_while_a_rank_t
                 stream.give_back(0, batch, gradients_of(batch))
 
     first = Process(scene, "a")
-    wait_until(lambda: first.owned == list(range(PARTITIONS)))
+    wait_for(lambda: first.owned == list(range(PARTITIONS)), DEADLINE_S)
     train(20)
     second = Process(scene, "b")
-    wait_until(lambda: (first.owned, second.owned) == ([0], [1]))
+    wait_for(lambda: (first.owned, second.owned) == ([0], [1]), DEADLINE_S)
     train(40)
     first.end()
-    wait_until(lambda: second.owned == [0, 1])
+    wait_for(lambda: second.owned == [0, 1], DEADLINE_S)
     train(60)
 
     readings = embedder_readings(second.embedder.status())
@@ -114,11 +112,11 @@ def test_embedders_share_partitions_and_take_over_from_each_other_while_a_rank_t
 
 
 def test_an_embedder_whose_seat_was_taken_while_it_was_silent_stops(scene):
-    silent = Process(scene, "a", heartbeat_s=1000.0)
-    wait_until(lambda: silent.owned == [0, 1])
-    heir = Process(scene, "a")
+    silent = Process(scene, "a", heartbeat_s=1000.0, lease_s=LEASE_S)
+    wait_for(lambda: silent.owned == [0, 1], DEADLINE_S)
+    heir = Process(scene, "a", lease_s=LEASE_S)
     silent.thread.join(DEADLINE_S)
     assert isinstance(silent.error, Fenced)
-    wait_until(lambda: heir.owned == [0, 1])
+    wait_for(lambda: heir.owned == [0, 1], DEADLINE_S)
     heir.end()
     silent.end()

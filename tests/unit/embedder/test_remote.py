@@ -17,7 +17,7 @@ from freshet.testing.reference import ReferenceRowService
 from freshet.types import Fence
 from freshet.wire.frames import Frame
 from freshet.wire.values import RowCodec
-from tests.system import waiting
+from tests.system.waiting import wait_for
 from tests.unit.embedder.scene import RemoteScene
 
 DEADLINE_S = 20.0
@@ -42,10 +42,6 @@ def owning(scene: RemoteScene, *, batch_rows: int = 1):
     return [scene.embedder([p], batch_rows) for p in range(PARTITIONS)]
 
 
-def wait_until(condition) -> None:
-    waiting.wait_until("what the test waits for", condition, within_s=DEADLINE_S)
-
-
 def drain(scene: RemoteScene, stream, applied: dict[int, int]) -> list[int]:
     """Train until the rows have applied this; the samples trained on."""
     seen: list[int] = []
@@ -60,11 +56,17 @@ def drain(scene: RemoteScene, stream, applied: dict[int, int]) -> list[int]:
 
 
 def test_a_lane_takes_in_turn_from_the_embedders_that_own_partitions_of_its_own(scene):
-    many = 200  # the first embedder to be connected must not be done when the other one is
-    for i in range(2 * many):
-        scene.append(i % 2, [i])
+    many = 200
     embedders = owning(scene)
     stream = scene.rank(lambda: {p: e.address for p, e in enumerate(embedders)})
+
+    def connected() -> bool:  # the first to be must not be done when the other one is
+        assert stream.take(0, 0.01) is None
+        return all(embedder.server.counts.frames["Take"] for embedder in embedders)
+
+    wait_for(connected, DEADLINE_S)
+    for i in range(2 * many):
+        scene.append(i % 2, [i])
     order = []
     for _ in range(2 * many):
         batch = take(stream)
@@ -90,7 +92,7 @@ def test_a_rank_that_vanishes_returns_its_credits_and_its_batches_are_issued_aga
     second = scene.rank(lambda: owners, seat=Fence(11))
     assert set(drain(scene, second, {0: 6, 1: 0})) == set(range(6))
     settle(second)
-    wait_until(lambda: embedder.batches.stream().desk.batches() == 0)
+    wait_for(lambda: embedder.batches.stream().desk.batches() == 0, DEADLINE_S)
 
 
 def test_a_rank_that_was_replaced_gets_nothing_any_more(scene):
@@ -119,7 +121,7 @@ def test_batches_of_an_embedder_that_was_replaced_are_refused(scene):
     settle(stream)
 
     owner[0] = zombie.address
-    wait_until(lambda: stream.take(0, 0.01) is None and stream.counts.fenced)
+    wait_for(lambda: stream.take(0, 0.01) is None and stream.counts.fenced, DEADLINE_S)
     owner[0] = heir.address
 
     assert drain(scene, stream, {0: 3, 1: 0}) == [1, 2]
@@ -135,7 +137,7 @@ def test_a_rank_whose_token_an_embedder_does_not_know_yet_goes_on_once_it_does(s
     scene.transport = replace(scene.transport, tokens=PeerTokens(str(ours), clock))
     stream = scene.rank(lambda: dict.fromkeys(range(PARTITIONS), embedder.address))
 
-    wait_until(lambda: stream.take(0, 0.01) is None and embedder.server.counts.refused["token"] > 1)
+    wait_for(lambda: stream.take(0, 0.01) is None and embedder.server.counts.refused["token"] > 1, DEADLINE_S)
     theirs.write_text("new\nold\n")
     clock.advance(LOOK_S)
 
@@ -176,9 +178,9 @@ def test_gradients_for_which_an_embedder_has_no_room_are_sent_again(scene):
     stream = scene.rank(lambda: owners)
     batch = take(stream)
     refused = embedder.server.counts.refused
-    wait_until(lambda: embedder.server.counts.frames["Take"] > 1)  # it waits, there is nothing else
+    wait_for(lambda: embedder.server.counts.frames["Take"] > 1, DEADLINE_S)  # it waits, there is nothing else
     stream.give_back(0, batch, gradients_of(batch))
-    wait_until(lambda: refused["overloaded"])
+    wait_for(lambda: refused["overloaded"], DEADLINE_S)
 
     assert drain(scene, stream, {0: 1, 1: 0}) == []
     assert stream.settled(DEADLINE_S)
@@ -224,7 +226,7 @@ def test_what_is_given_back_after_a_refused_batch_goes_behind_it(scene, monkeypa
     first, second = take(stream), take(stream)
     stream.give_back(0, first, gradients_of(first))
     (feed,) = stream._feeds.values()
-    wait_until(lambda: feed._refused)
+    wait_for(lambda: feed._refused, DEADLINE_S)
     stream.give_back(0, second, gradients_of(second))
 
     assert stream.settled(DEADLINE_S)

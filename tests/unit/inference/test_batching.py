@@ -10,7 +10,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from freshet.errors import BadInput, Overloaded
-from freshet.inference.batching import Batcher, Pace, Throughput
+from freshet.inference.batching import Alone, Batcher, Pace, Throughput
 from freshet.inference.pipeline import Encoded
 from freshet.runtime.answers import ClientGoneError
 from freshet.types import BytesColumn
@@ -323,3 +323,102 @@ def test_a_batch_of_nobody_is_not_scored() -> None:
 
     assert asyncio.run(go()) == 3
     assert scorer.batches == [[3]]
+
+
+def test_what_is_scored_alone_has_its_turn_in_order_and_a_batch_ends_before_it() -> None:
+    scorer = Scorer()
+    batcher = scorer.batcher()
+    told: list[object] = []
+
+    def alone() -> int:
+        told.append(list(scorer.batches))
+        return 7
+
+    async def talk() -> None:
+        for size in (1, 2):
+            batcher.ask(request(size), told.append)
+        batcher.ask(Alone(5, alone), told.append)
+        batcher.ask(request(3), told.append)
+        await asked(batcher, 4)
+
+    asyncio.run(asyncio.wait_for(talk(), 10))
+
+    assert told == [1, 2, [[1, 2]], 7, 3]
+    assert scorer.batches == [[1, 2], [3, 4]]
+
+
+def test_what_is_scored_alone_and_fails_is_told_so_and_harms_no_other() -> None:
+    batcher = Scorer().batcher()
+    told: list[object] = []
+
+    def alone() -> int:
+        raise BadInput("no such tensor")
+
+    async def talk() -> int | Exception:
+        batcher.ask(Alone(5, alone), told.append)
+        return await asked(batcher, 4)
+
+    assert asyncio.run(asyncio.wait_for(talk(), 10)) == 4
+    assert list(map(str, told)) == ["no such tensor"]
+
+
+def test_what_is_scored_alone_fills_the_queue_and_is_refused_as_any_other() -> None:
+    scorer = Scorer()
+    batcher = scorer.batcher(budget_s=0.005, most_wait_s=1.0)
+    ask(batcher, 10)  # what a batch costs is known
+    answered: list[object] = []
+
+    def alone() -> int:
+        scorer.now += 0.1
+        return 7
+
+    async def burst() -> int:
+        refused = 0
+        for _ in range(100):
+            try:
+                batcher.ask(Alone(10, alone), answered.append)
+            except Overloaded:
+                refused += 1
+        while len(answered) + refused < 100:
+            await asyncio.sleep(0)
+        return refused
+
+    asyncio.run(burst())  # nobody knew before
+    answered.clear()
+    refused = asyncio.run(burst())
+
+    assert 8 <= len(answered) <= 12  # 0.1 s each
+    assert scorer.shed.count("wait") >= refused == 100 - len(answered)
+    assert ask(batcher, *[10] * 8) == [10] * 8, "those that are answered are forgotten"
+
+
+def test_a_batch_holds_as_many_as_before_whatever_is_scored_alone_costs() -> None:
+    scorer = Scorer(candidate_s=1e-4)
+    batcher = scorer.batcher(budget_s=5e-3)
+    for _ in range(100):
+        ask(batcher, 10)
+    scorer.batches.clear()
+
+    def alone() -> int:
+        scorer.now += 1.0
+        return 7
+
+    async def many() -> None:
+        for _ in range(10):
+            batcher.ask(Alone(1, alone), lambda _: None)
+        await asked(batcher, 1)
+
+    asyncio.run(many())
+    scorer.batches.clear()
+
+    ask(batcher, *[20] * 4)
+
+    assert scorer.batches == [[20, 20], [20, 20]]
+
+
+def test_a_batch_is_found_without_looking_at_all_that_wait() -> None:
+    looked: list[int] = []
+    waiting = (looked.append(n) or 10 for n in range(1_000))  # type: ignore[func-returns-value]
+
+    assert Pace(0.0).fits(waiting) == 1
+    assert len(looked) == 2

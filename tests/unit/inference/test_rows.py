@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -33,6 +32,7 @@ from freshet.types import (
     bucket_of,
 )
 from freshet.wire.rows import RowDelta, encode_rows
+from tests.system.waiting import wait_for
 from tests.unit.tables.building import batch_of, counting_group, keys_of, push, store_of
 
 BUCKETS = 16
@@ -137,13 +137,6 @@ def follow(log: EventLog, store: RowStore) -> Iterator[Callable[[], RowFollower]
         assert not thread.is_alive()
 
 
-def wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < deadline, "waited 10 s"
-        time.sleep(0.002)
-
-
 def served(follower: RowFollower, *numbers: int) -> F32:
     sink = follower.state.sink
     assert isinstance(sink, ServingTable)
@@ -218,8 +211,7 @@ def test_rows_change_as_deltas_come(shard: Shard, follow: Callable[[], RowFollow
         shard.train([7, 8], 1.0, clock_ms=100 + n)
         shard.publish()
 
-    wait_for(lambda: served(follower, 7, 8).tolist() == [5, 5])
-    assert follower.state.event_time_ms == 105
+    wait_for(lambda: served(follower, 7, 8).tolist() == [5, 5] and follower.state.event_time_ms == 105)
 
 
 def test_an_evicted_row_is_served_no_longer(shard: Shard, follow: Callable[[], RowFollower]) -> None:

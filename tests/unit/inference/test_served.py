@@ -25,7 +25,7 @@ from freshet.spec.layout import Layout
 from freshet.spec.parse import parse_spec
 from freshet.tables.runs import runs_of, widths_of
 from freshet.types import Append, RowRuns, Run, TopicPartition, bucket_of
-from tests.unit.inference.test_rows import wait_for
+from tests.system.waiting import wait_for
 from tests.unit.tables.building import counting_group, keys_of
 
 SPEC = parse_spec("""

@@ -79,3 +79,20 @@ def test_late_actions_and_times_that_cannot_be_are_counted_as_such(tmp_path: Pat
     }
     joiner.close()
     world.close()
+
+
+def test_events_read_do_not_get_fewer_where_a_joiner_begins_its_partitions_again(tmp_path: Path) -> None:
+    """A counter that falls is a restart to Prometheus: all that it then counts would have come at once."""
+    world = World(tmp_path, PLAN)
+    joiner = world.joiner(PACE)
+    joiner.open()
+    world.send([Served(f"r{i}", ("a",), 1_000) for i in range(10)])
+    joiner.step()
+    joiner.open()
+    world.send([Served(f"r{i}", ("a",), 1_000) for i in range(10, 13)])
+    joiner.step()
+
+    assert joiner.status is not None
+    assert joiner.status.events == 13
+    joiner.close()
+    world.close()

@@ -18,6 +18,7 @@ from freshet.joiner.service import JoinerService, Pace
 from freshet.joiner.task import Topics
 from freshet.seams.eventlog import EventLog, Writer
 from freshet.seams.eventlog.sqlite import SqliteEventLog
+from freshet.testing.contracts.eventlog import answered
 from freshet.types import Append, BytesColumn, TopicPartition
 
 from .support import Action, Event, JsonDecoder, Served, Shown
@@ -145,7 +146,7 @@ class World:
             reader.assign({at: bounds.start})
             position = bounds.start
             while position < bounds.end:
-                for _, records in reader.poll(10_000, 1.0):
+                for _, records in answered(reader, 10_000, 1.0):
                     out += [(partition, value) for value in records.values]
                     position = records.next_offset
             reader.close()

@@ -17,12 +17,14 @@ from freshet.errors import Unavailable
 from freshet.paramserver.balancing import MOVED_ROWS, MOVED_SLICES, Balancing, Bounds
 from freshet.paramserver.keeper import Keeper
 from freshet.paramserver.shard import Shard
+from freshet.seams.eventlog.claimbook import state_record
 from freshet.seams.eventlog.claims import Claims
 from freshet.seams.eventlog.sqlite import SqliteEventLog
 from freshet.seams.rowservice.slices import slices_of
-from freshet.types import Bucket, Fence
+from freshet.types import I64, Append, Bucket, BytesColumn, Fence, TopicPartition
 from tests.system.waiting import wait_until
 
+CONTROL = TopicPartition("control", 0)
 BUCKETS = 64
 SLICES = list(slices_of(BUCKETS))
 WITHIN_S = 20.0
@@ -41,11 +43,16 @@ class Rows:
         self.dropped: list[int] = []
         self.on_drop: Callable[[Sequence[Bucket]], None] = lambda _: None
         self.loading: list[Bucket] = []
-        self.store = SimpleNamespace(memory_bytes=1_000, tables=(), resident_bytes=int)
+        self.store = SimpleNamespace(
+            memory_bytes=1_000, tables=(), resident_bytes=int, memory=lambda: SimpleNamespace(rows={})
+        )
         self.loader = SimpleNamespace(loading=lambda: self.loading, progress=SimpleNamespace(rows=0))
 
     def doubtful(self) -> list[Bucket]:
         return []
+
+    def count_stored(self) -> I64:
+        return np.zeros(BUCKETS, np.int64)
 
     def take(self, buckets: Sequence[Bucket], fence: Fence, *, whole: bool) -> int:
         self.loaded += buckets
@@ -66,11 +73,14 @@ class Rows:
 class One:
     """A shard's keeper, stepped by hand."""
 
-    def __init__(self, log: SqliteEventLog, name: str) -> None:
-        self.rows = Rows()
+    def __init__(
+        self, log: SqliteEventLog, name: str, rows: Rows | None = None, memory_bytes: int = 0
+    ) -> None:
+        self.rows = rows or Rows()
         shard = cast(Shard, self.rows)
         self.claims = Claims(log, "control")
-        balancing = Balancing(shard, self.claims, Bounds(), buckets=BUCKETS, clock=SYSTEM_CLOCK)
+        bounds = Bounds(memory_bytes=memory_bytes)
+        balancing = Balancing(shard, self.claims, bounds, buckets=BUCKETS, clock=SYSTEM_CLOCK)
         self.keeper = Keeper(
             shard,
             self.claims,
@@ -208,6 +218,24 @@ def test_who_leaves_alone_does_not_wait(log: SqliteEventLog) -> None:
     only.keeper.drain()
     assert len(only.rows.given) == BUCKETS
     only.claims.close()
+
+
+def test_who_finds_owners_and_no_plan_writes_one(log: SqliteEventLog) -> None:
+    """Of a topic that was shortened by an earlier release."""
+    before = One(log, "a")
+    before.sit()
+    step_until([before], lambda: len(before.keeper.slices) == len(SLICES))
+    before.keeper.drain()
+    claims = before.claims.survey()[0]
+    before.claims.close()
+    upto = log.bounds(CONTROL).end
+    log.writer().append([Append("control", 0, BytesColumn.of([state_record(upto, claims.values(), None)]))])
+    log.trim(CONTROL, upto)
+
+    after = One(log, "a")
+    after.sit()
+    step_until([after], lambda: len(after.keeper.slices) == len(SLICES))
+    after.claims.close()
 
 
 def test_what_was_given_away_is_let_go_when_others_have_told_that_they_serve_it(shards: list[One]) -> None:

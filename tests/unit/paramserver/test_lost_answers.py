@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -10,14 +10,15 @@ import pytest
 
 from freshet.errors import Unavailable
 from freshet.paramserver.shard import Shard
-from freshet.seams.eventlog import EventLog
+from freshet.seams.eventlog import EventLog, Writer
 from freshet.seams.eventlog.sqlite import SqliteEventLog
 from freshet.seams.rowstore import FlushOutcome
 from freshet.seams.rowstore.sqlite import SqliteRowStore
+from freshet.spec.topics import ROWS_PARTITIONS
 from freshet.testing.clock import SettableClock
 from freshet.testing.contracts.eventlog import append_to
 from freshet.testing.contracts.rowservice import look_up
-from freshet.types import U8, Flush, TopicPartition
+from freshet.types import U8, Append, Flush, TopicPartition
 from tests.unit.paramserver.test_published import PARSED, ROWS, TOPICS, interrupted, loaded, log, push
 
 __all__ = ["log"]
@@ -90,6 +91,46 @@ def test_how_long_a_flush_is_not_written_is_told_whether_it_hangs_or_is_tried_ag
     rows.before = lambda _: None
     shard.flush()
     assert (shard.unwritten_s, shard.counts.flushes_failed, shard.counts.flushes) == (0, 2, 2)
+
+
+class OnePartitionAway:
+    """A log's writer without a name, to which one partition of `rows` does not answer; others take theirs."""
+
+    def __init__(self, writer: Writer, partition: int) -> None:
+        self._writer, self._away = writer, partition
+
+    def append(self, appends: Sequence[Append]) -> Sequence[int]:
+        taken = self._writer.append([one for one in appends if one.partition != self._away])
+        if len(taken) < len(appends):
+            raise Unavailable(f"no broker leads {TOPICS.rows}[{self._away}]")
+        return taken
+
+
+def test_one_partition_that_rows_cannot_be_published_to_is_told_as_a_flush_that_is_not_written(
+    log: EventLog, rows: Unsure
+) -> None:
+    def ends() -> list[int]:
+        return [log.bounds(TopicPartition(TOPICS.rows, p)).end for p in range(ROWS_PARTITIONS)]
+
+    clock = SettableClock()
+    shard = loaded(log, rows, 10, clock)
+    shard._flusher._writer = OnePartitionAway(shard._flusher._writer, 3)  # type: ignore[assignment]
+    shard.flush()
+    assert shard.unwritten_s == 0, "nothing is to be published"
+
+    look_up(shard, ALL, create=True)
+    before = ends()
+    for at in range(3):
+        push(shard, 0, at)
+        with pytest.raises(Unavailable):
+            shard.publish()
+        with pytest.raises(Unavailable):
+            shard.flush()
+        clock.advance(30)
+
+    stand_still = [p for p in range(ROWS_PARTITIONS) if ends()[p] == before[p]]
+    assert stand_still == [3], "followers read of the others"
+    assert (shard.unwritten_s, shard.counts.flushes_failed) == (90, 3)
 
 
 def test_a_flush_whose_publishing_failed_is_written_by_the_next(log: EventLog, rows: Unsure) -> None:

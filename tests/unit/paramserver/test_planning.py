@@ -186,11 +186,12 @@ def test_load_fills_nobodys_memory(given, room, seed):
     limit = room * sizes.sum() / len(living)
     memory = Memory(sizes, dict.fromkeys(living, limit))
     planned = next_plan(plan, living, weights, memory, tolerance=tolerance)
+    most = limit if overfull(plan, memory) else FILLED * limit  # beyond the margin only for want of memory
 
     assert set(planned) <= set(living)
     for seat in living:
         held, before = (sizes[[p == seat for p in one]].sum() for one in (planned, plan))
-        assert held <= max(FILLED * limit, before) + 1e-9
+        assert held <= max(most, before) + 1e-9
 
 
 def test_without_room_anywhere_a_slice_is_still_somebodys():

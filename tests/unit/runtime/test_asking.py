@@ -14,6 +14,8 @@ from freshet.runtime.asking import ask, figures_of, why_unready
 from freshet.runtime.processes import birth_of, is_alive, memory_mb
 from tests.system.waiting import wait_until
 
+pytestmark = pytest.mark.usefixtures("patient")
+
 Serve = Callable[[bytes], int]
 
 

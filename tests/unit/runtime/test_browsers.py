@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from freshet.runtime.answers import HttpError
 from freshet.runtime.browsers import is_this_machine, refuse_other_sites
-from freshet.runtime.http import HttpError
 
 
 @pytest.mark.parametrize(

@@ -11,10 +11,13 @@ from prometheus_client import CollectorRegistry
 
 from freshet.clock import SYSTEM_CLOCK
 from freshet.errors import Overloaded
+from freshet.runtime.answers import Response
 from freshet.runtime.browsers import refuse_other_sites
 from freshet.runtime.endpoint import Endpoint
 from freshet.runtime.guard import Guard, Limits
-from freshet.runtime.http import App, Reply, Request, Response
+from freshet.runtime.http import App
+from freshet.runtime.requests import Request
+from freshet.runtime.routes import Reply
 from freshet.runtime.tokens import TokenEntry, digest_of
 from freshet.tracing import Span, Tracer, install
 
@@ -49,7 +52,7 @@ class Door:
 
     async def _whole(self, headers: Mapping[bytes, bytes], body: bytes) -> int:
         answers: list[Response] = []
-        route = self.app.taker_of(b"POST", PATH.encode())
+        route = self.app.routes.taker_of(b"POST", PATH.encode())
         assert route is not None
         self.app.take(route, headers, body, "192.0.2.7", answers.append)
         return answers[0].status

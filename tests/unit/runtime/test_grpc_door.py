@@ -145,7 +145,7 @@ def test_a_quiet_stream_makes_room_when_others_wait_and_is_told_to_open_another(
     quiet: Callable[..., Iterator[bytes]],
 ) -> None:
     with (
-        door_with(streaming, message_timeout_s=0.2, together_bytes=1) as door,
+        door_with(streaming, message_timeout_s=3.0, together_bytes=1) as door,
         grpc.insecure_channel(f"127.0.0.1:{door.port}") as channel,
     ):
         stream = channel.stream_stream("/Test/Echoes")(quiet(b"first"), timeout=DEADLINE_S)
@@ -173,7 +173,7 @@ def test_messages_in_work_keep_others_out_and_these_are_told_when_to_try_again()
         door.call("Test", "Slow", slow, scope="send")
 
     with (
-        door_with(add, message_timeout_s=0.2, together_bytes=1, together_setting="FRESHET_X") as door,
+        door_with(add, message_timeout_s=1.5, together_bytes=1, together_setting="FRESHET_X") as door,
         grpc.insecure_channel(f"127.0.0.1:{door.port}") as channel,
     ):
         first = channel.unary_unary("/Test/Slow").future(b"first", timeout=DEADLINE_S)

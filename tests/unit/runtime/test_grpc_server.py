@@ -1,10 +1,9 @@
 """A listener and its clients: who is let in, what is refused by name, and how it ends."""
 
 import threading
-import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 
 import grpc
@@ -23,6 +22,7 @@ from freshet.testing.clock import SettableClock
 from freshet.wire.failures import failure_of
 from freshet.wire.frames import Frame, Kind, Part, decode_frame, encode_frame, encoded_bytes
 from freshet.wire.pieces import MOST_PIECES, Whole, pieces_of
+from tests.system.waiting import wait_for
 
 PLAIN = Transport(max_message_bytes=1 << 16)
 ECHO = method_name("Test", "Echo")
@@ -128,13 +128,6 @@ def test_a_call_of_one_answer_may_get_it_in_pieces():
         assert len(link.call("Once", DEADLINE_S).array(Part.KEYS, np.uint64)) == 100_000
 
 
-def wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < deadline
-        threading.Event().wait(0.01)
-
-
 @contextmanager
 def closing_link(answer: Answer) -> Iterator[Link]:
     server = GrpcServer("127.0.0.1:0", PLAIN)
@@ -193,10 +186,10 @@ def test_a_stream_that_stops_within_a_message_keeps_nobody_out_and_is_ended():
         yield next(pieces_of(a_frame(1, size=100_000), PLAIN.max_message_bytes))
         over.wait(DEADLINE_S)
 
-    with listening(work_bytes=850_000, piece_s=0.3) as server:
+    with listening(work_bytes=850_000, piece_s=3.0) as server:
         with open_channel(f"127.0.0.1:{server.port}", PLAIN) as channel:
             stalled = channel.stream_stream(ECHO)(stopping(), timeout=DEADLINE_S)
-            wait_for(lambda: server.counts.frames["Echo"] == 1)
+            wait_for(lambda: server.counts.frames["Echo"] == 1, DEADLINE_S)
             (answer,) = whole_answers(server, PLAIN, [a_frame(2, size=50_000)])
             assert (answer.id, answer.kind) == (2, Kind.ROWS)
             with pytest.raises(grpc.RpcError) as ended:
@@ -205,18 +198,20 @@ def test_a_stream_that_stops_within_a_message_keeps_nobody_out_and_is_ended():
             over.set()
         assert server.counts.refused == {"late": 1}
         # What it had sent is no work any more: there is room for one more that is as long.
-        wait_for(lambda: whole_answers(server, PLAIN, [a_frame(3, size=100_000)])[0].kind == Kind.ROWS)
+        wait_for(
+            lambda: whole_answers(server, PLAIN, [a_frame(3, size=100_000)])[0].kind == Kind.ROWS, DEADLINE_S
+        )
 
 
 def test_a_message_whose_pieces_come_in_time_is_not_ended_however_long_it_takes():
     went_on = threading.Event()
 
     def pausing() -> Iterator[bytes]:
-        for piece in pieces_of(a_frame(1, size=50_000), PLAIN.max_message_bytes):
+        for piece in pieces_of(a_frame(1, size=100_000), PLAIN.max_message_bytes):
             yield piece
-            went_on.wait(0.1)
+            went_on.wait(0.4)
 
-    with listening(piece_s=0.4) as server:
+    with listening(piece_s=3.0) as server:
         (answer, *_) = calling(server, PLAIN, pausing())
         assert answer.id == 1
         assert server.counts.refused == {}
@@ -385,7 +380,7 @@ def test_streams_beyond_those_that_may_be_open_are_refused_and_counted_and_calls
         once = channel.unary_stream(method_name("Test", "Once"))(a_frame(7), timeout=DEADLINE_S)
         assert [decode_frame(data, max_bytes=1 << 20).id for data in once] == [7]
         over.set()
-        wait_for(lambda: [list(stream) for stream in opened] == [[], []])
+        wait_for(lambda: [list(stream) for stream in opened] == [[], []], DEADLINE_S)
         assert len(calling(server, PLAIN, [a_frame()])) == 1
 
 
@@ -402,7 +397,13 @@ def test_a_stop_waits_for_what_is_in_work():
 
     with listening(answer=slow) as server:
         answers: list[Frame] = []
-        waiting = threading.Thread(target=lambda: answers.extend(calling(server, PLAIN, [a_frame()])))
+
+        def ask() -> None:
+            with open_channel(f"127.0.0.1:{server.port}", PLAIN) as channel, suppress(grpc.RpcError):
+                for data in channel.stream_stream(ECHO)(iter([a_frame()]), timeout=DEADLINE_S):
+                    answers.append(decode_frame(data, max_bytes=1 << 20))  # what follows may be cut off
+
+        waiting = threading.Thread(target=ask)
         waiting.start()
         assert begun.wait(DEADLINE_S)
         stopping = threading.Thread(target=server.stop, args=(DEADLINE_S,))

@@ -16,11 +16,14 @@ from prometheus_client import CollectorRegistry
 
 from freshet.runtime import connection
 from freshet.runtime import server as server_module
+from freshet.runtime.answers import Response
 from freshet.runtime.connection import MOST_PIPELINED
 from freshet.runtime.endpoint import Endpoint
-from freshet.runtime.http import App, Request, Response, header_map
-from freshet.runtime.server import bind, run_server, serve
-from tests.integration.serving import wait_for
+from freshet.runtime.http import App
+from freshet.runtime.requests import Request, header_map
+from freshet.runtime.server import bind
+from tests.integration.serving import answering
+from tests.system.waiting import wait_for
 from tests.unit.runtime.test_takers import Running, asking, bodies, running_server, server
 
 __all__ = ["server"]
@@ -182,10 +185,8 @@ def paging(monkeypatch: pytest.MonkeyPatch) -> Iterator[Running]:
     """Serves pages; what is left unread is waited for half a second, a next request for a second."""
     monkeypatch.setattr(connection, "STALLED_S", 0.5)
     monkeypatch.setattr(server_module, "UVICORN", {**server_module.UVICORN, "timeout_keep_alive": 1})
-    made, ready = Running(), threading.Event()
-    sock = bind("127.0.0.1", 0)
+    made, sock = Running(), bind("127.0.0.1", 0)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4_096)
-    made.port = sock.getsockname()[1]
     app = App(CollectorRegistry(), max_body_bytes=60_000, body_timeout_s=5, max_bodies_bytes=TOGETHER)
     release = asyncio.Event()
 
@@ -199,21 +200,10 @@ def paging(monkeypatch: pytest.MonkeyPatch) -> Iterator[Running]:
 
     app.route(Endpoint("GET", "/page", "A page.", ()), page)
     app.route(Endpoint("POST", "/waits", "Until told.", ()), waits)
-
-    async def main() -> None:
-        made.loop = asyncio.get_running_loop()
-        await serve(app, sock, made.stop, started=ready.set, drain_s=1)
-
-    thread = threading.Thread(target=run_server, args=(main,))
-    thread.start()
-    assert ready.wait(10)
-    yield made
-    assert made.loop is not None
-    made.loop.call_soon_threadsafe(release.set)
-    made.stop.set()
-    thread.join(10)
-    assert not thread.is_alive()
-    sock.close()
+    with answering(app, sock, drain_s=1) as at:
+        made.port, made.stop, made.loop = at.port, at.stop, at.loop
+        yield made
+        at.loop.call_soon_threadsafe(release.set)
 
 
 def test_a_client_that_leaves_little_unread_is_cut_off_as_well(paging: Running) -> None:

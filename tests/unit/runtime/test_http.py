@@ -17,10 +17,13 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
 from freshet.errors import BadInput, ConfigError, Overloaded, TooLarge, Unavailable
+from freshet.runtime.answers import HttpError, Response, json_response
 from freshet.runtime.endpoint import Endpoint
 from freshet.runtime.guard import Guard, Limits
-from freshet.runtime.http import App, HttpError, Request, Response, json_response
+from freshet.runtime.http import App
+from freshet.runtime.requests import Request
 from freshet.runtime.server import bind, run_server, serve
+from tests.integration.serving import answering
 
 LIMIT = 1_000
 
@@ -62,28 +65,14 @@ ERRORS = {
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Running]:
-    stop, ready = threading.Event(), threading.Event()
-    sock = bind("127.0.0.1", 0)
-
-    app = App(CollectorRegistry(), max_body_bytes=LIMIT, body_timeout_s=0.3)
+    app = App(CollectorRegistry(), max_body_bytes=LIMIT, body_timeout_s=20)
     app.route(Endpoint("POST", "/echo", "Echo.", ()), echo)
     app.route(Endpoint("GET", "/things/{name}", "One.", ()), named)
     app.route(Endpoint("GET", "/things/{name}/parts/{part}", "A part.", ()), named)
     for name, (error, _) in ERRORS.items():
         app.route(Endpoint("GET", f"/errors/{name}", "Fails.", ()), raising(error))  # type: ignore[arg-type]
-
-    async def main() -> None:
-        await serve(app, sock, stop, started=ready.set, drain_s=5)
-
-    thread = threading.Thread(target=run_server, args=(main,))
-    thread.start()
-    assert ready.wait(10)
-    port = sock.getsockname()[1]
-    yield Running(f"http://127.0.0.1:{port}", stop, port)
-    stop.set()
-    thread.join(10)
-    assert not thread.is_alive()
-    sock.close()
+    with answering(app) as at:
+        yield Running(at.url, at.stop, at.port)
 
 
 def test_a_body_reaches_its_handler(server: Running) -> None:
@@ -173,8 +162,10 @@ def test_a_body_without_a_declared_length_is_cut_off_at_the_limit(server: Runnin
     assert answer.status_code == 413
 
 
-def test_a_client_that_stops_sending_gets_408(server: Running) -> None:
-    with socket.create_connection(("127.0.0.1", server.port), timeout=5) as client:
+def test_a_client_that_stops_sending_gets_408() -> None:
+    app = App(CollectorRegistry(), max_body_bytes=LIMIT, body_timeout_s=0.3)
+    app.route(Endpoint("POST", "/echo", "Echo.", ()), echo)
+    with answering(app) as at, socket.create_connection(("127.0.0.1", at.port), timeout=20) as client:
         client.sendall(b"POST /echo HTTP/1.1\r\nhost: x\r\ncontent-length: 10\r\n\r\nabc")
         assert client.recv(1000).startswith(b"HTTP/1.1 408")
 
@@ -232,8 +223,7 @@ def test_the_drain_is_as_long_as_it_says(monkeypatch: pytest.MonkeyPatch, drain_
 
 
 def test_a_request_begun_before_the_stop_is_answered() -> None:
-    stop, ready, begun, gate = (threading.Event() for _ in range(4))
-    sock = bind("127.0.0.1", 0)
+    begun, gate = threading.Event(), threading.Event()
 
     async def slow(request: Request) -> Response:
         begun.set()
@@ -242,23 +232,15 @@ def test_a_request_begun_before_the_stop_is_answered() -> None:
 
     app = App(CollectorRegistry(), max_body_bytes=LIMIT, body_timeout_s=1)
     app.route(Endpoint("GET", "/slow", "Slow.", ()), slow)
-
-    async def main() -> None:
-        await serve(app, sock, stop, started=ready.set, drain_s=5)
-
-    thread = threading.Thread(target=run_server, args=(main,))
-    thread.start()
-    assert ready.wait(10)
-    url = f"http://127.0.0.1:{sock.getsockname()[1]}/slow"
     answers: list[httpx.Response] = []
-    client = threading.Thread(target=lambda: answers.append(httpx.get(url, timeout=10)))
-    client.start()
-    assert begun.wait(10)
-    stop.set()
-    gate.set()
-    client.join(10)
-    thread.join(10)
+    with answering(app) as at:
+        client = threading.Thread(target=lambda: answers.append(httpx.get(f"{at.url}/slow", timeout=10)))
+        client.start()
+        assert begun.wait(10)
+        at.stop.set()
+        gate.set()
+        client.join(10)
+        at.thread.join(10)
 
-    assert [a.json() for a in answers] == ["late"]
-    assert not thread.is_alive()
-    sock.close()
+        assert [a.json() for a in answers] == ["late"]
+        assert not at.thread.is_alive()

@@ -48,6 +48,7 @@ def test_while_there_is_no_answer_the_former_one_is_told_and_nobody_else_is_sent
     impatient = Newest(log, 7, wait_s=0.01)
 
     assert [impatient(), impatient(), impatient()] == [7, 7, 7]
+    wait_until("somebody was sent", lambda: log.asked > 1, within_s=30)
     assert log.asked == 2
 
     log.answers.set()

@@ -91,7 +91,7 @@ def test_every_listener_takes_every_address_of_this_machine(host: str) -> None:
             grpc.start()
             for port in (sock.getsockname()[1], server.port, grpc.port):
                 socket.create_connection((reached_by(host), port), timeout=5).close()
-            assert why_unready(server.port, host=reached_by(host)) == ""
+            assert why_unready(server.port, host=reached_by(host), timeout_s=20) == ""
         finally:
             grpc.stop(0.0)
             server.close()

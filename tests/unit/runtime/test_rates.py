@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from freshet.runtime.answers import HttpError
 from freshet.runtime.guard import Guard, Limits
-from freshet.runtime.http import HttpError
 from freshet.runtime.rates import Buckets, address_key, forwarded_address
 from freshet.runtime.tokens import TokenEntry, digest_of
 from freshet.testing.clock import SettableClock

@@ -18,8 +18,10 @@ from prometheus_client import CollectorRegistry
 from freshet.errors import BadInput
 from freshet.runtime import connection as connection_module
 from freshet.runtime.endpoint import Endpoint
-from freshet.runtime.http import App, Request, Stream
-from freshet.runtime.server import bind, run_server, serve
+from freshet.runtime.http import App
+from freshet.runtime.requests import Request
+from freshet.runtime.streaming import Stream
+from tests.integration.serving import answering
 from tests.system.waiting import wait_until
 
 PIECE = b"x" * 65_536
@@ -102,7 +104,7 @@ def admit(headers: object) -> None:
 
 @pytest.fixture
 def server() -> Iterator[Running]:
-    running, ready = Running(), threading.Event()
+    running = Running()
     app = App(
         CollectorRegistry(),
         max_body_bytes=1_000,
@@ -122,19 +124,10 @@ def server() -> Iterator[Running]:
             return Stream(getattr(running, name)(), b"text/event-stream", ((b"x-own", b"1"),))
 
         app.route(Endpoint("GET", f"/{name}", "Pieces.", ()), handler)
-    sock = bind("127.0.0.1", 0)
-    running.port = sock.getsockname()[1]
-
-    async def main() -> None:
-        running.loop = asyncio.get_running_loop()
-        await serve(app, sock, running.stop, started=ready.set, drain_s=DRAIN_S)
-
-    running.thread = threading.Thread(target=run_server, args=(main,))
-    running.thread.start()
-    assert ready.wait(10)
-    yield running
-    running.ended(DRAIN_S + 5)
-    sock.close()
+    with answering(app, drain_s=DRAIN_S) as at:
+        running.port, running.stop, running.loop, running.thread = at.port, at.stop, at.loop, at.thread
+        yield running
+        running.ended(DRAIN_S + 5)
 
 
 def unread(server: Running, path: str, buffer: int = 4_096) -> socket.socket:
@@ -206,18 +199,17 @@ def test_a_connection_whose_client_takes_nothing_is_cut_off(
     before = sockets()
     with unread(server, "/flood"):
         wait_until("its pieces are closed", lambda: server.closed == 1, within_s=10)
-
-        assert server.streams == 0
+        wait_until("it counts no more", lambda: server.streams == 0, within_s=5)
         wait_until("its descriptor is free", lambda: sockets() == before + 1, within_s=5)  # this client's own
 
 
 def test_a_slow_client_that_goes_on_reading_is_not_cut_off(
     server: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connection_module, "STALLED_S", 0.6)
+    monkeypatch.setattr(connection_module, "STALLED_S", 2.5)
     pace = threading.Event()
     with unread(server, "/flood", buffer=1 << 18) as client:
-        until = time.monotonic() + 3
+        until = time.monotonic() + 6
         while time.monotonic() < until:
             assert client.recv(1 << 14)
             pace.wait(0.02)
@@ -255,7 +247,7 @@ def test_a_stop_ends_streams_at_once(server: Running) -> None:
         took = server.ended(DRAIN_S)
         rest = list(pieces)  # to a whole end: no error of the connection
 
-    assert took < 3, "it waited for the drain"
+    assert took < DRAIN_S / 2, "it waited for the drain"
     assert server.closed == 1
     assert rest is not None
 
@@ -265,7 +257,7 @@ def test_a_stop_does_not_wait_for_a_client_that_does_not_read(server: Running) -
     try:
         wait_until("some pieces are made", lambda: server.made > 1, within_s=5)
 
-        assert server.ended(DRAIN_S) < 5
+        assert server.ended(DRAIN_S) < DRAIN_S / 2
     finally:
         client.close()
 

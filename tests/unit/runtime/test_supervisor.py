@@ -61,7 +61,7 @@ class Running:
         return path.read_text().count("up") if path.exists() else 0
 
     def pid(self) -> int:
-        pid = read_state(self.folder)["one"]["pid"]
+        pid = until(lambda: read_state(self.folder).get("one", {}).get("pid"))
         assert isinstance(pid, int)
         return pid
 
@@ -109,8 +109,9 @@ def test_a_killed_service_is_started_again_and_the_state_says_so(folder: RunFold
     os.kill(first, signal.SIGKILL)
     until(lambda: running.lines() == 2)
 
+    until(lambda: read_state(folder)["one"]["pid"] not in (None, first))
+
     state = read_state(folder)["one"]
-    assert state["pid"] != first
     assert state["restarts"] == 1
     assert state["last_exit"] == "signal 9 (SIGKILL)"
     assert running.end() == {"one": "stopped"}
@@ -161,6 +162,7 @@ def test_a_supervisor_that_was_killed_is_told_of_by_the_next_one(folder: RunFold
     os.utime(folder.process_log("gateway"), (1.0, 1.0))
     running = Running(folder, OBEDIENT)
     until(lambda: running.lines() == 1)
+    until(lambda: running.run().supervisor == os.getpid())  # it has written its state
 
     history = running.run().history
     running.end()
@@ -210,6 +212,7 @@ def test_a_service_that_cannot_be_started_does_not_keep_the_others(folder: RunFo
     log = folder.process_log("one")
     until(lambda: log.exists() and "up" in log.read_text())
 
+    until(lambda: "missing" in read_state(folder))
     assert "No such file" in str(read_state(folder)["missing"]["last_exit"])
     stop.set()
     thread.join()

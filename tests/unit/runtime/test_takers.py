@@ -15,12 +15,15 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from freshet.errors import BadInput
+from freshet.runtime.answers import Response
 from freshet.runtime.browsers import refuse_other_sites
 from freshet.runtime.connection import Connection
 from freshet.runtime.endpoint import Endpoint
-from freshet.runtime.http import App, Reply, Request, Response
-from freshet.runtime.server import bind, run_server, serve
-from tests.integration.serving import wait_for
+from freshet.runtime.http import App
+from freshet.runtime.requests import Request
+from freshet.runtime.routes import Reply
+from tests.integration.serving import answering
+from tests.system.waiting import wait_for
 
 LIMIT = 1_000
 
@@ -73,27 +76,17 @@ def server() -> Iterator[Running]:
 
 
 @contextmanager
-def running_server() -> Iterator[Running]:
-    made, ready = Running(), threading.Event()
-    sock = bind("127.0.0.1", 0)
-    made.port = sock.getsockname()[1]
-    app = App(CollectorRegistry(), max_body_bytes=LIMIT, body_timeout_s=0.3, admit=refuse_other_sites)
+def running_server(*, body_timeout_s: float = 20.0, drain_s: float = 1.0) -> Iterator[Running]:
+    made = Running()
+    app = App(
+        CollectorRegistry(), max_body_bytes=LIMIT, body_timeout_s=body_timeout_s, admit=refuse_other_sites
+    )
     app.route_taker(Endpoint("POST", "/now", "At once.", ()), made.now)
     app.route_taker(Endpoint("POST", "/later", "When told.", ()), made.later)
     app.route(Endpoint("POST", "/asgi", "By ASGI.", ()), made.asgi)
-
-    async def main() -> None:
-        made.loop = asyncio.get_running_loop()
-        await serve(app, sock, made.stop, started=ready.set, drain_s=1)
-
-    thread = threading.Thread(target=run_server, args=(main,))
-    thread.start()
-    assert ready.wait(10)
-    yield made
-    made.stop.set()
-    thread.join(10)
-    assert not thread.is_alive()
-    sock.close()
+    with answering(app, drain_s=drain_s) as at:
+        made.port, made.stop, made.loop = at.port, at.stop, at.loop
+        yield made
 
 
 def asking(path: str, body: bytes, *headers: str) -> bytes:
@@ -160,8 +153,8 @@ def test_a_body_beyond_the_limit_is_413(server: Running) -> None:
     assert httpx.post(f"{server.url}/now", content=b"x" * LIMIT).status_code == 202
 
 
-def test_a_body_that_does_not_come_is_408(server: Running) -> None:
-    with server.connect() as client:
+def test_a_body_that_does_not_come_is_408() -> None:
+    with running_server(body_timeout_s=0.3) as server, server.connect() as client:
         client.sendall(asking("/now", b"all of it")[:-3])
         assert b"408" in client.recv(100)
 
@@ -205,8 +198,8 @@ def test_requests_are_counted_by_route_and_status(server: Running) -> None:
     assert 'freshet_http_request_seconds_count{route="/now"} 2.0' in text
 
 
-def test_a_stop_waits_for_an_answer_and_then_closes(server: Running) -> None:
-    with server.connect() as client:
+def test_a_stop_waits_for_an_answer_and_then_closes() -> None:
+    with running_server(drain_s=20) as server, server.connect() as client:
         client.sendall(asking("/later", b"x"))
         wait_for(lambda: bool(server.held))
         server.stop.set()

@@ -22,16 +22,21 @@ from freshet.errors import BadInput, ConfigError, Unavailable
 from freshet.runtime import admin as admin_module
 from freshet.runtime import tls, tls_listener
 from freshet.runtime.admin import Admin
+from freshet.runtime.answers import Response
 from freshet.runtime.asking import ask
 from freshet.runtime.endpoint import LIVE, Endpoint
-from freshet.runtime.http import App, Reply, Request, Response
+from freshet.runtime.http import App
 from freshet.runtime.process_metrics import service_registry
-from freshet.runtime.server import bind, run_server, serve
+from freshet.runtime.requests import Request
+from freshet.runtime.routes import Reply
 from freshet.seams.certificates import seconds_left
 from freshet.settings import load_settings
-from tests.integration.serving import wait_for
+from tests.integration.serving import answering
+from tests.system.waiting import wait_for
 
 DEADLINE_S = 20.0
+pytestmark = pytest.mark.usefixtures("patient")
+
 PAST = datetime(2020, 1, 1, tzinfo=UTC)
 
 
@@ -85,24 +90,11 @@ def listening(kind: str, max_connections: int = 100) -> Iterator[int]:
         ) as admin:
             yield admin.port
         return
-    sock, stop, ready = bind("127.0.0.1", 0), threading.Event(), threading.Event()
     app = App(CollectorRegistry(), max_body_bytes=1 << 20, body_timeout_s=5)
     app.route(LIVE, live)
     app.route_taker(Endpoint("POST", "/echo", "As it came.", ()), echo)
-
-    async def main() -> None:
-        await serve(app, sock, stop, started=ready.set, drain_s=5, max_connections=max_connections)
-
-    thread = threading.Thread(target=run_server, args=(main,))
-    thread.start()
-    try:
-        assert ready.wait(DEADLINE_S)
-        yield sock.getsockname()[1]
-    finally:
-        stop.set()
-        thread.join(DEADLINE_S)
-        assert not thread.is_alive()
-        sock.close()
+    with answering(app, max_connections=max_connections) as at:
+        yield at.port
 
 
 @pytest.fixture(params=["app", "admin"])

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
 from freshet.errors import ConfigError
+from freshet.runtime.answers import HttpError
 from freshet.runtime.guard import Guard
-from freshet.runtime.http import HttpError
 from freshet.runtime.token_editing import edited
 from freshet.runtime.token_file import TokenFile, read_token
 from freshet.runtime.tokens import (

@@ -19,10 +19,12 @@ from prometheus_client import CollectorRegistry
 
 from freshet.errors import ConfigError
 from freshet.runtime import traces
-from freshet.runtime.answers import GONE, ClientGoneError
+from freshet.runtime.answers import GONE, ClientGoneError, Response, error_response
 from freshet.runtime.endpoint import Endpoint
-from freshet.runtime.http import App, Reply, Request, Response, error_response
+from freshet.runtime.http import App
 from freshet.runtime.logging import configure_logging
+from freshet.runtime.requests import Request
+from freshet.runtime.routes import Reply
 from freshet.runtime.trace_export import Outbox
 from freshet.runtime.traces import span_readings, start_traces
 from freshet.settings import Settings, load_settings
@@ -70,7 +72,8 @@ def collector() -> Iterator[Receiver]:
 
 
 @pytest.fixture(autouse=True)
-def _off_again() -> Iterator[None]:
+def _off_again(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(traces, "CLOSE_S", 20.0)
     yield
     install(None)
     traces._outbox = None
@@ -258,7 +261,7 @@ def test_a_request_that_fails_is_told_of_in_its_client_s_trace_and_so_is_its_log
     async def ask() -> None:
         app = App(CollectorRegistry(), max_body_bytes=1_000, body_timeout_s=1, role="gateway")
         app.route_taker(Endpoint("POST", "/v1/events", "Fails.", ()), fails)
-        route = app.taker_of(b"POST", b"/v1/events")
+        route = app.routes.taker_of(b"POST", b"/v1/events")
         assert route is not None
         app.take(route, {b"traceparent": f"00-{5:032x}-{6:016x}-01".encode()}, b"", "", replies.append)
 
@@ -286,7 +289,7 @@ def test_a_client_that_went_away_is_counted_and_told_of_as_gone() -> None:
     async def ask() -> None:
         app = App(registry, max_body_bytes=1_000, body_timeout_s=1, role="inference")
         app.route_taker(Endpoint("POST", "/v1/rank", "Waits.", ()), gives_up)
-        route = app.taker_of(b"POST", b"/v1/rank")
+        route = app.routes.taker_of(b"POST", b"/v1/rank")
         assert route is not None
         headers = {b"traceparent": f"00-{5:032x}-{6:016x}-01".encode()}
         app.take(route, headers, b"", "", replies.append, gone=lambda: True)

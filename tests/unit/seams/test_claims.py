@@ -36,9 +36,11 @@ from freshet.seams.eventlog.claims import Claims
 from freshet.seams.open import open_eventlog
 from freshet.testing.clock import SettableClock
 from freshet.types import Append, BytesColumn, Fence, TopicPartition
+from tests.system.waiting import wait_for
 
 CONTROL = TopicPartition("control", 0)
 LEASE_S, HEARTBEAT_S = 0.8, 0.05
+WAIT_S = 20.0
 
 
 def book_of(*records: bytes) -> ClaimBook:
@@ -127,7 +129,7 @@ def test_a_reader_that_starts_from_a_state_record_comes_to_the_same_owners(
 ) -> None:
     records = [claim_record(what, owner, None if r < 0 else Fence(r)) for what, owner, r in made]
     cut = data.draw(st.integers(0, len(records)))
-    state = parse_record(state_record(cut, book_of(*records[:cut]).claims().values()), "here")
+    state = parse_record(state_record(cut, book_of(*records[:cut]).claims().values(), None), "here")
     later = ClaimBook(3.0, 0.5)
     later.restore(state)
     for offset in range(cut, len(records)):
@@ -140,7 +142,7 @@ RECORDS = [
     claim_record("x", "a", Fence(3)),
     heartbeat_record([Fence(1)]),
     release_record("x", Fence(1)),
-    state_record(4, book_of(claim_record("x", "a", None)).claims().values()),
+    state_record(4, book_of(claim_record("x", "a", None)).claims().values(), Plan("a", Fence(1), ("a", "b"))),
     load_record(LOAD),
 ]
 
@@ -195,7 +197,7 @@ class WatchedClock(SettableClock):
 
     def wait_until_asked(self) -> None:
         asked = self.asked
-        wait_for(lambda: self.asked > asked)
+        wait_for(lambda: self.asked > asked, WAIT_S)
 
 
 class Unreachable:
@@ -267,14 +269,7 @@ def start(log: EventLog) -> Iterator[Callable[..., Claims]]:
 
 
 def soon() -> float:
-    return time.monotonic() + 20.0
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    deadline = soon()
-    while not condition():
-        assert time.monotonic() < deadline
-        threading.Event().wait(0.005)
+    return time.monotonic() + WAIT_S
 
 
 def test_fences_rise_from_owner_to_owner(start: Callable[..., Claims], log: EventLog) -> None:
@@ -284,7 +279,7 @@ def test_fences_rise_from_owner_to_owner(start: Callable[..., Claims], log: Even
     held.release()
     again = second.acquire("seat", "b", soon())
     assert again.fence > held.fence
-    wait_for(lambda: first.owners()["seat"].owner == "b")
+    wait_for(lambda: first.owners()["seat"].owner == "b", WAIT_S)
     again.check()
 
 
@@ -299,7 +294,7 @@ def live_on(log: EventLog, owner: SettableClock, watcher: WatchedClock, seconds:
 def _one_heartbeat(log: EventLog, owner: SettableClock) -> None:
     end = log.bounds(CONTROL).end
     owner.advance(HEARTBEAT_S)
-    wait_for(lambda: log.bounds(CONTROL).end > end)
+    wait_for(lambda: log.bounds(CONTROL).end > end, WAIT_S)
 
 
 def test_a_living_owner_is_not_replaced(start: Callable[..., Claims], log: EventLog) -> None:
@@ -320,7 +315,7 @@ def test_a_log_that_comes_back_finds_the_owners_it_had(start: Callable[..., Clai
     live_on(log, alive, watching, HEARTBEAT_S)
     for each, clock in ((of_first, alive), (of_second, watching)):
         each.away.set()
-        wait_for(each.was_noticed)
+        wait_for(each.was_noticed, WAIT_S)
         clock.advance(1.25 * LEASE_S)
     for each in (of_first, of_second):
         each.away.clear()
@@ -349,10 +344,12 @@ def test_a_silent_owner_is_replaced_and_told(start: Callable[..., Claims]) -> No
 def test_of_many_that_claim_at_once_one_wins(start: Callable[..., Claims]) -> None:
     parts = [start(lease_s=1000.0) for _ in range(4)]
     results: list[object] = [None] * 4
+    won = threading.Event()
 
     def claim(i: int) -> None:
         try:
-            results[i] = parts[i].acquire("seat", f"owner-{i}", time.monotonic() + 1.5)
+            results[i] = parts[i].acquire("seat", f"owner-{i}", soon(), won)
+            won.set()
         except Unavailable as error:
             results[i] = error
 
@@ -414,14 +411,18 @@ def test_a_latecomer_reads_who_owns_what(start: Callable[..., Claims]) -> None:
     assert {what: claim.owner for what, claim in start().owners().items()} == {"a": "one", "b": "one"}
 
 
-def test_a_long_topic_is_trimmed_without_forgetting_owners(
+def test_a_long_topic_is_trimmed_without_forgetting_owners_or_the_plan(
     start: Callable[..., Claims], log: EventLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(claims_module, "_STATE_EVERY", 10)
     first = start()
     held = first.acquire("seat", "a", soon())
-    wait_for(lambda: log.bounds(CONTROL).start > held.fence)
-    assert start().owners()["seat"].fence == held.fence
+    plan = Plan("seat", held.fence, ("seat", "seat"))
+    first.advise(plan)
+    wait_for(lambda: log.bounds(CONTROL).start > held.fence + 1, WAIT_S)
+    later = start()
+    assert later.owners()["seat"].fence == held.fence
+    assert later.plan() == plan, "who starts acts by it, and it is written again only when it changes"
     held.check()
 
 
@@ -447,7 +448,7 @@ def test_a_corrupt_record_stops_the_claims_and_is_told_to_their_holders(
             return True
         return False
 
-    wait_for(stopped)
+    wait_for(stopped, WAIT_S)
     assert held.lost.wait(20.0), "no heartbeats are sent any more, so it is lost"
     with pytest.raises(Corrupt, match=r"control\[0\] at offset"):
         claims.acquire("other", "a", soon())

@@ -1,5 +1,6 @@
 """Records read ahead are handed out once, in order, in turns; markers move positions."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,21 +14,35 @@ T0, T1 = TopicPartition("t", 0), TopicPartition("t", 1)
 
 
 def records(start: int, count: int) -> Records:
-    offsets = np.arange(start, start + count, dtype=np.int64)
+    return records_at(range(start, start + count))
+
+
+def records_at(places: Iterable[int]) -> Records:
+    offsets = np.array(list(places), np.int64)
     values = BytesColumn.of([b"%d" % offset for offset in offsets])
-    return Records(offsets, offsets, BytesColumn.of([b""] * count), values, start + count)
+    return Records(offsets, offsets, BytesColumn.of([b""] * len(offsets)), values, int(offsets[-1]) + 1)
 
 
 @dataclass(frozen=True)
 class Step:
     partition: TopicPartition
     count: int  # records that come
+    again: int  # records before them that come once more
+    twice: bool  # all of these twice
     gap: int  # markers behind them
     take: int  # records asked for; 0: none
 
 
 STEPS = st.lists(
-    st.builds(Step, st.sampled_from([T0, T1]), st.integers(0, 5), st.integers(0, 2), st.integers(0, 7)),
+    st.builds(
+        Step,
+        st.sampled_from([T0, T1]),
+        st.integers(0, 5),
+        st.integers(0, 3),
+        st.booleans(),
+        st.integers(0, 2),
+        st.integers(0, 7),
+    ),
     max_size=20,
 )
 
@@ -50,9 +65,11 @@ def test_every_record_is_handed_out_once_in_order_and_positions_reach_the_end(st
         return bool(found)
 
     for step in steps:
-        if step.count:
-            ahead.add(step.partition, records(ends[step.partition], step.count))
-            came[step.partition] += range(ends[step.partition], ends[step.partition] + step.count)
+        new = range(ends[step.partition], ends[step.partition] + step.count)
+        earlier = came[step.partition][::-1][: step.again][::-1]
+        if run := [*earlier, *new] * (1 + step.twice):
+            assert ahead.add(step.partition, records_at(run)) == len(run) - len(new)
+        came[step.partition] += new
         ends[step.partition] += step.count + step.gap
         ahead.moved(step.partition, ends[step.partition])
         if step.take:

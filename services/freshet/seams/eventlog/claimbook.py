@@ -78,7 +78,7 @@ class Load:
 
     by: str  # its seat
     fence: Fence  # of its claim of the seat
-    bytes: int  # of memory, of all its rows
+    bytes: int  # of memory, of the rows of these slices
     limit: int  # of those bytes; 0: none
     slices: tuple[SliceLoad, ...]  # that it serves
 
@@ -119,10 +119,11 @@ def load_record(load: Load) -> bytes:
     return _dump("load", by=load.by, fence=load.fence, bytes=load.bytes, limit=load.limit, slices=slices)
 
 
-def state_record(upto: int, claims: Iterable[Claim]) -> bytes:
-    """All claims as records below offset `upto` make them, so that those may be trimmed."""
+def state_record(upto: int, claims: Iterable[Claim], plan: Plan | None) -> bytes:
+    """All claims, and the plan, as records below offset `upto` make them, so that those may be trimmed."""
     rows = [[c.what, c.owner, c.fence, c.released] for c in claims]
-    return _dump("state", upto=upto, claims=rows)
+    advice = None if plan is None else [plan.by, plan.fence, list(plan.seats)]
+    return _dump("state", upto=upto, claims=rows, plan=advice)
 
 
 def parse_record(data: bytes, where: str) -> dict[str, Any]:
@@ -169,6 +170,13 @@ def _check_state(record: Mapping[str, Any], where: str) -> None:
             raise Corrupt(
                 f"{where}: expected [what, owner, fence, released] in a state record, found {row!r}"
             )
+    plan = record.get("plan")  # earlier releases wrote none
+    if plan is not None and not (
+        isinstance(plan, list)
+        and [type(cell) for cell in plan] == [str, int, list]
+        and all(isinstance(seat, str) for seat in plan[2])
+    ):
+        raise Corrupt(f"{where}: expected [by, fence, seats] as plan of a state record, found {plan!r}")
 
 
 def _check_load(record: Mapping[str, Any], where: str) -> None:
@@ -240,6 +248,9 @@ class ClaimBook:
         for what, owner, fence, released in record["claims"]:
             self._claims[what] = Claim(what, owner, Fence(fence), released)
             self._hear(what)
+        if (plan := record.get("plan")) is not None:
+            by, fence, seats = plan
+            self.plan = Plan(by, Fence(fence), tuple(seats))
         self.changes += 1
 
     def observe(self, now_s: float) -> None:

@@ -367,8 +367,8 @@ class Claims:
         if self._next - self._start < _STATE_EVERY:
             return
         with self._changed:
-            upto, claims = self._next, list(self._book.claims().values())
-        self._append(state_record(upto, claims))
+            upto, claims, plan = self._next, list(self._book.claims().values()), self._book.plan
+        self._append(state_record(upto, claims, plan))
         self._eventlog.trim(self._partition, upto)
         self._start = upto
 

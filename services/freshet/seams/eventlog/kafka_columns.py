@@ -77,11 +77,16 @@ class Ahead:
         self._pieces: dict[TopicPartition, deque[Records]] = {at: deque() for at in positions}
         self._turn = 0
 
-    def add(self, at: TopicPartition, records: Records) -> None:
-        """Records that follow those there are."""
+    def add(self, at: TopicPartition, records: Records) -> int:
+        """Records, at least one, that follow those there are. Those that do not are passed over: others have
+        seen librdkafka hand out an offset twice. Returns how many these were."""
+        found, records = len(records), _rising(records, self.next[at])
+        if not len(records):
+            return found
         self._pieces[at].append(records)
         self.next[at] = records.next_offset
         self.bytes += _size(records)
+        return found - len(records)
 
     def moved(self, at: TopicPartition, next_offset: int) -> None:
         """The partition's reading has passed markers, or records of an aborted transaction.
@@ -125,6 +130,16 @@ class Ahead:
         taken = parts[0] if len(parts) == 1 else _joined(parts)
         self.bytes -= _size(taken)
         return taken
+
+
+def _rising(records: Records, least: int) -> Records:
+    """Those from `least` on, each above the one before."""
+    offsets = records.offsets
+    if offsets[0] >= least and (len(offsets) == 1 or (offsets[1:] > offsets[:-1]).all()):
+        return records
+    before = np.maximum.accumulate(np.concatenate(([least - 1], offsets[:-1])))
+    good = np.flatnonzero(offsets > before).tolist()
+    return _joined([_part(records, i, i + 1, int(offsets[i]) + 1) for i in good]) if good else _nothing(least)
 
 
 def _size(records: Records) -> int:

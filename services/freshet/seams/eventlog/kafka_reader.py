@@ -9,6 +9,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any
 
+import structlog
 from confluent_kafka import Consumer
 from confluent_kafka.cimpl import Message
 
@@ -19,6 +20,8 @@ from freshet.seams.eventlog.kafka_errors import LOST, UNKNOWN, Heard, family, tr
 from freshet.types import LogId, Records, TopicPartition
 
 __all__ = ["KafkaReader"]
+
+_log = structlog.get_logger(__name__)
 
 _AT_ONCE = 4096
 """Messages of one `consume`: more are no faster, and hold Python's lock for longer (1 ms)."""
@@ -161,7 +164,8 @@ class KafkaReader:
             if any(map(Message.error, messages)):
                 messages = [message for message in messages if self._is_good(message)]
             for at, records in flatten(messages, self._topics):
-                self._ahead.add(at, records)
+                if again := self._ahead.add(at, records):
+                    _log.warning("records came again and were passed over", partition=str(at), records=again)
                 self._awaited.discard(at)
             if len(messages) < _AT_ONCE:  # nothing waits behind them: their trailing markers were passed
                 self._pass_markers()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+
+from freshet.errors import Unavailable
 from freshet.seams.eventlog import EventLog
 from freshet.types import TopicPartition
 
@@ -9,13 +12,18 @@ __all__ = ["newest"]
 
 _READ_RECORDS = 8192
 
+_STALLED_S = 10.0
+"""Without a record below an end that the log has told, for so long it is away."""
+
 
 def newest(log: EventLog, at: TopicPartition, most: int) -> list[tuple[int, bytes]]:
     """(offset, value) of the newest records, `most` at the most, oldest first.
 
     Offsets without a record (markers, aborted transactions) are looked past, ever further back.
 
-    Raises what a reader raises, DataLost included, if the log's start passes where it looks.
+    Raises what a reader raises, DataLost included, if the log's start passes where it looks; Unavailable also
+    if the log tells an end and does not give what is before it, as a broker that has just come back may do:
+    who took an older record for the newest would begin in the past.
     """
     bounds, back = log.bounds(at), most
     while True:
@@ -32,10 +40,13 @@ def _records(log: EventLog, at: TopicPartition, start: int, stop: int) -> list[t
     try:
         reader.assign({at: start})
         position = start
-        while position < stop and (polled := reader.poll(_READ_RECORDS, 1.0)):
-            for _, records in polled:
+        deadline = time.monotonic() + _STALLED_S
+        while position < stop:
+            for _, records in reader.poll(_READ_RECORDS, 1.0):
                 found += zip(records.offsets.tolist(), records.values, strict=True)
-                position = records.next_offset
+                position, deadline = records.next_offset, time.monotonic() + _STALLED_S
+            if time.monotonic() >= deadline:
+                raise Unavailable(f"{at}: expected records up to {stop}, found none after {position}")
     finally:
         reader.close()
     return found

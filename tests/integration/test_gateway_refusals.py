@@ -1,0 +1,119 @@
+"""What the gateway refuses, in whose words, and where it is kept."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import orjson
+import pytest
+from hypothesis import HealthCheck, given
+from hypothesis import settings as quick
+from hypothesis import strategies as st
+
+from freshet.gateway.api import AVRO, AVRO_BATCH, AVRO_RAW
+from tests.integration.gateway_world import NOW, SPEC, Running, gateway, ranked, start
+
+__all__ = ["gateway", "start"]  # fixtures
+
+
+def test_the_good_events_of_a_batch_are_taken_and_the_bad_ones_explained(gateway: Running) -> None:
+    events = [ranked(1), ranked(2, ts="noon"), ranked(3), {"request_id": 4}, 7]
+
+    answer = gateway.send("impressions", events)
+
+    body = answer.json()
+    assert answer.status_code == 422
+    assert body["accepted"] == 2
+    assert sorted(key for _, _, key, _ in gateway.records("feed.ranked")) == [b"1", b"3"]
+    assert [r["index"] for r in body["refused"]] == [1, 3, 4]
+    assert body["refused"][0]["path"] == "ts"
+
+
+def test_refused_events_are_dead_letters_with_the_reason_before_the_answer(gateway: Running) -> None:
+    gateway.send("impressions", [ranked(1, ts="noon")])
+
+    [(_, _, _, value)] = gateway.records("feed.refused")
+    letter = orjson.loads(value)
+    assert orjson.loads(base64.b64decode(letter["value"]))["ts"] == "noon"
+    assert (letter["kind"], letter["topic"], letter["path"]) == ("refused", "feed.ranked", "ts")
+
+
+def test_an_event_dated_ahead_is_refused_and_one_within_the_limit_is_taken(gateway: Running) -> None:
+    ahead = SPEC.join.max_ahead_ms
+    assert gateway.send("impressions", ranked(1, ts=NOW + ahead)).status_code == 202
+
+    answer = gateway.send("impressions", ranked(2, ts=NOW + ahead + 1_000))
+
+    assert answer.status_code == 422
+    [refused] = answer.json()["refused"]
+    assert (refused["path"], refused["found"]) == ("ts", "61 s ahead")
+
+
+def test_a_page_of_another_site_teaches_nothing(gateway: Running) -> None:
+    headers = {"sec-fetch-site": "cross-site", "origin": "https://evil.example"}
+    answer = httpx.post(f"{gateway.url}/v1/actions", content=b"{}", headers=headers)
+
+    assert answer.status_code == 403
+    assert answer.json()["error"]["code"] == "origin"
+
+
+@pytest.mark.parametrize(
+    ("kind", "content", "status", "code"),
+    [
+        ("application/json", b"{", 400, "bad_input"),
+        ("application/json", b"[]", 400, "bad_input"),
+        ("text/html", b"{}", 415, "content_type"),
+        (AVRO_BATCH, b"\xff\xff\xff\xff", 400, "bad_input"),
+        (AVRO_RAW, b"x", 400, "bad_input"),
+    ],
+)
+def test_a_request_that_cannot_be_told_apart_is_refused_whole(
+    gateway: Running, kind: str, content: bytes, status: int, code: str
+) -> None:
+    answer = gateway.post("impressions", content, kind)
+
+    assert (answer.status_code, answer.json()["error"]["code"]) == (status, code)
+    assert gateway.records("feed.ranked") == []
+
+
+def test_compressed_bodies_are_refused(gateway: Running) -> None:
+    answer = gateway.post("impressions", b"x", **{"content-encoding": "gzip"})
+
+    assert answer.status_code == 415
+
+
+def test_too_many_events_and_too_many_bytes_are_413(start: Callable[..., Running]) -> None:
+    gateway = start(gateway_max_events="2", gateway_max_body_bytes="2000")
+
+    assert gateway.send("impressions", [ranked(i) for i in range(3)]).status_code == 413
+    assert gateway.send("impressions", ranked(1, experiment={"a": "x" * 3_000})).status_code == 413
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=9),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=9), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@given(
+    st.binary(max_size=300),
+    st.sampled_from(["application/json", "application/x-ndjson", AVRO, AVRO_BATCH, AVRO_RAW, "x"]),
+    st.sampled_from(["impressions", "shown", "actions"]),
+)
+@quick(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=80, deadline=None)
+def test_random_bytes_are_never_a_server_error(gateway: Running, body: bytes, kind: str, what: str) -> None:
+    assert gateway.post(what, body, kind, **{"freshet-schema-id": "1"}).status_code < 500
+
+
+@given(st.sampled_from(list(ranked())), json_values)
+@quick(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=80, deadline=None)
+def test_any_value_of_any_field_is_taken_or_refused(gateway: Running, field: str, value: Any) -> None:
+    try:
+        body = orjson.dumps({**ranked(), field: value})
+    except TypeError:  # integers beyond 64 bits
+        return
+    assert gateway.post("impressions", body).status_code in (202, 422)

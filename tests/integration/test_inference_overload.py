@@ -1,0 +1,150 @@
+"""More is asked of the inference server than it scores: every door refuses alike, and before it reads."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from math import nan
+from pathlib import Path
+from typing import Any
+
+import grpc
+import httpx
+import numpy as np
+import orjson
+import pytest
+from tritonclient.utils import np_to_triton_dtype
+
+from freshet.inference.batching import Batcher
+from freshet.runtime.ports import free_ports
+from freshet.wire.protobuf import OIP, messages
+from tests.integration.test_inference import (
+    CANDIDATES,
+    COLUMNS,
+    CONTEXT,
+    SPEC,
+    Running,
+    greedy,
+    serving,
+    trained,
+)
+from tests.system.waiting import wait_for
+
+M = messages(OIP)
+DEADLINE_S = 20.0
+SAID = re.compile(
+    r"\d+ requests wait to be scored, for which .* are expected; .*FRESHET_INFERENCE_QUEUE_WAIT"
+)
+
+
+@dataclass(slots=True)
+class Busy:
+    """A server whose scorer takes no turn while it is held; one request that waits is more than it takes."""
+
+    server: Running
+    port: int
+    held: threading.Event
+    waits: threading.Event  # somebody does, while it is held
+
+    def hold(self) -> None:
+        self.waits.clear()
+        self.held.set()
+
+    def rank(self, body: bytes | None = None) -> tuple[int, str, str]:
+        """(status, text, when to come again)."""
+        return self._posted("/v1/rank", body or orjson.dumps({"context": CONTEXT, "candidates": CANDIDATES}))
+
+    def explain(self, body: bytes | None = None) -> tuple[int, str, str]:
+        asked = {"context": CONTEXT, "candidates": CANDIDATES, "explain": True}
+        return self._posted("/v1/rank", body or orjson.dumps(asked))
+
+    def infer(self, body: bytes | None = None) -> tuple[int, str, str]:
+        inputs: list[Any] = []
+        for name, values in COLUMNS.items():
+            data = [v.decode() for v in values] if values.dtype == object else values.tolist()
+            datatype = np_to_triton_dtype(values.dtype)
+            inputs.append({"name": name, "datatype": datatype, "shape": values.shape, "data": data})
+        return self._posted("/v2/models/feed/infer", body or orjson.dumps({"inputs": inputs}))
+
+    def grpc(self, body: bytes | None = None, timeout_s: float = DEADLINE_S) -> tuple[int, str, str]:
+        request = M.ModelInferRequest(model_name="feed")
+        tensor = request.inputs.add(name="items.id", datatype="INT64", shape=[2])
+        tensor.contents.int64_contents.extend(np.arange(2).tolist())
+        with grpc.insecure_channel(f"127.0.0.1:{self.port}") as channel:
+            call = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
+            try:
+                call(body or request.SerializeToString(), timeout=timeout_s)
+            except grpc.RpcError as error:
+                metadata = dict(error.trailing_metadata() or ())
+                status = 429 if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED else 500
+                return status, str(error.details()), str(metadata.get("retry-after-ms", ""))
+        return 200, "", ""
+
+    def _posted(self, path: str, body: bytes) -> tuple[int, str, str]:
+        answer = httpx.post(self.server.url + path, content=body, timeout=DEADLINE_S)
+        return answer.status_code, answer.text, answer.headers.get("retry-after", "")
+
+    def figure(self, name: str, unseen: float = nan) -> float:
+        lines = self.server.get("/metrics").text.splitlines()
+        found = (float(line.rpartition(" ")[2]) for line in lines if line.startswith(name + " "))
+        return next(found, unseen)
+
+
+@pytest.fixture
+def busy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Busy]:
+    held, waits, turn = threading.Event(), threading.Event(), Batcher._turn
+
+    def held_turn(batcher: Batcher[Any], loop: asyncio.AbstractEventLoop) -> None:
+        if held.is_set():
+            waits.set()
+            loop.call_later(0.005, held_turn, batcher, loop)
+        else:
+            turn(batcher, loop)
+
+    monkeypatch.setattr(Batcher, "_turn", held_turn)
+    world = trained(tmp_path, greedy(SPEC))
+    (port,) = free_ports(1)
+    with serving(world, inference_queue_wait="1ms", inference_grpc_port=str(port)) as server:
+        wait_for(lambda: server.get("/health/ready").status_code == 200)
+        yield Busy(server, port, held, waits)
+        held.clear()
+    world.close()
+
+
+DOORS = [Busy.rank, Busy.explain, Busy.infer, Busy.grpc]
+
+
+@pytest.mark.parametrize("first", DOORS)
+def test_whatever_waits_all_doors_refuse_alike_and_before_they_read(
+    busy: Busy, first: Callable[[Busy], tuple[int, str, str]]
+) -> None:
+    assert busy.figure('freshet_inference_shed_total{why="wait"}') == 0.0, "a series from the start"
+    busy.hold()
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(first, busy)
+        assert busy.waits.wait(DEADLINE_S)
+        for door in DOORS:
+            for body in (None, b"\xffno request at all"):
+                status, text, again = door(busy, body)
+                assert (status, SAID.search(text) is not None, bool(again)) == (429, True, True), text
+        assert busy.figure('freshet_inference_shed_total{why="wait"}') == 2 * len(DOORS)
+        busy.held.clear()
+        assert waiting.result(DEADLINE_S)[0] == 200
+    assert [door(busy)[0] for door in DOORS] == [200] * len(DOORS)
+
+
+def test_a_call_whose_client_has_gone_is_not_scored(busy: Busy) -> None:
+    busy.hold()
+    assert busy.grpc(timeout_s=4.0)[0] != 200
+    assert busy.waits.is_set()
+    given_up = 'freshet_grpc_answers_total{door="passed",method="ModelInfer",status="CANCELLED"}'
+    wait_for(lambda: busy.figure(given_up, 0.0) == 1.0)
+    assert busy.figure('freshet_grpc_answer_seconds_sum{method="ModelInfer"}') > 0.1, "it has waited"
+    busy.held.clear()
+
+    wait_for(lambda: busy.figure('freshet_inference_shed_total{why="gone"}') == 1.0)
+    assert busy.figure("freshet_inference_candidates_total") == 0.0

@@ -1,0 +1,15 @@
+"""What unit tests share."""
+
+from __future__ import annotations
+
+import pytest
+
+from freshet.runtime import asking
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever asks a service waits long for its answer: a loaded machine may take more than a second."""
+    for each in (asking.ask, asking.why_unready, asking.figures_of):
+        assert each.__kwdefaults__ is not None
+        monkeypatch.setitem(each.__kwdefaults__, "timeout_s", 20.0)
