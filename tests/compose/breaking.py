@@ -164,6 +164,29 @@ def stepped_on(broken: Broken) -> Iterator[None]:
 
 
 @contextmanager
+def overloaded(broken: Broken) -> Iterator[None]:
+    """Inference servers have a tenth of a core, and sixty clients ask for rankings of 9,500 candidates."""
+    with slowed(broken, 0.1, "inference-0", "inference-1"), ExitStack() as stack:
+        for _ in range(60):
+            stack.enter_context(posting(f"{broken.stack.inference}/v1/rank", LARGE, 0.1))
+        yield
+
+
+@contextmanager
+def unscraped(broken: Broken) -> Iterator[None]:
+    """Prometheus is told of no joiner, as if its line were missing."""
+    stack = broken.stack
+    told = stack.prometheus_config.read_text()
+    stack.prometheus_config.write_text(re.sub(r".*role: joiner.*\n", "", told))
+    stack.reload_prometheus()
+    try:
+        yield
+    finally:
+        stack.prometheus_config.write_text(told)
+        stack.reload_prometheus()
+
+
+@contextmanager
 def untrained(broken: Broken) -> Iterator[None]:
     """The trainer stands still."""
     with paused(broken, "trainer-0"):
@@ -320,6 +343,8 @@ STACKS: dict[str, Stacked] = {
             stepped_on,
             ("FreshetVersionsNotWritten", "FreshetSlowRanking", "FreshetEventsRefused", "FreshetMemory"),
         ),
+        Group(unscraped, ("FreshetNotScraped",)),
+        Group(overloaded, ("FreshetServingErrors",)),
         Group(untrained, ("FreshetTrainingBehind",)),
         Group(unjoined, ("FreshetUnjoined", "FreshetStale")),
         Group(misfits, ("FreshetDeadLetters", "FreshetLateActions")),

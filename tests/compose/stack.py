@@ -15,8 +15,10 @@ from tests.system.members import Members
 __all__ = ["PROJECT", "Stack"]
 
 ROOT = Path(__file__).parents[2]
-FILES = (ROOT / "docker-compose.yml", Path(__file__).with_name("compose.test.yml"))
+WHOLE, SMALL = ROOT / "docker-compose.yml", ROOT / "compose.small.yml"
 TOKENS = ROOT / "compose.tokens.yml"
+OURS = Path(__file__).with_name("compose.test.yml")
+CONFIG = ROOT / "ops/docker/config"
 PROJECT = os.environ.get("FRESHET_TEST_PROJECT", "freshet-test")
 """Two stacks may run at once if STACK_SUBNET is another, too."""
 
@@ -27,6 +29,7 @@ STATUS_PORTS: Mapping[str, int] = {
     "trainer": 7011,
     "shard": 7021,
     "embedder": 7031,
+    "simulator": 7012,
 }
 UP_S = 180.0
 
@@ -34,24 +37,25 @@ UP_S = 180.0
 class Stack(Members):
     """Everything of docker-compose.yml, with a spec of the test's; its stores can be read from outside."""
 
-    names = (
-        *(f"{role}-{i}" for role in ("shard", "embedder", "gateway", "inference") for i in range(2)),
-        "trainer-0",
-        "joiner-0",
-    )
-
     def __init__(
         self,
         spec_folder: Path,
         folder: Path,
         *,
+        small: bool = False,
         tokens: bool = False,
         variables: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        """Nothing runs yet. `folder`: where versions are kept. `tokens`: the doors ask for them. `variables`:
-        of the compose file."""
+        """Nothing runs yet. `folder`: where versions are kept. `small`: one of each. `tokens`: the doors ask
+        for them. `variables`: of the compose file."""
         super().__init__()
-        self._files = [*FILES, *([TOKENS] if tokens else [])]
+        each = range(1 if small else 2)
+        self.names = (
+            *(f"{role}-{i}" for role in ("shard", "embedder", "gateway", "inference") for i in each),
+            "trainer-0",
+            "joiner-0",
+        )
+        self._files = [WHOLE, *([SMALL] if small else []), *([TOKENS] if tokens else []), OURS]
         ports = dict(
             zip(("GATEWAY", "INFERENCE", "CONSOLE", "PROMETHEUS", "KAFKA"), lasting_ports(5), strict=True)
         )
@@ -63,13 +67,17 @@ class Stack(Members):
         versions = folder / "versions"
         versions.mkdir()
         versions.chmod(0o777)  # of another user's processes
+        self.prometheus_config = folder / "prometheus.yml"  # a copy, which a test may change
+        made = CONFIG / ("prometheus.small.yml" if small else "prometheus.yml")
+        self.prometheus_config.write_bytes(made.read_bytes())
         subnet = os.environ.get("STACK_SUBNET", "10.83.7")
-        self.redis = ",".join(f"{subnet}.1{i}:6379" for i in range(6))
+        self.redis = ",".join(f"{subnet}.1{i}:6379" for i in range(1 if small else 6))
         self._env = {
             **os.environ,
             "COMPOSE_PROJECT_NAME": PROJECT,
             "STACK_SPEC": str(spec_folder),
             "STACK_VERSIONS_FOLDER": str(versions),
+            "STACK_PROMETHEUS_CONFIG": str(self.prometheus_config),
             "STACK_SUBNET": subnet,
             **{f"STACK_{name}_PORT": str(port) for name, port in ports.items()},
             **variables,
@@ -86,6 +94,10 @@ class Stack(Members):
     def kill(self, service: str) -> None:
         """SIGKILL a service's container; it stays away until `up`."""
         self.docker("kill", service)
+
+    def reload_prometheus(self) -> None:
+        """Have Prometheus read `prometheus_config` again."""
+        self.docker("kill", "--signal", "SIGHUP", "prometheus")
 
     def stop(self, service: str) -> float:
         """End a service's container as an operator does, by SIGTERM; seconds that it took."""
@@ -114,7 +126,23 @@ class Stack(Members):
                 if found
                 else "0.0.0.0"
             )
-        return f"http://{self._addresses[name]}:{STATUS_PORTS[name.rpartition('-')[0]]}"
+        return f"http://{self._addresses[name]}:{STATUS_PORTS[name.rstrip('-0123456789')]}"
+
+    def change(self, variables: Mapping[str, str]) -> None:
+        """Variables of the compose file from now on; containers stay as they are until they are made anew."""
+        self._env.update(variables)
+
+    def container(self, service: str) -> str:
+        """The id of a service's container."""
+        return self.docker("ps", "--quiet", service).split()[0]
+
+    def engine(self, *words: str) -> str:
+        """What `docker` itself prints. AssertionError, with its words, if it fails."""
+        return _run(["docker", *words], self._env, 60.0)
+
+    def forget(self, service: str) -> None:
+        """Its container was made anew, and may have another address."""
+        self._addresses.pop(service, None)
 
     def secret(self, service: str, name: str) -> str:
         """What stands in one of the files that a service is given below /run/freshet."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import random
 from collections import Counter
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -19,6 +18,7 @@ from freshet.spec import load_spec
 from freshet.spec.topics import topics_of
 from tests.compose.auditing import assert_exact
 from tests.compose.stack import Stack
+from tests.compose.striking import kill_each, learned_past
 from tests.system import audit
 from tests.system.running import LEDGER
 from tests.system.traffic import Asker, Traffic
@@ -30,8 +30,6 @@ ALL = (
     "inference-0", "inference-1", "redis-0", "redis-4", "kafka", "edge", "console", "prometheus",
 )  # fmt: skip
 STRUCK = os.environ.get("FRESHET_TEST_STRUCK", " ".join(ALL)).split()
-ON_S = 90.0
-"""For the work to go on after one of them was killed."""
 
 pytestmark = [pytest.mark.compose, pytest.mark.timeout(1_800)]
 
@@ -40,19 +38,16 @@ def test_each_service_may_be_killed_and_all_go_down_and_up_again(stack: Stack, t
     spec = load_spec(LEDGER)
     topics = topics_of(spec)
     log = audit.open_log(tmp_path)
+
+    def samples() -> int:
+        return sum(audit.ends_of(log, topics.samples).values())
+
     asker = Asker(stack.inference)
     first = Traffic([stack.gateway], SEED)
     first.start()
     wait_until("samples are trained on", lambda: sum(stack.applied().values()) > 200, within_s=120)
     asker.start()
-    for name in STRUCK:
-        before = sum(audit.ends_of(log, topics.samples).values())
-        stack.kill(name)
-        back_s = stack.up(name)
-        on_s = wait_until(
-            f"learning goes on after {name}", partial(_learned_past, stack, before), within_s=ON_S
-        )
-        print(f"{name:12} healthy {back_s:5.1f} s after the kill; {on_s:4.1f} s later learning was past it")
+    kill_each(stack, STRUCK, samples)
     asker.stop()
     first.stop()
     assert not first.errors
@@ -62,8 +57,7 @@ def test_each_service_may_be_killed_and_all_go_down_and_up_again(stack: Stack, t
     print(f"down, and all healthy again after {stack.up():.1f} s")
     second = Traffic([stack.gateway], SEED + 1, life="again-", first_seq=1_000_000)
     second.start()
-    before = sum(audit.ends_of(log, topics.samples).values())
-    wait_until("learning goes on", lambda: sum(stack.applied().values()) > before + 500, within_s=ON_S)
+    learned_past(stack, samples() + 500, "after all")
     second.stop()
     assert not second.errors
 
@@ -71,7 +65,3 @@ def test_each_service_may_be_killed_and_all_go_down_and_up_again(stack: Stack, t
     assert_exact(stack, spec, tmp_path, impressions, actions)
     failed = [outcome for _, _, outcome in asker.answers if outcome != "200"]
     assert [f for f in failed if not f.startswith("connection")] == [], "only the edge's own kill is seen"
-
-
-def _learned_past(stack: Stack, offset: int) -> bool:
-    return sum(stack.applied().values()) > offset
