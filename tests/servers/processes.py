@@ -3,6 +3,7 @@ pid."""
 
 from __future__ import annotations
 
+import os
 import random
 import shutil
 import signal
@@ -14,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-__all__ = ["Process", "lasting_ports", "run_to_end"]
+__all__ = ["Process", "lasting_ports", "pause", "run_to_end"]
 
 _LOOK_S = 0.02
 _STOP_S = 30.0
@@ -132,7 +133,8 @@ class Process:
 
     def pause(self) -> None:
         """SIGSTOP: it holds its connections and answers nobody."""
-        self._signal(signal.SIGSTOP)
+        assert self._popen is not None, "it was never started"
+        pause(self._popen.pid)
 
     def resume(self) -> None:
         """SIGCONT: it goes on as if nothing had been, clocks apart."""
@@ -144,6 +146,24 @@ class Process:
 
     def _last_words(self) -> str:
         return f"the end of {self.log}:\n{self.said()[-_TAIL_CHARS:]}"
+
+
+def pause(pid: int) -> None:
+    """SIGSTOP, and wait until it is obeyed: until the one thread that takes the signal is given a processor,
+    the others go on, which on a busy machine takes long enough for them to answer."""
+    os.kill(pid, signal.SIGSTOP)
+    deadline, moment = time.monotonic() + _STOP_S, threading.Event()
+    while not all(_stands_still(task) for task in Path(f"/proc/{pid}/task").iterdir()):
+        if time.monotonic() >= deadline:
+            raise RuntimeError(f"process {pid} still runs {_STOP_S:g} s after SIGSTOP")
+        moment.wait(0.001)
+
+
+def _stands_still(task: Path) -> bool:
+    try:
+        return (task / "stat").read_text().rpartition(")")[2].split()[0] in "TtZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return True  # it has ended
 
 
 def run_to_end(command: Sequence[str], *, within_s: float) -> str:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import freshet
 from freshet.settings import RunFolder
+from tests.servers.processes import pause
 from tests.system.killing import Killer
 from tests.system.waiting import wait_until
 
@@ -61,7 +62,7 @@ def stop_between_transactions(pid: int, folder: Path) -> None:
     so that a machine's whole log waits for it; leases are about the others."""
 
     def stopped() -> bool:
-        os.kill(pid, signal.SIGSTOP)
+        pause(pid)
         if not _locked(folder):
             return True
         os.kill(pid, signal.SIGCONT)
