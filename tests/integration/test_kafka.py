@@ -389,3 +389,25 @@ def test_members_of_a_group_share_partitions_alike_over_topics(
     for member, log in zip((first, second), logs, strict=True):
         member.group.close()
         log.close()
+
+
+def test_what_another_has_open_in_a_partition_that_a_writer_owns_is_told(
+    kafka: Kafka, log: EventLog, prefix: str
+) -> None:
+    log.create_topic("commits", partitions=1)
+    owns = [TopicPartition("commits", 0), T]
+    other = Producer({"bootstrap.servers": kafka.bootstrap, "transactional.id": "another", "log_level": 0})
+    other.init_transactions(DEADLINE_S)
+    other.begin_transaction()
+    other.produce(f"{prefix}.t", b"x", partition=0)
+    other.flush(DEADLINE_S)
+
+    with pytest.raises(Unavailable, match=r"without an end in t\[0\]: .*which alone writes there"):
+        log.writer("w", owns=owns)
+    other.commit_transaction(DEADLINE_S)
+
+    writer = log.writer("w", owns=owns)
+    writer.append([append_to(owns[0], [b"c"]), append_to(T, [b"y"])])
+    reader = log.reader()
+    reader.assign({T: 0})
+    assert [value for _, value in read_all(reader, 2)[T]] == [b"x", b"y"]

@@ -232,8 +232,11 @@ class JoinerService:
         return [tuple(partitions)] if self.all_partitions else [(p,) for p in partitions]
 
     def _writer_of(self, group: tuple[int, ...]) -> Writer:
-        name = f"joiner-{self.model}" if self.all_partitions else f"joiner-{self.model}-{group[0]}"
-        return self.log.writer(name)
+        if self.all_partitions:
+            return self.log.writer(f"joiner-{self.model}")
+        written = (self.topics.joiner, self.topics.samples, self.topics.late)  # dead letters are all joiners'
+        owns = [TopicPartition(topic, p) for p in group for topic in written]
+        return self.log.writer(f"joiner-{self.model}-{group[0]}", owns=owns)
 
     def _task_of(self, partition: int, given_up: Callable[[], bool]) -> Task:
         return load(

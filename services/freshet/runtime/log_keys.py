@@ -87,6 +87,7 @@ KEYS = {
     "last_words": "what a process said last before it ended",
     "again_in_s": "when it is tried again",
     "requests": "how many requests",
+    "records": "how many records",
     "bytes": "how many bytes",
     "streams": "how many streams may be open",
     "append_left": "whether an append was still under way when the gateway ended; it may be written",

@@ -17,6 +17,7 @@ from freshet.errors import ConfigError, Mismatch, Unavailable
 from freshet.seams.eventlog import Bounds, LogTraits, TopicInfo
 from freshet.seams.eventlog.kafka_admin import KafkaAdmin
 from freshet.seams.eventlog.kafka_group import KafkaGroup, Partitions
+from freshet.seams.eventlog.kafka_hanging import end_hanging
 from freshet.seams.eventlog.kafka_reader import KafkaReader
 from freshet.seams.eventlog.kafka_settings import KafkaSettings, parse_url
 from freshet.seams.eventlog.kafka_writer import KafkaWriter, Plainly, Transactions
@@ -122,12 +123,22 @@ class KafkaEventLog:
             self._opened.add(reader)
         return reader
 
-    def writer(self, name: str | None = None) -> KafkaWriter:
+    def writer(self, name: str | None = None, *, owns: Sequence[TopicPartition] = ()) -> KafkaWriter:
         """A writer. A named one is a `transactional.id`, prefix included, and fences every earlier one."""
         self._check_open()
         limit = self._settings.max_record_bytes
         client = {**self._client, "message.max.bytes": limit + 1024}
-        sender = Plainly(client) if name is None else Transactions(client, self._admin.name(name))
+        places = {at: self._locate(at) for at in owns}
+        sender: Plainly | Transactions
+        if name is None:
+            sender = Plainly(client)
+        else:
+            sender = Transactions(client, self._admin.name(name))
+            try:
+                end_hanging(self, self._admin, sender, places)
+            except BaseException:
+                sender.close()
+                raise
         writer = KafkaWriter(sender, self._locate, limit)
         with self._lock:
             self._opened.add(writer)

@@ -213,6 +213,11 @@ class KafkaAdmin:
 
         return _settled(ask)
 
+    def ends(self, partitions: Iterable[TopicPartition], *, committed: bool) -> dict[TopicPartition, int]:
+        """Where partitions end; see `bounds`."""
+        places = list(partitions)
+        return _settled(lambda: self.offsets(self.ask_ends(places, committed=committed)))
+
     def ask_ends(
         self, partitions: Iterable[TopicPartition], *, committed: bool = True
     ) -> dict[TopicPartition, Future[Any]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from confluent_kafka import KafkaError, KafkaException, Producer
@@ -179,6 +179,23 @@ class Transactions:
                 self._send(request)
             except FreshetError as error:
                 request.error = error
+
+    def abort_in(self, places: Iterable[tuple[str, int]]) -> None:
+        """Abort a transaction in these partitions (topic as Kafka names it, number), and with it what earlier
+        ones of this name left there without an end. It holds an empty record in each, which is never read.
+
+        Raises Unavailable, or Fenced.
+        """
+        self._begin()
+        try:
+            with translated("a transaction to be aborted was refused", self._heard):
+                for topic, partition in places:
+                    self._producer.produce(topic, b"", partition=partition)
+            if fatal := flushed(self._producer, self._wait_s):
+                raise self._ended_by(fatal, "what it found without an end is still there")
+        finally:
+            if self._over is None:
+                self._abort("it was begun to be aborted")
 
     def close(self) -> None:
         """Leave an open transaction to the brokers, which abort it."""
