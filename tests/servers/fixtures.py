@@ -16,7 +16,7 @@ from tests.servers.kafka import Kafka
 from tests.servers.redis_cluster import RedisCluster, RedisServer
 from tests.servers.s3 import ENVIRONMENT, S3
 
-SERVERS = {"kafka": "kafka", "redis_server": "redis", "redis_cluster": "redis"}
+SERVERS = {"kafka": "kafka", "brokers": "kafka", "redis_server": "redis", "redis_cluster": "redis"}
 """Fixtures that are servers, and the marker of tests that use them, for `make test SKIP=kafka`."""
 
 

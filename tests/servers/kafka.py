@@ -1,4 +1,4 @@
-"""A real Apache Kafka of one node (KRaft: broker and controller in one process), of the jars that
+"""A real Apache Kafka of one node (KRaft: broker and controller in one process) or of two, of the jars that
 `ops/install-kafka` fetches."""
 
 from __future__ import annotations
@@ -51,33 +51,39 @@ RIGHTS = {
 
 
 class Kafka:
-    """One broker in one folder. Killed or stopped, it starts again on its data and its ports.
+    """One node in one folder. Killed or stopped, it starts again on its data and its ports.
 
     `port` takes anybody; `secure_port` takes USER by SASL PLAIN or SCRAM-SHA-512 over TLS, with a certificate
     of the authority `certificate`, and lets it do what `allow` says, nothing else.
     """
 
-    def __init__(self, folder: Path, properties: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, folder: Path, properties: Mapping[str, str] | None = None, *, joins: Kafka | None = None
+    ) -> None:
         """Prepare the folder, which must be empty or not there; nothing runs yet.
 
         Args:
             folder: data, settings and the log `broker.log`.
             properties: settings of the broker, besides and above ours.
+            joins: node 1 of a cluster, its controller; this becomes node 2, a broker only.
         """
-        self.port, self.secure_port, controller_port = lasting_ports(3)
+        self.port, self.secure_port, self._controller_port = lasting_ports(3)
+        self._cluster_id = urlsafe_b64encode(uuid4().bytes).decode().rstrip("=")
         folder.mkdir(parents=True, exist_ok=True)
         self.certificate = folder / "ca.pem"
         _make_certificate(folder)
         self._settings = folder / "server.properties"
-        settings = _settings(folder / "data", self.port, controller_port)
+        settings = _settings(folder / "data", self.port, self._controller_port)
+        if joins is not None:
+            self._cluster_id = joins._cluster_id
+            settings |= _second(self.port, joins._controller_port)
         settings["listeners"] += f",SECURE://127.0.0.1:{self.secure_port}"
         settings |= _secure(folder / "broker.pem") | dict(properties or {})
         self._settings.write_text("".join(f"{key}={value}\n" for key, value in settings.items()))
         tool = [*_java(), *_QUICK, "kafka.tools.StorageTool"]
-        cluster_id = urlsafe_b64encode(uuid4().bytes).decode().rstrip("=")
         run_to_end(
             [
-                *(*tool, "format", f"--cluster-id={cluster_id}", "-c", str(self._settings)),
+                *(*tool, "format", f"--cluster-id={self._cluster_id}", "-c", str(self._settings)),
                 *("--add-scram", f"SCRAM-SHA-512=[name={USER},password={PASSWORD}]"),
             ],
             within_s=_START_S,
@@ -222,6 +228,16 @@ def _settings(data: Path, port: int, controller_port: int) -> dict[str, str]:
         "group.initial.rebalance.delay.ms": "0",
         "broker.heartbeat.interval.ms": "500",
         "broker.session.timeout.ms": "3000",  # who was killed comes back no sooner than this (default 9 s)
+    }
+
+
+def _second(port: int, controller_port: int) -> dict[str, str]:
+    """Of a broker that takes part in the cluster of that controller."""
+    return {
+        "process.roles": "broker",
+        "node.id": "2",
+        "controller.quorum.voters": f"1@127.0.0.1:{controller_port}",
+        "listeners": f"PLAINTEXT://127.0.0.1:{port}",
     }
 
 

@@ -1,0 +1,137 @@
+"""Transactions that end while one of their partitions has no leader, on a real Kafka of two brokers.
+
+Kafka 4.3.0 to 4.4.0 take such a partition for deleted (KAFKA-20734) and write no marker there, so what it
+holds of the transaction hangs until the next one of the same name commits it, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from uuid import uuid4
+
+import pytest
+from confluent_kafka import KafkaException, Producer
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
+
+from freshet.seams.eventlog import Writer
+from freshet.seams.eventlog.kafka import KafkaEventLog, open_url
+from freshet.testing.contracts.eventlog import answered, append_to
+from freshet.types import TopicPartition
+from tests.servers.kafka import Kafka
+from tests.system.waiting import wait_until
+
+T, COMMITS = TopicPartition("t", 0), TopicPartition("commits", 0)
+DEADLINE_S = 120.0
+"""For what must come at last: a broker starts anew in 3 to 20 s."""
+
+END_S = 5.0
+"""To end a transaction: brokers write that down at once, and wait with its markers for a leader."""
+
+NOBODY = -1
+"""The leader of a partition that has none."""
+
+
+class Brokers:
+    """Broker 1, which decides about transactions and stays, and broker 2, which goes and comes back."""
+
+    def __init__(self, first: Kafka, second: Kafka) -> None:
+        self.first, self.second = first, second
+        self._admin = AdminClient({"bootstrap.servers": first.bootstrap, "log_level": 0})
+
+    def place(self, topic: str, broker: int) -> None:
+        """Make a topic of one partition, which has its only replica at a broker."""
+        self._admin.create_topics([NewTopic(topic, 1, replica_assignment=[[broker]])])[topic].result(30)
+        self.wait_for_leader(topic, broker)
+
+    def wait_for_leader(self, topic: str, broker: int) -> None:
+        """Until brokers say that it leads the topic, or NOBODY does."""
+        wait_until(f"{broker} leads {topic}", lambda: self.leaders(topic) == {broker}, within_s=DEADLINE_S)
+
+    def leaders(self, topic: str) -> set[int]:
+        """Of its partitions; none if it is not known."""
+        partitions = self._admin.list_topics(topic, timeout=30).topics[topic].partitions
+        return {partition.leader for partition in partitions.values()}
+
+    def client(self, name: str) -> Producer:
+        """What a writer of that name, the log's prefix included, sends by."""
+        settings = {"bootstrap.servers": self.first.bootstrap, "transactional.id": name, "log_level": 0}
+        return Producer(settings)
+
+
+@pytest.fixture(scope="module")
+def brokers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Brokers]:
+    """Both run. The topic of transactions' states was made while the first was alone: it keeps all of it."""
+    first = Kafka(tmp_path_factory.mktemp("first"))
+    second = Kafka(tmp_path_factory.mktemp("second"), joins=first)
+    with first:
+        brokers = Brokers(first, second)
+        brokers.client("whoever").init_transactions(DEADLINE_S)
+        with second:
+            assert brokers.leaders("__transaction_state") == {1}
+            yield brokers
+
+
+@pytest.fixture
+def prefix() -> str:
+    return uuid4().hex
+
+
+@pytest.fixture
+def log(brokers: Brokers, prefix: str) -> Iterator[KafkaEventLog]:
+    brokers.place(f"{prefix}.commits", 1)
+    brokers.place(f"{prefix}.t", 2)
+    log = open_url(f"kafka://{brokers.first.bootstrap}/{prefix}")
+    yield log
+    log.close()
+    if not brokers.second.alive:  # a test failed with it away: the next ones need not
+        brokers.second.start()
+
+
+def opened(log: KafkaEventLog, owns: Sequence[TopicPartition]) -> Writer:
+    return log.writer("w", owns=owns)
+
+
+def numbers(log: KafkaEventLog, at: TopicPartition) -> list[int]:
+    """What is read of a partition, in order."""
+    reader, found, position, end = log.reader(), list[int](), 0, log.bounds(at).end
+    reader.assign({at: 0})
+    while position < end:
+        for _, records in answered(reader, 1000, 1.0):
+            found += [int(value.decode()) for value in records.values]
+            position = records.next_offset
+    reader.close()
+    return found
+
+
+@pytest.mark.parametrize("owns", [[T], [COMMITS, T]], ids=["all-of-it", "a-part-of-it"])
+@pytest.mark.parametrize("end", ["committed", "left-open"])
+def test_what_is_appended_again_after_a_transaction_ended_without_a_leader_is_there_once(
+    brokers: Brokers, log: KafkaEventLog, prefix: str, end: str, owns: list[TopicPartition]
+) -> None:
+    opened(log, owns).append([append_to(at, [b"0"]) for at in owns])
+    client = brokers.client(f"{prefix}.w")
+    client.init_transactions(DEADLINE_S)
+    client.begin_transaction()
+    for number in range(1, 5):
+        for at in owns:
+            client.produce(f"{prefix}.{at.topic}", b"%d" % number, partition=0)
+    assert client.flush(DEADLINE_S) == 0
+    brokers.second.kill()
+    brokers.wait_for_leader(f"{prefix}.t", NOBODY)
+    if end == "committed":
+        client.commit_transaction(END_S)
+    else:
+        with suppress(KafkaException):  # brokers abort it for a later one of its name, who waits for that
+            brokers.client(f"{prefix}.w").init_transactions(END_S)
+    brokers.second.start()
+    brokers.wait_for_leader(f"{prefix}.t", 2)
+
+    writer = opened(log, owns)
+    for number in range(numbers(log, owns[0])[-1] + 1, 8):  # what became of the earlier ones, the log says
+        writer.append([append_to(at, [b"%d" % number]) for at in owns])
+    opened(log, owns)  # once the last commit shows, which brokers answer before
+
+    assert {at: numbers(log, at) for at in owns} == {at: list(range(8)) for at in owns}
+    assert log._admin.ends(owns, committed=True) == log._admin.ends(owns, committed=False)
