@@ -411,3 +411,19 @@ def test_what_another_has_open_in_a_partition_that_a_writer_owns_is_told(
     reader = log.reader()
     reader.assign({T: 0})
     assert [value for _, value in read_all(reader, 2)[T]] == [b"x", b"y"]
+
+
+def test_a_writer_that_owns_partitions_and_has_aborted_is_opened_anew(
+    log: EventLog, admin: AdminClient, prefix: str
+) -> None:
+    writer = log.writer("w", owns=[T])
+    alter(admin, f"{prefix}.t", "max.message.bytes", "10000")
+    with pytest.raises(TooLarge):
+        writer.append([append_to(T, [b"x" * 20_000])])
+    with pytest.raises(Unavailable, match="nothing was written; open another, as this one has aborted"):
+        writer.append([append_to(T, [b"a"])])
+
+    log.writer("w", owns=[T]).append([append_to(T, [b"b"])])
+    reader = log.reader()
+    reader.assign({T: 0})
+    assert [value for _, value in read_all(reader, 1)[T]] == [b"b"]

@@ -133,7 +133,8 @@ class EventLog(Protocol):
             name: whose it is; None for one whose appends are atomic over one partition only.
             owns: partitions that writers of this name alone write to, the first of them in every append. What
                 an earlier one left there, neither done nor undone, is undone first: brokers may forget to
-                (Kafka 4.3.0 to 4.4.0 do: KAFKA-20734), and the next append would bring it back.
+                (Kafka 4.3.0 to 4.4.0 do: KAFKA-20734), and the next append would bring it back. After an
+                append that failed such a writer may refuse all others: open another.
 
         Raises:
             KeyError: a partition that it owns is unknown.

@@ -136,6 +136,7 @@ class KafkaEventLog:
             sender = Transactions(client, self._admin.name(name))
             try:
                 end_hanging(self, self._admin, sender, places)
+                sender.ends_with_an_abort = bool(owns)
             except BaseException:
                 sender.close()
                 raise

@@ -171,6 +171,7 @@ class Transactions:
             _retried(self._producer.init_transactions, _OPEN_S)
         self._open = False  # is there a transaction to be ended?
         self._over: FreshetError | None = None  # why there will be no more
+        self.ends_with_an_abort = False  # for who looks, when it is opened, for what brokers did not abort
 
     def send(self, requests: Sequence[Request]) -> None:
         """Send these and wait, one by one."""
@@ -203,10 +204,10 @@ class Transactions:
         flushed(self._producer, _CLOSE_S)
 
     def _send(self, request: Request) -> None:
+        if self._open and self._over is None:
+            self._abort("an earlier append failed")
         if self._over is not None:
             raise self._over
-        if self._open:
-            self._abort("an earlier append failed")
         self._begin()
         try:
             with translated("a record was refused", self._heard):
@@ -253,6 +254,10 @@ class Transactions:
                 raise Unavailable(f"nothing was written, {why}; aborting it: {cause.str()}") from error
             raise self._ended_by(cause, f"nothing was written, {why}") from error
         self._open = False
+        if self.ends_with_an_abort:
+            self._over = Unavailable(
+                f"writer {self._name}: nothing was written; open another, as this one has aborted: {why}"
+            )
 
     def _ended_by(self, error: KafkaError, what: str) -> FreshetError:
         """Nothing more can be sent."""
