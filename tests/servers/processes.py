@@ -134,6 +134,7 @@ class Process:
     def pause(self) -> None:
         """SIGSTOP: it holds its connections and answers nobody."""
         assert self._popen is not None, "it was never started"
+        assert self._popen.poll() is None, "it has ended"
         pause(self._popen.pid)
 
     def resume(self) -> None:

@@ -42,7 +42,8 @@ class Brokers:
 
 @pytest.fixture(autouse=True)
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kafka_hanging, "_SHOWN_S", 0.1)
+    monkeypatch.setattr(kafka_hanging, "_SHOWN_S", 0.0)
+    monkeypatch.setattr(kafka_hanging, "_LOOK_S", 0.0)
 
 
 def ended(brokers: Brokers, monkeypatch: pytest.MonkeyPatch, newest: int | None = None) -> list[str]:
@@ -64,6 +65,7 @@ def test_where_all_has_ended_nothing_is_written(monkeypatch: pytest.MonkeyPatch)
 def test_a_marker_that_shows_a_moment_later_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     brokers = Brokers({COMMITS: (10, 12), SAMPLES: (0, 0), LATE: (7, 7)})
     brokers.looks_until_shown = 3
+    monkeypatch.setattr(kafka_hanging, "_SHOWN_S", 30.0)
 
     assert ended(brokers, monkeypatch) == []
     assert brokers.aborted == []

@@ -135,15 +135,19 @@ class KafkaEventLog:
         else:
             sender = Transactions(client, self._admin.name(name))
             try:
-                end_hanging(self, self._admin, sender, places)
-                sender.ends_with_an_abort = bool(owns)
+                if owns:
+                    end_hanging(self, self._admin, sender, places)
+                    sender.own(owns[0])
             except BaseException:
                 sender.close()
                 raise
         writer = KafkaWriter(sender, self._locate, limit)
         with self._lock:
-            self._opened.add(writer)
-        return writer
+            if not self._closed:
+                self._opened.add(writer)
+                return writer
+        writer.close()
+        raise Unavailable(f"{self._settings.brokers}: the log was closed in this process")
 
     def group(
         self,

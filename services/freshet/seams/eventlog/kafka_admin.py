@@ -216,7 +216,14 @@ class KafkaAdmin:
     def ends(self, partitions: Iterable[TopicPartition], *, committed: bool) -> dict[TopicPartition, int]:
         """Where partitions end; see `bounds`."""
         places = list(partitions)
-        return _settled(lambda: self.offsets(self.ask_ends(places, committed=committed)))
+
+        def ask() -> dict[TopicPartition, int]:
+            found = self.offsets(self.ask_ends(places, committed=committed))
+            if min(found.values(), default=0) < 0:
+                raise Unavailable(f"no broker told where {', '.join(map(str, places))} end")
+            return found
+
+        return _settled(ask)
 
     def ask_ends(
         self, partitions: Iterable[TopicPartition], *, committed: bool = True

@@ -44,11 +44,11 @@ def end_hanging(
 ) -> None:
     """Undo what hangs in partitions that only this writer writes to.
 
-    Every transaction of the writer has a record in the first of them. If it hangs there, all of the
-    transaction is aborted that hangs: no part of it was read by anybody, unless other partitions had a leader
-    when that one had none. If it has ended there and not elsewhere, its end is known, for it is the newest
-    that the partition holds: what was aborted there is aborted elsewhere, and what was committed is left to
-    the next transaction, which commits it.
+    Whatever a transaction of the writer has written, a record in the first of them was there before. If that
+    hangs, all of the transaction that hangs is aborted: nobody has read it, unless other partitions had a
+    leader when the first had none. If it has ended there and not elsewhere, its end is known, for it is the
+    newest that the first partition holds: what was aborted there is aborted elsewhere, and what was committed
+    is left to the next transaction, which commits it.
 
     Args:
         log: the log of these partitions.
@@ -71,7 +71,7 @@ def end_hanging(
     if still := _hanging(admin, hanging):
         raise Unavailable(
             f"a transaction without an end in {', '.join(_names(still))}: expected none, or one of this"
-            " writer, which alone writes there\n"
+            " writer, which alone writes there, of this producer id\n"
             "  kafka-transactions.sh describe-producers says whose it is: end it there, or by its `abort`"
         )
     _log.warning("a transaction without an end was aborted", topics=_names(hanging))
@@ -81,10 +81,11 @@ def _hanging(admin: KafkaAdmin, places: Iterable[TopicPartition]) -> list[TopicP
     """Those in which records wait for a marker that does not come."""
     hanging, deadline = list(places), time.monotonic() + _SHOWN_S
     while hanging:
+        last = time.monotonic() >= deadline
         committed = admin.ends(hanging, committed=True)  # first: nobody writes there, so it can only rise
         written = admin.ends(hanging, committed=False)
         hanging = [at for at in hanging if committed[at] < written[at]]
-        if time.monotonic() >= deadline:
+        if last or not hanging:
             break
         threading.Event().wait(_LOOK_S)
     return hanging

@@ -97,7 +97,7 @@ class Request:
 
     def check(self, heard: object) -> None:
         """Raise why its records were not all acknowledged, if so; the message says what is known of them."""
-        for piece in self.pieces:
+        for piece in sorted(self.pieces, key=lambda piece: piece.error is None):  # causes first
             if piece.error is None and piece.waiting:
                 raise Unavailable(f"not known to be written: {piece.at} was not acknowledged{heard}")
             if piece.error is not None:

@@ -171,7 +171,7 @@ class Transactions:
             _retried(self._producer.init_transactions, _OPEN_S)
         self._open = False  # is there a transaction to be ended?
         self._over: FreshetError | None = None  # why there will be no more
-        self.ends_with_an_abort = False  # for who looks, when it is opened, for what brokers did not abort
+        self._first: TopicPartition | None = None  # see `own`
 
     def send(self, requests: Sequence[Request]) -> None:
         """Send these and wait, one by one."""
@@ -181,6 +181,12 @@ class Transactions:
             except FreshetError as error:
                 request.error = error
 
+    def own(self, first: TopicPartition) -> None:
+        """From now on write to this partition before all others of an append, so that it has a record of
+        every transaction, and take no more after an abort: who opens the next one looks for what brokers
+        left."""
+        self._first = first
+
     def abort_in(self, places: Iterable[tuple[str, int]]) -> None:
         """Abort a transaction in these partitions (topic as Kafka names it, number), and with it what earlier
         ones of this name left there without an end. It holds an empty record in each, which is never read.
@@ -188,18 +194,28 @@ class Transactions:
         Raises Unavailable, or Fenced.
         """
         self._begin()
+        refused: list[KafkaError] = []
+
+        def told(error: KafkaError | None, _: object) -> None:
+            if error is not None:
+                refused.append(error)
+
         try:
             with translated("a transaction to be aborted was refused", self._heard):
                 for topic, partition in places:
-                    self._producer.produce(topic, b"", partition=partition)
+                    self._producer.produce(topic, b"", partition=partition, on_delivery=told)
             if fatal := flushed(self._producer, self._wait_s):
                 raise self._ended_by(fatal, "what it found without an end is still there")
+            if refused or len(self._producer):
+                error = refused[0] if refused else KafkaError(KafkaError._MSG_TIMED_OUT)
+                raise family(error, "what was found without an end is still there", self._heard)
         finally:
             if self._over is None:
                 self._abort("it was begun to be aborted")
 
     def close(self) -> None:
         """Leave an open transaction to the brokers, which abort it."""
+        self._heard.serve = int  # it holds the client, and the client it
         self._producer.purge()
         flushed(self._producer, _CLOSE_S)
 
@@ -210,10 +226,7 @@ class Transactions:
             raise self._over
         self._begin()
         try:
-            with translated("a record was refused", self._heard):
-                for piece in request.pieces:
-                    piece.produce(self._producer)
-            if fatal := flushed(self._producer, self._wait_s):
+            if fatal := self._written(request.pieces):
                 if fatal.code() == KafkaError._FATAL:
                     self._abort("the client was ended")  # the answer says by what
                 raise self._ended_by(fatal, "nothing was written")
@@ -224,6 +237,20 @@ class Transactions:
             self._abort(str(error))  # says so if it is fenced
             raise _as_not_written(error) from error
         self._commit()
+
+    def _written(self, pieces: Sequence[Piece]) -> KafkaError | None:
+        """Produce them and wait; the error that ended the client for good, if one did."""
+        before = [piece for piece in pieces if piece.at == self._first]
+        after = [piece for piece in pieces if piece.at != self._first]
+        for some in (before, after) if before and after else (pieces,):
+            with translated("a record was refused", self._heard):
+                for piece in some:
+                    piece.produce(self._producer)
+            if fatal := flushed(self._producer, self._wait_s):
+                return fatal
+            if any(piece.error or piece.waiting for piece in some):
+                break
+        return None
 
     def _begin(self) -> None:
         try:
@@ -254,7 +281,7 @@ class Transactions:
                 raise Unavailable(f"nothing was written, {why}; aborting it: {cause.str()}") from error
             raise self._ended_by(cause, f"nothing was written, {why}") from error
         self._open = False
-        if self.ends_with_an_abort:
+        if self._first is not None:
             self._over = Unavailable(
                 f"writer {self._name}: nothing was written; open another, as this one has aborted: {why}"
             )
