@@ -23,7 +23,7 @@ from freshet.runtime.lifecycle import stop_on_signals
 from freshet.runtime.ports import free_ports, owner_of_port
 from freshet.runtime.supervisor import Process
 from freshet.settings import RunFolder, Settings, load_settings
-from freshet.testing.simulator import write_spec
+from freshet.testing.simulator import UNFINISHED, write_spec
 from freshet.testing.simulator.began import Began, kept_world
 
 __all__ = ["Wish", "run_demo"]
@@ -153,8 +153,9 @@ def _refuse_other_contents(folder: Path) -> None:
         raise ConfigError(
             "demo", "FOLDER", str(folder), "the path of a folder, or of none yet", "found a file"
         ) from None
-    if names and "freshet.toml" not in names:
-        some = ", ".join(sorted(names)[:3])
+    others = names - UNFINISHED
+    if others and "freshet.toml" not in names:
+        some = ", ".join(sorted(others)[:3])
         raise ConfigError(
             "demo",
             "FOLDER",

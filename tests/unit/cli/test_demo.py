@@ -1,8 +1,9 @@
 import pytest
 
-from freshet.cli.demonstrating import Wish
+from freshet.cli.demonstrating import Wish, _refuse_other_contents
 from freshet.errors import ConfigError
 from freshet.settings import RunFolder
+from freshet.testing.simulator import write_spec
 from freshet.testing.simulator.began import STATE_FILE, Began, begin
 from tests.unit.cli.test_cli import run
 
@@ -47,6 +48,15 @@ def test_a_folder_of_another_purpose_is_left_as_it_is(tmp_path):
     with pytest.raises(ConfigError, match=r"it holds letter\.txt; take another: freshet demo"):
         run("demo", tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["letter.txt"]
+
+
+def test_a_folder_whose_first_start_was_killed_as_it_wrote_is_the_demos(tmp_path):
+    (tmp_path / ".freshet.toml.new").touch()
+
+    _refuse_other_contents(tmp_path)
+
+    assert write_spec(tmp_path).exists()
+    assert {path.name for path in tmp_path.iterdir()} == {"freshet.toml", "pages.avsc", "actions.avsc"}
 
 
 def test_a_file_in_the_folders_place_is_left_as_it_is(tmp_path):

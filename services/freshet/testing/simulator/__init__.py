@@ -5,6 +5,6 @@ learns them.
 is what counts: how often what the model chose is clicked, beside random choices and the best possible ones.
 """
 
-from freshet.testing.simulator.spec import DEMO_SPEC, write_spec
+from freshet.testing.simulator.spec import DEMO_SPEC, UNFINISHED, write_spec
 
-__all__ = ["DEMO_SPEC", "write_spec"]
+__all__ = ["DEMO_SPEC", "UNFINISHED", "write_spec"]

@@ -6,10 +6,14 @@ from pathlib import Path
 
 from freshet.errors import ConfigError
 
-__all__ = ["DEMO_SPEC", "write_spec"]
+__all__ = ["DEMO_SPEC", "UNFINISHED", "write_spec"]
 
 DEMO_SPEC = Path(__file__).parent / "demo" / "freshet.toml"
 FILES = ("freshet.toml", "pages.avsc", "actions.avsc")
+
+_NEW = ".{}.new"
+UNFINISHED = frozenset(map(_NEW.format, FILES))
+"""One of these is left by who was killed in the middle of writing; the next one writes it anew."""
 
 
 def write_spec(folder: Path) -> Path:
@@ -47,7 +51,7 @@ def write_spec(folder: Path) -> Path:
 
 def _write(path: Path, data: bytes) -> None:
     """The whole file, or none: a torn one would count as changed."""
-    made = path.with_name(f".{path.name}.new")
+    made = path.with_name(_NEW.format(path.name))
     try:
         made.write_bytes(data)
         made.replace(path)
