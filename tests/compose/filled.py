@@ -20,6 +20,7 @@ from pathlib import Path
 
 import httpx
 
+from freshet.clock import SYSTEM_CLOCK
 from freshet.spec import load_spec
 from freshet.testing.simulator.spec import DEMO_SPEC
 from tests.compose.figures import memory_mb
@@ -70,7 +71,7 @@ def fill(stack: Stack, folder: Path, rows: int) -> None:
     for role in ("inference", "trainer", "embedder", "shard"):
         stack.docker("stop", *stack.of(role))
     began = time.monotonic()
-    put = seed_rows(load_spec(DEMO_SPEC), folder, rows, seed=1)
+    put = seed_rows(load_spec(DEMO_SPEC), folder, rows, seed=1, used_ms=SYSTEM_CLOCK.now_ms())
     print(f"{put:,} rows stored in {time.monotonic() - began:.0f} s", flush=True)
 
 
