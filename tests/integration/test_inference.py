@@ -354,6 +354,19 @@ def test_before_rows_and_version_are_there_the_answer_is_503_with_the_reason(tmp
     world.close()
 
 
+def test_no_version_is_told_to_be_served_before_rows_are(tmp_path: Path) -> None:
+    world = World(tmp_path, greedy(SPEC), RANKED)
+    world.put_version(0)
+    world.promote(0)
+    with serving(world, inference_start_wait="0ms") as server:
+        wait_for(lambda: "freshet_inference_version_swaps_total 1.0" in server.get("/metrics").text)
+        assert "freshet_inference_version -1.0" in server.get("/metrics").text
+        world.create()
+        wait_for(lambda: "freshet_inference_version 0.0" in server.get("/metrics").text)
+        assert server.rank().status_code == 200
+    world.close()
+
+
 def test_a_request_to_a_server_that_starts_waits_for_its_answer(tmp_path: Path) -> None:
     world = World(tmp_path, greedy(SPEC), RANKED)
     world.create()

@@ -90,7 +90,10 @@ CORRUPT_DELTAS = Metric(
     "Row deltas left out since the start: damaged bytes.",
 )
 VERSION = Metric(
-    "freshet_inference_version", "gauge", "number", "Number of the dense version served; -1: none."
+    "freshet_inference_version",
+    "gauge",
+    "number",
+    "Number of the dense version served; -1: none, or rows are not served yet.",
 )
 SWAPS = Metric("freshet_inference_version_swaps", "counter", "versions", "Versions taken into service.")
 KEPT_OUT = Metric(

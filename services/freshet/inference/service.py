@@ -195,12 +195,17 @@ class Inference:
         self.grpc_counts = door_counts(registry)
 
     def _measure(self, registry: CollectorRegistry, spec: Spec) -> None:
+        metrics.VERSION.gauge(registry, self._served_number)
         metrics.FRESHNESS.gauge(registry, lambda: (self._live.freshness_ms() or 0) / 1e3)
         metrics.ROWS_FRESHNESS.gauge(registry, lambda: (self._live.rows_freshness_ms() or 0) / 1e3)
         metrics.ROWS_UNREAD.gauge(registry, lambda: self.rows_watch.worst_s)
         metrics.LABEL_DELAY.gauge(registry).set(label_delay_ms(spec) / 1e3)
         metrics.PUBLISH_INTERVAL.gauge(registry).set(spec.train.publish_interval_ms / 1e3)
         metrics.CORRUPT_DELTAS.gauge(registry, lambda: self.rows.state.corrupt)
+
+    def _served_number(self) -> int:
+        serving = self._live.version()
+        return serving.manifest.number if serving is not None else -1
 
     def start(self, stop: threading.Event, rest_s: Callable[[], float]) -> list[threading.Thread]:
         """Start the followers and the served log; they end when `stop` is set, the log once it is written or

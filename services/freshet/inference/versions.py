@@ -83,9 +83,6 @@ class VersionFollower:
         self.state = VersionsState()
         self._swaps = metrics.SWAPS.counter(registry)
         self._kept_out = metrics.KEPT_OUT.counter(registry)
-        metrics.VERSION.gauge(
-            registry, lambda: self.state.serving.manifest.number if self.state.serving else -1
-        )
 
     def run(self, stop: threading.Event) -> None:
         """Follow until told to stop, whatever a look raises."""

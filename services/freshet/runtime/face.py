@@ -17,7 +17,8 @@ __all__ = ["Face"]
 
 
 class Face:
-    """An address with a backlog: clients may connect at once, and are answered once `serve` runs."""
+    """An address that is ours from the start on, where clients are refused until `serve` runs: a proxy before
+    several servers goes to the next at once, instead of waiting for one that starts."""
 
     def __init__(self, common: Common, port: int) -> None:
         """Raises ConfigError: the port cannot be had."""

@@ -1,4 +1,4 @@
-"""uvicorn under our lifecycle: a socket bound first, a stop event, a drain with a deadline."""
+"""uvicorn under our lifecycle: an address taken first, a stop event, a drain with a deadline."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ import uvicorn
 import uvloop
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from freshet.errors import ConfigError
 from freshet.runtime import tls
 from freshet.runtime.connection import Connection
 from freshet.runtime.http import App
@@ -54,19 +55,32 @@ UNREAD_S = 0.2
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A listening address; port 0 takes a free one. Raises ConfigError if it cannot be had."""
+    """An address of ours that nobody listens at yet: until `serve` does, clients are refused, and go to
+    another server at once. Port 0 takes a free one. Raises ConfigError if it cannot be had."""
     sock: socket.socket | None = None
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         sock = socket.socket(family, socket.SOCK_STREAM)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind((host, port))
-        sock.listen(BACKLOG)
     except OSError as error:
         if sock is not None:
             sock.close()
-        raise cannot_listen("listen", host, port, "FRESHET_<SERVICE>_PORT", error) from None
+        raise _cannot_listen(host, port, error) from None
     return sock
+
+
+def _listen(sock: socket.socket) -> None:
+    """Take connections from now on. Raises ConfigError: somebody else does at this address by now."""
+    try:
+        sock.listen(BACKLOG)
+    except OSError as error:
+        host, port = sock.getsockname()[:2]
+        raise _cannot_listen(host, port, error) from None
+
+
+def _cannot_listen(host: str, port: int, error: OSError) -> ConfigError:
+    return cannot_listen("listen", host, port, "FRESHET_<SERVICE>_PORT", error)
 
 
 class Beside(Protocol):
@@ -161,7 +175,8 @@ async def serve(
     max_connections: int = MAX_CONNECTIONS,
 ) -> float:
     """Answer requests until `stop` is set; then those begun, for at most `drain_s`; returns how many seconds
-    of these are left for what the service has to do after that.
+    of these are left for what the service has to do after that. Raises ConfigError: another process has begun
+    to listen at the address since it was bound.
 
     `beside`: another listener, which answers before `started` is called and drains at the same time. One
     connection more than `max_connections` is answered with 503 and closed; over TLS it is closed at once.
@@ -174,6 +189,7 @@ async def serve(
     seconds = cast(int, drain_s)  # uvicorn takes parts of seconds, and does not say so
     config = uvicorn.Config(app, http=Bounded, timeout_graceful_shutdown=seconds, **UVICORN)
     server = _Server(app, config, stop, started, Drain(drain_s))
+    _listen(sock)
     if beside is None:
         await server.serve([sock])
     else:

@@ -116,7 +116,8 @@ class Inference(GrpcDoor):
     )
     start_wait_ms: int = option(
         "deployment",
-        "how long a rank request waits for rows and a version while the server starts; then it gets 503",
+        "how long a rank request waits for rows and a version while the server starts; then it gets 503. 0ms "
+        "where a proxy then asks another server",
         Duration(0, MINUTE),
         key="start_wait",
         default=5 * SECOND,

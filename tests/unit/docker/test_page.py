@@ -49,6 +49,16 @@ def test_an_example_changes_services_that_there_are_or_extends_one() -> None:
             assert name in COMPOSE or service["extends"]["service"] in COMPOSE, name
 
 
+def test_an_inference_server_that_starts_has_clients_wait_only_where_there_is_no_other() -> None:
+    waits = "FRESHET_INFERENCE_START_WAIT"
+    small = yaml.safe_load((ROOT / "compose.small.yml").read_text().replace("!override", ""))
+    servers = [service for name, service in COMPOSE.items() if name.startswith("inference-")]
+
+    assert [server["environment"][waits] for server in servers] == ["0ms", "0ms"]
+    assert small["services"]["inference-0"]["environment"][waits] == "5s"
+    assert "inference-1" in small["services"], "it is left out there"
+
+
 def test_another_shard_has_a_name_and_a_certificate_of_its_own(another: dict[str, Any]) -> None:
     made, with_another = COMPOSE["secrets"]["entrypoint"], another["secrets"]["entrypoint"]
     former = COMPOSE["shard-1"]["environment"]

@@ -200,6 +200,26 @@ def test_a_port_in_use_is_a_config_error(server: Running) -> None:
         bind("127.0.0.1", server.port)
 
 
+def test_until_it_is_served_an_address_is_ours_and_refuses_clients() -> None:
+    app = App(CollectorRegistry(), max_body_bytes=LIMIT, body_timeout_s=1)
+    sock = bind("127.0.0.1", 0)
+    address = sock.getsockname()
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(address, timeout=5)
+
+    with answering(app, sock):
+        socket.create_connection(address, timeout=5).close()
+
+
+def test_an_address_that_another_listens_at_by_now_is_a_config_error() -> None:
+    app = App(CollectorRegistry(), max_body_bytes=LIMIT, body_timeout_s=1)
+    with bind("127.0.0.1", 0) as sock, bind("127.0.0.1", sock.getsockname()[1]) as quicker:
+        quicker.listen()
+
+        with pytest.raises(ConfigError, match="a free port"):
+            asyncio.run(serve(app, sock, threading.Event()))
+
+
 @pytest.mark.parametrize("drain_s", [0.0, 0.25, 2.5])
 def test_the_drain_is_as_long_as_it_says(monkeypatch: pytest.MonkeyPatch, drain_s: float) -> None:
     told: list[float] = []

@@ -16,9 +16,11 @@ from freshet.runtime.addresses import Address, reached_by
 from freshet.runtime.admin import Admin
 from freshet.runtime.asking import why_unready
 from freshet.runtime.grpc_server import GrpcServer
+from freshet.runtime.http import App
 from freshet.runtime.ports import free_ports, owner_of_port
 from freshet.runtime.server import bind
 from freshet.seams.transport import Transport
+from tests.integration.serving import answering
 
 
 def listening(proc: Path, port: int) -> None:
@@ -86,10 +88,11 @@ def test_a_port_that_only_root_may_take_is_told_apart_from_one_that_is_taken(
 def test_every_listener_takes_every_address_of_this_machine(host: str) -> None:
     server = Admin(host, 0, registry=CollectorRegistry(), ready=lambda: None, status=dict)
     grpc = GrpcServer(str(Address(host, 0)), Transport())
-    with bind(host, 0) as sock:
+    app = App(CollectorRegistry(), max_body_bytes=1_000, body_timeout_s=5)
+    with answering(app, bind(host, 0)) as answers:
         try:
             grpc.start()
-            for port in (sock.getsockname()[1], server.port, grpc.port):
+            for port in (answers.port, server.port, grpc.port):
                 socket.create_connection((reached_by(host), port), timeout=5).close()
             assert why_unready(server.port, host=reached_by(host), timeout_s=20) == ""
         finally:
