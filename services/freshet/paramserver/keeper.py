@@ -114,7 +114,8 @@ class Keeper:
             try:
                 if not self._leaving:
                     mine = [what for what, seat in planned.items() if seat == self._seat_name]
-                    self._take(self._balancing.fitting([what for what in mine if what not in self._mine]))
+                    free = self._claims.free([what for what in mine if what not in self._mine])
+                    self._take(self._balancing.fitting(free))
             except Unavailable as error:  # what cannot be taken keeps nothing from others
                 untaken = error
             self._give(self._balancing.next_to_move(self._away(planned)))
@@ -241,8 +242,7 @@ class Keeper:
         away = [what for what in self._mine if planned[what] != self._seat_name and planned[what] in living]
         return [what for what in away if what not in loading]
 
-    def _take(self, wanted: Sequence[str]) -> None:
-        free = self._claims.free(wanted)
+    def _take(self, free: Sequence[str]) -> None:
         if not free:
             return
         sure = [what for what in free if what not in self._doubted]

@@ -93,12 +93,14 @@ class Shards:
         step_until(self.there, is_full)
         return one
 
-    def load_until_all_is_served(self) -> None:
-        """A bucket a round, as where there are many rows."""
+    def load_until_all_is_served(self, *each: int) -> None:
+        """A bucket a round, as where there are many rows; so many slices by each, where that is said."""
 
         def is_so() -> bool:
             for rows in self.rows:
                 rows.load(1)
+            if each and [len(one.keeper.slices) for one in self.there] != list(each):
+                return False
             return all(one.keeper.ready is None for one in self.there) and self.served == len(SLICES)
 
         step_until(self.there, is_so)
@@ -154,6 +156,25 @@ def test_all_is_served_when_the_others_have_come(two: Shards) -> None:
 
     assert sorted(len(one.keeper.slices) for one in two.there) == [32, 32]
     assert max(rows.most for rows in two.rows) <= LIMIT
+
+
+@pytest.mark.parametrize("which", [0, -1])
+def test_who_comes_to_a_shard_that_serves_all_takes_what_that_gives_away(
+    log: SqliteEventLog, monkeypatch: pytest.MonkeyPatch, which: int
+) -> None:
+    """Whichever slice that is: before it knows what rows take it has room for a few of its own only."""
+    made = Shards(log, [70 * SLICE_BYTES, LIMIT])
+    first = made.comes()
+    made.load_until_all_is_served()
+    assert len(first.keeper.slices) == len(SLICES)
+    giving = first.keeper._balancing
+    monkeypatch.setattr(giving, "next_to_move", lambda away: [sorted(away)[which]] if away else [])
+
+    made.comes()
+    made.load_until_all_is_served(32, 32)
+
+    for one in made.all:
+        one.claims.close()
 
 
 def test_what_is_loading_does_not_count_for_what_is_loaded(two: Shards) -> None:
