@@ -2,10 +2,10 @@
 
     python -m tests.compose.filled [ROWS [small]]    # 5500000; small: with compose.small.yml
 
-Rows of the demo's first table are put into Redis as a shard would store them; then shards and inference
-servers start on them, and simulated readers come. Prints how long that took, the memory of each container,
-what masters of Redis and shards hold and may, and which alerts fire. A benchmark, no test; needs a docker
-engine and built images. STACK_SHARD_BYTES and the other sizes are taken from the environment.
+Rows of the demo's first table are put into Redis as a shard would store them; then all others start on them,
+and simulated readers come. Prints how long that took, the memory of each container, what masters of
+Redis and shards hold and may, and which alerts fire. A benchmark, no test; needs a docker engine and built
+images. STACK_SHARD_BYTES and the other sizes are taken from the environment.
 """
 
 from __future__ import annotations
@@ -56,8 +56,6 @@ def main(rows: int, *, small: bool) -> None:
         stack = Stack(DEMO_SPEC.parent, folder, small=small)
         stack.down(volumes=True)
         try:
-            stack.up()
-            os.environ |= stack.settings(folder)
             fill(stack, folder, rows)
             _start_and_learn(stack)
         finally:
@@ -67,9 +65,9 @@ def main(rows: int, *, small: bool) -> None:
 
 
 def fill(stack: Stack, folder: Path, rows: int) -> None:
-    """Put rows into Redis while nobody else has it."""
-    for role in ("inference", "trainer", "embedder", "shard"):
-        stack.docker("stop", *stack.of(role))
+    """Put rows into Redis before anybody has told of other ones: nothing but the stores has been started."""
+    stack.docker("run", "--rm", "--no-TTY", "prepare", within_s=300)
+    os.environ |= stack.settings(folder)
     began = time.monotonic()
     put = seed_rows(load_spec(DEMO_SPEC), folder, rows, seed=1, used_ms=SYSTEM_CLOCK.now_ms())
     print(f"{put:,} rows stored in {time.monotonic() - began:.0f} s", flush=True)

@@ -9,7 +9,6 @@ needs a docker engine and built images.
 
 from __future__ import annotations
 
-import os
 import re
 import sys
 import tempfile
@@ -53,8 +52,6 @@ def main(rows: int) -> None:
         stack = Stack(DEMO_SPEC.parent, folder)
         stack.down(volumes=True)
         try:
-            stack.up()
-            os.environ |= stack.settings(folder)
             fill(stack, folder, rows)
             stack.up()
             print(*wait_for_rows(stack), sep=", ", flush=True)

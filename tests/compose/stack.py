@@ -155,7 +155,7 @@ class Stack(Members):
     def settings(self, folder: Path) -> dict[str, str]:
         """Settings by which a process of this machine reaches the stores. A password goes into the folder."""
         password = folder / "redis.password"
-        password.write_text(self.secret("shard-0", "rows/redis.password"))
+        password.write_text(self.in_secrets("cat", "/run/freshet/rows/redis.password").strip())
         return {
             "FRESHET_COMMON_LOG_URL": f"kafka://{self.kafka}/freshet?replication=1",
             "FRESHET_COMMON_ROWS_URL": f"redis://{self.redis}/freshet?user=freshet&password_file={password}",
