@@ -92,7 +92,7 @@ def test_what_the_services_say_is_shown(world: ConsoleWorld, console: Console) -
 
     def are_shown() -> bool:  # of both: one may have been asked before it had them
         state = console.state()
-        return state["freshness_ms"] == 250 and state["rows_bytes"] == 1_000
+        return (state["freshness_ms"], state["rows_bytes"]) == (250, 1_000)
 
     wait_until("the figures are shown", are_shown, within_s=10)
     state = console.state()
