@@ -49,6 +49,32 @@ def test_an_example_changes_services_that_there_are_or_extends_one() -> None:
             assert name in COMPOSE or service["extends"]["service"] in COMPOSE, name
 
 
+def overrides() -> dict[str, dict[str, Any]]:
+    """What the files beside docker-compose.yml change, by file and service."""
+    texts = {path.name: path.read_text().replace("!override", "") for path in ROOT.glob("compose.*.yml")}
+    return {name: yaml.safe_load(text)["services"] for name, text in texts.items()}
+
+
+def test_every_file_that_may_be_named_is_told_and_changes_services_that_there_are() -> None:
+    (told,) = (line for line in PAGE.read_text().splitlines() if line.startswith("| `COMPOSE_FILE`"))
+
+    assert len(overrides()) > 3
+    for file, services in overrides().items():
+        assert f"`{file}`" in told or f":{file}`" in told, file
+        assert set(services) <= set(COMPOSE), file
+
+
+def test_a_gpu_is_of_the_trainer_alone_and_changes_the_one_that_there_is() -> None:
+    """Ranks of a model are all on one kind of device."""
+    services = overrides()["compose.gpu.yml"]
+
+    assert set(services) == {name for name in COMPOSE if name.startswith("trainer-")}
+    for service in services.values():
+        assert service["environment"] == {"FRESHET_TRAINER_DEVICE": "cuda"}
+        (device,) = service["deploy"]["resources"]["reservations"]["devices"]
+        assert device == {"driver": "nvidia", "count": 1, "capabilities": ["gpu"]}
+
+
 def test_an_inference_server_that_starts_has_clients_wait_only_where_there_is_no_other() -> None:
     waits = "FRESHET_INFERENCE_START_WAIT"
     small = yaml.safe_load((ROOT / "compose.small.yml").read_text().replace("!override", ""))
