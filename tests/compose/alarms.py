@@ -1,12 +1,12 @@
 """Alerts made to fire on a running stack, by breaking what each is about: how long each took.
 
-    python -m tests.compose.alarms                     # all, about two hours
+    python -m tests.compose.alarms                     # all, about three hours
     python -m tests.compose.alarms FreshetDown ...     # these
 
 Needs a docker engine and built images. Breaks stand in groups that do not hide each other's effects; after
 each group what was broken is mended, and nothing may fire any more before the next. One stack asks for tokens
-and has shards with hardly any room; another keeps events for minutes, for what takes a quarter of an hour to
-fire or compares with the half hours before.
+and has shards with hardly any room; one begins with rows that take a while to load; another keeps events for
+minutes, for what takes a quarter of an hour to fire or compares with the half hours before.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from pathlib import Path
 
 from freshet.testing.simulator.spec import DEMO_SPEC
 from tests.compose.breaking import STACKS, Broken, Group, Stacked, wait_for
+from tests.compose.filled import fill
 from tests.compose.prometheus import Prometheus
 from tests.compose.stack import Stack
 from tests.system.waiting import wait_until
@@ -55,6 +56,8 @@ def _on_a_stack(name: str, stacked: Stacked, groups: Sequence[tuple[Group, Seque
         )
         stack.down(volumes=True)
         try:
+            if stacked.rows:
+                fill(stack, folder, stacked.rows)
             print(f"{name}: all healthy after {stack.up():.0f} s", flush=True)
             stack.up("simulator")
             prometheus = Prometheus(stack.prometheus)

@@ -303,6 +303,43 @@ def without_rows(broken: Broken) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def cramped(broken: Broken) -> Iterator[None]:
+    """A shard is made anew with room for ten thousand rows or so, and the other one has the rest."""
+    _made_anew(broken, "shard-0", "2097152")
+    try:
+        yield
+    finally:
+        _made_anew(broken, "shard-0", "335544320")
+
+
+def _made_anew(broken: Broken, shard: str, room: str) -> None:
+    broken.stack.change({"STACK_SHARD_BYTES": room})
+    broken.stack.docker("up", "--detach", "--no-build", "--wait", "--no-deps", shard, within_s=300)
+    broken.stack.forget(shard)
+
+
+@contextmanager
+def half_loaded(broken: Broken) -> Iterator[None]:
+    """A shard is killed, and Redis, which was slow, stands still while the other one loads its rows."""
+    nodes = [f"redis-{i}" for i in range(6)]
+    with slowed(broken, 0.05, *nodes):
+        broken.stack.kill("shard-0")
+        wait_until("the other loads", lambda: _loading(broken, "shard-1") > 0, within_s=120, look_s=0.02)
+        broken.stack.docker("pause", *nodes)
+    try:
+        yield
+    finally:
+        broken.stack.docker("unpause", *nodes)
+        broken.stack.up("shard-0")
+
+
+def _loading(broken: Broken, shard: str) -> int:
+    """Buckets that it has taken and not loaded yet."""
+    status = httpx.get(f"{broken.stack.url(shard)}/status", timeout=5).json()
+    return int(status["loading"]["buckets"])
+
+
 def wait_for(prometheus: Prometheus, expr: str, within_s: float = 300.0) -> str:
     """The first value that an expression has."""
     found: list[Any] = []
@@ -327,12 +364,14 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Stacked:
-    """Groups that a stack is broken by, one after the other; it starts with what they need."""
+    """Groups that a stack is broken by, one after the other; it starts with what they need, `rows` among
+    them."""
 
     groups: tuple[Group, ...]
     tokens: bool = False
     variables: dict[str, str] = field(default_factory=dict)
     retention: str | None = None
+    rows: int = 0
 
 
 STACKS: dict[str, Stacked] = {
@@ -366,6 +405,13 @@ STACKS: dict[str, Stacked] = {
         ),
         tokens=True,
         variables={"STACK_SHARD_BYTES": str(1 << 20)},
+    ),
+    "filled": Stacked(
+        (
+            Group(cramped, ("FreshetShardsUneven",), within_s=1_800),
+            Group(half_loaded, ("FreshetLoadingLong", "FreshetRowsNotWritten"), within_s=1_200),
+        ),
+        rows=600_000,
     ),
     "slow": Stacked(
         (

@@ -25,6 +25,11 @@ FRAME_BYTES = 5
 _PARTITION = TopicPartition(SCHEMAS_TOPIC, 0)
 _POLL_RECORDS = 1_000
 
+SILENCES = 10
+"""So many times in a row a reader may find the log silent before who registers a schema gives up. A reader of
+Kafka calls a second's silence one, and brokers on a machine on which everything starts at once are silent for
+longer: who registers mostly starts too, and would end for it."""
+
 LOOK_AGAIN_S = 0.5
 """After an id that the topic did not hold, it is not read again for so long, whatever ids are asked for: each
 look takes a server's event loop up to some milliseconds, and records may name any id. What was registered is
@@ -93,19 +98,20 @@ class SchemaRegistry:
     def register(self, schema: Record | str | bytes) -> int:
         """Id of a schema, given parsed or as JSON text; it is appended if the topic does not hold it yet.
 
-        Raises ConfigError if the text is no schema of a record, Unavailable as the log does.
+        Raises ConfigError if the text is no schema of a record, Unavailable as the log does, but for silences
+        of a reader (see `SILENCES`).
         """
         text = canonical(schema if isinstance(schema, Record) else parse_schema(schema))
         with self._lock:
             if text not in self._ids:
-                self._read_on()
+                self._read_on(SILENCES)
             if text not in self._ids:
                 writer = self._log.writer()
                 try:
                     writer.append([Append(SCHEMAS_TOPIC, 0, BytesColumn.of([text.encode()]))])
                 finally:
                     writer.close()
-                self._read_on()
+                self._read_on(SILENCES)
             return self._ids[text]
 
     def get(self, schema_id: int, came_s: float | None = None) -> Record:
@@ -161,8 +167,9 @@ class SchemaRegistry:
             self._missed_s = now
             self._looks += 1
 
-    def _read_on(self) -> None:
-        """Read the topic from where we were to its present end."""
+    def _read_on(self, silences: int = 1) -> None:
+        """Read the topic from where we were to its present end; after so many silences of the log, raise what
+        the last one raised."""
         end = self._log.bounds(_PARTITION).end
         if self._next >= end:
             return
@@ -170,7 +177,14 @@ class SchemaRegistry:
         try:
             reader.assign({_PARTITION: self._next})
             while self._next < end:
-                for _, records in reader.poll(_POLL_RECORDS, 1.0):
+                try:
+                    polled = reader.poll(_POLL_RECORDS, 1.0)
+                except Unavailable:
+                    silences -= 1
+                    if not silences:
+                        raise
+                    continue
+                for _, records in polled:
                     self._take(records)
         finally:
             reader.close()

@@ -17,15 +17,19 @@ AT = TopicPartition("t", 0)
 
 
 class Slow:
-    """A reader whose first answers are empty, as a broker's are that has just come back."""
+    """A reader whose first answers do not come at all, and the next are empty, as those of a broker are
+    that has just come back."""
 
-    def __init__(self, reader: Reader, empty: int) -> None:
-        self._reader, self._empty = reader, empty
+    def __init__(self, reader: Reader, empty: int, silent: int) -> None:
+        self._reader, self._empty, self._silent = reader, empty, silent
 
     def __getattr__(self, name: str) -> object:
         return getattr(self._reader, name)
 
     def poll(self, max_records: int, wait_s: float) -> Sequence[tuple[TopicPartition, Records]]:
+        self._silent -= 1
+        if self._silent >= 0:
+            raise Unavailable("the brokers gave no answer")
         self._empty -= 1
         return [] if self._empty >= 0 else self._reader.poll(max_records, wait_s)
 
@@ -41,9 +45,9 @@ def log(tmp_path: Path) -> Iterator[SqliteEventLog]:
     made.close()
 
 
-def slow(log: SqliteEventLog, monkeypatch: pytest.MonkeyPatch, empty: int) -> None:
+def slow(log: SqliteEventLog, monkeypatch: pytest.MonkeyPatch, empty: int = 0, silent: int = 0) -> None:
     reader = log.reader
-    monkeypatch.setattr(log, "reader", lambda: Slow(reader(), empty))
+    monkeypatch.setattr(log, "reader", lambda: Slow(reader(), empty, silent))
 
 
 def test_an_empty_answer_before_the_end_is_not_the_end(
@@ -59,6 +63,21 @@ def test_what_does_not_come_is_unavailable(log: SqliteEventLog, monkeypatch: pyt
     slow(log, monkeypatch, empty=1_000_000)
 
     with pytest.raises(Unavailable, match=r"expected records up to 5, found none after 3"):
+        tail.newest(log, AT, 2)
+
+
+def test_a_log_that_is_silent_for_some_seconds_is_waited_for(
+    log: SqliteEventLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow(log, monkeypatch, silent=9)
+
+    assert [value for _, value in tail.newest(log, AT, 2)] == [b"3", b"4"]
+
+
+def test_a_log_that_stays_silent_is_unavailable(log: SqliteEventLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    slow(log, monkeypatch, silent=1_000_000)
+
+    with pytest.raises(Unavailable, match="the brokers gave no answer"):
         tail.newest(log, AT, 2)
 
 

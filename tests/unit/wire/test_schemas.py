@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,11 +16,12 @@ from freshet.seams.eventlog import EventLog
 from freshet.seams.eventlog.sqlite import open_url
 from freshet.spec.avro import parse_schema
 from freshet.testing.clock import SettableClock
-from freshet.types import Append, BytesColumn, TopicPartition
+from freshet.types import Append, BytesColumn, Records, TopicPartition
 from freshet.wire.schemas import (
     FRAME_BYTES,
     LOOK_AGAIN_S,
     MOST_ASKED,
+    SILENCES,
     SchemaLog,
     SchemaRegistry,
     frame,
@@ -101,6 +102,56 @@ class Counted:
     def bounds(self, partition: TopicPartition) -> Any:
         self.looks += 1
         return self._log.bounds(partition)
+
+
+class Silent:
+    """A log whose readers get no answer so many times."""
+
+    def __init__(self, log: EventLog, times: int) -> None:
+        self._log, self.times = log, times
+        self.create_topic, self.bounds, self.writer = log.create_topic, log.bounds, log.writer
+
+    def reader(self) -> Silent:
+        self._reader = self._log.reader()
+        self.assign, self.close = self._reader.assign, self._reader.close
+        return self
+
+    def poll(self, max_records: int, wait_s: float) -> Sequence[tuple[TopicPartition, Records]]:
+        self.times -= 1
+        if self.times >= 0:
+            raise Unavailable("the brokers gave no answer")
+        return self._reader.poll(max_records, wait_s)
+
+
+@pytest.fixture
+def registered(log: EventLog) -> int:
+    """The id of a schema that another process has registered."""
+    return SchemaRegistry(log).register(CLICK)
+
+
+def test_who_registers_waits_for_a_log_that_is_silent_for_some_seconds(
+    log: EventLog, registered: int
+) -> None:
+    """A service that starts would end for it."""
+    registry = SchemaRegistry(cast(SchemaLog, Silent(log, SILENCES - 1)))
+
+    assert registry.register(CLICK) == registered
+
+
+def test_who_registers_is_told_that_the_log_stays_silent(log: EventLog, registered: int) -> None:
+    registry = SchemaRegistry(cast(SchemaLog, Silent(log, SILENCES)))
+
+    with pytest.raises(Unavailable, match="no answer"):
+        registry.register(CLICK)
+    assert registry.register(CLICK) == registered
+
+
+def test_who_asks_for_an_id_is_told_of_a_silent_log_at_once(log: EventLog, registered: int) -> None:
+    """It may be a server's event loop that waits."""
+    registry = SchemaRegistry(cast(SchemaLog, Silent(log, 1)))
+
+    with pytest.raises(Unavailable, match="no answer"):
+        registry.get(registered)
 
 
 def misses(registry: SchemaRegistry, ids: Iterable[int], came_s: float | None = None) -> int:

@@ -15,6 +15,10 @@ _READ_RECORDS = 8192
 _STALLED_S = 10.0
 """Without a record below an end that the log has told, for so long it is away."""
 
+_SILENCES = 10
+"""So many times a reader may find the log silent on the way, as busy brokers are for a second or two, before
+that is passed on."""
+
 
 def newest(log: EventLog, at: TopicPartition, most: int) -> list[tuple[int, bytes]]:
     """(offset, value) of the newest records, `most` at the most, oldest first.
@@ -40,9 +44,16 @@ def _records(log: EventLog, at: TopicPartition, start: int, stop: int) -> list[t
     try:
         reader.assign({at: start})
         position = start
-        deadline = time.monotonic() + _STALLED_S
+        deadline, silences = time.monotonic() + _STALLED_S, 0
         while position < stop:
-            for _, records in reader.poll(_READ_RECORDS, 1.0):
+            try:
+                polled = reader.poll(_READ_RECORDS, 1.0)
+            except Unavailable:
+                silences += 1
+                if silences == _SILENCES:
+                    raise
+                continue
+            for _, records in polled:
                 found += zip(records.offsets.tolist(), records.values, strict=True)
                 position, deadline = records.next_offset, time.monotonic() + _STALLED_S
             if time.monotonic() >= deadline:
