@@ -33,10 +33,9 @@ class Newest(Generic[T]):
         """The newest answer. Raises what `ask` raised, but Unavailable."""
         with self._lock:
             if self._under_way is None:
-                self._under_way = threading.Event()
-                threading.Thread(
-                    target=self._run, args=(self._under_way,), daemon=True, name="newest"
-                ).start()
+                done = threading.Event()
+                threading.Thread(target=self._run, args=(done,), daemon=True, name="newest").start()
+                self._under_way = done  # only once it runs: else all later calls would wait for nobody
             asked = self._under_way
         asked.wait(self._wait_s)
         with self._lock:

@@ -7,8 +7,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from confluent_kafka import KafkaError, KafkaException
 
 from freshet.errors import Unavailable
+from freshet.seams.eventlog import kafka_admin
 from freshet.seams.eventlog.kafka_admin import KafkaAdmin
 from freshet.seams.eventlog.kafka_settings import parse_url
 from freshet.types import TopicPartition
@@ -45,3 +47,15 @@ def test_a_partition_that_no_broker_answered_for_has_no_end_instead_of_one_befor
 ) -> None:
     with pytest.raises(Unavailable, match=r"samples\[1\]"):
         admin.offsets({AT: answered(5), OTHER: answered(-1001)})
+
+
+def test_the_end_of_a_topic_that_a_broker_has_not_heard_of_yet_is_asked_for_again_later(
+    admin: KafkaAdmin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unknown: Future[Any] = Future()
+    unknown.set_exception(KafkaException(KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART)))
+    monkeypatch.setattr(admin, "ask_ends", lambda *_, **__: {AT: unknown})
+    monkeypatch.setattr(kafka_admin, "_ELECTION_S", 0.0)
+
+    with pytest.raises(Unavailable, match="samples"):
+        admin.ends([AT], committed=True)

@@ -9,7 +9,7 @@ import pytest
 import structlog
 from confluent_kafka import KafkaError, KafkaException
 
-from freshet.errors import Fenced
+from freshet.errors import ConfigError, Fenced
 from freshet.seams.eventlog import kafka_writer
 from freshet.seams.eventlog.kafka_errors import Heard, family
 from freshet.seams.eventlog.kafka_writer import KafkaWriter, Transactions
@@ -111,6 +111,41 @@ def test_a_writer_that_was_fenced_says_so_also_if_the_client_has_lost_the_reason
         writer.append([Append("samples", 0, BytesColumn.of([b"a"]))])
     with pytest.raises(Fenced):
         writer.append([Append("samples", 0, BytesColumn.of([b"b"]))])
+
+
+class WithoutRight:
+    """A client that may not write to the topic."""
+
+    def __init__(self, settings: object) -> None:
+        pass
+
+    def init_transactions(self, within_s: float) -> None:
+        """Nothing is open."""
+
+    def begin_transaction(self) -> None:
+        """It may."""
+
+    def poll(self, within_s: float) -> None:
+        """Has told everything."""
+
+    def produce(self, *record: Any) -> None:
+        report: Callable[..., None] = record[4]
+        report(KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED, "not authorized"), None)
+
+    def flush(self, within_s: float) -> int:
+        return 0
+
+    def abort_transaction(self, within_s: float) -> None:
+        """Nothing to undo."""
+
+
+def test_a_named_writer_without_the_right_to_write_is_told_what_to_add(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(kafka_writer, "Producer", WithoutRight)
+    writer = KafkaWriter(Transactions({}, "joiner-m-0"), lambda at: at.topic, 1000)
+    with pytest.raises(ConfigError, match="add an ACL"):
+        writer.append([Append("samples", 0, BytesColumn.of([b"a"]))])
 
 
 def test_brokers_that_are_away_are_told_of_now_and_then_and_everything_else_when_it_changes() -> None:

@@ -200,7 +200,7 @@ class KafkaAdmin:
     ) -> dict[TopicPartition, Bounds]:
         """Starts and ends; without `committed` ends as if open transactions were not.
 
-        Raises Unavailable, for partitions that do not exist as well.
+        Raises Unavailable; KeyError for partitions that do not exist.
         """
         places = list(partitions)
 
@@ -214,11 +214,15 @@ class KafkaAdmin:
         return _settled(ask)
 
     def ends(self, partitions: Iterable[TopicPartition], *, committed: bool) -> dict[TopicPartition, int]:
-        """Where partitions end; see `bounds`."""
+        """Where partitions end; see `bounds`. Raises Unavailable also if the brokers do not know one of them
+        yet: topics are made on one of several, and the others hear of it later."""
         places = list(partitions)
 
         def ask() -> dict[TopicPartition, int]:
-            found = self.offsets(self.ask_ends(places, committed=committed))
+            try:
+                found = self.offsets(self.ask_ends(places, committed=committed))
+            except KeyError as error:
+                raise Unavailable(str(error.args[0])) from error
             if min(found.values(), default=0) < 0:
                 raise Unavailable(f"no broker told where {', '.join(map(str, places))} end")
             return found

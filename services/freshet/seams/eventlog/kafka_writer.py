@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from confluent_kafka import KafkaError, KafkaException, Producer
 
-from freshet.errors import FreshetError, Unavailable
+from freshet.errors import ConfigError, FreshetError, Unavailable
 from freshet.seams.eventlog.kafka_errors import Heard, family, translated
 from freshet.seams.eventlog.kafka_sending import Piece, Request, flushed
 from freshet.types import Append, TopicPartition
@@ -165,10 +165,14 @@ class Transactions:
         self._heard, self._name = Heard(), name
         settings = {**NAMED, **client, "transactional.id": name, "error_cb": self._heard}
         self._wait_s = float(settings["message.timeout.ms"]) / 1000 + _SLACK_S
-        with translated(f"writer {name} could not be opened", self._heard):
-            self._producer = Producer(settings)
-            self._heard.serve = lambda: self._producer.poll(0)
-            _retried(self._producer.init_transactions, _OPEN_S)
+        try:
+            with translated(f"writer {name} could not be opened", self._heard):
+                self._producer = Producer(settings)
+                self._heard.serve = lambda: self._producer.poll(0)
+                _retried(self._producer.init_transactions, _OPEN_S)
+        except FreshetError:
+            self._heard.serve = int  # as `close` does: else its threads stay until garbage is collected
+            raise
         self._open = False  # is there a transaction to be ended?
         self._over: FreshetError | None = None  # why there will be no more
         self._first: TopicPartition | None = None  # see `own`
@@ -209,6 +213,8 @@ class Transactions:
             if refused or len(self._producer):
                 error = refused[0] if refused else KafkaError(KafkaError._MSG_TIMED_OUT)
                 raise family(error, "what was found without an end is still there", self._heard)
+        except KeyError as error:  # a topic that this client has not heard of yet
+            raise Unavailable(str(error.args[0])) from error
         finally:
             if self._over is None:
                 self._abort("it was begun to be aborted")
@@ -294,6 +300,8 @@ class Transactions:
 
 def _as_not_written(error: FreshetError) -> FreshetError:
     """The same, of a transaction that was aborted."""
+    if isinstance(error, ConfigError):  # it has parts, and says what is wrong, not what was written
+        return error
     known = str(error).replace("not known to be written", "nothing was written")
     return type(error)(known)
 
