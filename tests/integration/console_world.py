@@ -124,7 +124,8 @@ class ConsoleWorld:
             "console_trace": "100ms",
         }
         made = settings(**{**quick, **variables})
-        sources = Sources(SPEC, self.folder, self.log, self.versions)
+        token_file = Path(made.console.token_file) if made.console.token_file else None
+        sources = Sources(SPEC, self.folder, self.log, self.versions, token_file)
         local = local_places({name: fake.port for name, fake in self.fakes.items()}, {})
 
         audit = Audit(self.folder / "audit.jsonl")

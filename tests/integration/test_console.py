@@ -77,6 +77,15 @@ def test_the_page_is_told_that_clients_need_tokens(tmp_path: Path) -> None:
     world.close()
 
 
+def test_the_page_is_told_which_file_holds_its_token(tmp_path: Path) -> None:
+    world = ConsoleWorld(tmp_path / "run")
+    with world.console() as console:
+        assert console.state()["token_file"] == str(tmp_path / "run/state/console.token")
+    with world.console(console_token_file="/run/freshet/console/console.token") as console:
+        assert console.state()["token_file"] == "/run/freshet/console/console.token"
+    world.close()
+
+
 def test_what_the_services_say_is_shown(world: ConsoleWorld, console: Console) -> None:
     world.fakes["inference"].answers["/status"] = (200, {"version": 4, "freshness_ms": 250, "requests": 9})
     world.fakes["trainer"].answers["/status"] = (

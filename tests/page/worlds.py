@@ -118,6 +118,7 @@ def learning_state(now: int, drift: int) -> dict[str, Any]:
         "model": "demo",
         "freshet": "0.1.0",
         "folder": "/home/ada/freshet-demo",
+        "token_file": "/home/ada/freshet-demo/state/console.token",
         "health": "good",
         "notes": [],
         "services": [service(i, name) for i, name in enumerate(SERVICES)],

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import structlog
@@ -370,7 +371,13 @@ def run_console(spec: Spec, settings: Settings, stop: threading.Event) -> None:
         versions = open_versions(settings.common.versions_url)
         cleanup.add("versions", versions.close)
         run(
-            Sources(spec, run_folder.path, log, versions),
+            Sources(
+                spec,
+                run_folder.path,
+                log,
+                versions,
+                Path(settings.console.token_file) if settings.console.token_file else None,
+            ),
             settings.console,
             settings.common,
             places=places,

@@ -165,6 +165,7 @@ SYSTEM = record(
         "model": text(),
         "freshet": text("release"),
         "folder": text("absolute path of the run folder"),
+        "token_file": text("absolute path of the file that holds the console's token, where that runs"),
         "health": words(("good", "degraded", "starting", "down")),
         "notes": array(text(), "why it is not good"),
         "services": array(SERVICE),

@@ -32,6 +32,7 @@ from freshet.console.versions import Versions
 from freshet.errors import FreshetError
 from freshet.release import RELEASE
 from freshet.runtime import tls
+from freshet.runtime.token import TOKEN_FILE
 from freshet.seams.eventlog import EventLog
 from freshet.seams.eventlog.topics import ensure_topics
 from freshet.seams.versions import VersionStore
@@ -65,6 +66,11 @@ class Sources:
     folder: Path  # of the run
     log: EventLog
     versions: VersionStore
+    token_file: Path | None = None  # which holds the console's token; None: the run folder's does
+
+    def token_place(self) -> str:
+        """Path of the file that holds the console's token."""
+        return str((self.token_file or self.folder / "state" / TOKEN_FILE).absolute())
 
 
 @dataclass(slots=True, eq=False)
@@ -289,6 +295,7 @@ class Collector:
             "model": spec.name,
             "freshet": RELEASE,
             "folder": str(self._sources.folder.absolute()),
+            "token_file": self._sources.token_place(),
             "health": health if health != "good" or not self._notes else "degraded",
             "notes": [*notes, *self._notes],
             "services": [s.to_json() for s in services],

@@ -22,8 +22,8 @@ def console_entry(token: str) -> TokenEntry:
 
 
 CONSOLE_HINT = (
-    f"the link that `freshet up` prints holds it; it stands in state/{TOKEN_FILE} of the run folder; or take "
-    "one with the scope operate from the file of tokens"
+    f"the link that `freshet up` prints holds it; it stands in state/{TOKEN_FILE} of the run folder, or in "
+    "the file of FRESHET_CONSOLE_TOKEN_FILE; or take one with the scope operate from the file of tokens"
 )
 
 

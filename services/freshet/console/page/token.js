@@ -46,14 +46,14 @@ export function authorization() {
 }
 
 /** Ask; on yes, POST `body` to `path` with the token. Resolves to whether it was done; what went wrong is shown and may be tried again. */
-export function confirmed({ title, what, yes, path, body }, folder) {
+export function confirmed({ title, what, yes, path, body }, file) {
   const dialog = byId("ask");
   const input = byId("token");
   say(byId("ask-title"), title);
   say(byId("ask-what"), what);
   say(byId("ask-yes"), yes);
   say(byId("ask-wrong"), "");
-  say(byId("ask-file"), `${folder ? `${folder.replace(/\/$/, "")}/` : ""}state/console.token`);
+  say(byId("ask-file"), file || "state/console.token");
   input.value = "";
   show(byId("ask-token"), !token());
   dialog.showModal();

@@ -92,7 +92,7 @@ export class Versions {
   }
 
   async #move(move) {
-    if (await confirmed(move, text(record(this.app.state).folder, 300)))
+    if (await confirmed(move, text(record(this.app.state).token_file, 300)))
       say(byId("versions-said"), move.done);
   }
 }
