@@ -164,15 +164,6 @@ def stepped_on(broken: Broken) -> Iterator[None]:
 
 
 @contextmanager
-def overloaded(broken: Broken) -> Iterator[None]:
-    """Inference servers have a tenth of a core, and sixty clients ask for rankings of 9,500 candidates."""
-    with slowed(broken, 0.1, "inference-0", "inference-1"), ExitStack() as stack:
-        for _ in range(60):
-            stack.enter_context(posting(f"{broken.stack.inference}/v1/rank", LARGE, 0.1))
-        yield
-
-
-@contextmanager
 def unscraped(broken: Broken) -> Iterator[None]:
     """Prometheus is told of no joiner, as if its line were missing."""
     stack = broken.stack
@@ -321,23 +312,28 @@ def _made_anew(broken: Broken, shard: str, room: str) -> None:
 
 @contextmanager
 def half_loaded(broken: Broken) -> Iterator[None]:
-    """A shard is killed, and Redis, which was slow, stands still while the other one loads its rows."""
-    nodes = [f"redis-{i}" for i in range(6)]
-    with slowed(broken, 0.05, *nodes):
-        broken.stack.kill("shard-0")
-        wait_until("the other loads", lambda: _loading(broken, "shard-1") > 0, within_s=120, look_s=0.02)
+    """A shard and both inference servers are killed and started again, and Redis stands still while they load
+    their rows."""
+    nodes, again = [f"redis-{i}" for i in range(6)], ("shard-1", "inference-0", "inference-1")
+    with slowed(broken, 0.05, *nodes):  # so that they can be met while they load
+        broken.stack.kill(*again)
+        broken.stack.docker("start", *again)
+        for name in again:
+            broken.stack.forget(name)
+        wait_until("rows are loaded", lambda: _loads(broken, "shard-1"), within_s=120, look_s=0.05)
         broken.stack.docker("pause", *nodes)
     try:
         yield
     finally:
         broken.stack.docker("unpause", *nodes)
-        broken.stack.up("shard-0")
 
 
-def _loading(broken: Broken, shard: str) -> int:
-    """Buckets that it has taken and not loaded yet."""
-    status = httpx.get(f"{broken.stack.url(shard)}/status", timeout=5).json()
-    return int(status["loading"]["buckets"])
+def _loads(broken: Broken, shard: str) -> bool:
+    """Has it taken buckets that it has not loaded yet?"""
+    with suppress(httpx.HTTPError):
+        status = httpx.get(f"{broken.stack.url(shard)}/status", timeout=5).json()
+        return int(status["loading"]["buckets"]) > 0
+    return False
 
 
 def wait_for(prometheus: Prometheus, expr: str, within_s: float = 300.0) -> str:
@@ -383,7 +379,6 @@ STACKS: dict[str, Stacked] = {
             ("FreshetVersionsNotWritten", "FreshetSlowRanking", "FreshetEventsRefused", "FreshetMemory"),
         ),
         Group(unscraped, ("FreshetNotScraped",)),
-        Group(overloaded, ("FreshetServingErrors",)),
         Group(untrained, ("FreshetTrainingBehind",)),
         Group(unjoined, ("FreshetUnjoined", "FreshetStale")),
         Group(misfits, ("FreshetDeadLetters", "FreshetLateActions")),
@@ -409,7 +404,11 @@ STACKS: dict[str, Stacked] = {
     "filled": Stacked(
         (
             Group(cramped, ("FreshetShardsUneven",), within_s=1_800),
-            Group(half_loaded, ("FreshetLoadingLong", "FreshetRowsNotWritten"), within_s=1_200),
+            Group(
+                half_loaded,
+                ("FreshetLoadingLong", "FreshetServingErrors", "FreshetRowsNotWritten"),
+                within_s=1_200,
+            ),
         ),
         rows=600_000,
     ),

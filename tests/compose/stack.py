@@ -91,9 +91,9 @@ class Stack(Members):
         self._addresses.clear()  # a container that was started again may have another one
         return time.monotonic() - began
 
-    def kill(self, service: str) -> None:
-        """SIGKILL a service's container; it stays away until `up`."""
-        self.docker("kill", service)
+    def kill(self, *services: str) -> None:
+        """SIGKILL the containers of services; they stay away until `up`."""
+        self.docker("kill", *services)
 
     def reload_prometheus(self) -> None:
         """Have Prometheus read `prometheus_config` again."""
