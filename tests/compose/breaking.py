@@ -404,11 +404,7 @@ STACKS: dict[str, Stacked] = {
     "filled": Stacked(
         (
             Group(cramped, ("FreshetShardsUneven",), within_s=1_800),
-            Group(
-                half_loaded,
-                ("FreshetLoadingLong", "FreshetServingErrors", "FreshetRowsNotWritten"),
-                within_s=1_200,
-            ),
+            Group(half_loaded, ("FreshetLoadingLong", "FreshetServingErrors"), within_s=1_200),
         ),
         rows=600_000,
     ),
