@@ -8,6 +8,7 @@ import time
 from typing import Any
 
 STEP_MS = 5_000
+FOLDER = "/home/ada/freshet-demo"  # of a reader who is made up
 SERVICES = ("gateway", "joiner", "trainer", "inference", "simulator", "console")
 HOSTILE = '<img src=x onerror="window.pwned=1"><script>window.pwned=1</script>"\'`${window.pwned=1}'
 
@@ -117,8 +118,8 @@ def learning_state(now: int, drift: int) -> dict[str, Any]:
         "now_ms": now,
         "model": "demo",
         "freshet": "0.1.0",
-        "folder": "/home/ada/freshet-demo",
-        "token_file": "/home/ada/freshet-demo/state/console.token",
+        "folder": FOLDER,
+        "token_file": f"{FOLDER}/state/console.token",
         "health": "good",
         "notes": [],
         "services": [service(i, name) for i, name in enumerate(SERVICES)],

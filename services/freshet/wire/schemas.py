@@ -26,7 +26,7 @@ _PARTITION = TopicPartition(SCHEMAS_TOPIC, 0)
 _POLL_RECORDS = 1_000
 
 SILENCES = 10
-"""So many times in a row a reader may find the log silent before who registers a schema gives up. A reader of
+"""So many times a reader may find the log silent before who registers a schema gives up. A reader of
 Kafka calls a second's silence one, and brokers on a machine on which everything starts at once are silent for
 longer: who registers mostly starts too, and would end for it."""
 
