@@ -2,6 +2,7 @@
 
 import gc
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,6 +20,12 @@ settings.load_profile("freshet")
 os.environ["PYTHONPATH"] = os.pathsep.join(
     [str(Path(__file__).parents[1] / "services"), *filter(None, [os.environ.get("PYTHONPATH")])]
 )
+
+# `nohup` and shells that start jobs in the background ignore these signals, and an ignored signal stays ignored in
+# the processes that tests start and then signal. A handler ignores it here alone: exec gives children the default.
+for _number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
+    if signal.getsignal(_number) is signal.SIG_IGN:
+        signal.signal(_number, lambda _number, _frame: None)
 
 
 TESTS_BETWEEN_COLLECTIONS = 100

@@ -1,4 +1,4 @@
-"""What the system knows of a process: whether it still is the one that was started, and its memory."""
+"""What the kernel reports of a process: whether it still is the one that was started, and its memory."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ __all__ = ["birth_of", "is_alive", "memory_mb"]
 
 
 def birth_of(pid: int) -> str:
-    """When a process began, as this boot of the kernel counts it: ids are given to others after a while, this
-    is not. Empty of one that has ended, or where it cannot be found out.
+    """The boot of the kernel and the tick in it at which a process began: the kernel gives an id to another
+    process after a while, but never with the same birth. Empty if the process has ended, or if the system has
+    no /proc.
     """
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
@@ -20,20 +21,24 @@ def birth_of(pid: int) -> str:
         return ""
 
 
-def is_alive(pid: int, birth: str = "") -> bool:
-    """Whether that process runs and is the one with this birth; or one of ours, if none is known."""
-    if birth:
-        return birth_of(pid) == birth
+def is_alive(pid: int, birth: str) -> bool:
+    """Whether the process that had this id and this birth still runs.
+
+    An empty birth names a process that had ended when its birth was read, so it does not run. Only a system
+    without /proc leaves every birth empty; there the id alone decides, which another process may have by now.
+    """
+    if birth or _HAS_BIRTHS:
+        return bool(birth) and birth_of(pid) == birth
     try:
         os.kill(pid, 0)
     except (ProcessLookupError, OverflowError):
         return False
     except PermissionError:
         pass  # another user's
-    try:
-        return b"freshet" in Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:
-        return True  # no such thing on this system
+    return True
+
+
+_HAS_BIRTHS = bool(birth_of(os.getpid()))
 
 
 def memory_mb(pid: int) -> float | None:

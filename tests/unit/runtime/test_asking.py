@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -89,21 +91,21 @@ def test_a_proxy_of_the_environment_is_not_asked(serve: Serve, monkeypatch: pyte
     assert figures_of(serve(http_answer("200 OK", b'{"samples":3}'))) == {"samples": 3}
 
 
-def test_processes_are_known_by_more_than_their_id() -> None:
-    ours = subprocess.Popen([sys.executable, "-c", "input()", "freshet"], stdin=subprocess.PIPE)
-    other = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+def test_a_process_is_told_from_another_of_its_id(tmp_path: Path) -> None:
+    script = tmp_path / "freshet" / "freshet.py"  # the path of a program says nothing of whose it is
+    script.parent.mkdir()
+    script.write_text("input()")
+    ours = subprocess.Popen([sys.executable, str(script), "freshet"], stdin=subprocess.PIPE)
     try:
-        assert is_alive(ours.pid)
-        assert not is_alive(other.pid), "another program, by chance with the id of one of ours"
         wait_until("its interpreter is loaded", lambda: (memory_mb(ours.pid) or 0) > 1, within_s=10)
         birth = birth_of(ours.pid)
         assert is_alive(ours.pid, birth)
-        assert not is_alive(ours.pid, f"another boot:{birth.rpartition(':')[2]}"), "ours, of another run"
+        assert not is_alive(ours.pid, f"another boot:{birth.rpartition(':')[2]}"), "of another run"
+        assert not is_alive(ours.pid, ""), "the process of the record had ended before its birth was read"
+        assert not is_alive(os.getpid(), birth), "another process"
     finally:
-        for process in (ours, other):
-            process.communicate(b"\n")
+        ours.communicate(b"\n")
 
-    assert not is_alive(ours.pid)
     assert not is_alive(ours.pid, birth)
     assert memory_mb(ours.pid) is None
-    assert not is_alive(1 << 40)
+    assert not is_alive(1 << 40, birth)
