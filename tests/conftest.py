@@ -21,8 +21,9 @@ os.environ["PYTHONPATH"] = os.pathsep.join(
     [str(Path(__file__).parents[1] / "services"), *filter(None, [os.environ.get("PYTHONPATH")])]
 )
 
-# `nohup` and shells that start jobs in the background ignore these signals, and an ignored signal stays ignored
-# in the processes that tests start and then signal. A handler ignores it here alone: exec gives children the default.
+# `nohup` and shells that start jobs in the background ignore these signals, and an ignored signal stays
+# ignored in the processes that tests start and then signal. A handler ignores it here alone: exec gives
+# children the default.
 for _number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
     if signal.getsignal(_number) is signal.SIG_IGN:
         signal.signal(_number, lambda _number, _frame: None)
