@@ -14,6 +14,7 @@ from freshet.cli.remote_training import RemoteTraining
 from freshet.cli.training import Training
 from freshet.clock import SYSTEM_CLOCK
 from freshet.embedder.decoding import BlockDecoder
+from freshet.embedder.refused import RefusedSamples
 from freshet.embedder.service import Embedder
 from freshet.features import SampleDecoder
 from freshet.paramserver.service import ParamServer, Place
@@ -73,12 +74,14 @@ def scene(folder: Path, spec: Spec) -> Iterator[Scene]:
         held.release()
     decoder = SampleDecoder(spec, layout_of(spec), pipeline.registry.get)
     claims = Claims(pipeline.log, pipeline.topics.control)
+    refused = RefusedSamples(lambda letters: None, SYSTEM_CLOCK.monotonic)
     embedder = Embedder(
         spec=spec,
         topic=pipeline.topics.samples,
         log=pipeline.log,
         rows=rows.shard,
-        decoder=lambda: BlockDecoder(decoder, 1, lambda letters: None),
+        decoder=lambda: BlockDecoder(decoder, 1, refused),
+        refused=refused,
         claims=claims,
         server=GrpcServer("127.0.0.1:0", Transport()),
         name="a",

@@ -11,6 +11,7 @@ from freshet.cli.remote_training import RemoteTraining
 from freshet.cli.training import refuser
 from freshet.clock import SYSTEM_CLOCK
 from freshet.embedder.decoding import BlockDecoder
+from freshet.embedder.refused import RefusedSamples
 from freshet.embedder.service import Embedder
 from freshet.features import SampleDecoder
 from freshet.runtime.addresses import Address
@@ -87,7 +88,8 @@ class Embedding:
             cleanup.add("rows", rows.close)
             writer = log.writer()
             cleanup.add("writer", writer.close)
-            decoder = SampleDecoder(spec, layout_of(spec), SchemaRegistry(log).get)
+            decoder = SampleDecoder(spec, layout_of(spec), SchemaRegistry(log).get_now)
+            refused = RefusedSamples(refuser(writer, topics.refused), SYSTEM_CLOCK.monotonic)
             address = str(Address(settings.common.bind_address, settings.embedder.port))
             self.server = GrpcServer(
                 address,
@@ -101,7 +103,8 @@ class Embedding:
                 topic=topics.samples,
                 log=log,
                 rows=rows,
-                decoder=lambda: BlockDecoder(decoder, len(spec.labels), refuser(writer, topics.refused)),
+                decoder=lambda: BlockDecoder(decoder, len(spec.labels), refused),
+                refused=refused,
                 claims=claims,
                 server=self.server,
                 name=settings.embedder.name,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from freshet.embedder.refused import refused_metrics, refused_readings
 from freshet.runtime.metrics import Metric, Reading
 
 __all__ = ["JOINER_METRICS", "TRAINER_METRICS", "joiner_readings", "trainer_readings"]
@@ -110,6 +111,7 @@ TRAINER_METRICS = (
         "Copies of rows, looked up ahead, stepped by the rank's own pushes before they were trained on; one "
         "that several pushes have stepped counts for each.",
     ),
+    *refused_metrics("trainer"),
     Metric("freshet_shard_rows", "gauge", "rows", "Rows resident, by table.", ("table",)),
     Metric("freshet_shard_evicted_rows", "counter", "rows", "Rows evicted, by table.", ("table",)),
     Metric(
@@ -198,6 +200,7 @@ def _of_training(status: Mapping[str, Any]) -> dict[str, Reading]:
         "freshet_trainer_worlds": status.get("ranks", ALONE)["worlds"],
         "freshet_trainer_lost": status.get("ranks", ALONE)["lost"],
         "freshet_trainer_stepped_rows": status.get("stepped_rows", 0),
+        **refused_readings("trainer", status),
         "freshet_trainer_quality": _of_quality(status["measures"]),
         "freshet_trainer_quality_lately": _of_quality(status["lately"]),
     }

@@ -14,6 +14,7 @@ from freshet.embedder.decoding import BlockDecoder
 from freshet.embedder.ownership import embedders_of
 from freshet.embedder.pipelined import DenseApplied, PipelinedStream, Share
 from freshet.embedder.recent import Recent
+from freshet.embedder.refused import RefusedSamples
 from freshet.embedder.service import names_of
 from freshet.errors import Unavailable
 from freshet.features import SampleDecoder
@@ -68,6 +69,8 @@ class RankCounts:
     received_bytes: int = 0
     stepped_rows: int = 0  # copies of rows brought up to this rank's own pushes
     seconds: dict[str, float] = field(default_factory=dict)  # of batches in each stage on this side
+    refused: dict[str, int] = field(default_factory=dict)  # reason -> samples; empty where embedders decode
+    empty_records: int = 0  # of `samples`, without a value
 
 
 class RankBatches(Protocol):
@@ -166,8 +169,8 @@ class FromShards:
         self._cleanup.add("rows", self.rows.close)
         writer = parts.log.writer()
         self._cleanup.add("refused", writer.close)
-        self._refuse = refuser(writer, parts.topics.refused)
-        self._decoder = SampleDecoder(parts.spec, self._layout, SchemaRegistry(parts.log).get)
+        self._refused = RefusedSamples(refuser(writer, parts.topics.refused), parts.clock.monotonic)
+        self._decoder = SampleDecoder(parts.spec, self._layout, SchemaRegistry(parts.log).get_now)
         self._stream: PipelinedStream | None = None
         self._before = RankCounts()
 
@@ -202,7 +205,7 @@ class FromShards:
             self._shards().check_whole()
         except Unavailable as error:
             return str(error)
-        return None
+        return self._refused.trouble()
 
     def counts(self) -> RankCounts:
         """Bytes of requests to shards and of their answers; see the protocol."""
@@ -217,11 +220,21 @@ class FromShards:
             for name, value in self._stream.seconds().items():
                 seconds[name] = seconds.get(name, 0.0) + value
         told = self.rows.total()
-        return RankCounts(batches, told.sent_bytes, told.received_bytes, stepped, seconds)
+        return RankCounts(
+            batches,
+            told.sent_bytes,
+            told.received_bytes,
+            stepped,
+            seconds,
+            self._refused.counts(),
+            self._refused.empty,
+        )
 
     def close(self) -> None:
         """Close the connections to the shards."""
         self._cleanup.run()
 
     def _block_decoder(self) -> Callable[[], BlockDecoder]:
-        return lambda: BlockDecoder(self._decoder, len(self._parts.spec.labels), self._refuse)
+        return lambda: BlockDecoder(
+            self._decoder, len(self._parts.spec.labels), self._refused, self._parts.clock
+        )

@@ -14,6 +14,7 @@ from freshet.cli.dense import Stores, restored, trainer_of
 from freshet.clock import SYSTEM_CLOCK, Clock
 from freshet.embedder.core import lanes_for
 from freshet.embedder.decoding import BlockDecoder
+from freshet.embedder.refused import RefusedSamples
 from freshet.embedder.stream import LocalStream
 from freshet.errors import Fenced, Unavailable
 from freshet.features import SampleDecoder
@@ -120,14 +121,15 @@ class Training:
         )
         writer = stores.log.writer()
         cleanup.add("writer", writer.close)
-        decoder = SampleDecoder(spec, layout, SchemaRegistry(stores.log).get)
+        decoder = SampleDecoder(spec, layout, SchemaRegistry(stores.log).get_now)
+        self.refused = RefusedSamples(refuser(writer, topics.refused), clock.monotonic)
         self.stream = LocalStream(
             spec=spec,
             layout=layout,
             topic=topics.samples,
             log=stores.log,
             rows=self.shard,
-            decoder=lambda: BlockDecoder(decoder, len(spec.labels), refuser(writer, topics.refused)),
+            decoder=lambda: BlockDecoder(decoder, len(spec.labels), self.refused, clock),
             dense_applied=self.ledger.told,
             fence=partitions_claim.fence,
             lanes=lanes,
@@ -198,7 +200,7 @@ class Training:
         if self.shard.failed is not None:
             return str(self.shard.failed)
         lost = [held.what for held in self._held if held.lost.is_set()]
-        return f"the claim of {', '.join(lost)} was lost" if lost else None
+        return f"the claim of {', '.join(lost)} was lost" if lost else self.refused.trouble()
 
     def status(self) -> Mapping[str, Any]:
         """Figures for `freshet status` and metrics."""
@@ -214,6 +216,8 @@ class Training:
             "version_error": self.trainer.progress.version_error,
             "applied": dict(self.ledger.applied),
             "batches": self.shard.counts.pushes,
+            "refused": self.refused.counts(),
+            "empty_records": self.refused.empty,
             "stage_seconds": {**self.stream.seconds(), **self.trainer.stage_seconds()},
             "lag_blocks": self._lag(),
             "rows": {names[table]: rows for table, rows in memory.rows.items()},

@@ -59,7 +59,7 @@ def letter_of(value: bytes, who: str) -> dict[str, Any] | None:
     time_ms = record.get("time_ms")
     return {
         "time_ms": time_ms if type(time_ms) is int else None,
-        "from": "trainer" if record["kind"] == "sample" else who,
+        "from": "trainer" if record["kind"] in ("sample", "block") else who,
         "topic": str(record.get("topic") or ""),
         "reason": str(reason or "")[:LONGEST_TEXT],
         "text": _text(record.get("value", record.get("bytes"))),

@@ -15,6 +15,9 @@ from freshet.types import I64, BytesColumn, OffsetRange, Records
 
 __all__ = ["Assembler", "BatchPlan", "Credits", "cut_points", "lanes_for", "partitions_of_lane"]
 
+SAMPLE_BYTES = 37
+"""Bytes of a sample in a block beside its payload (schemas/README.md, "Samples: blocks")."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BatchPlan:
@@ -150,8 +153,8 @@ def _stop_of_range(part: _Partition, stop: int) -> int:
 
 
 def rows_of_blocks(blocks: BytesColumn) -> I64:
-    """(N,) samples of each block, from its header; a record too short to have one counts as 1 and fails when
-    decoded."""
+    """(N,) samples of each block, from its header, which is not checked yet: at least 1, and at most as many
+    as its bytes could hold."""
     starts = blocks.starts
     long_enough = blocks.ends - starts >= 16
     at = np.where(long_enough, starts + 8, 0)
@@ -160,7 +163,8 @@ def rows_of_blocks(blocks: BytesColumn) -> I64:
     counts = sum(
         blocks.data[np.minimum(at + i, len(blocks.data) - 1)].astype(np.int64) << (8 * i) for i in range(4)
     )
-    return np.where(long_enough, np.maximum(counts, 1), 1)
+    most = np.maximum((blocks.ends - starts) // SAMPLE_BYTES, 1)
+    return np.where(long_enough, np.clip(counts, 1, most), 1)
 
 
 def cut_points(applied: Sequence[Mapping[int, Sequence[int]]]) -> tuple[dict[int, int], dict[int, list[int]]]:

@@ -14,6 +14,7 @@ from freshet.clock import Clock
 from freshet.embedder.decoding import BlockDecoder
 from freshet.embedder.ownership import shares_of
 from freshet.embedder.pipelined import PipelinedStream, Share
+from freshet.embedder.refused import RefusedSamples, refused_metrics, refused_readings
 from freshet.embedder.serving import BatchServer, Shape
 from freshet.runtime.addresses import Address
 from freshet.runtime.grpc_server import GrpcServer
@@ -51,6 +52,7 @@ EMBEDDER_METRICS = (
     Metric("freshet_embedder_rewinds", "counter", "rewinds", "Lanes that began again from what is applied."),
     Metric("freshet_embedder_void_rows", "counter", "samples", "Samples that were issued again."),
     Metric("freshet_embedder_lag_blocks", "gauge", "blocks", "Blocks in the log that no batch has covered."),
+    *refused_metrics("embedder"),
 )
 
 
@@ -76,6 +78,7 @@ class Embedder:
         log: EventLog,
         rows: RowService,
         decoder: Callable[[], BlockDecoder],
+        refused: RefusedSamples,
         claims: Claims,
         server: GrpcServer,
         name: str,
@@ -83,9 +86,10 @@ class Embedder:
         clock: Clock,
         codec: RowCodec,
     ) -> None:
-        """`name` is the seat's; `host` is where trainers reach `server`, which is started by `run`."""
+        """`refused` is what the decoders count in; `name` is the seat's; `host` is where trainers reach
+        `server`, which is started by `run`."""
         self._spec, self._layout, self._topic, self._log = spec, layout_of(spec), topic, log
-        self._rows, self._decoder, self._clock = rows, decoder, clock
+        self._rows, self._decoder, self._refused, self._clock = rows, decoder, refused, clock
         self._claims, self._server, self._name, self._host = claims, server, name, host
         self.batches = BatchServer(names_of(spec, self._layout), codec, self._make)
         self.batches.add_to(server)
@@ -120,7 +124,9 @@ class Embedder:
         """None, or why no batch can come from here."""
         if self._partitions is None:
             return "its seat is still held by the process before"
-        return None if self._partitions.fences else "it owns no partition; other embedders do"
+        if not self._partitions.fences:
+            return "it owns no partition; other embedders do"
+        return self._refused.trouble()
 
     def status(self) -> Mapping[str, Any]:
         """Figures for `freshet status` and metrics."""
@@ -138,6 +144,8 @@ class Embedder:
             "rewinds": batches.rewinds + sum(c.rewinds for c in counts),
             "void_rows": batches.void_rows + sum(c.void_rows for c in counts),
             "lag_blocks": self._lag(),
+            "refused": self._refused.counts(),
+            "empty_records": self._refused.empty,
         }
 
     def _ask_lag(self) -> int:
@@ -173,4 +181,6 @@ def embedder_readings(status: Mapping[str, Any]) -> Mapping[str, Reading]:
     """Readings of `Embedder.status()`."""
     told = {**status, "partitions": len(status["partitions"])}
     prefix = "freshet_embedder_"
-    return {metric.name: float(told[metric.name.removeprefix(prefix)]) for metric in EMBEDDER_METRICS}
+    own = [metric.name for metric in EMBEDDER_METRICS if metric.name.removeprefix(prefix) in told]
+    plain = {name: told[name.removeprefix(prefix)] for name in own if name != "freshet_embedder_refused"}
+    return {name: float(value) for name, value in plain.items()} | refused_readings("embedder", status)

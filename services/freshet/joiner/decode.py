@@ -51,6 +51,12 @@ class EventDecoder(Protocol):
     def served(self, records: Records) -> tuple[ImpressionColumns, Refused]:
         """Served events: impressions with the spans of their bytes."""
 
+    def fitting(self, served: ImpressionColumns, records: Records, refused: Refused) -> ImpressionColumns:
+        """Leave out events whose samples no trainer of the spec can decode, and refuse them.
+
+        Called for events that are new. A replay takes what earlier releases took (PROTOCOL 18).
+        """
+
     def shown(self, records: Records) -> tuple[ShownColumns, Refused]:
         """Shown events. Called only if the spec has that stream."""
 

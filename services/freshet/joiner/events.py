@@ -12,12 +12,14 @@ from numpy.typing import NDArray
 from freshet.clock import SYSTEM_CLOCK, Clock
 from freshet.errors import ConfigError
 from freshet.features import EventColumns, EventExtractor, frame_ids, rows_by_id, take
+from freshet.features.decoder import columns_of
 from freshet.features.transcode import JsonTranscoder
 from freshet.joiner.core import ActionColumns, ImpressionColumns, ShownColumns
 from freshet.joiner.decode import Refused
 from freshet.joiner.plan import JoinPlan
 from freshet.spec.avro import Record, sample_schema
 from freshet.spec.expression import Column
+from freshet.spec.layout import layout_of
 from freshet.spec.model import Spec, Stream
 from freshet.types import F64, I64, U8, U32, Records
 
@@ -81,11 +83,14 @@ class SpecDecoder:
 
         Raises ConfigError if the schema of a stream without frames does not fit the spec.
         """
-        self._plan, self._schemas, self._theirs, self._clock = plan, schemas, theirs, clock
+        self._spec, self._plan, self._schemas, self._theirs, self._clock = spec, plan, schemas, theirs, clock
         events = spec.events
         self._served, self._shown, self._action = events.served, events.shown, events.action
         self._extractors: dict[tuple[str, int], EventExtractor | str] = {}
         self._sample_schemas: dict[int, int] = {}
+        self._layout = layout_of(spec)
+        self._features = columns_of(spec, self._layout)
+        self._unfit: dict[int, str] = {}  # id of a schema of samples -> why the trainer cannot decode it
         self._json: dict[str, JsonTranscoder] = {}
         self._frameless: dict[str, tuple[int, EventExtractor]] = {}
         for stream in (events.served, events.shown, events.action):
@@ -105,6 +110,18 @@ class SpecDecoder:
             if len(part.columns)
         ]
         return _merged(made), refused
+
+    def fitting(self, served: ImpressionColumns, records: Records, refused: Refused) -> ImpressionColumns:
+        """Leave out events whose samples no trainer of the spec can decode, and refuse them."""
+        if not self._unfit or not len(served):
+            return served
+        for sample_schema_id, why in self._unfit.items():
+            unfit = served.schemas[served.events] == sample_schema_id
+            rows = np.searchsorted(records.offsets, served.offsets[np.unique(served.events[unfit])])
+            refused.add(rows, why)
+            refused.no_schema += len(rows)
+            served = served.where(~unfit)
+        return served
 
     def shown(self, records: Records) -> tuple[ShownColumns, Refused]:
         """Shown events."""
@@ -140,7 +157,11 @@ class SpecDecoder:
         """Id of the schema of the samples that are spliced from events of this schema."""
         if schema_id not in self._sample_schemas:
             derived = sample_schema(self._schema(self._served, schema_id), self._served.explode)
-            self._sample_schemas[schema_id] = self._schemas.register(derived)
+            made = self._sample_schemas[schema_id] = self._schemas.register(derived)
+            try:
+                self._features.program(self._spec, derived, f"schema {schema_id} of the served events")
+            except ConfigError as error:
+                self._unfit[made] = str(error)
         return self._sample_schemas[schema_id]
 
     def _schema(self, stream: Stream, schema_id: int, came_s: float | None = None) -> Record:

@@ -100,6 +100,8 @@ class Task:
     def take(self, role: str, records: Records) -> None:
         """Join what was read from one stream, from `next[role]` on."""
         columns, refused = self._decode(role, records)
+        if isinstance(columns, ImpressionColumns):
+            columns = self.decoder.fitting(columns, records, refused)
         if len(columns):
             self.watermark.observe(role, int(columns.times_ms.min()), int(columns.times_ms.max()))
             self._skip_later(role, columns, self._join(columns))

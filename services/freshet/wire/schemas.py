@@ -133,6 +133,10 @@ class SchemaRegistry:
             raise found
         return found
 
+    def get_now(self, schema_id: int) -> Record:
+        """As `get`, for a record that has just been read: whatever was registered before is found."""
+        return self.get(schema_id, self.clock.monotonic())
+
     def find(self, schema_id: int, came_s: float) -> Record:
         """As `get`, for records of strangers, which name what they like: the topic is read once in
         `LOOK_AGAIN_S`.
@@ -170,7 +174,10 @@ class SchemaRegistry:
     def _read_on(self, silences: int = 1) -> None:
         """Read the topic from where we were to its present end; after so many silences of the log, raise what
         the last one raised."""
-        end = self._log.bounds(_PARTITION).end
+        try:
+            end = self._log.bounds(_PARTITION).end
+        except KeyError:  # no id is unknown as long as the topic is
+            raise Unavailable(f"the log has no topic {SCHEMAS_TOPIC}; `freshet prepare` makes it") from None
         if self._next >= end:
             return
         reader = self._log.reader()

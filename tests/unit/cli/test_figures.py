@@ -28,6 +28,8 @@ TRAINED: dict[str, Any] = {
     "samples": 9,
     "steps": 2,
     "lag_blocks": 0,
+    "refused": {},
+    "empty_records": 0,
     "stage_seconds": {},
     "event_time_ms": 1_050,
     "version": 1,

@@ -4,6 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from freshet.embedder.core import (
+    SAMPLE_BYTES,
     Assembler,
     Credits,
     cut_points,
@@ -15,8 +16,8 @@ from freshet.types import BytesColumn, OffsetRange, Records
 
 
 def block(rows: int) -> bytes:
-    """The header of a block: only its count is looked at here."""
-    return bytes([0xB1, 1, 0, 0]) + bytes(4) + rows.to_bytes(4, "little") + bytes(4)
+    """A block of zeros: only its count and its size are looked at here."""
+    return bytes([0xB1, 1, 0, 0]) + bytes(4) + rows.to_bytes(4, "little") + bytes(4 + rows * SAMPLE_BYTES)
 
 
 def records(offsets: list[int], rows: list[int], next_offset: int | None = None) -> Records:

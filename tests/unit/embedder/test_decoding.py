@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import base64
+import os
+import zlib
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import orjson
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from freshet.embedder.decoding import BlockDecoder, DecodedBatch
-from freshet.errors import Corrupt
-from freshet.features import encode_block
+from freshet.embedder.decoding import LETTER_BYTES, BlockDecoder, DecodedBatch
+from freshet.embedder.refused import BAD_IN_A_ROW, RefusedSamples
+from freshet.errors import ConfigError, Unavailable
+from freshet.features import SampleDecoder, encode_block
+from freshet.spec.avro import Record, parse_schema
 from freshet.types import BytesColumn
 from tests.unit.features import oracle
-from tests.unit.features.test_decoder import SAMPLE, SAMPLES, TIMES, decoder, sample_of
+from tests.unit.features.test_decoder import LAYOUT, SAMPLE, SAMPLES, SPEC, TIMES, decoder, sample_of
 
 BLOCKS = st.lists(st.lists(st.tuples(SAMPLES, TIMES), min_size=1, max_size=4), min_size=1, max_size=3)
 LABELS = 2
@@ -79,14 +86,153 @@ def test_a_sample_that_cannot_be_decoded_is_refused_whatever_was_seen_before(
     assert b'"partition":3' in refused[0]
 
 
-def test_a_damaged_block_and_an_unknown_label_are_named_whatever_was_seen_before() -> None:
-    whole = block(BytesColumn.of([b""]), [0])
-    blocks_decoder = made()
-    blocks_decoder.decode(BytesColumn.of([whole]))
-    with pytest.raises(Corrupt, match="block 1: expected the checksum"):
-        blocks_decoder.decode(BytesColumn.of([whole, whole[:-1] + b"!"]))
-    with pytest.raises(Corrupt, match="label 2"):
-        blocks_decoder.decode(BytesColumn.of([block(oracle.write(SAMPLE, [sample_of()]), [0], label=2)]))
+def good_block(label: int = 1, schema_id: int = 1) -> bytes:
+    return block(oracle.write(SAMPLE, [sample_of()]), [1], schema_id, label)
+
+
+def flipped(record: bytes, at: int) -> bytes:
+    return record[:at] + bytes([record[at] ^ 0x40]) + record[at + 1 :]
+
+
+def looking(schemas: Callable[[int], Record]) -> SampleDecoder:
+    return SampleDecoder(SPEC, LAYOUT, schemas)
+
+
+def schema_of(schema_id: int) -> Record:
+    if schema_id == UNFIT:
+        return parse_schema({"type": "record", "name": "Other", "fields": [{"name": "x", "type": "long"}]})
+    if schema_id == 1:
+        return SAMPLE
+    raise KeyError(schema_id)
+
+
+UNFIT, UNKNOWN = 7, 8
+BAD_RECORDS = {
+    "nothing": (b"", "empty"),
+    "no block": (b"{}", "damaged"),
+    "a block cut short": (good_block()[:-3], "damaged"),
+    "a changed checksum": (flipped(good_block(), 12), "damaged"),
+    "a changed count": (flipped(good_block(), 11), "damaged"),
+    "another version": (flipped(good_block(), 1), "damaged"),
+    "a schema nobody has": (good_block(schema_id=UNKNOWN), "no_schema"),
+    "a schema without the fields": (good_block(schema_id=UNFIT), "no_schema"),
+    "a label the spec has not": (good_block(label=LABELS), "label"),
+    "a sample of other bytes": (block(BytesColumn.of([b"\xff" * 30]), [1]), "unreadable"),
+}
+
+
+@pytest.mark.parametrize("kind", BAD_RECORDS)
+@pytest.mark.parametrize("seen", [False, True])
+def test_a_bad_record_of_samples_is_refused_alone(kind: str, seen: bool) -> None:
+    bad, why = BAD_RECORDS[kind]
+    letters: list[bytes] = []
+    refused = RefusedSamples(letters.extend, lambda: 0.0)
+    blocks_decoder = BlockDecoder(looking(schema_of), LABELS, refused)
+    if seen:
+        blocks_decoder.decode(BytesColumn.of([good_block()]))
+    expected = made().decode(BytesColumn.of([good_block(0), good_block(1)]))
+    found = blocks_decoder.decode(
+        BytesColumn.of([good_block(0), bad, good_block(1)]), ((3, np.array([10, 20, 30])),)
+    )
+    same(found, expected)
+    if why == "empty":
+        assert (refused.empty, letters) == (1, [])
+        return
+    assert {reason: n for reason, n in refused.counts().items() if n} == {why: 1}
+    (letter,) = map(orjson.loads, letters)
+    assert (letter["partition"], letter["offset"], letter["why"]) == (3, 20, why)
+    assert letter["reason"]
+
+
+def test_a_sample_at_which_a_transform_raises_is_refused_alone() -> None:
+    inner = decoder()
+
+    class Raises:
+        program, decode_usual = inner.program, inner.decode_usual
+
+        def decode(self, payloads: BytesColumn, schema_ids: Any, times: Any) -> Any:
+            if 13 in times:
+                raise ConfigError("spec", "features.x.dense", "mine", "a function", "it raised ValueError")
+            return inner.decode(payloads, schema_ids, times)
+
+    letters: list[bytes] = []
+    blocks_decoder = BlockDecoder(Raises(), LABELS, letters.extend)  # type: ignore[arg-type]
+    payloads = oracle.write(SAMPLE, [sample_of()] * 3)
+    found = blocks_decoder.decode(BytesColumn.of([block(payloads, [12, 13, 14])]), ((0, np.array([5])),))
+    assert found.event_times_ms.tolist() == [12, 14]
+    assert [(x["offset"], x["index"], x["why"]) for x in map(orjson.loads, letters)] == [(5, 1, "transform")]
+
+
+def test_the_log_away_refuses_nothing() -> None:
+    def away(schema_id: int) -> Record:
+        raise Unavailable("the log is away")
+
+    letters: list[bytes] = []
+    with pytest.raises(Unavailable):
+        BlockDecoder(looking(away), LABELS, letters.extend).decode(
+            BytesColumn.of([good_block()]), ((0, np.array([5])),)
+        )
+    assert not letters
+
+
+def test_a_schema_that_comes_later_is_found() -> None:
+    known: dict[int, Record] = {}
+    letters: list[bytes] = []
+    blocks_decoder = BlockDecoder(looking(known.__getitem__), LABELS, letters.extend)
+    records, places = BytesColumn.of([good_block()]), ((0, np.array([5])),)
+    assert len(blocks_decoder.decode(records, places).sample_ids) == 0
+    known[1] = SAMPLE
+    assert len(blocks_decoder.decode(records, places).sample_ids) == 1
+    assert len(letters) == 1
+
+
+def test_a_large_block_leaves_a_short_letter() -> None:
+    letters: list[bytes] = []
+    damaged = good_block() + bytes(10 * LETTER_BYTES)
+    made(letters).decode(BytesColumn.of([damaged]), ((2, np.array([4])),))
+    (letter,) = map(orjson.loads, letters)
+    assert letter["size"] == len(damaged)
+    assert base64.b64decode(letter["bytes"]) == damaged[:LETTER_BYTES]
+
+
+def test_only_refused_samples_in_a_row_make_trouble() -> None:
+    letters: list[bytes] = []
+    refused = RefusedSamples(letters.extend, lambda: 0.0)
+    blocks_decoder = BlockDecoder(decoder(), LABELS, refused)
+    bad = block(BytesColumn.of([b"\xff" * 30] * BAD_IN_A_ROW), [1] * BAD_IN_A_ROW)
+    blocks_decoder.decode(BytesColumn.of([bad]), ((0, np.array([5])),))
+    assert "were all refused" in (refused.trouble() or "")
+    blocks_decoder.decode(BytesColumn.of([good_block()]), ((0, np.array([6])),))
+    assert refused.trouble() is None
+
+
+BYTES = st.binary(max_size=200)
+
+
+@st.composite
+def mutated(draw: st.DrawFn) -> bytes:
+    """A good block with some bytes changed, or cut; its checksum is often made good again."""
+    record = bytearray(draw(st.sampled_from([good_block(0), good_block(1), good_block(schema_id=UNFIT)])))
+    for _ in range(draw(st.integers(0, 4))):
+        record[draw(st.integers(0, len(record) - 1))] = draw(st.integers(0, 255))
+    record = record[: draw(st.integers(0, len(record)))] if draw(st.booleans()) else record
+    if len(record) >= 16 and draw(st.booleans()):
+        record[12:16] = zlib.crc32(record[16:]).to_bytes(4, "little")
+    return bytes(record)
+
+
+@settings(max_examples=int(os.environ.get("FRESHET_TEST_POISON", "0")) or 300)
+@given(st.lists(BYTES | mutated(), min_size=1, max_size=4))
+def test_no_bytes_of_samples_raise(blocks: list[bytes]) -> None:
+    letters: list[bytes] = []
+    refused = RefusedSamples(letters.extend, lambda: 0.0)
+    found = BlockDecoder(looking(schema_of), LABELS, refused).decode(
+        BytesColumn.of(blocks), ((0, np.arange(len(blocks))),)
+    )
+    assert found.columns.size == len(found.sample_ids)
+    told = {orjson.loads(letter)["offset"] for letter in letters}
+    whole = sum(1 for i, b in enumerate(blocks) if i not in told and b)
+    assert len(found.sample_ids) >= whole
 
 
 def test_a_batch_of_no_blocks_holds_no_samples_whatever_was_seen_before() -> None:

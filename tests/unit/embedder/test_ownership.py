@@ -6,6 +6,7 @@ import pytest
 
 from freshet.clock import SYSTEM_CLOCK
 from freshet.embedder.ownership import address_of, embedders_of
+from freshet.embedder.refused import RefusedSamples
 from freshet.embedder.service import EMBEDDER_METRICS, Embedder, embedder_readings
 from freshet.errors import Fenced
 from freshet.runtime.grpc_server import GrpcServer
@@ -41,6 +42,7 @@ class Process:
             log=scene.log,
             rows=scene.rows,
             decoder=IdDecoder,  # type: ignore[arg-type]
+            refused=RefusedSamples(lambda letters: None, SYSTEM_CLOCK.monotonic),
             claims=self.claims,
             server=self.server,
             name=name,

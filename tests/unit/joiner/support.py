@@ -171,6 +171,9 @@ class JsonDecoder:
         events = [Served(p["r"], tuple(p["i"]), p["t"], p["s"]) for p in parsed]
         return impressions(events, records.offsets[rows].tolist()), refused
 
+    def fitting(self, served: ImpressionColumns, records: Records, refused: Refused) -> ImpressionColumns:
+        return served
+
     def shown(self, records: Records) -> tuple[ShownColumns, Refused]:
         rows, parsed, refused = _parse(records)
         return shown([Shown(p["k"], p["t"]) for p in parsed], records.offsets[rows].tolist()), refused

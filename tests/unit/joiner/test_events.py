@@ -271,3 +271,17 @@ def test_streams_of_json_join_with_those_of_avro() -> None:
         *[event["items"][0]] * 2,  # type: ignore[index]
         *[event["items"][1]] * 2,  # type: ignore[index]
     ]
+
+
+def test_an_event_without_a_features_field_is_refused() -> None:
+    """Of a field that only a feature reads; the trainer could not decode its samples."""
+    spec = parse_spec(SPEC.replace("[serve]", 'new = { field = "new", table = "item" }\n[serve]'))
+    decoder = SpecDecoder(spec, join_plan(spec, hash_text), Fixed())
+    batch = records(wider("a", 1_000, 1), served("b", 1_000, 1, 2), b"junk", wider("c", 1_000, 3))
+    columns, refused = decoder.served(batch)
+    assert len(columns) == 4, "a replay takes what earlier releases took"
+    columns = decoder.fitting(columns, batch, refused)
+    assert columns.offsets[columns.events].tolist() == [100, 103]
+    assert sorted(refused.rows) == [1, 2]
+    assert refused.by_reason() == {"unreadable": 1, "no_schema": 1, "bad_time": 0}
+    assert "new" in refused.reasons[refused.rows.index(1)]
