@@ -10,6 +10,8 @@ import pytest
 import structlog
 from hypothesis import HealthCheck, settings
 
+from freshet import skipped
+
 pytest_plugins = ["tests.servers.fixtures"]
 
 # A deadline per example measures the machine, not the code; the timeout of each test still bounds it.
@@ -27,6 +29,12 @@ os.environ["PYTHONPATH"] = os.pathsep.join(
 for _number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
     if signal.getsignal(_number) is signal.SIG_IGN:
         signal.signal(_number, lambda _number, _frame: None)
+
+
+@pytest.fixture(autouse=True)
+def nothing_skipped() -> None:
+    """Counts of damaged state are the process's; each test is one."""
+    skipped.forget()
 
 
 TESTS_BETWEEN_COLLECTIONS = 100

@@ -115,7 +115,7 @@ def trainer_of(
         clock=clock,
         scorer=lambda: build_model(spec, training=False),
         recent=recent,
-        pinned=pins.pin,
+        pins=pins,
     )
     return Trainer(
         spec=spec,

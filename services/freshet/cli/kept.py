@@ -57,7 +57,7 @@ def refuse_another_model(spec: Spec, schemas: Schemas, settings: Settings) -> No
     if identity is None:
         return
     if identity.spec_hash == identity_hash(spec, schemas):
-        _refuse_other_outcomes(spec, settings)
+        _refuse_other_outcomes(spec, settings, identity.spec_hash)
         return
     raise Mismatch(
         f"{settings.common.rows_url} holds model {identity.model!r} of another spec "
@@ -67,14 +67,17 @@ def refuse_another_model(spec: Spec, schemas: Schemas, settings: Settings) -> No
     )
 
 
-def _refuse_other_outcomes(spec: Spec, settings: Settings) -> None:
+def _refuse_other_outcomes(spec: Spec, settings: Settings, spec_hash: str) -> None:
     versions = open_versions(settings.common.versions_url)
     try:
-        newest = max(versions.numbers(), default=None)
-        if newest is not None:
-            check_outcomes(spec, versions.manifest(newest).transforms, f"version {newest}")
-    except Corrupt:
-        return  # the trainer passes over a damaged version, and looks at the one before
+        for number in reversed(versions.numbers()):
+            try:
+                manifest = versions.manifest(number)
+            except (Corrupt, KeyError):
+                continue  # as the trainer does
+            if manifest.spec_hash == spec_hash:  # else somebody copied it there
+                check_outcomes(spec, manifest.transforms, f"version {number}")
+                return
     finally:
         versions.close()
 

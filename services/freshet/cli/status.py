@@ -12,7 +12,7 @@ import click
 
 from freshet.cli.options import emit, examples, existing_folder, folder_option, json_option
 from freshet.cli.status_text import as_text
-from freshet.errors import Corrupt
+from freshet.errors import Corrupt, Unavailable
 
 if TYPE_CHECKING:
     from freshet.runtime.run_state import RunState
@@ -106,25 +106,35 @@ def _versions(folder: Path) -> dict[str, Any]:
     common = load_settings(run_folder=folder).common
     if common.stores_versions_itself and not common.run.versions.is_dir():
         return {"stored": 0, "newest": None, "verdict": None, "reason": None, "aliases": {}}
-    versions = open_versions(common.versions_url)
-    numbers = list(versions.numbers())
+    numbers: list[int] = []
     verdict = reason = None
     aliases: dict[str, int] = {}
+    damaged: dict[str, str] = {}
     try:
+        versions = open_versions(common.versions_url)
+        numbers = list(versions.numbers())
         if numbers:
             newest = versions.manifest(numbers[-1])
             verdict, reason = newest.verdict, newest.reason
-        aliases = dict(versions.aliases())
     except KeyError:
         verdict = "deleted meanwhile"
     except Corrupt as error:  # trainer and inference pass it over; the rest is worth telling
         verdict, reason = "damaged", str(error)
+    except Unavailable as error:
+        verdict, reason = "not known", str(error)
+        return {"stored": len(numbers), "newest": None, "verdict": verdict, "reason": reason, "aliases": {}}
+    try:
+        pointed = versions.aliases()
+        aliases, damaged = dict(pointed), dict(pointed.damaged)
+    except Unavailable as error:
+        damaged = {"aliases": str(error)}
     return {
         "stored": len(numbers),
         "newest": numbers[-1] if numbers else None,
         "verdict": verdict,
         "reason": reason,
         "aliases": aliases,
+        **({"damaged": damaged} if damaged else {}),
     }
 
 

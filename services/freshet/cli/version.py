@@ -91,11 +91,10 @@ _PRETTY = orjson.OPT_INDENT_2 | orjson.OPT_NON_STR_KEYS
 
 
 def _aliases(store: VersionStore) -> Mapping[str, int]:
-    try:
-        return store.aliases()
-    except Corrupt as error:
-        click.echo(f"an alias is damaged: {error}", err=True)
-        return {}
+    aliases = store.aliases()
+    for reason in dict.fromkeys(aliases.damaged.values()):
+        click.echo(f"an alias is damaged: {reason}", err=True)
+    return aliases
 
 
 def _manifests(store: VersionStore) -> Iterator[Manifest]:

@@ -41,6 +41,7 @@ from freshet.seams.versions.moves import move, version_to_roll_back_to
 from freshet.settings import Common
 from freshet.settings import Console as Settings
 from freshet.settings.run_folder import RunFolder
+from freshet.skipped import skipped_status
 from freshet.spec.topics import topics_of
 
 __all__ = ["Console", "Sources", "run"]
@@ -280,7 +281,7 @@ class Console:
         return json_response(503, {"status": "unready", "reason": "the past is being read back"})
 
     async def _status(self, _request: Request) -> Response:
-        return json_response(200, {"streams": self._board.streams})
+        return json_response(200, {"streams": self._board.streams, "skipped": skipped_status()})
 
     async def _until(self, holds: Callable[[], bool], why: str) -> None:
         """Hold a request back while the console starts: a restart is then a pause to its pages, no error."""

@@ -29,6 +29,7 @@ from freshet.runtime.server import Beside, run_server
 from freshet.seams.eventlog import EventLog
 from freshet.settings import Common
 from freshet.settings import Gateway as Settings
+from freshet.skipped import skipped_status
 from freshet.spec.avro import Record, sample_schema
 from freshet.spec.layout import layout_of
 from freshet.spec.model import Spec, Stream
@@ -119,7 +120,9 @@ class Gateway:
         return Door(stream, codec, self.committer, rules, clock=self._clock, count=count, **pay)
 
     async def _status(self, _request: Request) -> Response:
-        return json_response(200, {**self.committer.figures(), "events": self._counts})
+        return json_response(
+            200, {**self.committer.figures(), "events": self._counts, "skipped": skipped_status()}
+        )
 
     async def _ready(self, _request: Request) -> Response:
         probe = TopicPartition(self._topics.served, 0)

@@ -53,6 +53,7 @@ from freshet.seams.rowstore import RowStore
 from freshet.seams.versions import VersionStore
 from freshet.settings import Common
 from freshet.settings import Inference as Settings
+from freshet.skipped import skipped_status
 from freshet.spec.avro import Record, served_schema
 from freshet.spec.layout import layout_of
 from freshet.spec.model import Spec
@@ -267,7 +268,7 @@ class Inference:
         return json_response(503, {"status": "unready", "reason": reason, **body})
 
     async def _status(self, _request: Request) -> Response:
-        return json_response(200, self._figures())
+        return json_response(200, {**self._figures(), "skipped": skipped_status()})
 
     def _figures(self) -> dict[str, Any]:
         """What people ask first; `rows`, `versions` and `served_log` say what is wrong, if anything is."""

@@ -19,6 +19,7 @@ from freshet.inference.core import explain, not_finite
 from freshet.inference.tracing import loading
 from freshet.model.inputs import ModelInputs
 from freshet.seams.versions import Manifest, VersionStore
+from freshet.skipped import skip
 from freshet.types import F32
 
 __all__ = ["Scorer", "ServingVersion", "VersionFollower", "VersionsState"]
@@ -98,20 +99,22 @@ class VersionFollower:
         """Take what `stable` points at into service, if it is not served yet; the old one serves on if it
         fails."""
         try:
-            wanted = self._wanted()
+            wanted, doubt = self._wanted()
         except Exception as error:  # a store that misbehaves must not end the following
             self.state = replace(self.state, reason=f"the version store cannot be read: {explain(error)}")
             return
         serving = self.state.serving
         if wanted is None or (serving is not None and serving.manifest.number == wanted):
-            if serving is not None and self.state.reason:
-                self.state = VersionsState(serving, "")
+            if serving is not None and self.state.reason != doubt:
+                self.state = VersionsState(serving, doubt)
             return
         self._left_alone = {n: s - self._poll_s for n, s in self._left_alone.items() if n == wanted}
         if self._left_alone.get(wanted, 0) > 0:
             return
         with loading(self._spec_hash, wanted):
             self._take(wanted, serving)
+        if doubt and not self.state.reason:
+            self.state = replace(self.state, reason=doubt)
 
     def _take(self, wanted: int, serving: ServingVersion | None) -> None:
         try:
@@ -120,6 +123,8 @@ class VersionFollower:
             self._left_alone[wanted] = RETRY_S
             self._kept_out.inc()
             log.error("version kept out", version=wanted, reason=explain(error))
+            if isinstance(error, (Corrupt, KeyError)):
+                skip("version", f"version {wanted}", explain(error))
             reason = f"version {wanted} kept out: {explain(error)}"
             self.state = VersionsState(serving or self._older(wanted), reason, wanted)
             return
@@ -127,21 +132,45 @@ class VersionFollower:
         self._swaps.inc()
         log.info("version served", version=wanted, event_time_ms=version.manifest.event_time_ms)
 
-    def _wanted(self) -> int | None:
-        """What `stable` points at; before it points anywhere version 0, if that is promoted."""
-        stable = self._store.aliases().get("stable")
-        if stable is not None or 0 not in self._store.numbers():
-            return stable
-        return 0 if self._store.manifest(0).verdict == "promoted" else None
+    def _wanted(self) -> tuple[int | None, str]:
+        """(number of the version to serve, why it is not known that `stable` points there: "" if it is).
+
+        Where `stable` points nowhere, or cannot be read, what is served stays served, and a server that
+        serves nothing yet takes the newest promoted version: version 0 of a new model.
+        """
+        aliases = self._store.aliases()
+        stable = aliases.get("stable")
+        if stable is not None:
+            return stable, ""
+        serving = self.state.serving
+        doubt = aliases.damaged.get("stable", "")
+        if serving is not None:
+            number: int | None = serving.manifest.number
+        else:
+            number = next((n for n in reversed(self._store.numbers()) if self._is_promoted(n)), None)
+        if number is None:
+            return None, doubt
+        if not doubt and number > 0:
+            doubt = "the alias stable is missing; `freshet version promote NUMBER` sets it anew"
+        return number, f"version {number} is served: {doubt}" if doubt else ""
+
+    def _is_promoted(self, number: int) -> bool:
+        try:
+            return self._store.manifest(number).verdict == "promoted"
+        except (Corrupt, KeyError) as error:
+            skip("version", f"version {number}", str(error))
+            return False
 
     def _older(self, number: int) -> ServingVersion | None:
-        """The newest promoted version before a damaged one: a server that has just started serves that."""
+        """The newest promoted version before a damaged one, else the newest after it: a server that has just
+        started serves that."""
         try:
             numbers = self._store.numbers()
         except Exception as error:  # the store has gone away since it said what is wanted
             log.error("older versions cannot be listed", version=number, reason=explain(error))
             return None
-        for older in reversed([n for n in numbers if n < number]):
+        newest_first = numbers[::-1]
+        for older in (*(n for n in newest_first if n < number), *(n for n in newest_first if n > number)):
             try:
                 if self._store.manifest(older).verdict == "promoted":
                     return self._loaded(older)

@@ -34,6 +34,7 @@ from freshet.runtime.endpoint import (
     status_page,
 )
 from freshet.runtime.ports import cannot_listen
+from freshet.skipped import skipped_status
 
 __all__ = ["ENDPOINTS", "PROGRESS", "Admin"]
 
@@ -164,7 +165,7 @@ class Admin:
             LIVE.path: lambda: (200, "application/json", b'{"status":"live"}'),
             READY.path: lambda: _readiness(ready()),
             METRICS_PAGE.path: lambda: (200, CONTENT_TYPE_LATEST, generate_latest(registry)),
-            STATUS.path: lambda: (200, "application/json", _json(status())),
+            STATUS.path: lambda: (200, "application/json", _json({**status(), "skipped": skipped_status()})),
         }
         if progress is not None:
             routes[PROGRESS.path] = lambda: (200, "application/json", _json(progress()))

@@ -203,12 +203,29 @@ def ready_page(title: str, figures: Mapping[str, Shape] | None = None) -> Endpoi
     )
 
 
+_SKIPPED: Shape = {
+    "type": "object",
+    "description": "damaged state that was left out, by what it is of: how much, and the newest place with "
+    "its "
+    "reason; empty: none",
+    "additionalProperties": {
+        "type": "object",
+        "properties": {"count": {"type": "integer"}, "newest": {"type": "string"}},
+        "required": ["count", "newest"],
+    },
+}
+
+
+def _with_skipped(figures: Shape) -> Shape:
+    return {**figures, "properties": {**figures.get("properties", {}), "skipped": _SKIPPED}}
+
+
 def status_page(figures: Shape) -> Endpoint:
     """The figures of a service, as `freshet status` and the console read them."""
     return Endpoint(
         "GET",
         "/status",
         "Figures of the service since its process started.",
-        (Answer(200, "the figures", (json(figures),)),),
+        (Answer(200, "the figures", (json(_with_skipped(figures)),)),),
         "What counts up starts at 0 with each new process.",
     )

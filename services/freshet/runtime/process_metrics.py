@@ -13,6 +13,7 @@ from freshet.runtime.metrics import Metric, Reading, register
 from freshet.runtime.tls import HANDSHAKES, handshakes
 from freshet.runtime.traces import SPANS, span_readings
 from freshet.seams.certificates import seconds_left
+from freshet.skipped import skipped
 
 __all__ = ["PROCESS_METRICS", "memory_limit", "service_registry"]
 
@@ -35,6 +36,15 @@ PROCESS_METRICS = (
         ("of",),
     ),
     HANDSHAKES,
+    Metric(
+        "freshet_skipped_state",
+        "counter",
+        "records, files or rows",
+        "State that was damaged and was left out, by what it is of: the main work goes on without it. "
+        "`skipped` in "
+        "`/status` names the newest place of each.",
+        ("of",),
+    ),
 )
 
 _UNLIMITED = 1 << 60
@@ -57,6 +67,7 @@ def _readings() -> Mapping[str, Reading]:
         "freshet_certificate_seconds_left": seconds_left(),
         **span_readings(),
         HANDSHAKES.name: handshakes(),
+        "freshet_skipped_state": {(kind,): count for kind, count in skipped().items()},
     }
     limit = memory_limit()
     return readings if limit is None else readings | {"freshet_process_memory_limit_bytes": limit}

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 import structlog
 
 from freshet.clock import SYSTEM_CLOCK, Clock
-from freshet.errors import Unavailable
+from freshet.errors import Corrupt, Unavailable
 from freshet.seams.eventlog.claims import LEASE_S, Claims, Held
+from freshet.skipped import skip
 from freshet.trainer.loading import Loading
 from freshet.trainer.ranks import Alone, RankGroup, RankLost
 from freshet.trainer.world import (
@@ -149,7 +150,13 @@ class Membership:
         claims, living = self._claims.survey()
         record = claims.get(WORLD)
         seats = {seat: claims[what].fence for what in living if (seat := seat_of(what)) is not None}
-        return Standing(read_world(record.owner, record.fence) if record is not None else None, seats)
+        try:
+            world = read_world(record.owner, record.fence) if record is not None else None
+        except Corrupt as error:  # nobody is in it, so the next world replaces it at once
+            assert record is not None
+            skip("world", f"{WORLD} with fence {record.fence}", str(error))
+            world = World({}, "", 1, record.fence)
+        return Standing(world, seats)
 
     def leave(self) -> None:
         """Give the seat up."""

@@ -9,6 +9,8 @@ import orjson
 
 from freshet.seams.eventlog import EventLog
 from freshet.seams.versions.moves import PEOPLE
+from freshet.seams.versions.weights import MOST_DIGITS
+from freshet.skipped import skip
 from freshet.types import TopicPartition
 
 __all__ = ["Pin", "Pins"]
@@ -38,14 +40,15 @@ class Pins:
         self._reader = log.reader()
         self._reader.assign({self._at: self._next})
         self._pin: Pin | None = None
+        self._stable: int | None = None
 
     def pin(self) -> Pin | None:
         """Where `stable` must stay now; None if the gate may promote."""
         end = self._log.bounds(self._at).end
         while self._next < end:
             for _, records in self._reader.poll(1000, 1.0):
-                for value in records.values:
-                    self._take(orjson.loads(value))
+                for offset, value in zip(records.offsets.tolist(), records.values, strict=True):
+                    self._take(value, f"{self._at} at offset {offset}")
                 self._next = records.next_offset
         return self._pin
 
@@ -53,7 +56,28 @@ class Pins:
         """Close the reader."""
         self._reader.close()
 
-    def _take(self, record: dict[str, object]) -> None:
-        number = record.get("number")
-        if record.get("kind") == "alias" and record.get("by") in PEOPLE and isinstance(number, int):
-            self._pin = Pin(number) if record.get("pinned") else None
+    @property
+    def stable(self) -> int | None:
+        """Where the newest move in the log put `stable`; None if there was none. As of the last `pin`."""
+        return self._stable
+
+    def _take(self, value: bytes | None, where: str) -> None:
+        if not value:
+            return
+        try:
+            record = orjson.loads(value)
+        except orjson.JSONDecodeError as error:
+            skip("versions", where, f"{where}: expected a record in JSON, found {value[:60]!r}: {error}")
+            return
+        if not isinstance(record, dict) or not isinstance(record.get("kind"), str):
+            skip("versions", where, f"{where}: expected an object with `kind`, found {value[:60]!r}")
+            return
+        if record["kind"] != "alias" or record.get("alias") != "stable":
+            return
+        number, by = record.get("number"), record.get("by")
+        if type(number) is not int or not 0 <= number < 10**MOST_DIGITS or not isinstance(by, str):
+            skip("versions", where, f"{where}: expected `number` and `by` of an alias, found {value[:120]!r}")
+            return
+        self._stable = number
+        if by in PEOPLE:
+            self._pin = Pin(number) if record.get("pinned") is True else None

@@ -10,7 +10,7 @@ import orjson
 import structlog
 
 from freshet.clock import Clock
-from freshet.errors import Unavailable
+from freshet.errors import Corrupt, Unavailable
 from freshet.model import DenseModel, StepResult
 from freshet.seams.batches import TrainBatch
 from freshet.seams.eventlog import Writer
@@ -182,7 +182,13 @@ class Trainer:
             try:
                 manifest: Manifest = self._versioner.next(snapshot)
                 self.progress.version, self.progress.version_error = manifest.number, ""
-            except Unavailable as error:
+            except (
+                Unavailable,
+                Corrupt,
+                KeyError,
+                ValueError,
+                OSError,
+            ) as error:  # of the store, not of training
                 log.error("version not written; the next one is tried", step=snapshot.step, reason=str(error))
                 self.progress.version_error = str(error)
                 self.progress.versions_failed += 1

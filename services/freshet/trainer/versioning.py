@@ -13,15 +13,16 @@ import structlog
 from numpy.typing import NDArray
 
 from freshet.clock import Clock
-from freshet.errors import Corrupt, Mismatch
+from freshet.errors import Corrupt, FreshetError, Mismatch
 from freshet.measures.gate import Scored, Verdict, judge
 from freshet.model import DenseModel
 from freshet.model.inputs import ModelInputs
 from freshet.seams.eventlog import Writer
 from freshet.seams.versions import Manifest, Version, VersionStore
+from freshet.skipped import skip
 from freshet.spec.model import Spec
 from freshet.spec.outcomes import Outcomes, outcomes_of
-from freshet.trainer.pins import Pin
+from freshet.trainer.pins import Pin, Pins
 from freshet.trainer.tracing import publishing
 from freshet.types import Append, BytesColumn, Fence
 
@@ -30,6 +31,12 @@ __all__ = ["Snapshot", "Versioner", "restart_point", "versions_record"]
 log = structlog.get_logger("freshet.trainer")
 
 Tensors = Mapping[str, NDArray[Any]]
+
+_MOST_NUMBER = 10**15
+"""Versions once a second for 30 million years."""
+
+_MOST_TAKEN = 100
+"""Numbers in a row whose places are taken by what is no version."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -47,11 +54,16 @@ class Snapshot:
 def restart_point(store: VersionStore, spec_hash: str, log_id: str) -> Manifest | None:
     """The newest version that training may start from: finite, of this spec and this log (PROTOCOL 23).
 
+    A damaged version is skipped, and so is one of another spec or log beside versions of this one: somebody
+    copied it there.
+
     Raises:
-        Mismatch: the newest version belongs to another spec or log.
+        Mismatch: all versions that can be read belong to another spec or log.
         Corrupt: no stored version can be read, though there are some.
     """
     numbers = list(store.numbers())
+    foreign: Mismatch | None = None
+    strays: list[tuple[int, Mismatch]] = []
     for number in reversed(numbers):
         try:
             manifest = store.manifest(number)
@@ -59,10 +71,21 @@ def restart_point(store: VersionStore, spec_hash: str, log_id: str) -> Manifest 
             if manifest.verdict == "held" and manifest.reason.startswith("not finite"):
                 continue
             store.get(number)
+        except Mismatch as error:
+            foreign = foreign or error
+            strays.append((number, error))
+            continue
         except Corrupt as error:
             log.error("version cannot be read, trying an older one", version=number, reason=str(error))
+            skip("version", f"version {number}", str(error))
             continue
+        except KeyError:  # deleted meanwhile
+            continue
+        for stray, mismatch in strays:
+            skip("version", f"version {stray}", str(mismatch))
         return manifest
+    if foreign is not None:
+        raise foreign
     if numbers:
         raise Corrupt("no stored version can be read; restore the versions folder from a copy")
     return None
@@ -77,6 +100,11 @@ def _check_owner(manifest: Manifest, spec_hash: str, log_id: str) -> None:
         "  a model has versions of its own: another folder, prefix or volume; or go on with the former spec\n"
         "  and log; `freshet check --against` says what changed"
     )
+
+
+def _next_number(numbers: Sequence[int]) -> int:
+    """The number of the next version. The largest possible numbers are of entries that no trainer wrote."""
+    return max((n for n in numbers if n < _MOST_NUMBER), default=-1) + 1
 
 
 def versions_record(kind: str, **what: object) -> BytesColumn:
@@ -98,7 +126,7 @@ class Versioner:
     clock: Clock
     scorer: Callable[[], DenseModel]  # a new model to score with, without optimiser state
     recent: Callable[[int], Sequence[ModelInputs]]
-    pinned: Callable[[], Pin | None]  # where an operator has put `stable` to stay, if one has
+    pins: Pins  # where an operator has put `stable` to stay, if one has
 
     def first(self, snapshot: Snapshot) -> Manifest:
         """Version 0: the initial weights, promoted at creation."""
@@ -123,23 +151,32 @@ class Versioner:
         manifest = self._put_next(snapshot)
         self._point("candidate", manifest.number, "trainer")
         verdict = self._judge(manifest, snapshot)
-        pin = self.pinned()  # judging takes a while, in which somebody may have rolled back
+        pin = self.pins.pin()  # judging takes a while, in which somebody may have rolled back
         if pin is not None:
             self._restore(pin)
             verdict = replace(verdict, promote=False, reason=pin.reason) if verdict.promote else verdict
         manifest = self._promote(manifest, verdict) if verdict.promote else self._hold(manifest, verdict)
+        self._mend_stable()
         self._forget_old()
         return manifest
 
     def _put_next(self, snapshot: Snapshot) -> Manifest:
+        number, taken = _next_number(self.store.numbers()), 0
         while True:
-            number = max(self.store.numbers(), default=-1) + 1
             try:
                 return self._put(number, snapshot)
-            except ValueError:
-                if number not in self.store.numbers():
+            except ValueError as error:
+                numbers = self.store.numbers()
+                if number in numbers:
+                    log.warning(
+                        "another trainer wrote this version; the next number is taken", version=number
+                    )
+                    number = max(_next_number(numbers), number + 1)
+                elif (taken := taken + 1) < _MOST_TAKEN:  # by an entry that is no version
+                    skip("version", f"version {number}", f"its place is taken by what is no version: {error}")
+                    number += 1
+                else:
                     raise
-                log.warning("another trainer wrote this version; the next number is taken", version=number)
 
     def _put(self, number: int, snapshot: Snapshot) -> Manifest:
         manifest = Manifest(
@@ -167,22 +204,37 @@ class Versioner:
     def _judge(self, manifest: Manifest, snapshot: Snapshot) -> Verdict:
         if not snapshot.finite:
             return Verdict(False, "not finite: a weight or a statistic is NaN or infinite")
-        pin = self.pinned()
+        pin = self.pins.pin()
         if pin is not None:
             return Verdict(False, pin.reason)
         stable = self._stable()
         inputs = self.recent(self.spec.serve.gate.samples)
         candidate = self._score(snapshot.tensors, inputs)
-        other = self._score(stable.tensors, inputs) if stable is not None else None
-        return judge(self.spec, candidate, other)
+        return judge(self.spec, candidate, self._scored_stable(stable, inputs))
+
+    def _scored_stable(self, stable: Version | None, inputs: Sequence[ModelInputs]) -> Scored | None:
+        """None if there is no stable version, or its weights do not fit the model."""
+        if stable is None:
+            return None
+        try:
+            return self._score(stable.tensors, inputs)
+        except (FreshetError, ArithmeticError, KeyError, TypeError, ValueError) as error:
+            number = stable.manifest.number
+            skip(
+                "version", f"version {number}", f"stable, version {number}, cannot be scored: {error!r:.300}"
+            )
+            return None
 
     def _stable(self) -> Version | None:
         """The version that serves; None if there is none, or it cannot be read any more."""
         number = self.store.aliases().get("stable")
+        if number is None:
+            return None
         try:
-            return self.store.get(number) if number is not None else None
+            return self.store.get(number)
         except (Corrupt, KeyError) as error:
             log.error("stable cannot be read, judged without it", version=number, reason=str(error))
+            skip("version", f"version {number}", f"stable cannot be read: {error}")
             return None
 
     def _score(self, tensors: Tensors, inputs: Sequence[ModelInputs]) -> Scored:
@@ -221,6 +273,27 @@ class Versioner:
             log.warning("stable was promoted while it was rolled back; it is put back", version=pin.number)
             self._point("stable", pin.number, "trainer", reason=pin.reason)
 
+    def _mend_stable(self) -> None:
+        """Point `stable` anew where it cannot be read, or names no stored version: where the log says that
+        it was moved last, or at the newest promoted version."""
+        numbers = self.store.numbers()
+        if self.store.aliases().get("stable") in numbers:
+            return
+        number = self.pins.stable
+        if number not in numbers:
+            number = next((n for n in reversed(numbers) if self._is_promoted(n)), None)
+        if number is None:
+            return
+        reason = "the alias could not be read, or named no stored version"
+        log.error("stable is pointed anew", version=number, reason=reason)
+        self._point("stable", number, "trainer", reason=reason)
+
+    def _is_promoted(self, number: int) -> bool:
+        try:
+            return self.store.manifest(number).verdict == "promoted"
+        except (Corrupt, KeyError):
+            return False
+
     def _announce(self, kind: str, **what: object) -> None:
         value = versions_record(kind, fence=int(self.fence), time_ms=self.clock.now_ms(), **what)
         self.writer.append([Append(self.topic, 0, value)])
@@ -230,4 +303,7 @@ class Versioner:
         numbers = list(self.store.numbers())
         for number in numbers[: -self.spec.train.keep_versions]:
             if number not in keep and number != 0:
-                self.store.delete(number)
+                try:
+                    self.store.delete(number)
+                except ValueError as error:  # somebody has pointed an alias at it meanwhile
+                    log.info("an old version is kept", version=number, reason=str(error))

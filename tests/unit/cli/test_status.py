@@ -176,7 +176,7 @@ def test_listed_services_are_asked_at_their_addresses(monkeypatch, tmp_path):
         "trainer-1": "starting",
         "inference": "away",
     }
-    assert services["joiner"]["figures"] == {"samples": 7, "events": 9}
+    assert services["joiner"]["figures"] == {"samples": 7, "events": 9, "skipped": {}}
     assert services["joiner"]["address"] == f"127.0.0.1:{joiner}"
     assert "waits for its lease" in shown.output
     assert "joined    7 samples of 9 events since the joiner was started\n" in shown.output

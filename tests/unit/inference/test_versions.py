@@ -183,7 +183,7 @@ def test_a_store_that_cannot_be_read_is_told_and_changes_nothing(store: VersionS
     follow.look()
 
     assert served(follow) == 0
-    assert "cannot be read" in follow.state.reason
+    assert "found b'no number'" in follow.state.reason
 
 
 def test_a_server_that_starts_on_a_damaged_version_serves_the_newest_good_one(
@@ -268,3 +268,57 @@ def test_whatever_a_look_raises_is_told_and_the_following_goes_on(
 
     assert "following versions failed: RuntimeError: a fault of ours" in told[1]
     assert served(follow) == 0
+
+
+def damaged_stable(tmp_path: Path, content: bytes | None) -> None:
+    path = tmp_path / "versions" / "aliases" / "stable"
+    path.unlink()
+    if content is not None:
+        path.write_bytes(content)
+
+
+@pytest.mark.parametrize("content", [b"x", b"", None])
+def test_a_damaged_or_missing_stable_moves_nothing(
+    store: VersionStore, tmp_path: Path, content: bytes | None
+) -> None:
+    follow = follower(store)
+    for number in (0, 1):
+        put(store, number, 0.5)
+        store.judge(number, "promoted", "")
+    store.point("stable", 1)
+    follow.look()
+    damaged_stable(tmp_path, content)
+    follow.look()
+
+    assert served(follow) == 1
+    assert "version 1 is served" in follow.state.reason
+    store.point("stable", 0)
+    follow.look()
+    assert (served(follow), follow.state.reason) == (0, "")
+
+
+@pytest.mark.parametrize("content", [b"x", b"", b"77", None])
+def test_a_start_with_a_damaged_stable_serves_the_newest_promoted(
+    store: VersionStore, tmp_path: Path, content: bytes | None
+) -> None:
+    for number, verdict in ((0, "promoted"), (1, "promoted"), (2, "held")):
+        put(store, number, 0.5)
+        store.judge(number, verdict, "")
+    store.point("stable", 1)
+    damaged_stable(tmp_path, content)
+    follow = follower(store)
+    follow.look()
+
+    assert served(follow) == 1
+    assert follow.state.reason
+
+
+def test_a_stable_before_every_promoted_version_serves_a_later_one(store: VersionStore) -> None:
+    put(store, 1, float("nan"))
+    put(store, 3, 0.5)
+    store.judge(3, "promoted", "")
+    store.point("stable", 1)
+    follow = follower(store)
+    follow.look()
+
+    assert served(follow) == 3

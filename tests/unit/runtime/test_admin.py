@@ -43,7 +43,7 @@ def test_health_metrics_and_status_are_served(admin: Admin) -> None:
     assert get(admin, "/health/live")[0] == 200
     assert get(admin, "/health/ready")[0] == 200
     assert b"freshet_test_events_total 3.0" in get(admin, "/metrics")[1]
-    assert orjson.loads(get(admin, "/status")[1]) == {"samples": 5}
+    assert orjson.loads(get(admin, "/status")[1]) == {"samples": 5, "skipped": {}}
 
 
 def test_a_service_that_is_not_ready_says_why(admin: Admin, reasons: list[str | None]) -> None:

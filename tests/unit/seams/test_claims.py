@@ -15,10 +15,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from freshet.errors import Corrupt, DataLost, Fenced, Unavailable
+from freshet.paramserver.balance import Balance
 from freshet.seams.eventlog import EventLog
 from freshet.seams.eventlog import claims as claims_module
 from freshet.seams.eventlog.claimbook import (
     ClaimBook,
+    LaterFormat,
     Load,
     Plan,
     SliceLoad,
@@ -28,12 +30,14 @@ from freshet.seams.eventlog.claimbook import (
     load_record,
     parse_record,
     plan_record,
+    read_record,
     release_record,
     releases_record,
     state_record,
 )
 from freshet.seams.eventlog.claims import Claims
 from freshet.seams.open import open_eventlog
+from freshet.skipped import skipped
 from freshet.testing.clock import SettableClock
 from freshet.types import Append, BytesColumn, Fence, TopicPartition
 from tests.system.waiting import wait_for
@@ -434,24 +438,97 @@ def test_a_trimmed_topic_without_state_is_data_lost(start: Callable[..., Claims]
         start()
 
 
-def test_a_corrupt_record_stops_the_claims_and_is_told_to_their_holders(
+GARBAGE = [
+    b"\x00garbage",
+    b"",
+    b"null",
+    b"[]",
+    b"7",
+    b"{}",
+    b'{"v":1}',
+    b'{"v":1,"kind":null}',
+    b'{"v":"1","kind":"heartbeat","fences":[]}',
+    b'{"v":1,"kind":"heartbeat"}',
+    b'{"v":1,"kind":"heartbeat","fences":[[1]]}',
+    b'{"v":1,"kind":"heartbeat","fences":[1.5,null]}',
+    b'{"v":9,"kind":"heartbeat","fences":"later"}',
+    b'{"v":1,"kind":"claim","what":"seat","owner":"b"}',
+    b'{"v":1,"kind":"claim","what":"seat","owner":7,"replaces":0}',
+    b'{"v":1,"kind":"claim","what":"seat","owner":"b","replaces":-7}',
+    b'{"v":2,"kind":"claims","owner":"b","things":[["seat"]]}',
+    b'{"v":1,"kind":"release","what":"seat","fence":18446744073709551615}',
+    b'{"v":2,"kind":"plan","by":"b","fence":0,"seats":[null]}',
+    b'{"v":3,"kind":"plan","seats":{}}',
+    b'{"v":1,"kind":"load","by":"seat","fence":0,"bytes":1,"limit":0,"slices":[[0,1,9007199254740993]]}',
+    b'{"v":1,"kind":"state","upto":5,"claims":[["seat","b",-1,false]],"plan":null}',
+]
+"""Records of control that say nothing."""
+
+
+@pytest.mark.parametrize("when", ["while it runs", "before it starts"])
+def test_garbage_in_control_ends_no_claims(start: Callable[..., Claims], log: EventLog, when: str) -> None:
+    first = start()
+    held = first.acquire("seat", "a", soon())
+    claims = first if when == "while it runs" else None
+    log.writer().append([Append("control", 0, BytesColumn.of(GARBAGE))])
+    claims = claims or start()
+
+    claims.acquire("other", "a", soon())
+    held.check()
+    assert claims.owners()["seat"].owner == "a"
+    # Of an empty value, as a tombstone is read, there is nothing to tell.
+    assert skipped()["control"] >= len(GARBAGE) - 1
+
+
+def test_a_claim_of_a_later_release_stops_claims_and_keeps_what_is_held(
     start: Callable[..., Claims], log: EventLog
 ) -> None:
     claims = start()
     held = claims.acquire("seat", "a", soon())
-    log.writer().append([Append("control", 0, BytesColumn.of([b"\x00garbage"]))])
+    log.writer().append([Append("control", 0, BytesColumn.of([b'{"v":3,"kind":"claims","all":true}']))])
 
-    def stopped() -> bool:
+    def refused() -> bool:
         try:
-            held.check()
-        except Corrupt:
-            return True
+            claims.acquire("other", "a", soon()).release()
+        except Unavailable as error:
+            return "later release" in str(error)
         return False
 
-    wait_for(stopped, WAIT_S)
-    assert held.lost.wait(20.0), "no heartbeats are sent any more, so it is lost"
-    with pytest.raises(Corrupt, match=r"control\[0\] at offset"):
-        claims.acquire("other", "a", soon())
+    wait_for(refused, WAIT_S)
+    held.check()
+    assert not held.lost.is_set()
+
+
+VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**64), 2**65)
+    | st.floats(allow_nan=False)
+    | st.sampled_from(
+        ["seat", "claim", "heartbeat", "plan", "load", "state", "release", "releases", "claims"]
+    )
+    | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    max_leaves=6,
+)
+KEYS = ("v", "kind", "what", "owner", "replaces", "fence", "fences", "things", "seats", "by", "bytes",
+        "limit", "slices", "upto", "claims", "plan")  # fmt: skip
+
+
+@given(st.sampled_from(RECORDS), st.dictionaries(st.sampled_from(KEYS), VALUES, max_size=4))
+def test_any_json_in_control_is_applied_or_skipped(base: bytes, change: dict[str, object]) -> None:
+    book = book_of(claim_record("seat", "a", None))
+    record = None
+    with contextlib.suppress(LaterFormat):
+        record = read_record(json.dumps(json.loads(base) | change).encode(), "here")
+    if record is not None:
+        book.apply(1, record)
+        if record["kind"] == "state":
+            book.restore(record)
+        book.observe(1.0)
+        balance = Balance(2, bound=0.1, interval_s=1.0)
+        balance.hear(book.loads, 1.0)
+        balance.decide(("seat", None), ["seat"], 5.0)
 
 
 # Several things at once

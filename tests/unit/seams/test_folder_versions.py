@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from freshet.errors import Corrupt, Unavailable
 from freshet.seams.versions.folder import FolderVersionStore
 from freshet.seams.versions.manifest import read_manifest, write_manifest
+from freshet.skipped import skipped
 from freshet.testing.contracts.versions import TENSORS, manifest_of
 
 
@@ -111,7 +112,68 @@ def test_a_full_disk_is_unavailable_and_leaves_nothing_behind(
     assert not list(tmp_path.glob(".new-*"))
 
 
-def test_an_alias_file_with_other_content_is_corrupt(store: FolderVersionStore, tmp_path: Path) -> None:
-    (tmp_path / "aliases" / "stable").write_text("newest")
-    with pytest.raises(Corrupt, match="aliases/stable"):
-        store.aliases()
+@pytest.mark.parametrize("content", [b"newest", b"", b"1\n", b"-1", b"9" * 30, b"\xff", "\u0663".encode()])
+def test_a_damaged_alias_costs_that_alias_only(
+    store: FolderVersionStore, tmp_path: Path, content: bytes
+) -> None:
+    store.point("candidate", 1)
+    (tmp_path / "aliases" / "stable").write_bytes(content)
+    before = skipped()["alias"]
+
+    aliases = store.aliases()
+
+    assert aliases == {"candidate": 1}
+    assert "aliases/stable" in aliases.damaged["stable"]
+    assert skipped()["alias"] == before + 1
+    store.aliases()
+    assert skipped()["alias"] == before + 1, "the same damage counts once"
+    store.point("stable", 1)
+    assert store.aliases() == {"candidate": 1, "stable": 1}
+
+
+def test_a_folder_in_place_of_an_alias_is_replaced(store: FolderVersionStore, tmp_path: Path) -> None:
+    (tmp_path / "aliases" / "stable" / "deep").mkdir(parents=True)
+
+    assert list(store.aliases().damaged) == ["stable"]
+    store.point("stable", 1)
+    assert store.aliases() == {"stable": 1}
+
+
+STRAYS = ["12", "0000000012", "999999999999999999", "0000000001.bak", "\u0663", "notes.txt", "copy of 1"]
+
+
+@pytest.mark.parametrize("name", STRAYS)
+@pytest.mark.parametrize("kind", ["file", "folder"])
+def test_strays_among_versions_are_no_versions(
+    store: FolderVersionStore, tmp_path: Path, name: str, kind: str
+) -> None:
+    if kind == "file":
+        (tmp_path / name).write_bytes(b"x")
+    else:
+        (tmp_path / name).mkdir()
+    before = skipped()["version"]
+
+    assert store.numbers() == [1]
+    assert skipped()["version"] == before + 1
+
+
+@pytest.mark.parametrize("file", ["manifest.json", "weights.safetensors"])
+def test_a_folder_in_place_of_a_versions_file_is_corrupt(
+    store: FolderVersionStore, tmp_path: Path, file: str
+) -> None:
+    path = tmp_path / "0000000001" / file
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(Corrupt, match=file):
+        store.get(1)
+
+
+def test_a_file_without_rights_is_corrupt_not_unavailable(
+    store: FolderVersionStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_path: Path) -> bytes:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(Path, "read_bytes", refuse)
+    with pytest.raises(Corrupt, match="Permission denied"):
+        store.manifest(1)

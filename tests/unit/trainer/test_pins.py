@@ -2,6 +2,7 @@ import orjson
 import pytest
 
 from freshet.seams.eventlog.sqlite import SqliteEventLog
+from freshet.skipped import skipped
 from freshet.trainer.pins import Pin, Pins
 from freshet.types import Append, BytesColumn
 
@@ -51,4 +52,35 @@ def test_a_rollback_in_the_console_holds_as_one_on_the_command_line_does(log):
 
     tell(log, alias="stable", number=5, by="console", pinned=False)
     assert pins.pin() is None
+    pins.close()
+
+
+GARBAGE = [
+    b"null",
+    b"[]",
+    b"\x00",
+    b"",
+    b'"alias"',
+    b'{"v":1}',
+    b'{"v":1,"kind":7}',
+    b'{"v":1,"kind":"alias","alias":"stable","by":"operator","pinned":true}',
+    b'{"v":1,"kind":"alias","alias":"stable","number":true,"by":"operator","pinned":true}',
+    b'{"v":1,"kind":"alias","alias":"stable","number":-3,"by":["operator"],"pinned":true}',
+    b'{"v":1,"kind":"alias","alias":"stable","number":4,"by":["operator"],"pinned":true}',
+]
+
+
+def test_garbage_in_the_topic_of_versions_moves_nothing(log):
+    tell(log, alias="stable", number=2, by="operator", pinned=True)
+    pins = Pins(log, TOPIC)
+    writer = log.writer()
+    writer.append([Append(TOPIC, 0, BytesColumn.of(GARBAGE))])
+    writer.close()
+    before = skipped()["versions"]
+
+    assert pins.pin() == Pin(2)
+    assert pins.stable == 2
+    assert skipped()["versions"] > before
+    tell(log, alias="stable", number=5, by="trainer")
+    assert (pins.pin(), pins.stable) == (Pin(2), 5)
     pins.close()

@@ -68,6 +68,20 @@ def test_if_no_version_can_be_read_an_operator_decides(store: VersionStore, tmp_
 
 
 @pytest.mark.parametrize(("spec", "log"), [("other", "log"), ("spec", "other")])
-def test_a_version_of_another_spec_or_log_is_refused(store: VersionStore, spec: str, log: str) -> None:
+def test_versions_of_another_spec_or_log_are_refused(store: VersionStore, spec: str, log: str) -> None:
     with pytest.raises(Mismatch, match="version 2 was trained under another"):
         restart_point(store, spec, log)
+
+
+@pytest.mark.parametrize(("spec", "log"), [("other", "log"), ("spec", "other")])
+def test_a_stray_version_of_another_model_is_passed_over(store: VersionStore, spec: str, log: str) -> None:
+    store.put(Manifest(9, "shop", spec, 0, 9, {0: 9}, log, 0, {}, 0, ""), {"w": np.zeros(1)})
+
+    assert start(store) == 2
+
+
+def test_a_stray_folder_is_passed_over(store: VersionStore, tmp_path: Path) -> None:
+    (tmp_path / "0000000777").mkdir()
+    (tmp_path / "0000000778").write_text("")
+
+    assert start(store) == 2

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from freshet.clock import SYSTEM_CLOCK
@@ -83,7 +84,7 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
         clock=SYSTEM_CLOCK,
         scorer=lambda: build_model(SPEC, training=False),
         recent=made.recent,
-        pinned=pins.pin,
+        pins=pins,
     )
     made.versioner.first(made.snapshot())
     yield made
@@ -162,3 +163,61 @@ def test_who_leads_first_writes_version_0_and_who_leads_later_does_not(tmp_path:
 
     assert store.numbers() == [0]
     assert store.aliases()["stable"] == 0
+
+
+@pytest.mark.parametrize("content", [b"x", b"", b"92", b"999999999999999999"])
+def test_a_damaged_stable_is_mended_with_the_next_version(
+    bench: Bench, tmp_path: Path, content: bytes
+) -> None:
+    bench.next()
+    (tmp_path / "versions" / "aliases" / "stable").write_bytes(content)
+
+    assert bench.next() == "promoted"
+    assert bench.stable == 2
+
+
+@pytest.mark.parametrize("content", [b"x", b"92", None])
+def test_a_damaged_stable_is_mended_where_a_person_put_it(
+    bench: Bench, tmp_path: Path, content: bytes | None
+) -> None:
+    bench.next()
+    bench.roll_back(0)
+    path = tmp_path / "versions" / "aliases" / "stable"
+    path.unlink()
+    if content is not None:
+        path.write_bytes(content)
+
+    assert bench.next() == "held"
+    assert bench.stable == 0
+
+
+@pytest.mark.parametrize("damage", ["weights.safetensors", "manifest.json"])
+def test_a_damaged_stable_version_is_judged_without(bench: Bench, tmp_path: Path, damage: str) -> None:
+    bench.next()
+    (tmp_path / "versions" / "0000000001" / damage).write_bytes(b"\0")
+
+    assert bench.next() == "promoted"
+
+
+def test_a_stable_version_of_another_model_is_judged_without(bench: Bench) -> None:
+    manifest = bench.store.manifest(0)
+    bench.store.put(replace(manifest, number=1), {"other": np.zeros(3)})
+    bench.store.point("stable", 1)
+
+    assert bench.next() == "promoted"
+
+
+@pytest.mark.parametrize("name", ["0000000001", "0000000002", "999999999999999999", "7"])
+@pytest.mark.parametrize("kind", ["file", "folder", "garbage"])
+def test_strays_among_versions_stop_no_publishing(bench: Bench, tmp_path: Path, name: str, kind: str) -> None:
+    path = tmp_path / "versions" / name
+    if kind == "file":
+        path.write_bytes(b"")
+    else:
+        path.mkdir()
+        if kind == "garbage":
+            (path / "manifest.json").write_bytes(b"{}")
+
+    for _ in range(6):
+        assert bench.next() == "promoted"
+    assert 3 < bench.stable < 12

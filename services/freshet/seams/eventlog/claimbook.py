@@ -20,11 +20,13 @@ from typing import Any
 import orjson
 
 from freshet.errors import Corrupt
+from freshet.skipped import skip
 from freshet.types import Fence
 
 __all__ = [
     "Claim",
     "ClaimBook",
+    "LaterFormat",
     "Load",
     "Plan",
     "SliceLoad",
@@ -34,6 +36,7 @@ __all__ = [
     "load_record",
     "parse_record",
     "plan_record",
+    "read_record",
     "release_record",
     "releases_record",
     "state_record",
@@ -42,6 +45,21 @@ __all__ = [
 _FORMAT = 1
 _LATER = 2
 """Format of kinds that a reader of format 1 must not ignore: it would take what is claimed for free."""
+
+
+_ADVICE = frozenset({"heartbeat", "plan", "load"})
+"""Kinds by which nothing is owned: a reader may leave out any of them."""
+
+_MOST = 2**63 - 1
+"""Of fences and offsets."""
+
+_MOST_LOAD = 2**53
+"""Of a load's rates and rows, which are added up as floats."""
+
+
+class LaterFormat(Corrupt):
+    """A record that may be a claim, in a format of a later release. Who skips it takes for free what is
+    owned."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,27 +145,60 @@ def state_record(upto: int, claims: Iterable[Claim], plan: Plan | None) -> bytes
 
 
 def parse_record(data: bytes, where: str) -> dict[str, Any]:
-    """Parse a record of `control`; unknown kinds and keys are left to the reader to ignore. Raises
-    Corrupt."""
+    """Parse a record of `control`; unknown kinds and keys are left to the reader to ignore.
+
+    Raises:
+        LaterFormat: the record may be a claim of a later release.
+        Corrupt: the record does not parse.
+    """
     try:
         record = orjson.loads(data)
     except orjson.JSONDecodeError as error:
         raise Corrupt(f"{where}: expected a claim record in JSON, found {data[:60]!r}") from error
-    known = isinstance(record, dict) and isinstance(record.get("kind"), str)
-    known = known and record.get("v") == (_LATER if record["kind"] in _LISTS else _FORMAT)
-    expected = _SHAPES.get(record["kind"], {}) if known else {}
-    if not known or not all(key in record for key in expected):
+    if not isinstance(record, dict) or not isinstance(record.get("kind"), str):
         raise Corrupt(f"{where}: expected a claim record of format {_FORMAT}, found {data[:60]!r}")
-    for key, kind in expected.items():
-        if not isinstance(record[key], kind) or isinstance(record[key], bool):
-            raise Corrupt(f"{where}: {key} = {record[key]!r} in a {record['kind']} record")
-    if record["kind"] == "state":
+    kind, version = record["kind"], record.get("v")
+    known = _LATER if kind in _LISTS else _FORMAT
+    if type(version) is int and version > known and kind not in _ADVICE:
+        raise LaterFormat(
+            f"{where}: expected a claim record of format {known} at most, found {data[:60]!r}\n"
+            "  a later release may own what this one takes for free: upgrade this process"
+        )
+    expected = _SHAPES.get(kind, {})
+    if version != known or not all(key in record for key in expected):
+        raise Corrupt(f"{where}: expected a claim record of format {known}, found {data[:60]!r}")
+    for key, shape in expected.items():
+        if not isinstance(record[key], shape) or isinstance(record[key], bool):
+            raise Corrupt(f"{where}: {key} = {record[key]!r:.60} in a {kind} record")
+        if isinstance(record[key], int) and not -1 <= record[key] <= _MOST:
+            raise Corrupt(f"{where}: {key} = {record[key]} in a {kind} record, expected 0 to 2^63 - 1")
+    if kind == "state":
         _check_state(record, where)
-    elif record["kind"] == "load":
+    elif kind == "load":
         _check_load(record, where)
-    elif record["kind"] in _LISTS:
+    elif kind == "heartbeat":
+        _check_fences(record, where)
+    elif kind in _LISTS:
         _check_list(record, where)
-    return record  # type: ignore[no-any-return]
+    return record
+
+
+def read_record(data: bytes | None, where: str) -> dict[str, Any] | None:
+    """As `parse_record`, but a record that does not parse is counted and logged, and None. So is an empty
+    value,
+    without a count. Every reader of the log leaves out the same records, so all come to the same owners.
+
+    Raises LaterFormat.
+    """
+    if not data:
+        return None
+    try:
+        return parse_record(data, where)
+    except LaterFormat:
+        raise
+    except Corrupt as error:
+        skip("control", where, str(error))
+        return None
 
 
 _SHAPES: Mapping[str, Mapping[str, Any]] = {
@@ -164,9 +215,16 @@ _SHAPES: Mapping[str, Mapping[str, Any]] = {
 _LISTS: Mapping[str, str] = {"claims": "things", "releases": "things", "plan": "seats"}
 
 
+def _check_fences(record: Mapping[str, Any], where: str) -> None:
+    for fence in record["fences"]:
+        if type(fence) is not int or not 0 <= fence <= _MOST:
+            raise Corrupt(f"{where}: expected fences in a heartbeat record, found {fence!r:.60}")
+
+
 def _check_state(record: Mapping[str, Any], where: str) -> None:
     for row in record["claims"]:
-        if not isinstance(row, list) or [type(cell) for cell in row] != [str, str, int, bool]:
+        whole = isinstance(row, list) and [type(cell) for cell in row] == [str, str, int, bool]
+        if not whole or not 0 <= row[2] <= _MOST:
             raise Corrupt(
                 f"{where}: expected [what, owner, fence, released] in a state record, found {row!r}"
             )
@@ -180,12 +238,15 @@ def _check_state(record: Mapping[str, Any], where: str) -> None:
 
 
 def _check_load(record: Mapping[str, Any], where: str) -> None:
-    for row in [[record["bytes"], record["limit"], 0], *record["slices"]]:
+    for row in record["slices"]:
         whole = isinstance(row, list) and [type(cell) for cell in row] == [int, int, int]
-        if not whole or min(row) < 0:
+        if not whole or min(row) < 0 or max(row) > _MOST_LOAD:
             raise Corrupt(
-                f"{where}: expected [slice, rows a second, rows] from 0 in a load record, found {row!r}"
+                f"{where}: expected [slice, rows a second, rows] from 0 to 2^53 in a load record, found "
+                f"{row!r:.80}"
             )
+    if min(record["bytes"], record["limit"]) < 0:
+        raise Corrupt(f"{where}: expected bytes and limit from 0 in a load record, found a negative number")
 
 
 def _check_list(record: Mapping[str, Any], where: str) -> None:
@@ -220,6 +281,7 @@ class ClaimBook:
         self.changes = 0  # of claims: rises when an owner comes or goes
         self.plan: Plan | None = None  # the last one read
         self.loads: dict[str, Load] = {}  # {seat: the last one read}
+        self.later: LaterFormat | None = None  # a record that may be a claim of a later release
 
     def apply(self, offset: int, record: Mapping[str, Any]) -> None:
         """Take in the next record of the log, parsed."""

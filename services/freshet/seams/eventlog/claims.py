@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import structlog
 
@@ -14,14 +15,15 @@ from freshet.seams.eventlog import EventLog, Reader
 from freshet.seams.eventlog.claimbook import (
     Claim,
     ClaimBook,
+    LaterFormat,
     Load,
     Plan,
     claim_record,
     claims_record,
     heartbeat_record,
     load_record,
-    parse_record,
     plan_record,
+    read_record,
     release_record,
     releases_record,
     state_record,
@@ -143,6 +145,7 @@ class Claims:
             raise ValueError("a claim names at least one thing")
         while True:
             with self._changed:
+                self._refuse_unknown_claims()
                 for what in things:
                     self._wait_until_claimable(what, deadline, stop)
                 if not all(self._book.claimable(what) for what in things):
@@ -171,6 +174,7 @@ class Claims:
             Unavailable: what was written could not be read back until the deadline.
         """
         with self._changed:
+            self._refuse_unknown_claims()
             renewed = self._held.pop(former, None) if former is not None else None
         try:
             fence = Fence(self._append(claim_record(what, owner, former)))
@@ -306,6 +310,23 @@ class Claims:
     def _append(self, record: bytes) -> int:
         return self._writer.append([Append(self._partition.topic, 0, BytesColumn.of([record]))])[0]
 
+    def _refuse_unknown_claims(self) -> None:
+        """Raise Unavailable where a record may be a claim that this release does not understand."""
+        if self._book.later is not None:
+            raise Unavailable(f"nothing is claimed: {self._book.later}")
+
+    def _parsed(self, offset: int, value: bytes) -> dict[str, Any] | None:
+        try:
+            return read_record(value, f"{self._partition} at offset {offset}")
+        except LaterFormat as error:
+            if self._book.later is None:
+                _log.error(
+                    "a record of control is of a later release, nothing is claimed from now on",
+                    reason=str(error),
+                )
+            self._book.later = error
+            return None
+
     # The thread
 
     def _run(self) -> None:
@@ -334,7 +355,9 @@ class Claims:
         with self._changed:
             for _, records in found:
                 for offset, value in zip(records.offsets.tolist(), records.values, strict=True):
-                    self._book.apply(offset, parse_record(value, f"{self._partition} at offset {offset}"))
+                    record = self._parsed(offset, value)
+                    if record is not None:
+                        self._book.apply(offset, record)
                 self._next = records.next_offset
             if not found:
                 self._book.observe(self._clock.monotonic())
@@ -382,11 +405,14 @@ class Claims:
         while self._next < bounds.end:
             for _, found in self._reader.poll(100_000, LEASE_S):
                 for offset, value in zip(found.offsets.tolist(), found.values, strict=True):
-                    records.append((offset, parse_record(value, f"{self._partition} at offset {offset}")))
+                    record = self._parsed(offset, value)
+                    if record is not None:
+                        records.append((offset, record))
                 self._next = found.next_offset
         first = bounds.start
         if bounds.start > 0:
-            state = next((r for _, r in records if r["kind"] == "state" and r["upto"] >= bounds.start), None)
+            states = (r for at, r in records if r["kind"] == "state" and bounds.start <= r["upto"] <= at)
+            state = next(states, None)
             if state is None:
                 raise DataLost(f"{self._partition}: the log starts at {bounds.start}, without a state")
             self._book.restore(state)

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["ALIASES", "Manifest", "Version", "VersionStore"]
+__all__ = ["ALIASES", "Aliases", "Manifest", "Version", "VersionStore"]
 
 ALIASES = ("candidate", "stable", "canary")
 
@@ -44,6 +44,18 @@ class Version:
     __hash__ = None  # type: ignore[assignment]
 
 
+class Aliases(dict[str, int]):
+    """{alias: number of its version}. An alias that was never set is absent, and so is one that cannot be
+    read."""
+
+    def __init__(
+        self, pointed: Mapping[str, int] | None = None, damaged: Mapping[str, str] | None = None
+    ) -> None:
+        """Take what each alias points at, and of those that cannot be read why not."""
+        super().__init__(pointed or {})
+        self.damaged: Mapping[str, str] = dict(damaged or {})
+
+
 class VersionStore(Protocol):
     """Versions of one model. Thread-safe; written by the trainer, read by many."""
 
@@ -54,7 +66,8 @@ class VersionStore(Protocol):
         """
 
     def numbers(self) -> Sequence[int]:
-        """Numbers of the stored versions, rising."""
+        """Numbers of the stored versions, rising; a version may still be damaged. Entries that are no
+        versions are left out, counted and logged."""
 
     def manifest(self, number: int) -> Manifest:
         """One manifest. Raises KeyError if there is none, Corrupt if it does not parse."""
@@ -68,8 +81,12 @@ class VersionStore(Protocol):
     def judge(self, number: int, verdict: str, reason: str) -> Manifest:
         """Record the gate's verdict in the manifest (atomic replacement)."""
 
-    def aliases(self) -> Mapping[str, int]:
-        """Where each alias points; an alias never set is absent."""
+    def aliases(self) -> Aliases:
+        """Where each alias points; an alias never set is absent. One that cannot be read is absent, too, and
+        in `damaged`: readers go on with the others, and `point` sets it anew.
+
+        Raises Unavailable if the store cannot be reached.
+        """
 
     def point(self, alias: str, number: int) -> None:
         """Move an alias, durably and atomically. Raises KeyError for an unknown version, ValueError for an

@@ -6,12 +6,13 @@ alias.
 <path>/aliases/stable                  the number, in decimal
 ```
 Everything is written under a new name, synced, renamed, and the folder synced: a reader sees all of it or
-nothing.
+nothing. A file or folder that this store did not write, or that was damaged, costs that one entry only.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import shutil
@@ -25,13 +26,26 @@ from numpy.typing import NDArray
 
 from freshet.errors import Corrupt, Unavailable
 from freshet.seams.sqlite import folder_of
-from freshet.seams.versions import ALIASES, Manifest, Version
+from freshet.seams.versions import ALIASES, Aliases, Manifest, Version
 from freshet.seams.versions.manifest import read_manifest, write_manifest
 from freshet.seams.versions.weights import MOST_DIGITS, check_alias, check_number, check_verdict, pack, unpack
+from freshet.skipped import skip
 
 __all__ = ["FolderVersionStore", "open_url"]
 
 _WEIGHTS, _MANIFEST = "weights.safetensors", "manifest.json"
+
+_OURS = ("aliases", ".lock")
+_UNREADABLE = (
+    errno.EACCES,
+    errno.EPERM,
+    errno.EISDIR,
+    errno.ENOTDIR,
+    errno.ELOOP,
+    errno.ENAMETOOLONG,
+    errno.EIO,
+)
+"""Errors of one entry, which the same read gives again: it is damaged, where other errors may pass."""
 
 
 def open_url(url: str) -> FolderVersionStore:
@@ -70,7 +84,20 @@ class FolderVersionStore:
     def numbers(self) -> Sequence[int]:
         """Numbers of the stored versions, rising."""
         with _disk(self._folder, "list"):
-            return sorted(int(entry) for entry in os.listdir(self._folder) if entry.isdecimal())
+            entries = os.listdir(self._folder)
+        found, strays = [], []
+        for entry in entries:
+            number = _number(entry)
+            if number is not None and os.path.exists(self._folder / entry / _MANIFEST):
+                found.append(number)
+            elif entry not in _OURS and not entry.startswith(".new-"):
+                strays.append(entry)
+        for entry in strays:
+            path = self._folder / entry
+            if _number(entry) is None or os.path.exists(path):  # else it was deleted meanwhile
+                reason = f"{path}: expected a version's folder with {_MANIFEST}; move it elsewhere"
+                skip("version", str(path), reason)
+        return sorted(found)
 
     def manifest(self, number: int) -> Manifest:
         """One manifest. Raises KeyError if there is none, Corrupt if it does not parse."""
@@ -95,20 +122,20 @@ class FolderVersionStore:
             _replace(path, write_manifest(manifest))
         return manifest
 
-    def aliases(self) -> Mapping[str, int]:
-        """Where each alias points; an alias never set is absent."""
-        found = {}
+    def aliases(self) -> Aliases:
+        """Where each alias points; an alias never set, or damaged, is absent."""
+        found: dict[str, int] = {}
+        damaged: dict[str, str] = {}
         for alias in ALIASES:
             path = self._folder / "aliases" / alias
-            with _disk(path, "read"), contextlib.suppress(FileNotFoundError):
-                text = path.read_bytes()
-                if not text.isdigit() or len(text) > MOST_DIGITS:
-                    raise Corrupt(
-                        f"{path}: expected a version's number, found {text[:40]!r}\n"
-                        f"  `freshet version promote NUMBER` sets stable anew"
-                    )
-                found[alias] = int(text)
-        return found
+            try:
+                found[alias] = _pointed(path)
+            except FileNotFoundError:
+                continue
+            except Corrupt as error:
+                damaged[alias] = str(error)
+                skip("alias", str(path), str(error))
+        return Aliases(found, damaged)
 
     def point(self, alias: str, number: int) -> None:
         """Move an alias, durably and atomically."""
@@ -116,7 +143,10 @@ class FolderVersionStore:
         with self._locked(), _disk(self._folder, "write"):
             if not self._path(number).exists():
                 raise KeyError(f"no version {number} in {self._folder}")
-            _replace(self._folder / "aliases" / alias, str(number).encode())
+            path = self._folder / "aliases" / alias
+            if path.is_dir() and not path.is_symlink():  # a rename does not replace a folder
+                path.rename(self._folder / f".new-{uuid.uuid4().hex}")
+            _replace(path, str(number).encode())
 
     def delete(self, number: int) -> None:
         """Delete a version that no alias points at; one that is not there is no error."""
@@ -143,6 +173,12 @@ class FolderVersionStore:
             if path.parent.exists():
                 raise Corrupt(f"{path}: expected a file, found none; delete version {number}") from None
             raise KeyError(f"no version {number} in {self._folder}") from None
+        except Unavailable as error:
+            if isinstance(error.__cause__, OSError) and error.__cause__.errno in _UNREADABLE:
+                raise Corrupt(
+                    f"{error}\n  mend the file or its rights, or delete version {number}"
+                ) from error
+            raise
 
     def _sweep(self) -> None:
         """Remove what a killed process left half-made, or half-deleted."""
@@ -158,6 +194,32 @@ class FolderVersionStore:
             yield
         finally:
             os.close(handle)
+
+
+def _number(entry: str) -> int | None:
+    """The number of a version's folder; None if this store gives no folder such a name."""
+    if not (entry.isascii() and entry.isdecimal() and len(entry) <= MOST_DIGITS):
+        return None
+    number = int(entry)
+    return number if entry == f"{number:010d}" else None
+
+
+def _pointed(path: Path) -> int:
+    """The number in an alias's file. Raises FileNotFoundError, Corrupt, or Unavailable if reading may succeed
+    later."""
+    try:
+        with _disk(path, "read"), path.open("rb") as file:
+            text = file.read(MOST_DIGITS + 1)
+    except Unavailable as error:
+        if isinstance(error.__cause__, OSError) and error.__cause__.errno in _UNREADABLE:
+            raise Corrupt(f"{error}\n  `freshet version promote NUMBER` sets stable anew") from error
+        raise
+    if not text.isdigit() or len(text) > MOST_DIGITS:
+        raise Corrupt(
+            f"{path}: expected a version's number, found {text[:40]!r}\n"
+            "  the trainer sets stable anew with its next version, `freshet version promote NUMBER` at once"
+        )
+    return int(text)
 
 
 def _write(path: Path, data: bytes) -> None:

@@ -6,9 +6,10 @@ from __future__ import annotations
 
 import orjson
 
-from freshet.errors import ConfigError
+from freshet.errors import ConfigError, Corrupt
 from freshet.seams.eventlog import EventLog
 from freshet.seams.versions import Manifest, VersionStore
+from freshet.skipped import skip
 from freshet.types import Append, BytesColumn
 
 __all__ = ["PEOPLE", "manifest_of", "move", "version_to_roll_back_to"]
@@ -34,8 +35,11 @@ def version_to_roll_back_to(store: VersionStore) -> int:
     stable = store.aliases().get("stable")
     older = [n for n in store.numbers() if stable is not None and n < stable]
     for number in reversed(older):
-        if store.manifest(number).verdict == "promoted":
-            return number
+        try:
+            if store.manifest(number).verdict == "promoted":
+                return number
+        except (Corrupt, KeyError) as error:
+            skip("version", f"version {number}", str(error))
     raise ConfigError("rollback", "", "no older promoted version is stored", "a version number", SEE)
 
 

@@ -28,10 +28,11 @@ import orjson
 from numpy.typing import NDArray
 
 from freshet.errors import Corrupt, Unavailable
-from freshet.seams.versions import ALIASES, Manifest, Version
+from freshet.seams.versions import ALIASES, Aliases, Manifest, Version
 from freshet.seams.versions.bucket import Bucket, Conflict, Listed, Stored, open_bucket
 from freshet.seams.versions.manifest import read_manifest, write_manifest
-from freshet.seams.versions.weights import check_alias, check_number, check_verdict, pack, unpack
+from freshet.seams.versions.weights import MOST_DIGITS, check_alias, check_number, check_verdict, pack, unpack
+from freshet.skipped import skip
 
 __all__ = ["ObjectVersionStore", "open_url"]
 
@@ -60,6 +61,7 @@ class _Aliases:
     serial: int = 0
     aliases: Mapping[str, int] = field(default_factory=dict)
     deleting: Collection[int] = ()
+    damaged: Mapping[str, str] = field(default_factory=dict)  # not stored: why an alias cannot be read
 
     def dump(self) -> bytes:
         record = {"v": 1, "serial": self.serial, "aliases": self.aliases, "deleting": sorted(self.deleting)}
@@ -130,9 +132,10 @@ class ObjectVersionStore:
                 return manifest
         raise self._too_busy(_key(number, _MANIFEST))
 
-    def aliases(self) -> Mapping[str, int]:
-        """Where each alias points; an alias never set is absent."""
-        return dict(self._aliases()[0].aliases)
+    def aliases(self) -> Aliases:
+        """Where each alias points; an alias never set, or damaged, is absent."""
+        read = self._aliases()[0]
+        return Aliases(read.aliases, read.damaged)
 
     def point(self, alias: str, number: int) -> None:
         """Move an alias, durably and atomically."""
@@ -203,7 +206,8 @@ class ObjectVersionStore:
     def _listed(self) -> list[tuple[int, str, Listed]]:
         """Every object of a version: its number, its name there."""
         found = ((_FOLDER.fullmatch(listed.key), listed) for listed in self._bucket.list())
-        return [(int(match[1]), match[2], listed) for match, listed in found if match]
+        named = [(int(match[1]), match, listed) for match, listed in found if match]
+        return [(n, match[2], listed) for n, match, listed in named if match[1] == f"{n:010d}"]
 
     def _sweep(self, number: int, manifest: Manifest) -> None:
         """Remove weights beside a version that are not its own: of writers that came second, or died."""
@@ -228,21 +232,33 @@ class ObjectVersionStore:
 
 
 def _read_aliases(data: bytes, where: str) -> _Aliases:
-    """Parse `aliases.json`. Raises Corrupt for anything else than what `_Aliases.dump` writes."""
+    """Parse `aliases.json`. What is not as `_Aliases.dump` writes it is left out, counted and logged; the
+    next change writes the object anew, under a serial number that no former state can have had."""
     try:
         record = orjson.loads(data)
-        fields = record["v"], record["serial"], record["aliases"], record["deleting"]
-    except (orjson.JSONDecodeError, KeyError, TypeError):
-        fields = None, None, None, None
-    match fields:
-        case (1, int(serial), dict(aliases), list(deleting)) if all(
-            type(n) is int and n >= 0 for n in (*aliases.values(), *deleting)
-        ) and set(aliases) <= set(ALIASES):
-            return _Aliases(serial, aliases, frozenset(deleting))
-    raise Corrupt(
-        f"{where}: expected aliases of format 1, found {data[:60]!r}\n"
-        "  delete the object; `freshet version promote NUMBER` then sets stable anew"
-    )
+    except orjson.JSONDecodeError:
+        record = None
+    if not isinstance(record, dict) or record.get("v") != 1:
+        record = {}
+    serial, pointed, deleting = record.get("serial"), record.get("aliases"), record.get("deleting")
+    if type(serial) is not int or not 0 <= serial < 2**53:
+        serial = uuid.uuid4().int >> 80
+    damaged: dict[str, str] = {}
+    aliases: dict[str, int] = {}
+    hint = "\n  the trainer sets stable anew with its next version, `freshet version promote NUMBER` at once"
+    if not isinstance(pointed, dict):
+        reason = f"{where}: expected aliases of format 1, found {data[:60]!r}{hint}"
+        damaged = dict.fromkeys(ALIASES, reason)
+    else:
+        for alias, number in pointed.items():
+            if alias in ALIASES and type(number) is int and 0 <= number < 10**MOST_DIGITS:
+                aliases[alias] = number
+            elif alias in ALIASES:
+                damaged[alias] = f"{where}: {alias} = {number!r:.40}, expected a version's number{hint}"
+    marked = [n for n in deleting if type(n) is int and n >= 0] if isinstance(deleting, list) else []
+    for reason in dict.fromkeys(damaged.values()):
+        skip("alias", where, reason)
+    return _Aliases(serial, aliases, frozenset(marked), damaged)
 
 
 def _signed(manifest: bytes) -> bytes:
