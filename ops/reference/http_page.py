@@ -60,7 +60,6 @@ APIS = (
             freshet.inference.api.STATUS,
             METRICS_PAGE,
             oip.SERVER,
-            oip.SERVER.at("/v2/"),
             oip.LIVE,
             oip.READY,
             *OIP,
@@ -94,7 +93,8 @@ Every service listens on 127.0.0.1 unless `FRESHET_COMMON_BIND_ADDRESS` says oth
 are the defaults, [settings.md](settings.md) has their variables. Bodies are JSON unless the route says
 more. Errors are `{"error": {"code", "message", "expected", "found", "hint"}}`, their codes are in
 [errors.md](errors.md); the routes of the Open Inference Protocol tell theirs as that protocol does,
-`{"error": "text"}`.
+`{"error": "text"}`, and take a slash at their end. HEAD is answered wherever GET is. OPTIONS lists the
+methods of a path, and permits pages of other sites nothing.
 
 The same as OpenAPI 3.1, for generators of clients: """
 

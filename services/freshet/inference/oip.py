@@ -43,6 +43,7 @@ _DTYPES: dict[str, Any] = {
     **{f"INT{bits}": np.dtype(f"<i{bits // 8}") for bits in (8, 16, 32, 64)},
     **{f"UINT{bits}": np.dtype(f"<u{bits // 8}") for bits in (8, 16, 32, 64)},
     "FP16": np.dtype("<f2"),
+    "BF16": np.dtype("V2"),  # numpy has none: the upper half of an FP32, which `from_binary` makes of it
     "FP32": np.dtype("<f4"),
     "FP64": np.dtype("<f8"),
     "BYTES": np.dtype(object),
@@ -51,11 +52,13 @@ _DTYPES: dict[str, Any] = {
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Tensor:
-    """One input: values of the datatype's numpy type; BYTES are Python `bytes` in an object array."""
+    """One input: values of the datatype's numpy type; BYTES are Python `bytes` in an object array, BF16 are
+    float32."""
 
     name: str
     datatype: str
-    values: NDArray[Any]
+    values: NDArray[Any]  # (B,) or (B, width)
+    nulls: NDArray[np.bool_] | None = None  # (B,) rows whose value JSON says to be null; None: no row's
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +73,7 @@ class Asked:
 class InferRequest:
     """A whole inference request."""
 
-    id: str | None
+    id: str | int | None  # as it was sent; None: none was
     tensors: Mapping[str, Tensor]
     outputs: Sequence[Asked] | None  # None: all of them
     binary_outputs: bool  # how those are sent that the client does not name
@@ -116,8 +119,10 @@ def parse_infer(body: bytes, header_length: int | None, limits: InputLimits) -> 
     parameters = _object(tree.get("parameters") or {}, "parameters")
     all_binary = parameters.get("binary_data_output") is True
     id_ = tree.get("id")
+    if id_ is not None and (isinstance(id_, bool) or not isinstance(id_, str | int)):
+        raise BadInput(f"id: expected a text, found {shown(id_)}")
     return InferRequest(
-        id_ if isinstance(id_, str) and id_ else None,
+        id_,
         tensors,
         _outputs(tree.get("outputs"), all_binary),
         all_binary,
@@ -125,7 +130,7 @@ def parse_infer(body: bytes, header_length: int | None, limits: InputLimits) -> 
 
 
 def write_infer(
-    model: str, version: str, id_: str | None, outputs: Sequence[tuple[str, NDArray[np.float32], bool]]
+    model: str, version: str, id_: str | int | None, outputs: Sequence[tuple[str, NDArray[np.float32], bool]]
 ) -> tuple[bytes, int | None]:
     """A response body, and the length of its JSON if binary data follows. `outputs`: (name, values,
     binary)."""
@@ -179,8 +184,9 @@ def _tensor(entry: dict[str, Any], binary: memoryview, limits: InputLimits) -> t
     dtype, count = checked(name, datatype, shape, limits)
     parameters = _object(entry.get("parameters") or {}, f"input {name!r} parameters")
     size = parameters.get("binary_data_size")
+    nulls = None
     if size is None:
-        values = _from_json(name, datatype, dtype, entry.get("data"), count)
+        values, nulls = _from_json(name, datatype, dtype, entry.get("data"), shape)
         taken = 0
     else:
         if not isinstance(size, int) or isinstance(size, bool) or not 0 <= size <= len(binary):
@@ -190,7 +196,7 @@ def _tensor(entry: dict[str, Any], binary: memoryview, limits: InputLimits) -> t
             )
         values = from_binary(name, dtype, binary[:size], count)
         taken = size
-    return Tensor(name, datatype, values.reshape(shape)), taken
+    return Tensor(name, datatype, values.reshape(shape), nulls), taken
 
 
 def checked(name: object, datatype: object, shape: object, limits: InputLimits) -> tuple[Any, int]:
@@ -216,30 +222,54 @@ def checked(name: object, datatype: object, shape: object, limits: InputLimits) 
     return dtype, count
 
 
-def _from_json(name: str, datatype: Any, dtype: Any, data: Any, count: int) -> NDArray[Any]:
+def _from_json(
+    name: str, datatype: Any, dtype: Any, data: Any, shape: Sequence[int]
+) -> tuple[NDArray[Any], NDArray[np.bool_] | None]:
+    """Elements of all rows, and (B,) the rows that are null, if any is. Raises BadInput."""
     if not isinstance(data, list):
         raise BadInput(f"input {name!r}: expected data as a list, or binary_data_size; found neither")
-    nested = bool(data) and isinstance(data[0], list) and all(isinstance(v, list) for v in data)
-    found = sum(map(len, data)) if nested else len(data)
-    if found != count:
-        raise BadInput(f"input {name!r}: its shape holds {count} elements, its data {found}")
-    flat = [v for row in data for v in row] if nested else data
-    if datatype == "BYTES":
-        values = np.empty(count, object)
-        for i, v in enumerate(flat):
-            if not isinstance(v, str):
-                raise BadInput(f"input {name!r}: expected strings, found {type(v).__name__} at {i}")
-            values[i] = v.encode("utf-8", "surrogatepass")
-        return values
-    wanted = bool if datatype == "BOOL" else (int, float) if datatype.startswith("FP") else int
+    width = math.prod(shape[1:])
+    flat, nulls = _rows(name, data, shape[0], width)
+    if len(flat) != shape[0] * width:
+        raise BadInput(f"input {name!r}: its shape holds {shape[0] * width} elements, its data {len(flat)}")
+    wanted: Any = str if datatype == "BYTES" else bool if datatype == "BOOL" else int
+    if datatype.startswith(("FP", "BF")):
+        wanted = (int, float)
+    empty = "" if datatype == "BYTES" else False if datatype == "BOOL" else 0
     for i, v in enumerate(flat):
-        if not isinstance(v, wanted) or (wanted is not bool and isinstance(v, bool)):
-            raise BadInput(f"input {name!r}: expected {datatype} values, found {shown(v)} at {i}")
-    try:
-        with np.errstate(over="ignore"):
-            return np.array(flat, dtype)
-    except (OverflowError, ValueError) as error:
-        raise BadInput(f"input {name!r}: a value does not fit {datatype}: {error}") from None
+        if v is None and (width == 1 or nulls[i // width]):
+            nulls[i // width] = True
+            flat[i] = empty
+        elif not isinstance(v, wanted) or (wanted is not bool and isinstance(v, bool)):
+            kind = "strings" if datatype == "BYTES" else f"{datatype} values"
+            raise BadInput(f"input {name!r}: expected {kind}, found {shown(v)} at {i}")
+    if datatype == "BYTES":
+        values = np.empty(len(flat), object)
+        values[:] = [v.encode("utf-8", "surrogatepass") for v in flat]
+    else:
+        try:
+            with np.errstate(over="ignore"):
+                values = np.array(flat, np.float32 if datatype == "BF16" else dtype)
+        except (OverflowError, ValueError) as error:
+            raise BadInput(f"input {name!r}: a value does not fit {datatype}: {error}") from None
+    return values, nulls if nulls.any() else None
+
+
+def _rows(name: str, data: list[Any], rows: int, width: int) -> tuple[list[Any], NDArray[np.bool_]]:
+    """Elements of data that is flat or nested row by row, and (B,) which nested rows are null: these have
+    null for each of their elements. Raises BadInput."""
+    nulls = np.zeros(rows, np.bool_)
+    if not any(isinstance(row, list) for row in data):
+        return list(data), nulls
+    if len(data) != rows:
+        raise BadInput(f"input {name!r}: its shape holds {rows} rows, its data {len(data)}")
+    flat: list[Any] = []
+    for i, row in enumerate(data):
+        if row is not None and (not isinstance(row, list) or len(row) != width):
+            raise BadInput(f"input {name!r}: expected {width} elements in row {i}, found {shown(row)}")
+        nulls[i] = row is None
+        flat += [None] * width if row is None else row
+    return flat, nulls
 
 
 def from_binary(name: str, dtype: Any, data: memoryview, count: int) -> NDArray[Any]:
@@ -250,6 +280,8 @@ def from_binary(name: str, dtype: Any, data: memoryview, count: int) -> NDArray[
         raise BadInput(
             f"input {name!r}: its shape takes {count * dtype.itemsize} bytes, its data has {len(data)}"
         )
+    if dtype.kind == "V":  # BF16
+        return (np.frombuffer(data, "<u2").astype("<u4") << 16).view("<f4")
     if dtype.kind == "b":  # other bytes than 0 and 1 would make impossible booleans
         return np.asarray(np.frombuffer(data, np.uint8) != 0)
     return np.frombuffer(data, dtype)

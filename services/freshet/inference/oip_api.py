@@ -1,23 +1,32 @@
-"""Routes of the Open Inference Protocol v2. Errors are told as the protocol says: `{"error": "text"}`."""
+"""Routes of the Open Inference Protocol v2, each with and without a slash at its end.
+
+Every error below `/v2`, of unknown paths, tokens and limits too, has the
+protocol's form: `{"error": "text"}`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+import asyncio
 from dataclasses import dataclass
 
 import orjson
 
 from freshet.errors import BadInput
 from freshet.inference import oip_endpoints as api
-from freshet.inference.oip import parse_infer, write_infer
+from freshet.inference.oip import InferRequest, parse_infer, write_infer
 from freshet.inference.oip_model import OipModel
 from freshet.inference.oip_rows import model_config
 from freshet.release import RELEASE
-from freshet.runtime.answers import HttpError, Response, error_response, json_response
+from freshet.runtime.answers import Response, json_response
+from freshet.runtime.encodings import accepted_coding, compressed, decompressed
 from freshet.runtime.http import App
 from freshet.runtime.requests import Request
+from freshet.runtime.streaming import Headers
 
-__all__ = ["OipRoutes"]
+__all__ = ["OipRoutes", "oip_error"]
+
+COMPRESSED_BYTES = 1_024
+"""A shorter answer fits into a packet as it is."""
 
 SERVER = {"name": "freshet", "version": RELEASE, "extensions": ["binary_tensor_data", "model_configuration"]}
 
@@ -27,39 +36,27 @@ class OipRoutes:
     """One model, under its name, with or without the number of the version served."""
 
     model: OipModel
+    max_body_bytes: int  # of a request without its coding
 
     def add_to(self, app: App) -> None:
         """Route everything."""
-        app.route(api.SERVER, self._told(self._server))
-        app.route(api.SERVER.at("/v2/"), self._told(self._server))
-        app.route(api.LIVE, self._told(self._live))
-        app.route(api.READY, self._told(self._ready))
+        app.form_errors(api.SERVER.path, oip_error)
         for endpoint, handler in (
+            (api.SERVER, self._server),
+            (api.LIVE, self._live),
+            (api.READY, self._ready),
             (api.METADATA, self._metadata),
             (api.MODEL_READY, self._model_ready),
             (api.CONFIG, self._config),
             (api.INFER, self._infer),
         ):
             versioned = endpoint.path.replace("{model}", "{model}/versions/{version}")
-            app.route(endpoint, self._told(handler))
-            app.route(endpoint.at(versioned, api.VERSION), self._told(handler))
-
-    @staticmethod
-    def _told(
-        handler: Callable[[Request], Awaitable[Response]],
-    ) -> Callable[[Request], Awaitable[Response]]:
-        async def answer(request: Request) -> Response:
-            try:
-                return await handler(request)
-            except Exception as error:
-                made = error_response(error)
-                told = orjson.loads(made.body)["error"]
-                parts = [told["message"]] + [
-                    f"{key} {told[key]}" for key in ("expected", "found", "hint") if told[key] is not None
-                ]
-                return json_response(made.status, {"error": "; ".join(parts)}, made.headers)
-
-        return answer
+            forms = [endpoint]
+            if versioned != endpoint.path:
+                forms.append(endpoint.at(versioned, api.VERSION))
+            for form in forms:
+                app.route(form, handler)
+                app.route(form.at(f"{form.path}/"), handler)
 
     async def _server(self, _request: Request) -> Response:
         return json_response(200, SERVER)
@@ -86,19 +83,36 @@ class OipRoutes:
     async def _infer(self, request: Request) -> Response:
         name, *version = request.arguments
         self.model.check(name, *version)
-        outputs, asked, number = await self.model.infer(
-            lambda: parse_infer(request.body, _header_length(request), self.model.limits)
-        )
+        outputs, asked, number = await self.model.infer(lambda: self._read(request))
         body, length = write_infer(self.model.spec.name, number, asked.id, outputs)
-        if length is None:
-            return Response(200, body)
-        header = ((b"inference-header-content-length", str(length).encode()),)
-        return Response(200, body, b"application/octet-stream", header)
+        headers: Headers = ()
+        kind = b"application/json"
+        if length is not None:
+            headers = ((b"inference-header-content-length", str(length).encode()),)
+            kind = b"application/octet-stream"
+        coding = accepted_coding(request.headers.get(b"accept-encoding", b"").decode("latin-1"))
+        if coding and len(body) >= COMPRESSED_BYTES:
+            body = await asyncio.to_thread(compressed, body, coding)
+            headers += ((b"content-encoding", coding.encode()), (b"vary", b"accept-encoding"))
+        return Response(200, body, kind, headers)
+
+    def _read(self, request: Request) -> InferRequest:
+        coding = request.headers.get(b"content-encoding", b"").decode("latin-1")
+        body = decompressed(request.body, coding, self.max_body_bytes)
+        return parse_infer(body, _header_length(request), self.model.limits)
+
+
+def oip_error(response: Response) -> Response:
+    """An error as the protocol has it, `{"error": "text"}`: its clients print the text, and fail at an
+    object."""
+    error = orjson.loads(response.body)["error"]
+    parts = [error["message"]] + [
+        f"{key} {error[key]}" for key in ("expected", "found", "hint") if error[key] is not None
+    ]
+    return json_response(response.status, {"error": "; ".join(parts)}, response.headers)
 
 
 def _header_length(request: Request) -> int | None:
-    if b"content-encoding" in request.headers:
-        raise HttpError(415, "encoding", "compressed bodies are not taken")
     text = request.headers.get(b"inference-header-content-length")
     if text is None:
         return None

@@ -27,6 +27,7 @@ DATATYPES = (
     "BOOL",
     *(f"{sign}INT{bits}" for sign in ("", "U") for bits in (8, 16, 32, 64)),
     "FP16",
+    "BF16",
     "FP32",
     "FP64",
     "BYTES",
@@ -151,10 +152,16 @@ _INPUT = {
     "type": "object",
     "required": ["name", "shape", "datatype"],
     "properties": {
-        "name": text("an input of the model's metadata; `<list>.length` says how long each row's list is"),
+        "name": text(
+            "an input of the model's metadata; `<list>.length` says how long each row's list is, "
+            "`<input>.null` which rows are null"
+        ),
         "shape": SHAPE,
         "datatype": words(DATATYPES),
-        "data": {"type": "array", "description": "row by row; absent where binary data follows"},
+        "data": {
+            "type": "array",
+            "description": "row by row, null where a row has no value; absent where binary data follows",
+        },
         "parameters": OPEN,
     },
 }
@@ -163,7 +170,7 @@ INFER_REQUEST = {
     "type": "object",
     "required": ["inputs"],
     "properties": {
-        "id": {"description": "given back"},
+        "id": {"type": ["string", "integer", "null"], "description": "given back as it was sent"},
         "inputs": array(_INPUT, "a missing one is null in every row"),
         "outputs": {"type": ["array", "null"], "items": OPEN, "description": "those wanted; all without it"},
         "parameters": {"type": ["object", "null"]},
@@ -177,7 +184,7 @@ _OUTPUT = record(
 INFER_ANSWER = record(
     "OipInferAnswer",
     {"model_name": text(), "model_version": text(), "outputs": array(_OUTPUT)},
-    {"id": text()},
+    {"id": {"type": ["string", "integer"]}},
 )
 _LENGTH = "bytes of JSON before the binary data"
 INFER = Endpoint(
@@ -210,7 +217,9 @@ INFER = Endpoint(
         # before the protocol is known
         *refusals("origin", *(code for code in TOKEN_CODES if code != "too_often"), "body_timeout"),
     ),
-    "The binary tensor extension of Triton is spoken, so `tritonclient.http` works unchanged.",
+    "The binary tensor extension of Triton is spoken, so `tritonclient.http` works unchanged. Requests may "
+    "have a `Content-Encoding` of gzip or deflate, and answers of a KiB or more have the one that "
+    "`Accept-Encoding` prefers.",
     parameters=(MODEL, Parameter("Inference-Header-Content-Length", "header", _LENGTH, integer(minimum=0))),
     bodies=(json(INFER_REQUEST), Body("application/octet-stream")),
     scope="rank",

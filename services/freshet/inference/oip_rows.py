@@ -1,8 +1,11 @@
 """What the Open Inference Protocol calls inputs and outputs, from the spec; tensors as rows of JSON.
 
-An input for each field that features read, under its path; a list feature has two dimensions and, beside it,
-an optional input `<field>.length`. A missing input is null in every row. Outputs are `score` and one for
-each label. B rows.
+An input for each field that features read, under its path, of shape [B] or [B, 1]; a list feature has two
+dimensions. Outputs are `score` and one for each label. B rows.
+
+Nulls: a missing input is null in every row. In JSON null is null, in one row or in all. Binary and typed
+tensors have no null but NaN of floats, so an optional input `<field>.null` of BOOL says which rows are null,
+as `<field>.length` says how long each row's list is.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from freshet.errors import BadInput
 from freshet.inference.fields import feature_paths
@@ -20,9 +24,10 @@ from freshet.inference.oip_limits import InputLimits
 from freshet.spec.avro import Array, Primitive, Record, Type, Union, field_at
 from freshet.spec.model import Spec
 
-__all__ = ["LENGTH", "SCORE", "Input", "inputs_of", "limits_of", "metadata", "model_config", "rows_of"]
+__all__ = ["SCORE", "Input", "inputs_of", "limits_of", "metadata", "model_config", "rows_of"]
 
 LENGTH = ".length"
+NULL = ".null"
 SCORE = "score"
 DEFAULT_MAX = 50
 """Elements of a list that count, where the spec sets no `max`."""
@@ -39,6 +44,18 @@ class Input:
     max: int | None  # longest list; None: one value a row
     through: tuple[bool, ...]  # for each part of the path: whether an array of records stands there
     latin: bool  # the field holds bytes, which JSON spells as text of code points below 256
+
+    @property
+    def shape(self) -> list[int]:
+        """Its shape as the metadata has it; -1 is the number of rows."""
+        return [-1] if self.max is None else [-1, self.max]
+
+    @property
+    def companion(self) -> str:
+        """The optional input that tells of this one's rows; empty for floats, whose null is NaN."""
+        if self.max is not None:
+            return self.name + LENGTH
+        return "" if self.datatype.startswith("FP") else self.name + NULL
 
 
 def inputs_of(spec: Spec, sample: Record) -> tuple[Input, ...]:
@@ -72,20 +89,20 @@ def _bare(type_: Type) -> Type:
 def limits_of(inputs: tuple[Input, ...], rows: int) -> InputLimits:
     """What is looked at before tensors of these inputs are decoded."""
     widths: dict[str, int | None] = {one.name: one.max for one in inputs}
-    return InputLimits({**widths, **{one.name + LENGTH: None for one in inputs if one.max is not None}}, rows)
+    return InputLimits({**{one.companion: None for one in inputs if one.companion}, **widths}, rows)
 
 
 def metadata(name: str, version: str, inputs: tuple[Input, ...], labels: tuple[str, ...]) -> dict[str, Any]:
     """The model's metadata, as the protocol says it."""
     tensors: list[dict[str, Any]] = []
     for one in inputs:
-        shape = [-1] if one.max is None else [-1, one.max]
-        tensors.append({"name": one.name, "datatype": one.datatype, "shape": shape})
-        if one.max is not None:
-            tensors.append({"name": one.name + LENGTH, "datatype": "INT32", "shape": [-1]})
+        tensors.append({"name": one.name, "datatype": one.datatype, "shape": one.shape})
+        if one.companion:
+            datatype = "BOOL" if one.max is None else "INT32"
+            tensors.append({"name": one.companion, "datatype": datatype, "shape": [-1]})
     return {
         "name": name,
-        "versions": [version],
+        "versions": [version] if version else [],
         "platform": "freshet",
         "inputs": tensors,
         "outputs": [{"name": o, "datatype": "FP32", "shape": [-1]} for o in (SCORE, *labels)],
@@ -123,7 +140,7 @@ def rows_of(tensors: Mapping[str, Tensor], inputs: tuple[Input, ...], max_rows: 
         rows.
     """
     known = {one.name: one for one in inputs}
-    allowed = [*known, *(n + LENGTH for n, one in known.items() if one.max is not None)]
+    allowed = [*known, *(one.companion for one in inputs if one.companion)]
     unknown = [name for name in tensors if name not in allowed]
     if unknown:
         raise BadInput(f"input {unknown[0]!r}: expected one of {', '.join(allowed)}")
@@ -136,18 +153,21 @@ def rows_of(tensors: Mapping[str, Tensor], inputs: tuple[Input, ...], max_rows: 
     rows: list[dict[str, Any]] = [{} for _ in range(count)]
     for name, one in known.items():
         if name in tensors:
-            lengths = _lengths(tensors, one, count)
-            _fill(rows, one, _values(one, tensors[name]), lengths)
-        elif name + LENGTH in tensors:
-            raise BadInput(f"input {name + LENGTH!r} says how long {name!r} is, which is missing")
+            values = _values(one, tensors[name])
+            for i in np.flatnonzero(_nulls(tensors, one, count)).tolist():
+                values[i] = None
+            _fill(rows, one, values, _lengths(tensors, one, count))
+        elif one.companion in tensors:
+            raise BadInput(f"input {one.companion!r} tells of {name!r}, which is missing")
     return rows
 
 
 def _values(one: Input, tensor: Tensor) -> list[Any]:
     values = tensor.values
-    if values.ndim != (1 if one.max is None else 2):
-        wanted = "[-1]" if one.max is None else f"[-1, {one.max}]"
-        raise BadInput(f"input {one.name!r}: expected shape {wanted}, found {list(values.shape)}")
+    if one.max is None and values.ndim == 2 and values.shape[1] == 1:
+        values = values[:, 0]
+    if values.ndim != len(one.shape):
+        raise BadInput(f"input {one.name!r}: expected shape {one.shape}, found {list(values.shape)}")
     kinds = {"INT64": "iu", "FP32": "iuf", "FP64": "iuf", "BOOL": "b", "BYTES": "O"}[one.datatype]
     if values.dtype.kind not in kinds:
         raise BadInput(f"input {one.name!r}: expected {one.datatype}, found {tensor.datatype}")
@@ -171,14 +191,27 @@ def _texts(one: Input, values: list[Any]) -> list[Any]:
         raise BadInput(f"input {one.name!r}: expected UTF-8, found {error.object[:40]!r}") from None
 
 
+def _nulls(tensors: Mapping[str, Tensor], one: Input, count: int) -> NDArray[np.bool_]:
+    """(B,) the rows that are null, by JSON or by the companion. Raises BadInput."""
+    by_json = tensors[one.name].nulls
+    nulls = np.zeros(count, np.bool_) if by_json is None else by_json
+    tensor = tensors.get(one.companion) if one.max is None else None
+    if tensor is None:
+        return nulls
+    if tensor.values.dtype.kind != "b" or tensor.values.size != count or tensor.nulls is not None:
+        raise BadInput(f"input {tensor.name!r}: expected {count} values of BOOL, true where the row is null")
+    return nulls | tensor.values.reshape(count)
+
+
 def _lengths(tensors: Mapping[str, Tensor], one: Input, count: int) -> list[int] | None:
-    tensor = tensors.get(one.name + LENGTH)
+    tensor = tensors.get(one.companion)
     if one.max is None or tensor is None:
         return None
     width = tensors[one.name].values.shape[-1]
-    lengths = tensor.values
+    lengths = tensor.values.reshape(count) if tensor.values.size == count else tensor.values
     if (
         lengths.shape != (count,)
+        or tensor.nulls is not None
         or lengths.dtype.kind not in "iu"
         or not ((lengths >= 0) & (lengths <= width)).all()
     ):
@@ -191,7 +224,9 @@ def _lengths(tensors: Mapping[str, Tensor], one: Input, count: int) -> list[int]
 def _fill(rows: list[dict[str, Any]], one: Input, values: list[Any], lengths: list[int] | None) -> None:
     parts = one.name.split(".")
     for i, row in enumerate(rows):
-        value = values[i] if lengths is None else values[i][: lengths[i]]
+        value = values[i]
+        if lengths is not None and value is not None:
+            value = value[: lengths[i]]
         _put(row, parts, one.through, value)
 
 
@@ -199,8 +234,12 @@ def _put(node: dict[str, Any], parts: list[str], through: tuple[bool, ...], valu
     head, rest = parts[0], parts[1:]
     if not rest:
         node[head] = value
+    elif through[0] and value is None:
+        node.setdefault(head, None)
     elif through[0]:  # an array of records: one record for each element
-        elements = node.setdefault(head, [{} for _ in value])
+        if node.get(head) is None:
+            node[head] = [{} for _ in value]
+        elements = node[head]
         for element, v in zip(elements, value, strict=False):
             _put(element, rest, through[1:], v)
     else:

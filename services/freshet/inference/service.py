@@ -192,7 +192,7 @@ class Inference:
             spec, pipeline.inputs, scoring, self._tally.scored, self._live.version, clock.now_ms,
             settings.max_candidates,
         )  # fmt: skip
-        OipRoutes(self.oip).add_to(self.app)
+        OipRoutes(self.oip, settings.max_body_bytes).add_to(self.app)
         self.grpc_counts = door_counts(registry)
 
     def _measure(self, registry: CollectorRegistry, spec: Spec) -> None:

@@ -77,6 +77,7 @@ class App:
         self.streams = 0  # that are open now
         self._ending = asyncio.Event()  # set when streams are to end
         self.routes = Routes()
+        self._error_forms: list[tuple[str, Callable[[Response], Response]]] = []
         self._bodies = Bodies(
             registry, most_bytes=max_body_bytes, timeout_s=body_timeout_s, together=max_bodies_bytes
         )
@@ -89,6 +90,18 @@ class App:
     def route(self, endpoint: Endpoint, handler: Handler) -> None:
         """Answer the endpoint's method and path with this handler, and its description in the documents."""
         self.routes.add(endpoint, handler)
+
+    def form_errors(self, path: str, form: Callable[[Response], Response]) -> None:
+        """Rewrite the errors of all URLs at or below a path, those without a route included: a protocol that
+        is served there may have a form of its own for them."""
+        self._error_forms.append((path, form))
+
+    def _error_response(self, path: str, error: Exception) -> Response:
+        response = error_response(error)
+        for prefix, form in self._error_forms:
+            if path == prefix or path.startswith(f"{prefix}/"):
+                return form(response)
+        return response
 
     def route_taker(self, endpoint: Endpoint, taker: Taker) -> None:
         """Answer a POST without `{name}` in its path with this taker; as `route` in all else."""
@@ -198,7 +211,10 @@ class App:
             route = found.name
             handler, endpoint = found.answering(scope["method"])
             peer = (scope.get("client") or ("",))[0]
-            who, peer, payer = self._let_in(endpoint.scope, headers, peer, endpoint.or_scope)
+            if endpoint is not None:
+                who, peer, payer = self._let_in(endpoint.scope, headers, peer, endpoint.or_scope)
+            else:
+                who, peer, payer = self._let_in(None, headers, peer)
             passed = True
             async with self._bodies.whole(headers, receive) as body:
                 request = Request(
@@ -216,12 +232,16 @@ class App:
             if isinstance(response, Stream) and self.streams >= self._max_streams:
                 raise self._too_many_streams()  # nothing was asked of its pieces, so nothing is left behind
         except asyncio.CancelledError:  # the server's drain is over; what was begun is not known to be done
-            response = error_response(Unavailable("the server is stopping; send it again"))
+            stopping = Unavailable("the server is stopping; send it again")
+            response = self._error_response(scope["path"], stopping)
         except ClientGoneError:
             self.counts.gone(route)
             return
         except Exception as error:
-            response = error_response(error)
+            response = self._error_response(scope["path"], error)
+        if isinstance(response, Stream) and scope["method"] == "HEAD":
+            await response.pieces.aclose()
+            response = Response(200, b"", response.content_type, response.headers)
         if isinstance(response, Stream):
             await self._stream(route, response, receive, send)
             return

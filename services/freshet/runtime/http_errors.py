@@ -55,7 +55,7 @@ CODES = (
     ErrorCode("body_too_large", 413, "the body has too many bytes", "send smaller batches"),
     ErrorCode("too_large", 413, "too many events or candidates at once", "send smaller batches"),
     ErrorCode("content_type", 415, "bodies of this kind are not taken", "use one of those in `expected`"),
-    ErrorCode("encoding", 415, "compressed bodies are not taken", "send it uncompressed"),
+    ErrorCode("encoding", 415, "bodies of this coding are not taken", "use one that `expected` names"),
     ErrorCode(
         "events_refused",
         422,

@@ -30,11 +30,20 @@ class Route:
     name: str  # for metrics: bounded, whatever paths clients invent
     methods: dict[str, tuple[Handler, Endpoint]] = field(default_factory=dict)
 
-    def answering(self, method: str) -> tuple[Handler, Endpoint]:
-        """Who answers this method, and its description. Raises HttpError: 405 if nobody does."""
-        found = self.methods.get(method)
+    def answering(self, method: str) -> tuple[Handler, Endpoint | None]:
+        """The handler of a method and its description, which OPTIONS lacks.
+
+        HEAD is answered by the handler of GET; the server leaves the body out. OPTIONS lists the methods and
+        nothing else, so that a browser lets no page of another site read or send anything.
+
+        Raises:
+            HttpError: 405, the path has no such method.
+        """
+        found = self.methods.get("GET" if method == "HEAD" else method)
         if found is None:
-            allowed = ", ".join(sorted(self.methods))
+            allowed = ", ".join(self.allowed)
+            if method == "OPTIONS":
+                return _options(allowed), None
             raise HttpError(
                 405,
                 "method_not_allowed",
@@ -44,6 +53,18 @@ class Route:
                 headers=((b"allow", allowed.encode()),),
             )
         return found
+
+    @property
+    def allowed(self) -> list[str]:
+        """The methods that are answered, sorted."""
+        return sorted({*self.methods, *(["HEAD"] if "GET" in self.methods else []), "OPTIONS"})
+
+
+def _options(allowed: str) -> Handler:
+    async def answer(_request: Request) -> Response:
+        return Response(200, b"", headers=((b"allow", allowed.encode()),))
+
+    return answer
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -6,14 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from freshet.errors import BadInput, ConfigError
 from freshet.inference.fields import feature_paths, request_schema, row_schema
-from freshet.inference.oip import Tensor
-from freshet.inference.oip_rows import inputs_of, metadata, model_config, rows_of
+from freshet.inference.oip import Tensor, parse_infer
+from freshet.inference.oip_rows import inputs_of, limits_of, metadata, model_config, rows_of
 from freshet.spec.avro import Record, field_at, parse_schema, sample_schema, to_json
 from freshet.spec.parse import load_spec
 
@@ -111,17 +112,22 @@ def test_there_is_an_input_for_each_field_and_the_time() -> None:
 
     assert [(t["name"], t["datatype"], t["shape"]) for t in described["inputs"]] == [
         ("user.id", "INT64", [-1]),
+        ("user.id.null", "BOOL", [-1]),
         ("items.id", "INT64", [-1]),
+        ("items.id.null", "BOOL", [-1]),
         ("user.last_items", "INT64", [-1, 50]),
         ("user.last_items.length", "INT32", [-1]),
         ("user.country", "BYTES", [-1]),
+        ("user.country.null", "BOOL", [-1]),
         ("items.age_s", "FP32", [-1]),
         ("items.ctr_1h", "FP32", [-1]),
         ("items.pos", "INT64", [-1]),
+        ("items.pos.null", "BOOL", [-1]),
         ("ts", "INT64", [-1]),
+        ("ts.null", "BOOL", [-1]),
     ]
     assert [t["name"] for t in described["outputs"]] == ["score", "click", "watch"]
-    assert model_config(described)["input"][4]["data_type"] == "TYPE_STRING"
+    assert model_config(described)["input"][6]["data_type"] == "TYPE_STRING"
 
 
 def test_tensors_become_rows_and_what_is_missing_stays_missing() -> None:
@@ -137,6 +143,46 @@ def test_lists_are_cut_to_their_lengths() -> None:
     )
 
     assert [row["user"]["last_items"] for row in found] == [[1, 2], []]
+
+
+@pytest.mark.parametrize("shape", [[3], [3, 1]])
+def test_one_row_without_a_value_is_null_in_it_alone(shape: list[int]) -> None:
+    by_json = parse_infer(
+        orjson.dumps(
+            {
+                "inputs": [
+                    {"name": "user.country", "datatype": "BYTES", "shape": shape, "data": ["DE", None, ""]},
+                    {"name": "items.id", "datatype": "INT64", "shape": shape, "data": [None, 0, 7]},
+                    {"name": "items.age_s", "datatype": "FP32", "shape": shape, "data": [0.0, None, 1.5]},
+                ]
+            }
+        ),
+        None,
+        limits_of(INPUTS, 10),
+    ).tensors
+    no_country, no_id = [False, True, False], [True, False, False]
+    by_companion = (
+        tensor("user.country", np.array([b"DE", b"x", b""], object).reshape(shape), object),
+        tensor("user.country.null", np.array(no_country).reshape(shape), np.bool_),
+        tensor("items.id", np.array([9, 0, 7]).reshape(shape)),
+        tensor("items.id.null", no_id, np.bool_),
+        tensor("items.age_s", np.array([0.0, np.nan, 1.5]).reshape(shape), np.float32),
+    )
+
+    expected = [
+        {"user": {"country": "DE"}, "items": {"id": None, "age_s": 0.0}},
+        {"user": {"country": None}, "items": {"id": 0, "age_s": None}},
+        {"user": {"country": ""}, "items": {"id": 7, "age_s": 1.5}},
+    ]
+    assert rows_of(by_json, INPUTS, 10) == expected
+    assert rows(*by_companion) == expected
+
+
+def test_a_list_that_is_null_is_null_in_its_row() -> None:
+    asked = {"name": "user.last_items", "datatype": "INT64", "shape": [2, 2], "data": [None, [1, 2]]}
+    found = parse_infer(orjson.dumps({"inputs": [asked]}), None, limits_of(INPUTS, 10)).tensors
+
+    assert rows_of(found, INPUTS, 10) == [{"user": {"last_items": None}}, {"user": {"last_items": [1, 2]}}]
 
 
 def test_a_number_that_is_none_is_null() -> None:
@@ -158,7 +204,10 @@ def test_texts_are_utf_8() -> None:
         ([tensor("user.age", [1])], "expected one of user.id, items.id"),
         ([tensor("user.id", [1]), tensor("items.id", [1, 2])], "one number of rows"),
         ([tensor("user.id", [1] * 11)], "1 to 10 rows, found 11"),
-        ([tensor("user.id", [[1]])], r"expected shape \[-1\], found \[1, 1\]"),
+        ([tensor("user.id", [[1, 2]])], r"expected shape \[-1\], found \[1, 2\]"),
+        ([tensor("user.id", [1]), tensor("user.id.null", [0])], "1 values of BOOL"),
+        ([tensor("user.id.null", [True], np.bool_)], "tells of 'user.id', which is missing"),
+        ([tensor("items.age_s.null", [True], np.bool_)], "expected one of"),
         ([tensor("user.last_items", [1])], r"expected shape \[-1, 50\]"),
         ([tensor("user.id", [1.0], np.float32)], "expected INT64"),
         ([tensor("user.id", [2**63], np.uint64)], "beyond its range"),

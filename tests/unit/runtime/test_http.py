@@ -139,7 +139,24 @@ def test_a_wrong_method_says_which_is_right(server: Running) -> None:
     answer = server.get("/echo")
 
     assert answer.status_code == 405
-    assert answer.headers["allow"] == "POST"
+    assert answer.headers["allow"] == "OPTIONS, POST"
+
+
+def test_head_answers_as_get_without_a_body(server: Running) -> None:
+    head, get = httpx.head(server.url + "/health/live"), server.get("/health/live")
+
+    assert (head.status_code, head.content) == (200, b"")
+    assert head.headers["content-length"] == str(len(get.content))
+    assert httpx.head(server.url + "/echo").status_code == 405, "a path without GET"
+
+
+def test_options_lists_methods_and_permits_no_other_site(server: Running) -> None:
+    asked = {"origin": "http://other.example", "access-control-request-method": "POST"}
+    answer = httpx.options(server.url + "/health/live", headers=asked)
+
+    assert (answer.status_code, answer.content, answer.headers["allow"]) == (200, b"", "GET, HEAD, OPTIONS")
+    assert not [name for name in answer.headers if name.startswith("access-control")]
+    assert httpx.options(server.url + "/nowhere").status_code == 404
 
 
 def test_parts_of_a_path_are_handed_over_decoded_and_never_split_again(server: Running) -> None:
