@@ -180,7 +180,7 @@ def _object(value: Any, where: str) -> dict[str, Any]:
 def _tensor(entry: dict[str, Any], binary: memoryview, limits: InputLimits) -> tuple[Tensor, int]:
     name: Any = entry.get("name")
     datatype: Any = entry.get("datatype")
-    shape = entry.get("shape")
+    shape: Any = entry.get("shape")
     dtype, count = checked(name, datatype, shape, limits)
     parameters = _object(entry.get("parameters") or {}, f"input {name!r} parameters")
     size = parameters.get("binary_data_size")

@@ -131,10 +131,10 @@ def _typed(given: Any, dtype: Any, count: int) -> NDArray[Any]:
     return narrow
 
 
-def write_infer(model: str, version: str, id_: str | None, outputs: list[Output]) -> Any:
+def write_infer(model: str, version: str, id_: object, outputs: list[Output]) -> Any:
     """A ModelInferResponse; raw for the outputs that are wanted binary (all, or none)."""
     m = messages(OIP)
-    response = m.ModelInferResponse(model_name=model, model_version=version, id=id_ or "")
+    response = m.ModelInferResponse(model_name=model, model_version=version, id=str(id_ or ""))
     for name, values, binary in outputs:
         described = response.outputs.add(name=name, datatype="FP32", shape=values.shape)
         if binary:

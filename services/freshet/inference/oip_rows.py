@@ -200,7 +200,7 @@ def _nulls(tensors: Mapping[str, Tensor], one: Input, count: int) -> NDArray[np.
         return nulls
     if tensor.values.dtype.kind != "b" or tensor.values.size != count or tensor.nulls is not None:
         raise BadInput(f"input {tensor.name!r}: expected {count} values of BOOL, true where the row is null")
-    return nulls | tensor.values.reshape(count)
+    return np.asarray(nulls | tensor.values.reshape(count))
 
 
 def _lengths(tensors: Mapping[str, Tensor], one: Input, count: int) -> list[int] | None:
