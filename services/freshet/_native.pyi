@@ -532,8 +532,8 @@ class InputLane:
 # --- ways into Avro: JSON, columns; the check of Avro (bind_avro.cpp)
 
 TranscodedTuple = tuple[
-    BytesTuple, I64, list[tuple[int, int, int, int, str, str, str]], int
-]  # records, events, bad (index, why, node, position, path, found, expected), total
+    BytesTuple, I64, list[tuple[int, int, int, int, str, str, str]], I64, I64
+]  # records, events, bad (index, why, node, position, path, found, expected), begin and end of each event's text
 ColumnTuple = tuple[int, I64 | F64 | U8, I64, U8]  # kind, values or data, ends, nulls
 
 class WriterSchema:
@@ -543,7 +543,7 @@ def transcode_each(
     schema: WriterSchema, data: U8, ends: I64, ignore_unknown: bool, prefix: bytes, /
 ) -> TranscodedTuple: ...
 def transcode_body(
-    schema: WriterSchema, body: bytes, ignore_unknown: bool, prefix: bytes, /
+    schema: WriterSchema, body: bytes, ignore_unknown: bool, prefix: bytes, max_events: int, /
 ) -> TranscodedTuple: ...
 def encode_columns(
     schema: WriterSchema, columns: list[ColumnTuple], source_of: I32, rows: int, /

@@ -14,7 +14,7 @@ from hypothesis import settings as quick
 from hypothesis import strategies as st
 
 from freshet.gateway.api import AVRO, AVRO_BATCH, AVRO_RAW
-from tests.integration.gateway_world import NOW, SPEC, Running, gateway, ranked, start
+from tests.integration.gateway_world import NOW, SPEC, Running, action, gateway, ranked, start
 
 __all__ = ["gateway", "start"]  # fixtures
 
@@ -52,6 +52,61 @@ def test_an_event_dated_ahead_is_refused_and_one_within_the_limit_is_taken(gatew
     assert (refused["path"], refused["found"]) == ("ts", "61 s ahead")
 
 
+BOTH = pytest.mark.parametrize("kind", ["application/json", "application/x-ndjson"])
+
+
+def kept(gateway: Running) -> list[bytes]:
+    """The values of the refused events' dead letters."""
+    letters = [orjson.loads(value) for *_, value in gateway.records("feed.refused")]
+    return [base64.b64decode(letter["value"]) for letter in letters]
+
+
+@BOTH
+@pytest.mark.parametrize("wrong", [b'{"at": 1, "at": 2}', b'{"a": "\\ud83d"}', b"{'a': NaN}", b'{"a":'])
+def test_refused_events_are_kept_byte_for_byte(gateway: Running, kind: str, wrong: bytes) -> None:
+    good = [orjson.dumps(action(i)) for i in (1, 2)]
+
+    answer = gateway.post("actions", b"\n".join((good[0], wrong, good[1])), kind)
+
+    assert (answer.status_code, answer.json()["accepted"]) == (422, 2)
+    assert [refused["index"] for refused in answer.json()["refused"]] == [1]
+    assert sorted(value for *_, value in gateway.records("app.actions")) == sorted(good)
+    assert kept(gateway) == [wrong]
+
+
+@BOTH
+def test_an_element_of_an_array_is_refused_alone(gateway: Running, kind: str) -> None:
+    good = [orjson.dumps(ranked(i)) for i in (1, 2)]
+    wrong = [b'{"request_id": "half an emoji: \\ud83d", "ts": [1, "]"]}', b"NaN"]
+
+    answer = gateway.post("impressions", b"[" + b" , ".join((wrong[0], *good, wrong[1])) + b"]", kind)
+
+    assert (answer.status_code, answer.json()["accepted"]) == (422, 2)
+    assert [refused["index"] for refused in answer.json()["refused"]] == [0, 3]
+    assert kept(gateway) == wrong
+
+
+@BOTH
+def test_what_cannot_be_split_is_refused_as_one(gateway: Running, kind: str) -> None:
+    good = orjson.dumps(ranked(1))
+    rest = b'{"request_id": 2, "ts": "torn}, ' + orjson.dumps(ranked(3)) + b"]"
+
+    answer = gateway.post("impressions", b"[" + good + b"," + rest, kind)
+
+    assert (answer.status_code, answer.json()["accepted"]) == (422, 1)
+    assert kept(gateway) == [rest]
+
+
+def test_refused_events_are_kept_as_sent_not_as_avro(gateway: Running) -> None:
+    ahead = b' {"request_id": 1, "ts": %d, "user": {"id": 5, "country": null, "last_items": []}}' % (NOW * 2)
+    event = orjson.dumps(ranked(1, ts=NOW * 2))
+
+    assert gateway.post("impressions", b"[" + event + b"]").status_code == 422
+    assert gateway.post("impressions", ahead + b"\n").status_code == 422
+
+    assert kept(gateway) == [event, ahead.strip()]
+
+
 def test_a_page_of_another_site_teaches_nothing(gateway: Running) -> None:
     headers = {"sec-fetch-site": "cross-site", "origin": "https://evil.example"}
     answer = httpx.post(f"{gateway.url}/v1/actions", content=b"{}", headers=headers)
@@ -63,8 +118,9 @@ def test_a_page_of_another_site_teaches_nothing(gateway: Running) -> None:
 @pytest.mark.parametrize(
     ("kind", "content", "status", "code"),
     [
-        ("application/json", b"{", 400, "bad_input"),
+        ("application/json", b"", 400, "bad_input"),
         ("application/json", b"[]", 400, "bad_input"),
+        ("application/x-ndjson", b"\xef\xbb\xbf\r\n", 400, "bad_input"),
         ("text/html", b"{}", 415, "content_type"),
         (AVRO_BATCH, b"\xff\xff\xff\xff", 400, "bad_input"),
         (AVRO_RAW, b"x", 400, "bad_input"),

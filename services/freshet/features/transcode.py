@@ -1,10 +1,14 @@
 """JSON events to Avro records, strictly by the schema; whole requests or whole batches in one native call.
 
-- An int or long is a JSON number without fraction or exponent, in range; float and double take any number.
+- An int or long is a JSON number without fraction or exponent, in range, kept exactly; -0 is 0. Float and
+  double take the nearest value of any number within their range, and 0 for one that is nearer to 0.
 - A string is a string. Bytes and fixed are strings of the characters U+0000 to U+00FF, as in Avro's own JSON.
 - A union takes the first branch that fits (no `{"string": ...}` wrapping).
 - A missing field takes its default, or null if it may be null; a field that the schema does not have is
   refused.
+- A name stands once in an object, also in objects that the schema does not have.
+- Text is JSON of RFC 8259 in UTF-8: no NaN, no half of a surrogate pair, at most 64 levels in an event. A
+  byte-order mark at the beginning is skipped.
 """
 
 from __future__ import annotations
@@ -22,6 +26,9 @@ __all__ = ["JsonTranscoder", "RefusedEvent", "Transcoded"]
 SYNTAX, TYPE, RANGE, SYMBOL, SIZE, MISSING, UNKNOWN, DUPLICATE, MORE = range(
     1, 10
 )  # JsonWhy in json_avro.hpp
+
+MOST_EVENTS = 1_000_000
+"""Of one body, where the caller has no bound of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +51,13 @@ class Transcoded:
     records: BytesColumn  # (G,) Avro of the good ones, framed if a schema id was given
     events: I64  # (G,) index of each among all events, rising
     bad: Sequence[RefusedEvent]  # rising by index
-    total: int  # events seen
+    begins: I64  # (N,) where the text of each event stands in the body, or in its own value
+    ends: I64  # (N,)
+
+    @property
+    def total(self) -> int:
+        """Events seen."""
+        return len(self.begins)
 
 
 class JsonTranscoder:
@@ -78,20 +91,21 @@ class JsonTranscoder:
             )
         )
 
-    def body(self, body: bytes) -> Transcoded:
-        """Transcode a request's body: one object, an array of objects, or objects one after the other (a
-        line each).
+    def body(self, body: bytes, max_events: int = MOST_EVENTS) -> Transcoded:
+        """Transcode a request's body: objects one after the other (a line each, or not), and arrays of them.
 
-        An array that is not JSON is refused as one event; of lines, only those that are wrong.
+        What is wrong is refused alone with its exact bytes, if its end is certain: an element of an array up
+        to its comma, an object up to its brace, another line up to its end. What cannot be split is refused
+        as one, up to the next line that begins with a brace. Stops after `max_events` and one more.
         """
         return self._made(
-            _native.transcode_body(self._writer.native, body, self._ignore_unknown, self._prefix)
+            _native.transcode_body(self._writer.native, body, self._ignore_unknown, self._prefix, max_events)
         )
 
     def _made(self, made: _native.TranscodedTuple) -> Transcoded:
-        records, events, bad, total = made
+        records, events, bad, begins, ends = made
         return Transcoded(
-            BytesColumn(*records), events, [_refused(self._writer, failure) for failure in bad], total
+            BytesColumn(*records), events, [_refused(self._writer, failure) for failure in bad], begins, ends
         )
 
 

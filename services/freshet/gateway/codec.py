@@ -2,7 +2,7 @@
 
 JSON is encoded by the stream's schema, Avro is passed on byte for byte; both are then read as the joiner
 will read them, so that what is acknowledged can be joined. Bodies that are good in all go through `take_json`
-and `take_avro`, many in one native call; what these leave is looked at event by event, for the reasons.
+and `take_avro`, many in one native call; a body that these leave is read again alone, for the reasons.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from freshet.errors import BadInput, ConfigError, TooLarge, Unavailable
+from freshet.errors import ConfigError, Unavailable
 from freshet.features import (
     EventExtractor,
     EventIntake,
@@ -22,7 +22,7 @@ from freshet.features import (
     rows_by_id,
     take,
 )
-from freshet.gateway.core import Refusal, refusal_of, split_json
+from freshet.gateway.core import Refusal, check_count, refusal_of
 from freshet.spec.avro import Record
 from freshet.spec.model import Stream
 from freshet.types import I64, U64, BytesColumn
@@ -42,6 +42,7 @@ class Accepted:
     key: bytes  # request id as text: the record's key
     time_ms: int  # its newest impression's; 0 if it holds none
     record: bytes
+    sent: bytes  # as its client sent it
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,36 +134,23 @@ class StreamCodec:
         assert isinstance(extractor, EventExtractor), "checked by the caller"
         return EventIntake(extractor, schema_id=schema_id, partitions=self._partitions, max_events=max_events)
 
-    def from_json(self, body: bytes, *, lines: bool, max_events: int) -> Checked:
-        """Encode an object, an array of objects, or an object a line; what does not fit the schema is
-        refused.
+    def from_json(self, body: bytes, *, max_events: int) -> Checked:
+        """Encode the events of a body, as `JsonTranscoder.body` finds them; what does not fit the schema is
+        refused, each as it was sent.
 
-        Raises BadInput if no single event can be told apart from another or there are none, TooLarge for
-        too many.
+        Raises BadInput if there are no events, TooLarge for too many.
         """
-        made = self._transcoder.body(body)
-        if made.total > max_events:
-            raise TooLarge(f"expected at most {max_events} events in a request, found {made.total}")
-        if not made.total:
-            raise BadInput(f"expected from 1 to {max_events} events in a request, found 0")
-        if not made.bad and self._stream.format == "avro":
-            return self._read(self.schema_id, made.events.tolist(), list(made.records))
-        return self._one_by_one(body, lines=lines, max_events=max_events)
-
-    def _one_by_one(self, body: bytes, *, lines: bool, max_events: int) -> Checked:
-        """As `from_json`, with the text of each event at hand: for dead letters, and for topics in JSON."""
-        candidates, bad = split_json(body, lines=lines, max_events=max_events)
-        made = self._transcoder.column(BytesColumn.of([c.raw for c in candidates]))
-        for refused in made.bad:
-            c = candidates[refused.index]
-            bad.append(Refusal(c.index, refused.path, refused.expected, refused.found, c.raw))
-        kept = [candidates[i] for i in made.events.tolist()]
-        checked = self._read(self.schema_id, [c.index for c in kept], list(made.records))
+        made = self._transcoder.body(body, max_events)
+        check_count(made.total, max_events)
+        places = zip(made.begins.tolist(), made.ends.tolist(), strict=True)
+        texts = [body[begin:end] for begin, end in places]
+        bad = [Refusal(r.index, r.path, r.expected, r.found, texts[r.index]) for r in made.bad]
+        indexes = made.events.tolist()
+        checked = self._read(self.schema_id, indexes, list(made.records), [texts[i] for i in indexes])
+        bad += checked.bad
         if self._stream.format == "json":
-            texts = {c.index: c.raw for c in kept}
-            good = [replace(a, record=texts[a.index]) for a in checked.good]
-            return Checked(good, [*bad, *checked.bad])
-        return Checked(checked.good, [*bad, *checked.bad])
+            return Checked([replace(event, record=event.sent) for event in checked.good], bad)
+        return Checked(checked.good, bad)
 
     def from_avro(self, records: Sequence[bytes]) -> Checked:
         """Check framed records; the good ones are passed on byte for byte.
@@ -185,7 +173,7 @@ class StreamCodec:
                     Refusal(i, "", problem[0], problem[1], r) for i, r in zip(indexes, chosen, strict=True)
                 ]
                 continue
-            checked = self._read(schema_id, indexes, chosen)
+            checked = self._read(schema_id, indexes, chosen, chosen)
             good += checked.good
             bad += checked.bad
         return Checked(sorted(good, key=lambda a: a.index), sorted(bad, key=lambda r: r.index))
@@ -230,8 +218,10 @@ class StreamCodec:
         except ConfigError as error:
             return error
 
-    def _read(self, schema_id: int, indexes: Sequence[int], records: Sequence[bytes]) -> Checked:
-        """Framed records as the joiner will see them."""
+    def _read(
+        self, schema_id: int, indexes: Sequence[int], records: Sequence[bytes], sent: Sequence[bytes]
+    ) -> Checked:
+        """Framed records as the joiner will see them; `sent`: each as its client sent it."""
         if not records:
             return Checked([], [])
         extractor = self._extractors[schema_id]
@@ -240,11 +230,11 @@ class StreamCodec:
         times = np.zeros(len(records), np.int64)
         np.maximum.at(times, found.event_index, found.times_ms)
         good = [
-            Accepted(indexes[at], key, int(times[at]), records[at])
+            Accepted(indexes[at], key, int(times[at]), records[at], sent[at])
             for at, key in zip(found.events.tolist(), found.request_keys, strict=True)
         ]
         bad = [
-            refusal_of(indexes[at], why, records[at])
+            refusal_of(indexes[at], why, sent[at])
             for at, why in zip(found.bad.tolist(), found.why, strict=True)
         ]
         return Checked(good, bad)

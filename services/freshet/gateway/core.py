@@ -1,8 +1,6 @@
-"""The gateway's decisions: bodies into events, events into envelopes, queue accounts, answers.
+"""The gateway's decisions: batches of Avro into records, refusals into dead letters, queue accounts, answers.
 
-A body becomes candidates (index, JSON text, parsed object) and refusals; a candidate's envelope is the
-request id that partitions it and its time. What is accepted becomes log entries, what is refused becomes
-dead letters with the reason.
+JSON is read by the native core alone (`freshet.features.transcode`), many bodies at once or one with reasons.
 """
 
 from __future__ import annotations
@@ -17,25 +15,21 @@ import orjson
 
 from freshet.errors import BadInput, TooLarge
 from freshet.types import Append, BytesColumn
-from freshet.wire.json_text import written
 
 __all__ = [
-    "Candidate",
     "Entry",
     "Limits",
     "QueueAccount",
     "Refusal",
     "answer",
+    "check_count",
     "dead_letter",
     "group_entries",
     "offsets_of",
     "refusal_of",
     "split_avro_batch",
-    "split_json",
     "too_far_ahead",
 ]
-
-_SHOWN_CHARS = 120
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,14 +45,6 @@ class Refusal:
     def as_json(self) -> dict[str, Any]:
         """As a client is told it."""
         return {"index": self.index, "path": self.path, "expected": self.expected, "found": self.found}
-
-
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """One event of a request that is JSON at least."""
-
-    index: int
-    raw: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,56 +94,12 @@ class QueueAccount:
         self.bytes -= size
 
 
-def split_json(body: bytes, *, lines: bool, max_events: int) -> tuple[list[Candidate], list[Refusal]]:
-    """An object, an array of objects, or (if `lines`, or if it does not parse whole) one object a line.
-
-    Raises BadInput if no single event can be told apart from another, or there are none or too many.
-    """
-    if not lines:
-        try:
-            whole = orjson.loads(body)
-        except orjson.JSONDecodeError as error:
-            if not body.lstrip().startswith(b"{") or b"\n" not in body.strip():
-                raise BadInput(f"the body is not JSON: {error}") from None
-        else:
-            return _split_values(whole if isinstance(whole, list) else [whole], body, max_events)
-    texts = [line for line in (piece.strip() for piece in body.split(b"\n")) if line]
-    _check_count(len(texts), max_events)
-    good: list[Candidate] = []
-    bad: list[Refusal] = []
-    for i, text in enumerate(texts):
-        try:
-            value = orjson.loads(text)
-        except orjson.JSONDecodeError as error:
-            bad.append(Refusal(i, "", "a JSON object on the line", str(error), text))
-            continue
-        _sort(i, text, value, good, bad)
-    return good, bad
-
-
-def _split_values(
-    values: Sequence[Any], body: bytes, max_events: int
-) -> tuple[list[Candidate], list[Refusal]]:
-    _check_count(len(values), max_events)
-    good: list[Candidate] = []
-    bad: list[Refusal] = []
-    for i, value in enumerate(values):
-        _sort(i, written(value, f"event {i}"), value, good, bad)
-    return good, bad
-
-
-def _sort(index: int, raw: bytes, value: Any, good: list[Candidate], bad: list[Refusal]) -> None:
-    if isinstance(value, dict):
-        good.append(Candidate(index, raw))
-    else:
-        bad.append(Refusal(index, "", "a JSON object", _show(value), raw))
-
-
-def _check_count(count: int, max_events: int) -> None:
+def check_count(count: int, max_events: int) -> None:
+    """Raises BadInput for no events in a request, TooLarge for more than it may hold."""
     if count == 0:
         raise BadInput(f"expected from 1 to {max_events} events in a request, found 0")
     if count > max_events:
-        raise TooLarge(f"expected at most {max_events} events in a request, found {count}")
+        raise TooLarge(f"expected at most {max_events} events in a request, found more")
 
 
 def split_avro_batch(body: bytes, max_events: int) -> list[bytes]:
@@ -173,7 +115,7 @@ def split_avro_batch(body: bytes, max_events: int) -> list[bytes]:
                 "expected records, each a 4-byte big-endian length and its bytes; "
                 f"found {len(body) - at} bytes after record {len(records)}"
             )
-        _check_count(len(records) + 1, max_events)
+        check_count(len(records) + 1, max_events)
         size = int.from_bytes(body[at : at + 4], "big")
         if at + 4 + size > len(body):
             raise BadInput(
@@ -182,7 +124,7 @@ def split_avro_batch(body: bytes, max_events: int) -> list[bytes]:
             )
         records.append(body[at + 4 : at + 4 + size])
         at += 4 + size
-    _check_count(len(records), max_events)
+    check_count(len(records), max_events)
     return records
 
 
@@ -201,11 +143,6 @@ def refusal_of(index: int, why: str, raw: bytes) -> Refusal:
 
 
 _WHY = re.compile(r"record \d+: (?:(\S+) \((.*?)\): )?(.*)", re.DOTALL)
-
-
-def _show(value: Any) -> str:
-    text = written(value, "an event").decode()
-    return text if len(text) <= _SHOWN_CHARS else text[:_SHOWN_CHARS] + "…"
 
 
 def dead_letter(refusal: Refusal, *, topic: str, now_ms: int) -> bytes:

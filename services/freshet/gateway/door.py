@@ -1,8 +1,8 @@
 """The door of one stream: requests in, answers out once the log has their events.
 
 Requests wait for the next append unseen, are then checked together, in one native call, and appended
-together: what a single event costs is little more than its share of that. A request that is not good in all
-is looked at on its own, event by event, so that its client is told what is wrong with which.
+together: what a single event costs is little more than its share of that. A request with an event that is
+refused is read again on its own, so that its client is told what is wrong with which event.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class _Asked:
     """A request on its way through the door."""
 
     body: bytes
-    kind: str  # how its events stand in the body: JSON[0], JSON_LINES[0], AVRO or AVRO_BATCH
+    kind: str  # how its events stand in the body: JSON[0], AVRO or AVRO_BATCH
     client: Client
     payer: Payer | None  # by whom its events are paid; None: by nobody
     came_ns: int = 0  # wall clock; 0: tracing is off
@@ -165,7 +165,7 @@ class Door:
 
         Args:
             body: the events.
-            kind: how they stand in it: JSON[0], JSON_LINES[0], AVRO or AVRO_BATCH.
+            kind: how they stand in it: JSON[0], AVRO or AVRO_BATCH.
             client: who is told.
             payer: by whom the events are paid.
             span: of its request in its client's trace.
@@ -327,7 +327,7 @@ class Door:
             return self._codec.from_avro([asked.body])
         if asked.kind == AVRO_BATCH:
             return self._codec.from_avro(split_avro_batch(asked.body, limit))
-        return self._codec.from_json(asked.body, lines=asked.kind in JSON_LINES, max_events=limit)
+        return self._codec.from_json(asked.body, max_events=limit)
 
     def _in_time(self, checked: Checked, now_ms: int) -> tuple[list[Accepted], list[Refusal]]:
         """What is not dated too far ahead, and all refusals."""
@@ -349,7 +349,7 @@ class Door:
             time.path,
             f"a time at most {limit_s:g} s ahead of now (unit {time.unit})",
             f"{ahead_s:g} s ahead",
-            event.record,
+            event.sent,
         )
 
 
@@ -363,10 +363,8 @@ def _events_of(request: Request) -> tuple[bytes, str]:
             found=headers[b"content-encoding"].decode("latin-1"),
         )  # fmt: skip
     kind = request.content_type
-    if kind in JSON:
+    if kind in JSON or kind in JSON_LINES:
         return request.body, JSON[0]
-    if kind in JSON_LINES:
-        return request.body, JSON_LINES[0]
     if kind in (AVRO, AVRO_BATCH):
         return request.body, kind
     if kind == AVRO_RAW:

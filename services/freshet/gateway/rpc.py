@@ -8,7 +8,7 @@ from typing import Any
 
 from freshet.errors import BadInput
 from freshet.gateway.api import AVRO, AVRO_BATCH, ROLES
-from freshet.gateway.door import JSON, JSON_LINES, Acks, Door
+from freshet.gateway.door import JSON, Acks, Door
 from freshet.runtime.grpc_door import GrpcDoor
 from freshet.runtime.grpc_told import Told
 from freshet.runtime.guard import Guest
@@ -18,7 +18,7 @@ __all__ = ["add_events"]
 
 SERVICE = f"{GATEWAY}.Gateway"
 _ROLES = dict(enumerate(ROLES, 1))
-_KINDS = {1: JSON[0], 2: JSON_LINES[0], 3: AVRO, 4: AVRO_BATCH}
+_KINDS = {1: JSON[0], 2: JSON[0], 3: AVRO, 4: AVRO_BATCH}
 
 
 def add_events(door: GrpcDoor, doors: Mapping[str, Door]) -> None:

@@ -20,7 +20,8 @@ nb::tuple transcoded(Transcoded&& made) {
   for (const auto& b : made.bad) {
     bad.append(nb::make_tuple(b.index, static_cast<int>(b.why), b.node, b.position, text(b.path), text(b.found), b.expected));
   }
-  return nb::make_tuple(to_numpy(std::move(made.records)), to_numpy(std::move(made.events)), bad, made.total);
+  return nb::make_tuple(to_numpy(std::move(made.records)), to_numpy(std::move(made.events)), bad,
+                        to_numpy(std::move(made.begins)), to_numpy(std::move(made.ends)));
 }
 
 JsonOptions options(bool ignore_unknown, const nb::bytes& prefix) {
@@ -38,13 +39,14 @@ nb::tuple each(const WriterSchema& schema, const In<std::uint8_t>& data, const I
   return transcoded(std::move(made));
 }
 
-nb::tuple body(const WriterSchema& schema, const nb::bytes& data, bool ignore_unknown, const nb::bytes& prefix) {
+nb::tuple body(const WriterSchema& schema, const nb::bytes& data, bool ignore_unknown, const nb::bytes& prefix,
+               std::int64_t max_events) {
   Transcoded made;
   const auto how = options(ignore_unknown, prefix);
   const std::span<const std::uint8_t> bytes{static_cast<const std::uint8_t*>(data.data()), data.size()};
   {
     nb::gil_scoped_release release;
-    made = transcode_body(schema, bytes, how);
+    made = transcode_body(schema, bytes, how, max_events);
   }
   return transcoded(std::move(made));
 }

@@ -33,7 +33,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   const std::vector<std::int64_t> ends{static_cast<std::int64_t>(size)};
   for (const bool ignore_unknown : {false, true}) {
     const JsonOptions options{ignore_unknown, {}};
-    for (const auto& made : {transcode_body(schema, text, options), transcode_each(schema, text, ends, options)}) {
+    for (const auto& made : {transcode_body(schema, text, options, 1000), transcode_each(schema, text, ends, options)}) {
       if (made.events.size() + made.bad.size() != static_cast<std::size_t>(made.total)) std::abort();
       if (made.records.ends.size() != made.events.size()) std::abort();
       if (!validate_avro(reader, made.records.data, made.records.ends, false).empty()) std::abort();

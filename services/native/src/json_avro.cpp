@@ -13,6 +13,22 @@ namespace {
 constexpr std::uint32_t kAbsent = UINT32_MAX;
 constexpr std::size_t kFoundBytes = 60;
 
+// Whether a JSON number is nearer to 0 than 1 is.
+bool is_below_one(std::string_view number) {
+  const std::size_t e = std::min(number.find_first_of("eE"), number.size());
+  const std::string_view digits = number.substr(0, e);
+  const std::size_t first = digits.find_first_of("123456789"), point = std::min(digits.find('.'), digits.size());
+  if (first == digits.npos) return true;
+  std::int64_t exponent = 0;
+  if (e < number.size()) {
+    const std::string_view power = number.substr(number[e + 1] == '+' ? e + 2 : e + 1);
+    if (std::from_chars(power.data(), power.data() + power.size(), exponent).ec != std::errc{}) return power[0] == '-';
+  }
+  const std::int64_t place = static_cast<std::int64_t>(point) - static_cast<std::int64_t>(first) - (first < point);
+  constexpr std::int64_t kFar = std::int64_t{1} << 40;  // more digits than any body has
+  return place + std::clamp(exponent, -kFar, kFar) < 0;  // place of the first digit: 0 for units
+}
+
 // Writes one parsed JSON value by the schema; recursion is bounded by the schema's depth.
 class JsonWriter {
  public:
@@ -123,10 +139,7 @@ class JsonWriter {
     if (json(at).kind != JsonKind::kNumber) return fail(JsonWhy::kType, i, at);
     double v = 0;
     if (std::from_chars(text.data(), text.data() + text.size(), v).ec != std::errc{}) {
-      // Out of range is too large, but for a number so near to 0 that 0 is the nearest double.
-      const bool tiny = text.find("e-") != text.npos || text.find("E-") != text.npos ||
-                        (text.find_first_of("eE") == text.npos && text.find("0.") <= 1);
-      if (!tiny) return fail(JsonWhy::kRange, i, at);
+      if (!is_below_one(text)) return fail(JsonWhy::kRange, i, at);  // else 0 is the nearest double
       v = text[0] == '-' ? -0.0 : 0.0;
     }
     if (schema_.nodes()[i].op == Op::kDouble) {
@@ -201,6 +214,7 @@ class JsonWriter {
   bool map(std::uint32_t i, std::uint32_t at) {
     const JsonNode& j = json(at);
     if (j.kind != JsonKind::kObject) return fail(JsonWhy::kType, i, at);
+    if (const std::uint32_t again = repeated(at); again != kAbsent) return twice(i, again);
     if (j.count) {
       write_long(j.count, *out_);
       std::uint32_t key = at + 1;
@@ -242,17 +256,21 @@ class JsonWriter {
   // Note where each field of the record stands in the object. Members usually come in the schema's order.
   bool match(std::uint32_t i, std::uint32_t at, std::size_t base) {
     const auto& fields = schema_.fields(i);
-    std::size_t guess = 0;
+    std::size_t guess = 0, unknown = 0;
     std::uint32_t key = at + 1;
     for (std::uint32_t k = 0; k < json(at).count; ++k, key = json(key + 1).next) {
       const auto name = plain(json(key));
       if (guess >= fields.size() || fields[guess].name != name) {
         const auto it = std::find_if(fields.begin(), fields.end(), [&](const auto& f) { return f.name == name; });
         if (it == fields.end()) {
-          if (options_.ignore_unknown) continue;
-          const std::string unknown(name);
+          if (options_.ignore_unknown) {
+            if (const std::uint32_t again = repeated_within(key + 1); again != kAbsent) return twice(i, again);
+            ++unknown;
+            continue;
+          }
+          const std::string other(name);
           fail(JsonWhy::kUnknown, i, key);
-          return inside(unknown);
+          return inside(other);
         }
         guess = static_cast<std::size_t>(it - fields.begin());
       }
@@ -263,7 +281,56 @@ class JsonWriter {
       found_fields_[base + guess] = key + 1;
       ++guess;
     }
-    return true;
+    if (unknown < 2) return true;
+    const std::uint32_t again = repeated(at);
+    return again == kAbsent || twice(i, again);
+  }
+
+  // A name that stands twice in one object: readers differ in which value they take.
+  bool twice(std::uint32_t i, std::uint32_t key) {
+    const std::string name(plain(json(key)));
+    fail(JsonWhy::kDuplicate, i, key);
+    return inside(name);
+  }
+
+  // The first member of the object whose name stood there before, escapes resolved; kAbsent if there is none.
+  std::uint32_t repeated(std::uint32_t at) {
+    constexpr std::uint32_t kFew = 16;
+    const std::uint32_t count = json(at).count;
+    if (count < 2) return kAbsent;
+    std::string_view few[kFew];
+    bool escaped = false;
+    std::uint32_t key = at + 1;
+    for (std::uint32_t m = 0; m < count && count <= kFew; ++m, key = json(key + 1).next) {
+      few[m] = parser.text(json(key));
+      escaped = escaped || json(key).escaped;
+    }
+    if (count <= kFew && !escaped) {
+      key = at + 1;
+      for (std::uint32_t m = 0; m < count; ++m, key = json(key + 1).next) {
+        if (std::find(few, few + m, few[m]) != few + m) return key;
+      }
+      return kAbsent;
+    }
+    std::vector<std::pair<std::string, std::uint32_t>> names;
+    names.reserve(count);
+    key = at + 1;
+    for (std::uint32_t m = 0; m < count; ++m, key = json(key + 1).next) names.emplace_back(plain(json(key)), key);
+    std::sort(names.begin(), names.end());
+    std::uint32_t first = kAbsent;
+    for (std::size_t m = 1; m < names.size(); ++m) {
+      if (names[m].first == names[m - 1].first) first = std::min(first, names[m].second);
+    }
+    return first;
+  }
+
+  // As `repeated`, of all objects of a value that the schema does not know.
+  std::uint32_t repeated_within(std::uint32_t at) {
+    for (std::uint32_t n = at; n < json(at).next; ++n) {
+      if (json(n).kind != JsonKind::kObject) continue;
+      if (const std::uint32_t again = repeated(n); again != kAbsent) return again;
+    }
+    return kAbsent;
   }
 
   static bool may_be(const Node& node, const JsonNode& j) {
@@ -311,118 +378,226 @@ class JsonWriter {
   std::vector<std::uint8_t> scratch_;
 };
 
+using Text = std::span<const std::uint8_t>;
+
+// Events of one body after the other: good ones as Avro, bad ones with the reason, each with its place in its body.
 struct Run {
   JsonWriter writer;
   Transcoded out;
-  std::vector<std::span<const std::uint8_t>> texts;  // of the good ones, where they stand
 
   Run(const WriterSchema& schema, const JsonOptions& options) : writer(schema, options) {}
 
-  void take(std::uint32_t json, std::size_t base) {
-    if (writer.record(json, out.records.data)) {
+  // Take the value that was parsed last, which stands from `begin` to `end` in its body.
+  void take(std::size_t begin, std::size_t end) {
+    place(begin, end);
+    if (writer.record(0, out.records.data)) {
       out.records.close();
       out.events.push_back(out.total++);
-      const auto text = writer.parser.text(writer.parser.nodes()[json]);
-      texts.push_back({reinterpret_cast<const std::uint8_t*>(text.data()), text.size()});
       return;
     }
     out.records.rollback();
     writer.failure.index = out.total++;
-    writer.failure.position -= std::min(base, writer.failure.position);
+    writer.failure.position -= begin;
     out.bad.push_back(std::move(writer.failure));
   }
 
-  void refuse(JsonWhy why, std::size_t position, const char* expected, std::span<const std::uint8_t> text) {
-    const std::size_t cut = std::min(text.size(), position + 20);
+  // Refuse what stands from `begin` to `end`; `position`, at or after `begin`, is the byte that is wrong.
+  void refuse(JsonWhy why, JsonError error, Text text, std::size_t begin, std::size_t end) {
+    place(begin, end);
+    const std::size_t cut = std::min(error.position < end ? end : text.size(), error.position + 20);
     std::string found;
-    for (std::size_t i = position; i < cut; ++i) {
+    for (std::size_t i = error.position; i < cut; ++i) {
       const std::uint8_t c = text[i];
       found.push_back(c >= 0x20 && c < 0x7F ? static_cast<char>(c) : '?');
     }
-    out.bad.push_back({out.total++, why, 0, position, "", found.empty() ? "the end" : found, expected});
+    out.bad.push_back({out.total++, why, 0, error.position - begin, "", found.empty() ? "the end" : found, error.expected});
+  }
+
+ private:
+  void place(std::size_t begin, std::size_t end) {
+    out.begins.push_back(static_cast<std::int64_t>(begin));
+    out.ends.push_back(static_cast<std::int64_t>(end));
   }
 };
 
-void take_body(Run& run, std::span<const std::uint8_t> body) {
-  std::size_t position = JsonParser::skip_space(body, 0);
-  if (position < body.size() && body[position] == '[') {
-    const JsonError error = run.writer.parser.parse(body, position);
-    if (error.expected) {
-      run.refuse(JsonWhy::kSyntax, error.position, error.expected, body);
-      return;
-    }
-    const auto& nodes = run.writer.parser.nodes();
-    const std::uint32_t count = nodes[0].count;
-    std::uint32_t item = 1;
-    for (std::uint32_t k = 0; k < count; ++k, item = nodes[item].next) run.take(item, 0);
-    if (const std::size_t rest = JsonParser::skip_space(body, position); rest < body.size()) {
-      run.refuse(JsonWhy::kMore, rest, "nothing after the array", body);
-    }
-    return;
+// Reads the events of one body: values one after the other, of which an array stands for its elements. Each value that
+// is wrong is refused alone if its end is certain; what cannot be split is refused as one. The media type plays no part.
+class BodyReader {
+ public:
+  // Stops after `most` events and one more; if `whole`, at the first that is refused.
+  BodyReader(Run& run, Text body, std::int64_t most, bool whole) : run_(run), body_(body), most_(most), whole_(whole) {}
+
+  void read() {
+    std::size_t i = JsonParser::skip_mark(body_);
+    while (!done() && (i = JsonParser::skip_space(body_, i)) < body_.size()) i = value(i);
   }
-  do {
-    const std::size_t start = position;
-    const JsonError error = run.writer.parser.parse(body, position);
+
+ private:
+  bool done() const { return run_.out.total > most_ || (whole_ && !run_.out.bad.empty()); }
+
+  // Take or refuse the value at `i`; returns where the next one may begin.
+  std::size_t value(std::size_t i) {
+    if (body_[i] == '[') return array(i);
+    if (body_[i] != '{') return refuse_line(i, {i, "an object, or an array of objects"});
+    const Text text = body_.first(broken_ ? next_object_line(i) : body_.size());
+    std::size_t end = i;
+    JsonError error = run_.writer.parser.parse(text, end);
     if (!error.expected) {
-      run.take(0, 0);
-    } else {
-      run.refuse(JsonWhy::kSyntax, error.position, error.expected, body);
-      // A line a record: the next line may be whole. An event over several lines: nothing after it can be trusted.
-      const auto begin = body.begin() + static_cast<std::ptrdiff_t>(start);
-      const auto wrong = body.begin() + static_cast<std::ptrdiff_t>(std::min(error.position, body.size()));
-      if (std::find(begin, wrong, '\n') != wrong) break;
-      position = static_cast<std::size_t>(std::find(wrong, body.end(), '\n') - body.begin());
+      const std::size_t after = skip_blanks(end);
+      if (after < body_.size() && body_[after] != '\n' && body_[after] != '{' && body_[after] != '[') {
+        return refuse_line(i, {after, "nothing after the event on its line"});
+      }
+      run_.take(i, end);
+      return end;
     }
-    position = JsonParser::skip_space(body, position);
-  } while (position < body.size());
-}
+    broken_ = true;
+    const Text piece = body_.first(next_object_line(i));
+    error.position = std::min(error.position, piece.size());
+    if (const auto cut = json_end(piece, i, false)) {
+      const std::size_t after = skip_blanks(*cut);
+      if (after == body_.size() || body_[after] == '\n' || body_[after] == '{' || body_[after] == '[') {
+        error.position = std::min(error.position, *cut);
+        run_.refuse(JsonWhy::kSyntax, error, piece, i, *cut);
+        return *cut;
+      }
+    }
+    return refuse_rest(i, error);
+  }
+
+  // Take or refuse each element of the array at `i`; returns the byte after it.
+  std::size_t array(std::size_t i) {
+    std::size_t comma = i;  // or the bracket: what stands before the element
+    i = JsonParser::skip_space(body_, i + 1);
+    if (i < body_.size() && body_[i] == ']') return i + 1;
+    while (!done()) {
+      if (i == body_.size() || body_[i] == ',' || body_[i] == ']') {
+        run_.refuse(JsonWhy::kSyntax, {i, "an element after the bracket or comma"}, body_, comma, comma + 1);
+      } else if (std::size_t end = i; JsonError error = run_.writer.parser.parse(body_, end)) {
+        const auto cut = json_end(body_, i, true);
+        if (!cut) return refuse_rest(i, error);
+        end = trimmed(i, *cut);
+        error.position = std::min(error.position, end);
+        run_.refuse(JsonWhy::kSyntax, error, body_, i, end);
+        i = *cut;
+      } else if (const std::size_t after = JsonParser::skip_space(body_, end); ends_element(after)) {
+        run_.take(i, end);
+        i = after;
+      } else if (const auto cut = json_end(body_, i, true)) {
+        end = trimmed(i, *cut);
+        run_.refuse(JsonWhy::kSyntax, {after, "a comma or ]"}, body_, i, end);
+        i = *cut;
+      } else {
+        return refuse_rest(i, {after, "a comma or ]"});
+      }
+      if (i == body_.size()) return i;
+      if (body_[i] == ']') return i + 1;
+      comma = i;
+      i = JsonParser::skip_space(body_, i + 1);
+    }
+    return i;
+  }
+
+  bool ends_element(std::size_t i) const { return i < body_.size() && (body_[i] == ',' || body_[i] == ']'); }
+
+  std::size_t skip_blanks(std::size_t i) const {
+    while (i < body_.size() && (body_[i] == ' ' || body_[i] == '\t' || body_[i] == '\r')) ++i;
+    return i;
+  }
+
+  std::size_t end_of_line(std::size_t i) const {
+    return static_cast<std::size_t>(std::find(body_.begin() + static_cast<std::ptrdiff_t>(i), body_.end(), '\n') - body_.begin());
+  }
+
+  // The next line after `i` that begins with a brace, or the end: where a torn line or object ends at the latest.
+  std::size_t next_object_line(std::size_t i) const {
+    while ((i = end_of_line(i)) < body_.size()) {
+      if (++i < body_.size() && body_[i] == '{') return i;
+    }
+    return i;
+  }
+
+  // `end`, without the white space before it.
+  std::size_t trimmed(std::size_t begin, std::size_t end) const {
+    while (end > begin + 1 && JsonParser::is_space(body_[end - 1])) --end;
+    return end;
+  }
+
+  std::size_t refuse_line(std::size_t i, JsonError error) {
+    const std::size_t next = end_of_line(error.position);
+    run_.refuse(JsonWhy::kSyntax, error, body_, i, trimmed(i, next));
+    return next;
+  }
+
+  // Refuse as one what cannot be split.
+  std::size_t refuse_rest(std::size_t i, JsonError error) {
+    broken_ = true;
+    const std::size_t next = next_object_line(i), end = trimmed(i, next);
+    error.position = std::min(error.position, end);
+    run_.refuse(JsonWhy::kSyntax, error, body_, i, end);
+    return next;
+  }
+
+  Run& run_;
+  const Text body_;
+  const std::int64_t most_;
+  const bool whole_;
+  bool broken_ = false;  // an object broke off: from there on none reaches beyond the next line that begins with a brace
+};
 
 }  // namespace
 
-Transcoded transcode_each(const WriterSchema& schema, std::span<const std::uint8_t> data,
-                          std::span<const std::int64_t> ends, const JsonOptions& options) {
+Transcoded transcode_each(const WriterSchema& schema, Text data, std::span<const std::int64_t> ends,
+                          const JsonOptions& options) {
   const BytesView events(data, ends);
   Run run(schema, options);
   for (std::size_t i = 0; i < events.size(); ++i) {
     const auto text = events[i];
-    std::size_t position = 0;
-    const JsonError error = run.writer.parser.parse(text, position);
-    if (error.expected) {
-      run.refuse(JsonWhy::kSyntax, error.position, error.expected, text);
-    } else if (const std::size_t rest = JsonParser::skip_space(text, position); rest < text.size()) {
-      run.refuse(JsonWhy::kMore, rest, "nothing more", text);
+    const std::size_t begin = JsonParser::skip_space(text, JsonParser::skip_mark(text));
+    std::size_t end = begin;
+    const JsonError error = run.writer.parser.parse(text, end);
+    if (error) {
+      run.refuse(JsonWhy::kSyntax, error, text, begin, text.size());
+    } else if (const std::size_t rest = JsonParser::skip_space(text, end); rest < text.size()) {
+      run.refuse(JsonWhy::kMore, {rest, "nothing more"}, text, begin, text.size());
     } else {
-      run.take(0, 0);
+      run.take(begin, end);
     }
   }
   return std::move(run.out);
 }
 
-Transcoded transcode_body(const WriterSchema& schema, std::span<const std::uint8_t> body, const JsonOptions& options) {
+Transcoded transcode_body(const WriterSchema& schema, Text body, const JsonOptions& options, std::int64_t max_events) {
   Run run(schema, options);
-  take_body(run, body);
+  BodyReader(run, body, max_events, false).read();
   return std::move(run.out);
 }
 
-TranscodedBodies transcode_bodies(const WriterSchema& schema, std::span<const std::span<const std::uint8_t>> bodies,
-                                  const JsonOptions& options, std::int64_t max_events) {
+TranscodedBodies transcode_bodies(const WriterSchema& schema, std::span<const Text> bodies, const JsonOptions& options,
+                                  std::int64_t max_events) {
   Run run(schema, options);
   Transcoded& out = run.out;
-  std::vector<std::int64_t> counts;
+  TranscodedBodies made;
   for (const auto body : bodies) {
     const std::size_t before = out.records.ends.size();
-    take_body(run, body);
-    const auto made = static_cast<std::int64_t>(out.records.ends.size() - before);
-    const bool whole = out.bad.empty() && made > 0 && made <= max_events;
-    counts.push_back(whole ? made : -1);
-    if (!whole) {
+    out.total = 0;
+    out.begins.clear();
+    out.ends.clear();
+    BodyReader(run, body, max_events, true).read();
+    const bool whole = out.bad.empty() && out.total > 0 && out.total <= max_events;
+    made.counts.push_back(whole ? out.total : -1);
+    if (whole) {
+      for (std::size_t k = 0; k < out.begins.size(); ++k) {
+        const auto begin = static_cast<std::size_t>(out.begins[k]), end = static_cast<std::size_t>(out.ends[k]);
+        made.texts.push_back(body.subspan(begin, end - begin));
+      }
+    } else {
       out.records.ends.resize(before);
       out.records.rollback();
-      run.texts.resize(before);
       out.bad.clear();
     }
   }
-  return {std::move(out.records), std::move(run.texts), std::move(counts)};
+  made.records = std::move(out.records);
+  return made;
 }
 
 }  // namespace freshet

@@ -49,8 +49,12 @@ void append_utf8(std::uint32_t c, std::vector<std::uint8_t>& out) {
 }  // namespace
 
 std::size_t JsonParser::skip_space(std::span<const std::uint8_t> text, std::size_t i) {
-  while (i < text.size() && (text[i] == ' ' || text[i] == '\n' || text[i] == '\r' || text[i] == '\t')) ++i;
+  while (i < text.size() && is_space(text[i])) ++i;
   return i;
+}
+
+std::size_t JsonParser::skip_mark(std::span<const std::uint8_t> text) {
+  return text.size() >= 3 && text[0] == 0xEF && text[1] == 0xBB && text[2] == 0xBF ? 3 : 0;
 }
 
 JsonError JsonParser::parse(std::span<const std::uint8_t> text, std::size_t& i) {
@@ -233,6 +237,62 @@ void JsonParser::unescape(const JsonNode& node, std::vector<std::uint8_t>& out) 
     }
     append_utf8(c, out);
   }
+}
+
+namespace {
+
+// Bytes of numbers, names and words that stand outside of strings, JSON's own and others' (NaN, None, 0x1F, 1_000).
+bool is_bare(std::uint8_t c) {
+  const std::uint8_t lower = c | 0x20;
+  return is_digit(c) || (lower >= 'a' && lower <= 'z') || c == '+' || c == '-' || c == '.' || c == '_';
+}
+
+}  // namespace
+
+std::optional<std::size_t> json_end(std::span<const std::uint8_t> text, std::size_t i, bool element) {
+  std::vector<std::uint8_t> closers;  // of the brackets that are open
+  bool after_value = false;           // a value or name has just ended: a comma, colon or closing bracket is due
+  bool space = false;                 // white space came since
+  while (i < text.size()) {
+    const std::uint8_t c = text[i];
+    const bool adjacent = after_value && !space;
+    if (JsonParser::is_space(c)) {
+      space = true;
+      ++i;
+      continue;
+    }
+    space = false;
+    if (c == '"') {
+      if (adjacent) return std::nullopt;
+      for (++i; i < text.size() && text[i] != '"'; ++i) {
+        if (text[i] == '\\') ++i;
+      }
+      if (i >= text.size()) return std::nullopt;
+      ++i;
+      after_value = true;
+    } else if (c == '{' || c == '[') {
+      if (after_value) return std::nullopt;
+      closers.push_back(c == '{' ? '}' : ']');
+      ++i;
+    } else if (c == '}' || c == ']') {
+      if (closers.empty()) return element && c == ']' ? std::optional(i) : std::nullopt;
+      if (closers.back() != c) return std::nullopt;
+      closers.pop_back();
+      ++i;
+      if (closers.empty() && !element) return i;
+      after_value = true;
+    } else if (c == ',' || c == ':') {
+      if (closers.empty() && c == ',') return element ? std::optional(i) : std::nullopt;
+      ++i;
+      after_value = false;
+    } else if (is_bare(c) && !adjacent) {
+      while (i < text.size() && is_bare(text[i])) ++i;
+      after_value = true;
+    } else {
+      return std::nullopt;
+    }
+  }
+  return std::nullopt;
 }
 
 }  // namespace freshet

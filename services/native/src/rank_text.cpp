@@ -137,7 +137,7 @@ std::optional<RankText> RankText::read(const RankRules& rules, const WriterSchem
   std::string event(1, '{');
   event.append(out.context_).append(",\"").append(rules.candidates).append("\":");
   event.append(out.body_, out.candidates_start_, out.candidates_size_).push_back('}');
-  Transcoded made = transcode_body(request, bytes(event), {.ignore_unknown = true, .prefix = {}});
+  Transcoded made = transcode_body(request, bytes(event), {.ignore_unknown = true, .prefix = {}}, 1);
   if (!made.bad.empty() || made.total != 1) return std::nullopt;
   out.record = std::move(made.records);
   return out;

@@ -175,7 +175,7 @@ TEST(Json, WhatIsWrittenIsAvroOfTheSchema) {
       R"({"id": 1, "name": "n", "kind": "B", "tags": ["x"], "stats": {"a": 1}, "any": "t", "raw": "abc", "ok": true,
           "count": 1, "blob": "", "items": [{"item": 1, "w": 0.5}]})";
   const std::vector<std::uint8_t> bytes(text.begin(), text.end());
-  const auto made = transcode_body(schema, bytes, {});
+  const auto made = transcode_body(schema, bytes, {}, 1000);
   ASSERT_EQ(made.events.size(), 1u) << made.bad.front().path;
   EXPECT_TRUE(validate_avro(reader, made.records.data, made.records.ends, false).empty());
 }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-from typing import Any
 
 import orjson
 import pytest
@@ -17,104 +16,27 @@ from freshet.gateway.core import (
     QueueAccount,
     Refusal,
     answer,
+    check_count,
     dead_letter,
     group_entries,
     offsets_of,
     refusal_of,
     split_avro_batch,
-    split_json,
     too_far_ahead,
 )
-
-
-def values(body: bytes, *, lines: bool = False) -> list[Any]:
-    return [orjson.loads(c.raw) for c in split_json(body, lines=lines, max_events=10)[0]]
 
 
 def batch(*records: bytes) -> bytes:
     return b"".join(len(r).to_bytes(4, "big") + r for r in records)
 
 
-def test_a_single_object_is_one_event() -> None:
-    assert values(b' {"a": 1} ') == [{"a": 1}]
-
-
-def test_an_array_is_as_many_events_as_it_holds() -> None:
-    assert values(b'[{"a": 1}, {"a": 2}]') == [{"a": 1}, {"a": 2}]
-
-
-def test_lines_are_events_and_empty_ones_are_nothing() -> None:
-    assert values(b'{"a": 1}\n\n{"a": 2}\r\n', lines=True) == [{"a": 1}, {"a": 2}]
-
-
-def test_lines_are_recognised_without_being_announced() -> None:
-    assert values(b'{"a": 1}\n{"a": 2}') == [{"a": 1}, {"a": 2}]
-
-
-def test_an_object_over_several_lines_is_still_one() -> None:
-    assert values(b'{"a":\n 1}') == [{"a": 1}]
-
-
-def test_a_bad_line_does_not_spoil_the_others() -> None:
-    good, bad = split_json(b'{"a": 1}\n{"a": \n{"a": 3}', lines=True, max_events=10)
-
-    assert [c.index for c in good] == [0, 2]
-    assert [(r.index, r.raw) for r in bad] == [(1, b'{"a":')]
-
-
-def test_what_is_no_object_is_refused_by_its_index() -> None:
-    good, bad = split_json(b'[{"a": 1}, 7]', lines=False, max_events=10)
-
-    assert [c.index for c in good] == [0]
-    assert [(r.index, r.expected, r.found) for r in bad] == [(1, "a JSON object", "7")]
-
-
-@pytest.mark.parametrize("body", [b"", b"nonsense", b"[1,", b'{"a": 1', b"\xff"])
-def test_a_body_that_is_not_json_is_refused_whole(body: bytes) -> None:
-    with pytest.raises(BadInput, match="not JSON"):
-        split_json(body, lines=False, max_events=10)
-
-
-DEEP = b"[" * 300 + b"]" * 300
-
-
-@pytest.mark.parametrize(
-    ("body", "told"),
-    [
-        (b'{"a":%b}' % DEEP, "event 0: nested too deep; expected at most 254 levels"),
-        (b'[{"a":1},{"a":%b}]' % DEEP, "event 1: nested too deep"),
-        (DEEP, "event 0: nested too deep"),
-        (b'{"a":1}\n%b' % DEEP, "an event: nested too deep"),
-    ],
-)
-def test_what_is_nested_deeper_than_we_write_is_refused_not_a_fault(body: bytes, told: str) -> None:
-    with pytest.raises(BadInput, match=told):
-        split_json(body, lines=False, max_events=10)
-
-
-def test_no_events_are_refused() -> None:
-    with pytest.raises(BadInput, match="from 1 to 10"):
-        split_json(b"[]", lines=False, max_events=10)
-
-
-def test_too_many_events_are_too_large() -> None:
-    with pytest.raises(TooLarge, match="at most 10"):
-        split_json(b"[" + b"{}," * 10 + b"{}]", lines=False, max_events=10)
-
-
-def test_no_lines_are_no_events() -> None:
-    with pytest.raises(BadInput, match="found 0"):
-        split_json(b"\n \n", lines=True, max_events=10)
-
-
-@given(st.binary(max_size=80), st.booleans())
-def test_any_bytes_are_events_refusals_or_bad_input(body: bytes, lines: bool) -> None:
-    try:
-        good, bad = split_json(body, lines=lines, max_events=10)
-    except BadInput:
-        return
-    indexes = sorted([c.index for c in good] + [r.index for r in bad])
-    assert indexes == list(range(len(indexes)))
+def test_a_request_holds_at_least_one_event_and_no_more_than_the_limit() -> None:
+    check_count(1, 10)
+    check_count(10, 10)
+    with pytest.raises(BadInput, match="from 1 to 10 events in a request, found 0"):
+        check_count(0, 10)
+    with pytest.raises(TooLarge, match="at most 10 events"):
+        check_count(11, 10)
 
 
 @given(st.lists(st.binary(max_size=20), min_size=1, max_size=10))

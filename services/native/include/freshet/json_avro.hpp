@@ -29,7 +29,7 @@ struct JsonFailure {
   std::int64_t index = 0;  // of the event
   JsonWhy why = JsonWhy::kNone;
   std::uint32_t node = 0;     // of the schema
-  std::size_t position = 0;   // in the event's text or the body
+  std::size_t position = 0;   // in the event's text
   std::string path;           // "items[3].id"
   std::string found;          // as it stands in the JSON, cut
   const char* expected = "";  // for kSyntax
@@ -39,6 +39,7 @@ struct Transcoded {
   BytesColumn records;               // Avro of the good events
   std::vector<std::int64_t> events;  // index of each among all events
   std::vector<JsonFailure> bad;
+  std::vector<std::int64_t> begins, ends;  // (total,) where each event's text stands in the body, or in its value
   std::int64_t total = 0;  // events seen
 };
 
@@ -47,12 +48,19 @@ struct JsonOptions {
   std::span<const std::uint8_t> prefix;  // put before each record: a Confluent frame, or nothing
 };
 
-// Each value of the column is one event.
+// Each value of the column is one event. A byte-order mark at its beginning is skipped.
 Transcoded transcode_each(const WriterSchema& schema, std::span<const std::uint8_t> data,
                           std::span<const std::int64_t> ends, const JsonOptions& options);
 
-// A body: one event, an array of events, or events one after the other (a line each).
-Transcoded transcode_body(const WriterSchema& schema, std::span<const std::uint8_t> body, const JsonOptions& options);
+// The events of a body: objects one after the other, with or without white space between, and arrays of objects. A
+// byte-order mark at the beginning is skipped. What is wrong is refused with its exact bytes, the others are taken:
+// - an element of an array ends at the comma or bracket that its quotes and brackets say;
+// - an object ends at the brace that they say, but not beyond the next line that begins with a brace;
+// - what begins with anything else, or has something after it on its line, is refused with its line;
+// - if quotes and brackets say no end, everything up to the next line that begins with a brace is refused as one.
+// Stops after `max_events` and one more.
+Transcoded transcode_body(const WriterSchema& schema, std::span<const std::uint8_t> body, const JsonOptions& options,
+                          std::int64_t max_events);
 
 // Events of several bodies, of each body all or none.
 struct TranscodedBodies {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -24,6 +25,8 @@ struct JsonNode {
 struct JsonError {
   std::size_t position = 0;
   const char* expected = nullptr;  // null: no error
+
+  explicit operator bool() const { return expected != nullptr; }
 };
 
 class JsonParser {
@@ -41,7 +44,10 @@ class JsonParser {
   // Append a string's value, escapes resolved, as UTF-8.
   void unescape(const JsonNode& node, std::vector<std::uint8_t>& out) const;
 
+  static bool is_space(std::uint8_t c) { return c == ' ' || c == '\n' || c == '\r' || c == '\t'; }
   static std::size_t skip_space(std::span<const std::uint8_t> text, std::size_t i);
+  // After a UTF-8 byte-order mark at the beginning, or 0 if there is none.
+  static std::size_t skip_mark(std::span<const std::uint8_t> text);
 
  private:
   JsonError scalar(std::size_t& i);
@@ -53,5 +59,10 @@ class JsonParser {
   std::vector<JsonNode> nodes_;
   std::vector<std::uint32_t> open_;  // arrays and objects around the present place
 };
+
+// Where a value that is not JSON ends, if its quotes and brackets leave no doubt: of an element of an array the comma or
+// bracket after it, of an object the byte after its brace. It is in doubt if brackets do not match, or if quotes do not
+// stand where strings begin and end, so that text and structure could be confused. White space before it is allowed.
+std::optional<std::size_t> json_end(std::span<const std::uint8_t> text, std::size_t i, bool element);
 
 }  // namespace freshet
