@@ -60,7 +60,7 @@ def test_the_gateway_takes_every_event(spec_file: Path, tmp_path: Path) -> None:
         request = source()
         role = roles[request.path]
         if role in codecs:
-            checked = codecs[role].from_json(request.body, lines=False, max_events=1_000)
+            checked = codecs[role].from_json(request.body, max_events=1_000)
             assert list(checked.bad) == []
             assert len(checked.good) == request.events
             if role == "served":
