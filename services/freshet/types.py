@@ -129,8 +129,8 @@ class BytesColumn:
 class Records:
     """Consecutive records read from one partition.
 
-    Offsets rise but need not be dense (transaction markers, gaps). `next_offset` is where to read on: at
-    least `offsets[-1] + 1`, and past trailing gaps if the log knows of any. N may be 0 where there was
+    Offsets rise but need not be dense (transaction markers, tombstones, gaps). `next_offset` is where to read
+    on: at least `offsets[-1] + 1`, and past trailing gaps if the log knows of any. N may be 0 where there was
     nothing but a gap.
     """
 
@@ -142,6 +142,16 @@ class Records:
 
     def __len__(self) -> int:
         return len(self.offsets)
+
+    def where(self, rows: Sequence[int]) -> Records:
+        """Only these rows (rising indexes), with the same `next_offset`; copies. Not for a hot path."""
+        return Records(
+            self.offsets[rows],
+            self.times_ms[rows],
+            BytesColumn.of(self.keys[i] for i in rows),
+            BytesColumn.of(self.values[i] for i in rows),
+            self.next_offset,
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -70,7 +70,6 @@ class RankCounts:
     stepped_rows: int = 0  # copies of rows brought up to this rank's own pushes
     seconds: dict[str, float] = field(default_factory=dict)  # of batches in each stage on this side
     refused: dict[str, int] = field(default_factory=dict)  # reason -> samples; empty where embedders decode
-    empty_records: int = 0  # of `samples`, without a value
 
 
 class RankBatches(Protocol):
@@ -227,7 +226,6 @@ class FromShards:
             stepped,
             seconds,
             self._refused.counts(),
-            self._refused.empty,
         )
 
     def close(self) -> None:

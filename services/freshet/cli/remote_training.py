@@ -137,7 +137,6 @@ class RemoteTraining:
             "received_bytes": counts.received_bytes,
             "stepped_rows": counts.stepped_rows,
             "refused": counts.refused,
-            "empty_records": counts.empty_records,
             "stage_seconds": {**counts.seconds, **self.trainer.stage_seconds()},
             "lag_blocks": self._lag(),
             "ranks": self.course.standing(),

@@ -217,7 +217,6 @@ class Training:
             "applied": dict(self.ledger.applied),
             "batches": self.shard.counts.pushes,
             "refused": self.refused.counts(),
-            "empty_records": self.refused.empty,
             "stage_seconds": {**self.stream.seconds(), **self.trainer.stage_seconds()},
             "lag_blocks": self._lag(),
             "rows": {names[table]: rows for table, rows in memory.rows.items()},

@@ -92,7 +92,11 @@ def run_joiner(spec: Spec, settings: Settings, stop: threading.Event) -> None:
             settings.common.bind_address,
             settings.joiner.admin_port,
             registry=registry,
-            ready=lambda: None if latest else "the state is being rebuilt from the log, or its seat is taken",
+            ready=lambda: (
+                latest[0].trouble
+                if latest
+                else "the state is being rebuilt from the log, or its seat is taken"
+            ),
             status=lambda: _joiner_status(latest),
         )
         cleanup.add("admin", admin.close)

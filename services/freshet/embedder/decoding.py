@@ -94,7 +94,7 @@ class BlockDecoder:
         """Decode the good samples of a batch and refuse the others.
 
         A sample is refused by (partition, offset, index in the block), a block that cannot be read by
-        (partition, offset). Records without a value are counted and passed over. The caller applies the
+        (partition, offset). The caller applies the
         batch's ranges whatever was refused, so offsets go on.
 
         Args:
@@ -161,9 +161,6 @@ class BlockDecoder:
             pass
         kept = []
         for i, block in enumerate(blocks):
-            if not block:
-                self._refused.skip(1)
-                continue
             try:
                 read_blocks(BytesColumn.of([block]))
             except Corrupt as error:

@@ -36,7 +36,6 @@ class RefusedSamples:
     monotonic: Callable[[], float]  # seconds
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _counts: Counter[str] = field(default_factory=Counter)
-    _empty: int = 0
     _in_a_row: int = 0
     _last: str = ""
     _logged_s: dict[str, float] = field(default_factory=dict)  # reason -> when it was logged
@@ -62,24 +61,14 @@ class RefusedSamples:
                 if now - self._logged_s.get(reason, float("-inf")) >= LOG_AGAIN_S:
                     self._logged_s[reason] = now
                     loud.append(reason)
-        if loud:
-            log.warning("samples were refused", why=loud, samples=sum(by_reason.values()), reason=example)
-
-    def skip(self, records: int) -> None:
-        """Count records of `samples` without a value, which hold nothing to learn from."""
-        with self._lock:
-            self._empty += records
+        for reason in loud:
+            log.warning("samples were refused", why=reason, records=by_reason[reason], reason=example)
 
     def accept(self) -> None:
         """Note that good samples were decoded."""
         if self._in_a_row:
             with self._lock:
                 self._in_a_row = 0
-
-    @property
-    def empty(self) -> int:
-        """Records without a value so far."""
-        return self._empty
 
     def counts(self) -> dict[str, int]:
         """{word of REFUSALS: samples}, all words."""
@@ -108,18 +97,11 @@ def refused_metrics(role: str) -> tuple[Metric, ...]:
             "error).",
             ("reason",),
         ),
-        Metric(
-            f"freshet_{role}_empty_records",
-            "counter",
-            "records",
-            "Records of the topic of samples that have no value: passed over.",
-        ),
     )
 
 
 def refused_readings(role: str, status: Mapping[str, Any]) -> dict[str, Reading]:
-    """Readings of `refused_metrics`, of a status with `refused` and `empty_records`."""
+    """Readings of `refused_metrics`, of a status with `refused`."""
     return {
         f"freshet_{role}_refused": {(reason,): float(n) for reason, n in status["refused"].items()},
-        f"freshet_{role}_empty_records": float(status["empty_records"]),
     }

@@ -145,7 +145,6 @@ class Embedder:
             "void_rows": batches.void_rows + sum(c.void_rows for c in counts),
             "lag_blocks": self._lag(),
             "refused": self._refused.counts(),
-            "empty_records": self._refused.empty,
         }
 
     def _ask_lag(self) -> int:

@@ -13,6 +13,7 @@ import structlog
 
 from freshet.clock import SYSTEM_CLOCK, Clock
 from freshet.errors import Fenced, FreshetError, Unavailable
+from freshet.joiner.bad_streams import BadInARow
 from freshet.joiner.counting import EventCounts
 from freshet.joiner.decode import EventDecoder
 from freshet.joiner.entering import Entered, Entering
@@ -61,6 +62,7 @@ class JoinerStatus:
     ids: int
     ledger: Ledger  # of all its partitions, since the model began
     counts: EventCounts  # by this process
+    trouble: str | None = None  # why hardly any event of some stream can be used
 
 
 @dataclass(slots=True)
@@ -104,6 +106,7 @@ class JoinerService:
     _commits: int = 0
     _newest_ms: int | None = None
     _counts: EventCounts = field(init=False)
+    _bad: BadInARow = field(init=False)
 
     def run(self, *, until_end: bool = False) -> None:
         """Join until told to stop. `until_end`: up to the streams' present ends, then close all windows and
@@ -139,6 +142,7 @@ class JoinerService:
             raise ValueError("partitions that are shared have a writer each: all_partitions=False")
         self._entering = Entering(self._writer_of, self._task_of)
         self._counts = EventCounts.of(self.topics.inputs)
+        self._bad = BadInARow(self.clock.monotonic)
 
     # -- the parts of the loop; tests drive them one by one
 
@@ -189,7 +193,7 @@ class JoinerService:
             task, role = self.tasks[at.partition], self._roles[at.topic]
             try:
                 if at not in waiting:
-                    task.take(role, records)
+                    self._bad.note(role, at.topic, len(records), task.take(role, records))
             except Unavailable as error:
                 waiting[at] = error
             task.watermark.behind(role)
@@ -400,6 +404,7 @@ class JoinerService:
                 [Ledger.empty([x.name for x in self.plan.labels]), *(t.ledger() for t in tasks)]
             ),
             counts=self._counts,
+            trouble=self._bad.trouble(),
         )
         if self.on_status is not None:
             self.on_status(self.status)

@@ -6,17 +6,17 @@ from __future__ import annotations
 
 import base64
 from collections import Counter, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import orjson
 
-from freshet.errors import Corrupt
+from freshet.errors import Corrupt, Unavailable
 from freshet.joiner import blocks
 from freshet.joiner.commit import Commit, Skips
 from freshet.joiner.core import NOT_IN_A_REPLAY, ActionColumns, ImpressionColumns, Joiner, ShownColumns
-from freshet.joiner.decode import EventDecoder, Refused, refuse_bad_times
+from freshet.joiner.decode import EventColumns, EventDecoder, Refused, refuse_bad_times
 from freshet.joiner.ledger import Ledger
 from freshet.joiner.plan import JoinPlan
 from freshet.joiner.tracing import Joined, noted
@@ -25,6 +25,12 @@ from freshet.tracing import active
 from freshet.types import I64, U8, Append, BytesColumn, Records
 
 __all__ = ["Outputs", "Task", "Topics"]
+
+LONGEST_REASON = 2_000
+"""Characters of a reason that a decoder's error gives."""
+
+_NOT_OF_A_RECORD = (Unavailable, MemoryError)
+"""Errors that say nothing of the records: they are read again, or the process starts again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +103,8 @@ class Task:
 
     # -- live
 
-    def take(self, role: str, records: Records) -> None:
-        """Join what was read from one stream, from `next[role]` on."""
+    def take(self, role: str, records: Records) -> Refused:
+        """Join what was read from one stream, from `next[role]` on; returns what was refused of it."""
         columns, refused = self._decode(role, records)
         if isinstance(columns, ImpressionColumns):
             columns = self.decoder.fitting(columns, records, refused)
@@ -109,6 +115,7 @@ class Task:
             self._refuse(role, records, refused)
         self.events += len(records)
         self.next[role] = records.next_offset
+        return refused
 
     @property
     def has_output(self) -> bool:
@@ -210,9 +217,46 @@ class Task:
 
     # -- within
 
-    def _decode(
-        self, role: str, records: Records
-    ) -> tuple[ImpressionColumns | ShownColumns | ActionColumns, Refused]:
+    def _decode(self, role: str, records: Records) -> tuple[EventColumns, Refused]:
+        """Decode records. Those for which the decoder raises an error are refused, whatever it is: no record
+        ends the joiner."""
+        try:
+            return self._decode_all(role, records)
+        except _NOT_OF_A_RECORD:
+            raise
+        except Exception:
+            bad = dict(self._failing(role, records, range(len(records))))
+        rows = [row for row in range(len(records)) if row not in bad]
+        try:
+            columns, refused = self._decode_all(role, records.where(rows))
+        except _NOT_OF_A_RECORD:
+            raise
+        except Exception as error:  # of records that can be decoded alone, but not together
+            bad |= dict.fromkeys(rows, _words(error))
+            rows = []
+            columns, refused = self._decode_all(role, records.where(rows))
+        refused.rows = [rows[row] for row in refused.rows]
+        for row, reason in bad.items():
+            refused.rows.append(row)
+            refused.reasons.append(reason)
+        return columns, refused
+
+    def _failing(self, role: str, records: Records, rows: range) -> Iterator[tuple[int, str]]:
+        """(Row, reason) of records for which the decoder raises an error; found by halves."""
+        try:
+            self._decode_all(role, records.where(rows))
+            return
+        except _NOT_OF_A_RECORD:
+            raise
+        except Exception as error:
+            if len(rows) == 1:
+                yield rows[0], _words(error)
+                return
+        middle = len(rows) // 2
+        yield from self._failing(role, records, rows[:middle])
+        yield from self._failing(role, records, rows[middle:])
+
+    def _decode_all(self, role: str, records: Records) -> tuple[EventColumns, Refused]:
         if role == "served":
             served, refused = self.decoder.served(records)
             return refuse_bad_times(served, records, self.plan.max_ahead_ms, refused), refused
@@ -272,6 +316,10 @@ class Task:
             began_ms=self.joiner.began_ms,
             skips=self._skips,
         )
+
+
+def _words(error: Exception) -> str:
+    return f"the decoder raises {type(error).__name__}: {error}"[:LONGEST_REASON]
 
 
 def _without(

@@ -13,6 +13,7 @@ from freshet.runtime.metrics import Metric, Reading, register
 from freshet.runtime.tls import HANDSHAKES, handshakes
 from freshet.runtime.traces import SPANS, span_readings
 from freshet.seams.certificates import seconds_left
+from freshet.seams.eventlog.tombstones import tombstones
 from freshet.skipped import skipped
 
 __all__ = ["PROCESS_METRICS", "memory_limit", "service_registry"]
@@ -45,6 +46,14 @@ PROCESS_METRICS = (
         "`/status` names the newest place of each.",
         ("of",),
     ),
+    Metric(
+        "freshet_log_tombstones",
+        "counter",
+        "records",
+        "Records without a value that this process has read and passed over, as compacted and change-data "
+        "topics hold them. They are no fault.",
+        ("topic",),
+    ),
 )
 
 _UNLIMITED = 1 << 60
@@ -68,6 +77,7 @@ def _readings() -> Mapping[str, Reading]:
         **span_readings(),
         HANDSHAKES.name: handshakes(),
         "freshet_skipped_state": {(kind,): count for kind, count in skipped().items()},
+        "freshet_log_tombstones": {(topic,): float(n) for topic, n in tombstones().items()},
     }
     limit = memory_limit()
     return readings if limit is None else readings | {"freshet_process_memory_limit_bytes": limit}

@@ -29,7 +29,6 @@ TRAINED: dict[str, Any] = {
     "steps": 2,
     "lag_blocks": 0,
     "refused": {},
-    "empty_records": 0,
     "stage_seconds": {},
     "event_time_ms": 1_050,
     "version": 1,

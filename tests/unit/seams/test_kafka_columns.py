@@ -2,12 +2,14 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from unittest.mock import patch
 
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from freshet.seams.eventlog.kafka_columns import Ahead
+from freshet.seams.eventlog.kafka_columns import Ahead, flatten
+from freshet.seams.eventlog.tombstones import tombstones
 from freshet.types import BytesColumn, Records, TopicPartition
 
 T0, T1 = TopicPartition("t", 0), TopicPartition("t", 1)
@@ -84,3 +86,50 @@ def test_a_long_partition_does_not_starve_the_others() -> None:
     ahead.add(T0, records(0, 100))
     ahead.add(T1, records(0, 1))
     assert {at for _ in range(2) for at, _ in ahead.take(1)} == {T0, T1}
+
+
+class Message:
+    """As much of the client's message as `flatten` reads."""
+
+    def __init__(self, place: int, partition: int, value: bytes | None) -> None:
+        self._place, self._partition, self._value = place, partition, value
+
+    def topic(self) -> str:
+        return "in-kafka"
+
+    def partition(self) -> int:
+        return self._partition
+
+    def offset(self) -> int:
+        return self._place
+
+    def timestamp(self) -> tuple[int, int]:
+        return 1, 1_000 + self._place
+
+    def value(self) -> bytes | None:
+        return self._value
+
+    def key(self) -> bytes | None:
+        return b"k%d" % self._place
+
+
+@given(st.lists(st.tuples(st.integers(0, 1), st.sampled_from([None, b"", b"abc"])), max_size=12))
+def test_null_values_are_passed_over_and_counted(chosen: list[tuple[int, bytes | None]]) -> None:
+    """A null is no record; an empty value is one, and positions pass both."""
+    messages = [Message(10 + i, partition, value) for i, (partition, value) in enumerate(chosen)]
+    before = tombstones().get("t", 0)
+    found: dict[int, list[tuple[int, int, bytes, bytes]]] = {0: [], 1: []}
+    reached: dict[int, int] = {}
+    with patch("freshet.seams.eventlog.kafka_columns.Message", Message):
+        pieces = list(flatten(messages, {"in-kafka": "t"}))  # type: ignore[arg-type]
+    for at, records in pieces:
+        rows = zip(
+            records.offsets.tolist(), records.times_ms.tolist(), records.keys, records.values, strict=True
+        )
+        found[at.partition] += rows
+        reached[at.partition] = records.next_offset
+    for partition in (0, 1):
+        mine = [(m.offset(), m.value()) for m in messages if m.partition() == partition]
+        assert found[partition] == [(o, 1_000 + o, b"k%d" % o, v) for o, v in mine if v is not None]
+        assert reached.get(partition) == (mine[-1][0] + 1 if mine else None)
+    assert tombstones().get("t", 0) - before == sum(value is None for _, value in chosen)

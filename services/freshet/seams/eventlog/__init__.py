@@ -57,10 +57,10 @@ class Reader(Protocol):
         all.
 
         Blocks up to `wait_s` for the first record; returns an empty sequence if none came, and then every
-        partition has been read to its end. Only committed records are seen (`read_committed`). An entry may
-        hold no records: then only its `next_offset` moved, past a marker or an aborted transaction, as far as
-        `bounds` says the partition ends. A partition whose records run ahead is not allowed to starve the
-        others.
+        partition has been read to its end. Only committed records are seen (`read_committed`), and none
+        without a value (Kafka's tombstones, which are counted). An entry may hold no records: then only its
+        `next_offset` moved, past a marker, an aborted transaction or tombstones, as far as `bounds` says the
+        partition ends. A partition whose records run ahead is not allowed to starve the others.
 
         Raises:
             DataLost: the next offset has been removed by retention, or the topic was recreated.

@@ -10,6 +10,7 @@ from operator import itemgetter, ne
 import numpy as np
 from confluent_kafka.cimpl import Message
 
+from freshet.seams.eventlog.tombstones import count_tombstones
 from freshet.types import I64, BytesColumn, Records, TopicPartition
 
 __all__ = ["Ahead", "flatten"]
@@ -19,6 +20,8 @@ def flatten(
     messages: Sequence[Message], topics: Mapping[str, str]
 ) -> Iterable[tuple[TopicPartition, Records]]:
     """Messages without errors as columns, one entry for each run of a partition.
+
+    Messages without a value are left out and counted; an entry of nothing else holds no records.
 
     Everything is a map over one of the client's C functions: 0.5 µs a message, as much as making the objects.
 
@@ -38,18 +41,26 @@ def flatten(
     times = _integers(map(itemgetter(1), map(Message.timestamp, messages)), n)
     values, keys = list(map(Message.value, messages)), list(map(Message.key, messages))
     borders = [0, *(np.flatnonzero(changes) + 1).tolist(), n]
+    some_empty = not all(values)
     for start, stop in pairwise(borders):
         at = TopicPartition(topics[str(places[start])], int(parts[start]))
-        yield (
-            at,
-            Records(
-                offsets[start:stop],
-                times[start:stop],
-                _column(keys[start:stop]),
-                _column(values[start:stop]),
-                int(offsets[stop - 1]) + 1,
-            ),
+        records = Records(
+            offsets[start:stop],
+            times[start:stop],
+            _column(keys[start:stop]),
+            _column(values[start:stop]),
+            int(offsets[stop - 1]) + 1,
         )
+        yield at, _with_values(at, records, values[start:stop]) if some_empty else records
+
+
+def _with_values(at: TopicPartition, records: Records, values: Sequence[bytes | None]) -> Records:
+    """Leave out records whose value is null, which is another thing than empty."""
+    kept = [i for i, value in enumerate(values) if value is not None]
+    if len(kept) == len(values):
+        return records
+    count_tombstones(at.topic, len(values) - len(kept))
+    return records.where(kept)
 
 
 def _integers(values: Iterable[int | None], n: int) -> I64:

@@ -164,7 +164,9 @@ class KafkaReader:
             if any(map(Message.error, messages)):
                 messages = [message for message in messages if self._is_good(message)]
             for at, records in flatten(messages, self._topics):
-                if again := self._ahead.add(at, records):
+                if not len(records):
+                    self._ahead.moved(at, records.next_offset)
+                elif again := self._ahead.add(at, records):
                     _log.warning("records came again and were passed over", partition=str(at), records=again)
                 self._awaited.discard(at)
             if len(messages) < _AT_ONCE:  # nothing waits behind them: their trailing markers were passed
