@@ -56,7 +56,8 @@ JOINER_METRICS = (
         "counter",
         "events",
         "Events that the log holds and that went to dead letters, in commits of this process: unreadable; "
-        "no_schema (not known, or lacking what the spec names); bad_time (before 1970, or too far ahead).",
+        "no_schema (not known, or lacking what the spec names); bad_time (before 1970, or too far ahead); "
+        "too_large (its samples would exceed what the log takes).",
         ("stream", "reason"),
     ),
 )

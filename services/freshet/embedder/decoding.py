@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import base64
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-import orjson
 
 from freshet.clock import SYSTEM_CLOCK, Clock
 from freshet.embedder.refused import RefusedSamples
 from freshet.errors import Corrupt, Unavailable
 from freshet.features import BlockColumns, Decoded, SampleDecoder, read_blocks
+from freshet.spec.records import LEAST_TOPIC_BYTES
 from freshet.types import F32, I64, U8, U64, Bool, BytesColumn
+from freshet.wire.letters import letter
 
 __all__ = ["BlockDecoder", "DecodedBatch", "Places"]
 
@@ -56,7 +56,7 @@ class _Letters:
         if not self.places:
             return
         partition, offset = self.places[block]
-        letter = {
+        said = {
             "v": 1,
             "kind": kind,
             "partition": partition,
@@ -65,11 +65,10 @@ class _Letters:
             "reason": reason,
             "why": word,
             "time_ms": self.time_ms,
-            "bytes": base64.b64encode(payload[:LETTER_BYTES]).decode(),
         }
         if len(payload) > LETTER_BYTES:
-            letter["size"] = len(payload)
-        self.records.append(orjson.dumps(letter))
+            said |= {"size": len(payload), "left_out_bytes": len(payload) - LETTER_BYTES}
+        self.records.append(letter(said, payload[:LETTER_BYTES], max_bytes=LEAST_TOPIC_BYTES))
 
 
 class BlockDecoder:

@@ -14,7 +14,7 @@ from freshet.types import F32, I64, U8, U32, U64, BytesColumn
 __all__ = ["MAX_SAMPLES", "BlockColumns", "SampleColumns", "encode_block", "encode_blocks", "read_blocks"]
 
 MAX_SAMPLES = 256
-"""Samples that close a block; more only where one request alone has more."""
+"""Samples that close a block; more only where one request alone has more, and few enough bytes."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -88,8 +88,8 @@ def encode_blocks(
 ) -> BytesColumn:
     """(blocks,) records of N samples of one schema, cut where `block_ends` says (rising, the last is N).
 
-    The caller keeps the samples of one request together. Raises ValueError if lengths do not agree, or a
-    block is empty.
+    The caller decides where requests are split. Raises ValueError if lengths do not agree, or a block is
+    empty.
     """
     data, ends = _native.encode_blocks(
         schema_id,

@@ -18,10 +18,11 @@ from time import perf_counter
 import structlog
 from prometheus_client import CollectorRegistry
 
-from freshet.errors import Overloaded, Unavailable
+from freshet.errors import Overloaded, TooLarge, Unavailable
 from freshet.gateway import metrics
 from freshet.gateway.core import Limits, QueueAccount
 from freshet.seams.eventlog import Writer
+from freshet.seams.eventlog.gathering import append_gathered
 from freshet.types import Append
 
 __all__ = ["Committer", "Done"]
@@ -48,23 +49,27 @@ class _Waiting:
     done: Done
 
 
+_Outcomes = Sequence[Sequence[int] | TooLarge]
+"""Of each group of an append: the first offset of each of its appends, or why it was not written."""
+
+
 class _Appending:
     """Appends one batch after the other, on a thread that the end of the process does not wait for: an append
     may hang as long as the log's own patience lasts."""
 
     def __init__(self, writer: Writer) -> None:
         self._writer = writer
-        self._asked: queue.SimpleQueue[tuple[Sequence[Append], Future[Sequence[int]]] | None]
+        self._asked: queue.SimpleQueue[tuple[Sequence[Sequence[Append]], Future[_Outcomes]] | None]
         self._asked = queue.SimpleQueue()
 
     def start(self) -> None:
         """Begin to append."""
         threading.Thread(target=self._run, name="commit", daemon=True).start()
 
-    def append(self, appends: Sequence[Append]) -> Future[Sequence[int]]:
-        """Append these after what was asked for before."""
-        done: Future[Sequence[int]] = Future()
-        self._asked.put((appends, done))
+    def append(self, groups: Sequence[Sequence[Append]]) -> Future[_Outcomes]:
+        """Append these groups, one a client, after what was asked for before."""
+        done: Future[_Outcomes] = Future()
+        self._asked.put((groups, done))
         return done
 
     def end(self) -> None:
@@ -73,11 +78,11 @@ class _Appending:
 
     def _run(self) -> None:
         while (asked := self._asked.get()) is not None:
-            appends, done = asked
+            groups, done = asked
             if not done.set_running_or_notify_cancel():
                 continue  # the gateway has stopped meanwhile, and told so
             try:
-                done.set_result(self._writer.append(appends))
+                done.set_result(append_gathered(self._writer.append, groups))
             except BaseException as error:
                 done.set_exception(error)
 
@@ -100,7 +105,7 @@ class Committer:
         self._account = QueueAccount(limits)
         self._waiting: list[_Waiting] = []
         self._under_way: list[_Waiting] = []  # in the append that has begun
-        self._append: Future[Sequence[int]] | None = None  # the last one
+        self._append: Future[_Outcomes] | None = None  # the last one
         self._checks: dict[Check, None] = {}  # in the order in which they came
         self._wake = asyncio.Event()
         self._closing = False
@@ -242,9 +247,9 @@ class Committer:
         loop = asyncio.get_running_loop()
         started = perf_counter()  # the loop's own clock has milliseconds
         self._under_way = batch  # until it is told; if this is cancelled, `close` tells it
-        self._append = self._thread.append([append for waiting in batch for append in waiting.appends])
+        self._append = self._thread.append([waiting.appends for waiting in batch])
         try:
-            offsets = await asyncio.wrap_future(self._append)
+            outcomes = await asyncio.wrap_future(self._append)
         except Exception as error:
             self._under_way = []
             self._failed_at = loop.time()
@@ -255,13 +260,13 @@ class Committer:
         self._under_way = []
         self._failed_at = None
         self._seconds.observe(perf_counter() - started)
-        events = sum(waiting.events for waiting in batch)
+        events = 0
+        for waiting, outcome in zip(batch, outcomes, strict=True):
+            events += 0 if isinstance(outcome, TooLarge) else waiting.events
         self._appended.inc(events)
         self._done += events
-        at = 0
-        for waiting in batch:
-            self._finish(waiting, offsets[at : at + len(waiting.appends)])
-            at += len(waiting.appends)
+        for waiting, outcome in zip(batch, outcomes, strict=True):
+            self._finish(waiting, outcome)
 
     def _fail(self, batch: list[_Waiting], error: Exception) -> None:
         for waiting in batch:

@@ -5,7 +5,6 @@ JSON is read by the native core alone (`freshet.features.transcode`), many bodie
 
 from __future__ import annotations
 
-import base64
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ import orjson
 
 from freshet.errors import BadInput, TooLarge
 from freshet.types import Append, BytesColumn
+from freshet.wire.letters import letter
 
 __all__ = [
     "Entry",
@@ -145,20 +145,19 @@ def refusal_of(index: int, why: str, raw: bytes) -> Refusal:
 _WHY = re.compile(r"record \d+: (?:(\S+) \((.*?)\): )?(.*)", re.DOTALL)
 
 
-def dead_letter(refusal: Refusal, *, topic: str, now_ms: int) -> bytes:
-    """The record of a refused event: what, why, and where it was meant to go."""
-    return orjson.dumps(
-        {
-            "v": 1,
-            "kind": "refused",
-            "time_ms": now_ms,
-            "topic": topic,
-            "path": refusal.path,
-            "expected": refusal.expected,
-            "found": refusal.found,
-            "value": base64.b64encode(refusal.raw).decode(),
-        }
-    )
+def dead_letter(refusal: Refusal, *, topic: str, now_ms: int, max_bytes: int) -> bytes:
+    """The record of a refused event, of at most `max_bytes`: the event, why, and where it was meant to
+    go."""
+    said = {
+        "v": 1,
+        "kind": "refused",
+        "time_ms": now_ms,
+        "topic": topic,
+        "path": refusal.path,
+        "expected": refusal.expected,
+        "found": refusal.found,
+    }
+    return letter(said, refusal.raw, key="value", max_bytes=max_bytes)
 
 
 def group_entries(entries: Sequence[Entry]) -> tuple[list[Append], list[tuple[int, int]]]:

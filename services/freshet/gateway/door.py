@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
 import orjson
 import structlog
 
@@ -37,6 +38,7 @@ from freshet.runtime.rates import Payer
 from freshet.runtime.requests import Request
 from freshet.runtime.routes import Reply
 from freshet.spec.model import Stream
+from freshet.spec.records import RecordLimits
 from freshet.tracing import Context, active
 from freshet.types import BytesColumn
 from freshet.wire.schemas import frame
@@ -63,6 +65,8 @@ class Rules:
     refused_topic: str
     max_events: int  # of one request
     max_ahead_ms: int  # how far ahead of now an event may be dated (PROTOCOL 19)
+    limits: RecordLimits  # of records that are derived from events
+    labels: int  # of the spec: samples of each impression
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -140,6 +144,12 @@ class Door:
         self._stream, self._codec, self._committer, self._rules = stream, codec, committer, rules
         self._clock, self._count = clock, count
         self._topic = orjson.dumps(stream.topic).decode()
+        # Up to so many bytes an event is not looked at for the size of what is derived from it.
+        self._safe_bytes = rules.limits.event_bytes[stream.role]
+        if stream.role == "served":
+            safe = rules.limits.safe_event_bytes(rules.labels)
+            # Avro may be longer than the JSON that it is made of, such as numbers of one digit.
+            self._safe_bytes = min(self._safe_bytes, safe // 8 if stream.format == "json" else safe)
         # By kind, and by how acknowledgements are wanted; what nobody has looked at yet.
         self._gathered: dict[tuple[str, bool], list[_Asked]] = {}
         self._gathered_bytes = 0
@@ -197,6 +207,13 @@ class Door:
                 self._look_closer(one)
             return
         if len(taken.partitions):
+            if self._holds_too_large(taken):
+                if len(asked) > 1:
+                    for one in asked:  # so that only the request that holds it is looked at event by event
+                        self._take([one])
+                else:
+                    self._look_closer(asked[0])
+                return
             try:
                 self._append(asked, taken)
             except Overloaded as error:
@@ -219,6 +236,36 @@ class Door:
                 max_events=self._rules.max_events,
             )
         return self._codec.take_json(bodies, latest_ms=latest_ms, max_events=self._rules.max_events)
+
+    def _holds_too_large(self, taken: TakenBodies) -> bool:
+        """Whether a record derived from one of these events would exceed what its topic takes."""
+        sizes = np.diff(taken.records.ends, prepend=0) + np.diff(taken.keys.ends, prepend=0)
+        if int(sizes.max()) <= self._safe_bytes:
+            return False
+        large = np.flatnonzero(sizes > self._safe_bytes)
+        return any(self._too_large(taken.records[i], len(taken.keys[i])) for i in large.tolist())
+
+    def _too_large(self, record: bytes, key_bytes: int) -> tuple[str, str] | None:
+        """(expected, found) if a record derived from this event would exceed what its topic takes."""
+        limits, role = self._rules.limits, self._stream.role
+        most = limits.event_bytes[role]
+        if len(record) + key_bytes > most:
+            return f"an event of at most {most:,} bytes, as the log takes no more", _bytes(
+                len(record) + key_bytes
+            )
+        if role != "served":
+            return None
+        largest, together = self._codec.sample_bytes(record)
+        together *= self._rules.labels
+        if largest > limits.sample_bytes:
+            return f"an event whose samples have at most {limits.sample_bytes:,} bytes each", _bytes(largest)
+        if together > limits.expanded_bytes:
+            expected = (
+                f"an event whose samples have at most {limits.expanded_bytes:,} bytes together: its context "
+                "is copied into one for each element and label"
+            )
+            return expected, _bytes(together)
+        return None
 
     def _append(self, asked: Sequence[_Asked], taken: TakenBodies) -> None:
         events = len(taken.partitions)
@@ -287,7 +334,12 @@ class Door:
                     self._rules.refused_topic,
                     0,
                     b"",
-                    dead_letter(r, topic=self._stream.topic, now_ms=now_ms),
+                    dead_letter(
+                        r,
+                        topic=self._stream.topic,
+                        now_ms=now_ms,
+                        max_bytes=self._rules.limits.refused_bytes,
+                    ),
                 )
                 for r in refused
             ]
@@ -330,11 +382,16 @@ class Door:
         return self._codec.from_json(asked.body, max_events=limit)
 
     def _in_time(self, checked: Checked, now_ms: int) -> tuple[list[Accepted], list[Refusal]]:
-        """What is not dated too far ahead, and all refusals."""
+        """Events that are neither too large nor dated too far ahead, and all refusals."""
         taken: list[Accepted] = []
         refused = list(checked.bad)
         for event in checked.good:
-            if too_far_ahead(event.time_ms, now_ms, self._rules.max_ahead_ms):
+            too_large = None
+            if len(event.record) + len(event.key) > self._safe_bytes:
+                too_large = self._too_large(event.record, len(event.key))
+            if too_large is not None:
+                refused.append(Refusal(event.index, "", *too_large, event.record))
+            elif too_far_ahead(event.time_ms, now_ms, self._rules.max_ahead_ms):
                 refused.append(self._ahead(event, now_ms))
             else:
                 taken.append(event)
@@ -351,6 +408,10 @@ class Door:
             f"{ahead_s:g} s ahead",
             event.sent,
         )
+
+
+def _bytes(count: int) -> str:
+    return f"{count:,} bytes"
 
 
 def _events_of(request: Request) -> tuple[bytes, str]:

@@ -33,6 +33,7 @@ from freshet.skipped import skipped_status
 from freshet.spec.avro import Record, sample_schema
 from freshet.spec.layout import layout_of
 from freshet.spec.model import Spec, Stream
+from freshet.spec.records import RecordLimits
 from freshet.spec.topics import topics_of
 from freshet.types import TopicPartition
 from freshet.wire.schemas import SchemaRegistry
@@ -60,10 +61,13 @@ class Gateway:
         self._spec, self._log, self._codecs = spec, log, codecs
         self._settings, self._clock = settings, clock
         self._topics = topics_of(spec)
+        limits = {}
         for plan in self._topics.plans:
-            log.create_topic(
+            info = log.create_topic(
                 plan.name, partitions=plan.partitions, retention_ms=plan.retention_ms, group=plan.group
             )
+            limits[plan.name] = info.max_record_bytes
+        self._limits = RecordLimits.of(spec, limits)
         registry = service_registry()
         self._writer = log.writer()
         self.committer = Committer(
@@ -114,6 +118,8 @@ class Gateway:
             refused_topic=self._topics.refused,
             max_events=settings.max_events,
             max_ahead_ms=self._spec.join.max_ahead_ms,
+            limits=self._limits,
+            labels=len(self._spec.labels),
         )
         codec = self._codecs[stream.role]
         pay = {} if self.guard is None else {"pay": self.guard.pay}

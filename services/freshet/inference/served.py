@@ -18,12 +18,13 @@ import orjson
 import structlog
 from prometheus_client import CollectorRegistry
 
-from freshet.errors import Unavailable
+from freshet.errors import TooLarge, Unavailable
 from freshet.features import EventExtractor, JsonTranscoder, Transcoded, partition_of
 from freshet.inference import metrics
 from freshet.inference.core import Order, explain, get_path, merged
 from freshet.inference.tracing import Asked, requests_of, sent
 from freshet.seams.eventlog import Writer
+from freshet.seams.eventlog.gathering import append_gathered
 from freshet.spec.avro import SERVED_FIELD
 from freshet.spec.model import Spec
 from freshet.tracing import active, request_text
@@ -35,7 +36,7 @@ log = structlog.get_logger(__name__)
 
 APPEND_EVENTS = 5_000
 RETRY_S = 0.2
-WHYS = ("queue", "stopped", "error", "log", "schema")
+WHYS = ("queue", "stopped", "error", "log", "schema", "too_large")
 """Of events that are not logged."""
 
 GATHER_S = 0.05
@@ -251,20 +252,9 @@ class ServedLogger:
                 if requests is not None:
                     sent(tracer, topic, requests, [keys[i] for i in good], of, began_ns, error)
 
-        by_partition: dict[int, tuple[list[bytes], list[bytes]]] = {}
-        places = partition_of(BytesColumn.of(key for key, _ in values), self._partitions)
-        for place, (key, value) in zip(places.tolist(), values, strict=True):
-            group = by_partition.setdefault(place, ([], []))
-            group[0].append(value)
-            group[1].append(key)
-        appends = [
-            Append(self._stream.topic, p, BytesColumn.of(v), BytesColumn.of(k))
-            for p, (v, k) in by_partition.items()
-        ]
-        while appends:
+        while values:
             try:
-                self._writer.append(appends)
-                self._logged.inc(len(values))
+                self._logged.inc(self._appended(values))
                 told()
                 return
             except (
@@ -275,6 +265,31 @@ class ServedLogger:
                     told(str(error))
                     return
                 time.sleep(RETRY_S)
+
+    def _appended(self, values: Sequence[tuple[bytes, bytes]]) -> int:
+        """Append (key, record) pairs; returns how many were. Those that are too large for the log are dropped
+        alone. Raises as `Writer.append` does for what is not about one record."""
+        try:
+            self._writer.append(self._appends(values))
+            return len(values)
+        except TooLarge:
+            outcomes = append_gathered(self._writer.append, [self._appends([pair]) for pair in values])
+        refused = [outcome for outcome in outcomes if isinstance(outcome, TooLarge)]
+        if refused:
+            self._drop("too_large", len(refused), str(refused[0]))
+        return len(values) - len(refused)
+
+    def _appends(self, values: Sequence[tuple[bytes, bytes]]) -> list[Append]:
+        by_partition: dict[int, tuple[list[bytes], list[bytes]]] = {}
+        places = partition_of(BytesColumn.of(key for key, _ in values), self._partitions)
+        for place, (key, value) in zip(places.tolist(), values, strict=True):
+            group = by_partition.setdefault(place, ([], []))
+            group[0].append(value)
+            group[1].append(key)
+        return [
+            Append(self._stream.topic, p, BytesColumn.of(v), BytesColumn.of(k))
+            for p, (v, k) in by_partition.items()
+        ]
 
     def _made(self, texts: list[bytes]) -> Transcoded:
         made = self._transcoder.column(BytesColumn.of(texts))

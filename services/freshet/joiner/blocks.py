@@ -1,4 +1,9 @@
-"""Samples to blocks: where they are cut (schemas/README.md, "Samples: blocks")."""
+"""Samples to blocks: where they are cut (schemas/README.md, "Samples: blocks").
+
+A block ends after MAX_SAMPLES samples or before it grows beyond `max_bytes`, where a request ends. A request
+that alone exceeds `max_bytes` is split between samples; its blocks follow each other in one append. Only a
+sample that alone exceeds `max_bytes` makes a larger block.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +13,15 @@ import numpy as np
 
 from freshet.features.blocks import MAX_SAMPLES, encode_blocks
 from freshet.joiner.core import Samples
+from freshet.spec.records import BLOCK_BYTES, block_bytes
 from freshet.types import BytesColumn
 
 __all__ = ["cuts", "encode"]
 
 
-def encode(samples: Samples) -> BytesColumn:
-    """Blocks in order. A block holds one schema id and never splits the samples of a request."""
-    ends = np.array([stop for _, stop in cuts(samples)], np.int64)
+def encode(samples: Samples, max_bytes: int = BLOCK_BYTES) -> BytesColumn:
+    """Blocks in order, each of one schema id; see the module for where they end."""
+    ends = np.array([stop for _, stop in cuts(samples, max_bytes)], np.int64)
     if not len(ends):
         return BytesColumn.of([])
     schemas = samples.schemas[ends - 1]
@@ -41,7 +47,7 @@ def encode(samples: Samples) -> BytesColumn:
     return BytesColumn.concat(parts)
 
 
-def cuts(samples: Samples) -> Iterator[tuple[int, int]]:
+def cuts(samples: Samples, max_bytes: int = BLOCK_BYTES) -> Iterator[tuple[int, int]]:
     """[start, stop) of each block."""
     n = len(samples)
     if not n:
@@ -50,11 +56,18 @@ def cuts(samples: Samples) -> Iterator[tuple[int, int]]:
     new_request = np.flatnonzero(samples.requests[1:] != samples.requests[:-1]) + 1
     schema_ends = np.append(new_schema, n)
     group_ends = np.append(np.union1d(new_schema, new_request), n)
-    start = 0
+    # Bytes up to each sample's end: a block of one sample has 40 bytes beside its payload, each further 37.
+    sizes = samples.payloads.ends + np.arange(1, n + 1) * (block_bytes(1, 0) - block_bytes(0, 0))
+    start = before = 0
     while start < n:
-        limit = min(start + MAX_SAMPLES, int(schema_ends[np.searchsorted(schema_ends, start, side="right")]))
-        fits = int(np.searchsorted(group_ends, limit, side="right")) - 1
+        room = before + max_bytes - block_bytes(0, 0)
+        fitting = max(start + 1, int(np.searchsorted(sizes, room, side="right")))
+        most = min(
+            fitting, start + MAX_SAMPLES, int(schema_ends[np.searchsorted(schema_ends, start, side="right")])
+        )
+        fits = int(np.searchsorted(group_ends, most, side="right")) - 1
         first = int(np.searchsorted(group_ends, start, side="right"))
-        stop = int(group_ends[max(fits, first)])
+        # The first request stays whole, also beyond MAX_SAMPLES, unless it has too many bytes.
+        stop = min(int(group_ends[max(fits, first)]), fitting)
         yield start, stop
-        start = stop
+        start, before = stop, int(sizes[stop - 1])

@@ -8,16 +8,18 @@ from typing import Protocol, TypeVar
 import numpy as np
 
 from freshet.joiner.core import ActionColumns, ImpressionColumns, ShownColumns
+from freshet.spec.records import RecordLimits
 from freshet.types import I64, Records
 
-__all__ = ["REFUSALS", "EventColumns", "EventDecoder", "Refused", "refuse_bad_times"]
+__all__ = ["REFUSALS", "EventColumns", "EventDecoder", "Refused", "refuse_bad_times", "refuse_too_large"]
 
 EventColumns = ImpressionColumns | ShownColumns | ActionColumns
 
 
-REFUSALS = ("unreadable", "no_schema", "bad_time")
+REFUSALS = ("unreadable", "no_schema", "bad_time", "too_large")
 """Why records are refused, in a word: their bytes are not what their schema says; their schema is not known,
-or lacks what the spec names; their time is before 1970 or too far ahead."""
+or lacks what the spec names; their time is before 1970 or too far ahead; their samples would exceed what the
+log takes."""
 
 
 @dataclass(slots=True)
@@ -28,11 +30,17 @@ class Refused:
     reasons: list[str] = field(default_factory=list)
     no_schema: int = 0  # of these, for their schema
     bad_time: int = 0  # of these, for their time
+    too_large: int = 0  # of these, for the size of their samples
 
     def by_reason(self) -> dict[str, int]:
         """REFUSALS -> how many."""
-        others = self.no_schema + self.bad_time
-        return {"unreadable": len(self) - others, "no_schema": self.no_schema, "bad_time": self.bad_time}
+        others = self.no_schema + self.bad_time + self.too_large
+        return {
+            "unreadable": len(self) - others,
+            "no_schema": self.no_schema,
+            "bad_time": self.bad_time,
+            "too_large": self.too_large,
+        }
 
     def add(self, rows: I64, reason: str) -> None:
         """Refuse these rows for one reason."""
@@ -90,3 +98,41 @@ def refuse_bad_times(columns: C, records: Records, max_ahead_ms: int, refused: R
             else "its time is before 1970"
         )
     return columns.where(~np.isin(rows, rows[bad]))
+
+
+def refuse_too_large(
+    columns: ImpressionColumns, records: Records, limits: RecordLimits, labels: int, refused: Refused
+) -> ImpressionColumns:
+    """Drop events of which a sample would exceed what the log takes as one record, or all samples together
+    what is appended at once.
+
+    The gateway refuses such events before it acknowledges them; other writers' topics may hold them.
+    """
+    if not len(columns):
+        return columns
+    longest = int((columns.ends - columns.begins).max())
+    if (
+        longest <= min(limits.sample_bytes, limits.safe_event_bytes(labels))
+        and len(columns) <= len(columns.data)  # so elements have bytes
+    ):
+        return columns
+    context = columns.prefix_ends - columns.begins + columns.ends - columns.suffix_begins  # (E,)
+    sizes = context[columns.events] + columns.element_ends - columns.element_begins  # (N,)
+    events = len(context)
+    largest = np.zeros(events, np.int64)
+    np.maximum.at(largest, columns.events, sizes)
+    together = np.bincount(columns.events, sizes.astype(np.float64), events) * labels
+    bad = np.flatnonzero((largest > limits.sample_bytes) | (together > limits.expanded_bytes))
+    if not len(bad):
+        return columns
+    for event in bad.tolist():
+        refused.too_large += 1
+        refused.rows.append(int(np.searchsorted(records.offsets, columns.offsets[event])))
+        refused.reasons.append(
+            f"a sample of it would have {int(largest[event]):,} bytes, more than the {limits.sample_bytes:,} "
+            "that the log takes"
+            if largest[event] > limits.sample_bytes
+            else f"its samples would have {int(together[event]):,} bytes together, as its context is copied "
+            f"into each; at most {limits.expanded_bytes:,} are taken"
+        )
+    return columns.where(~np.isin(columns.events, bad))

@@ -19,7 +19,7 @@ from freshet.joiner.task import Topics
 from freshet.seams.eventlog import EventLog
 from freshet.seams.eventlog.claims import Claims
 from freshet.seams.eventlog.sharing import Shares
-from freshet.seams.eventlog.topics import ensure_topics
+from freshet.seams.eventlog.topics import ensure_topics, limits_of
 from freshet.spec.avro import Record
 from freshet.spec.model import Spec
 from freshet.spec.schemas import load_schemas, streams_of
@@ -104,6 +104,7 @@ def make(
         joiner=names.joiner,
         dead_letters=names.dead_letters,
         log_ids={topic: str(known[topic].log_id) for topic in inputs.values()},
+        limits=limits_of(log, spec),
     )
     decoder = partial(SpecDecoder, spec, plan, SchemaRegistry(log), _frameless(spec), theirs)
     decoder()  # what does not fit the spec stops the start

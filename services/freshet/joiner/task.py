@@ -4,25 +4,25 @@ I/O.
 
 from __future__ import annotations
 
-import base64
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-import orjson
 
 from freshet.errors import Corrupt, Unavailable
 from freshet.joiner import blocks
 from freshet.joiner.commit import Commit, Skips
 from freshet.joiner.core import NOT_IN_A_REPLAY, ActionColumns, ImpressionColumns, Joiner, ShownColumns
-from freshet.joiner.decode import EventColumns, EventDecoder, Refused, refuse_bad_times
+from freshet.joiner.decode import EventColumns, EventDecoder, Refused, refuse_bad_times, refuse_too_large
 from freshet.joiner.ledger import Ledger
 from freshet.joiner.plan import JoinPlan
 from freshet.joiner.tracing import Joined, noted
 from freshet.joiner.watermark import Watermark
+from freshet.spec.records import RecordLimits
 from freshet.tracing import active
 from freshet.types import I64, U8, Append, BytesColumn, Records
+from freshet.wire.letters import letter
 
 __all__ = ["Outputs", "Task", "Topics"]
 
@@ -43,6 +43,7 @@ class Topics:
     joiner: str
     dead_letters: str
     log_ids: Mapping[str, str]  # input topic -> log id
+    limits: RecordLimits  # of records that are derived from events
 
 
 @dataclass(slots=True)
@@ -108,6 +109,8 @@ class Task:
         columns, refused = self._decode(role, records)
         if isinstance(columns, ImpressionColumns):
             columns = self.decoder.fitting(columns, records, refused)
+            labels = len(self.plan.labels)
+            columns = refuse_too_large(columns, records, self.topics.limits, labels, refused)
         if len(columns):
             self.watermark.observe(role, int(columns.times_ms.min()), int(columns.times_ms.max()))
             self._skip_later(role, columns, self._join(columns))
@@ -136,7 +139,8 @@ class Task:
         decided, late = self.joiner.take(), self.joiner.take_late()
         for topic, samples in ((self.topics.samples, decided), (self.topics.late, late)):
             if len(samples):
-                appends.append(Append(topic, self.partition, blocks.encode(samples)))
+                encoded = blocks.encode(samples, self.topics.limits.block_bytes)
+                appends.append(Append(topic, self.partition, encoded))
         tracer = active()
         joined = noted(tracer, decided) if tracer is not None and len(decided) else None
         commit = self._commit(now_ms)
@@ -287,7 +291,7 @@ class Task:
         self._refused.setdefault(role, Counter()).update(refused.by_reason())
         self._skips.add(role, records.offsets[refused.rows])
         for row, reason in zip(refused.rows, refused.reasons, strict=True):
-            letter = {
+            said = {
                 "v": 1,
                 "kind": "dead-letter",
                 "reason": reason,
@@ -295,9 +299,9 @@ class Task:
                 "partition": self.partition,
                 "offset": int(records.offsets[row]),
                 "time_ms": int(records.times_ms[row]),
-                "bytes": base64.b64encode(records.values[row]).decode(),
             }
-            self._letters.append(orjson.dumps(letter))
+            most = self.topics.limits.dead_letter_bytes
+            self._letters.append(letter(said, records.values[row], max_bytes=most))
 
     def _commit(self, now_ms: int) -> Commit:
         low = {role: self.joiner.low(role, offset) for role, offset in self.next.items()}

@@ -13,9 +13,10 @@ from freshet.wire.rows import RowDelta, encode_rows
 
 __all__ = ["DELTA_BYTES", "records_of"]
 
-DELTA_BYTES = 512 << 10
+DELTA_BYTES, REMOVED_BYTES = 512 << 10, 256 << 10
 """Of rows in a record, and of removed keys: a round of wide rows is several times what a log takes as one
-record (16 MiB on Kafka by default, and often no more than 1 MiB where somebody else runs it)."""
+record (16 MiB on Kafka by default, and often no more than 1 MiB where somebody else runs it). Together they
+stay below LEAST_TOPIC_BYTES (`freshet.spec.records`)."""
 
 
 def records_of(batch: Published, topic: str, fences: I64) -> list[Append]:
@@ -29,7 +30,7 @@ def records_of(batch: Published, topic: str, fences: I64) -> list[Append]:
             keys, values = part.keys[kept.get((p, fence), _NONE)], part.values[kept.get((p, fence), _NONE)]
             removed = part.removed[gone.get((p, fence), _NONE)]
             rows = max(1, DELTA_BYTES // (keys.itemsize + values.itemsize * values.shape[1]))
-            keys_a_record = DELTA_BYTES // removed.itemsize
+            keys_a_record = REMOVED_BYTES // removed.itemsize
             pieces = max(-(-len(keys) // rows), -(-len(removed) // keys_a_record))
             for i in range(pieces):
                 mine = slice(i * rows, (i + 1) * rows)

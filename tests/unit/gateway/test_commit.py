@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
-from freshet.errors import Overloaded, Unavailable
+from freshet.errors import Overloaded, TooLarge, Unavailable
 from freshet.gateway.commit import Committer
 from freshet.gateway.core import Entry, Limits, group_entries, offsets_of
 from freshet.seams.eventlog import EventLog, Writer
@@ -329,3 +329,42 @@ def test_an_append_that_hangs_does_not_hold_up_the_end_of_the_process() -> None:
     )
 
     assert (done.stdout, done.returncode) == ("1\n", 0), done.stderr
+
+
+def test_a_record_too_large_fails_alone_among_clients(log: EventLog) -> None:
+    writer = Held(TooLargeAbove(log.writer(), 100))
+
+    async def main() -> None:
+        commit = committer(writer, size=1_000_000)
+        first = asyncio.ensure_future(append(commit, [entry(b"0")]))
+        await asyncio.sleep(0)
+        sizes = [1, 2, 3, 500, 5, 6, 600]
+        others = [asyncio.ensure_future(append(commit, [entry(b"x" * n, n % 2)])) for n in sizes]
+        await asyncio.sleep(0)
+        writer.gate.set()
+        await first
+        found = await asyncio.gather(*others, return_exceptions=True)
+        large = [isinstance(outcome, TooLarge) for outcome in found]
+        assert large == [n > 100 for n in sizes]
+        assert commit.healthy
+        assert commit.figures()["events_appended"] == 6
+        assert commit.figures()["events_waiting"] == 0
+        await commit.close(5)
+
+    run(main())
+    assert sorted(map(len, values(log) + values(log, 1))) == [1, 1, 2, 3, 5, 6]
+
+
+class TooLargeAbove:
+    """A writer of a log that takes only so many bytes a record."""
+
+    def __init__(self, writer: Writer, limit: int) -> None:
+        self.writer, self.limit = writer, limit
+
+    def append(self, appends: Sequence[Append]) -> Sequence[int]:
+        if any(len(value) > self.limit for one in appends for value in one.values):
+            raise TooLarge("a record is too large")
+        return self.writer.append(appends)
+
+    def close(self) -> None:
+        self.writer.close()

@@ -145,7 +145,9 @@ def test_any_refused_is_422_with_reasons_in_the_order_of_the_events() -> None:
 
 
 def test_a_dead_letter_keeps_the_bytes_and_the_reason() -> None:
-    letter = orjson.loads(dead_letter(Refusal(3, "p", "e", "f", b"\xff\x00"), topic="clicks", now_ms=9))
+    letter = orjson.loads(
+        dead_letter(Refusal(3, "p", "e", "f", b"\xff\x00"), topic="clicks", now_ms=9, max_bytes=10_000)
+    )
 
     assert base64.b64decode(letter["value"]) == b"\xff\x00"
     assert (letter["kind"], letter["path"], letter["topic"], letter["time_ms"]) == (

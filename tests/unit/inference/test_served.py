@@ -78,14 +78,19 @@ def served(request: int, **changes: Any) -> Served:
 
 
 def logger_of(
-    log: EventLog, *errors: Exception, queue_events: int = 100, queue_bytes: int = 1 << 20, form: Any = "avro"
+    log: EventLog,
+    *errors: Exception,
+    queue_events: int = 100,
+    queue_bytes: int = 1 << 20,
+    form: Any = "avro",
+    ignore_unknown: bool = False,
 ) -> ServedLogger:
     spec = replace(SPEC, events=replace(SPEC.events, served=replace(SPEC.events.served, format=form)))
     registry = CollectorRegistry()
     made = ServedLogger(
         spec,
         Flaky(log, *errors),
-        JsonTranscoder(SCHEMA, schema_id=1),
+        JsonTranscoder(SCHEMA, schema_id=1, ignore_unknown=ignore_unknown),
         registry,
         queue_events=queue_events,
         queue_bytes=queue_bytes,
@@ -260,3 +265,17 @@ def test_rows_that_do_not_fit_the_spec_are_corrupt() -> None:
     assert table.rows() == {0: 0}
     table.import_runs(run(bucket, 0, 1))
     assert table.rows() == {0: 1}
+
+
+def test_an_event_too_large_for_the_log_is_dropped_alone(log: EventLog) -> None:
+    logger = logger_of(log, queue_bytes=1 << 30, form="json", ignore_unknown=True)
+    for request in range(5):
+        logger.offer(served(request, note="x" * (70 << 20 if request == 2 else 1)))
+    stop = threading.Event()
+    stop.set()
+    logger.run(stop, lambda: 10.0)
+
+    assert sorted(orjson.loads(value)["request"] for value in values(log)) == [0, 1, 3, 4]
+    assert figure(logger, "served_dropped_total", why="too_large") == 1
+    assert figure(logger, "served_logged_total") == 4
+    assert "takes at most" in logger.reason

@@ -74,8 +74,8 @@ def test_late_actions_and_times_that_cannot_be_are_counted_as_such(tmp_path: Pat
     assert counts.outcomes["actions_late"] == 1
     assert counts.outcomes["actions_matched"] == 1
     assert counts.refused == {
-        "served": {"unreadable": 0, "no_schema": 0, "bad_time": 0},
-        "action": {"unreadable": 0, "no_schema": 0, "bad_time": 1},
+        "served": {"unreadable": 0, "no_schema": 0, "bad_time": 0, "too_large": 0},
+        "action": {"unreadable": 0, "no_schema": 0, "bad_time": 1, "too_large": 0},
     }
     joiner.close()
     world.close()

@@ -224,7 +224,9 @@ def test_what_cannot_be_read_is_refused_with_a_reason(
     assert deeds.offsets.tolist() == [100, 102]
     assert refused.rows == [1]
     assert reason in refused.reasons[0]
-    assert refused.by_reason() == {"unreadable": 0, "no_schema": 0, "bad_time": 0} | {counted: 1}
+    assert refused.by_reason() == {"unreadable": 0, "no_schema": 0, "bad_time": 0, "too_large": 0} | {
+        counted: 1
+    }
 
 
 def test_nothing_but_junk_is_no_event(decoder: SpecDecoder) -> None:

@@ -18,12 +18,20 @@ from freshet.joiner.service import JoinerService, Pace
 from freshet.joiner.task import Topics
 from freshet.seams.eventlog import EventLog, Writer
 from freshet.seams.eventlog.sqlite import SqliteEventLog
+from freshet.spec.records import BLOCK_BYTES, MAX_EXPANDED_BYTES, RecordLimits, block_bytes
 from freshet.testing.contracts.eventlog import answered
 from freshet.types import Append, BytesColumn, TopicPartition
 
 from .support import Action, Event, JsonDecoder, Served, Shown
 
 INPUTS = {"served": "served", "shown": "shown", "action": "actions"}
+
+
+def limits_for(record_bytes: int, block: int = BLOCK_BYTES) -> RecordLimits:
+    """Of topics that all take records of so many bytes."""
+    sample = record_bytes - block_bytes(1, 0)
+    events = dict.fromkeys(("served", "shown", "action"), record_bytes)
+    return RecordLimits(events, sample, MAX_EXPANDED_BYTES, record_bytes, record_bytes, block)
 
 
 class SetClock:
@@ -82,6 +90,7 @@ class World:
     partitions: int = 2
     clock: SetClock = field(default_factory=SetClock)
     other_log: EventLog | None = None
+    limits: RecordLimits = field(default_factory=lambda: limits_for(16 << 20))
 
     def __post_init__(self) -> None:
         self.log: EventLog = self.other_log or SqliteEventLog(self.folder)
@@ -99,7 +108,9 @@ class World:
     def topics(self) -> Topics:
         known = self.log.topics()
         ids = {topic: str(known[topic].log_id) for topic in self.inputs.values()}
-        return Topics(self.inputs, "m.samples", "m.samples.late", "m.joiner", "m.dead-letters", ids)
+        return Topics(
+            self.inputs, "m.samples", "m.samples.late", "m.joiner", "m.dead-letters", ids, self.limits
+        )
 
     def joiner(self, pace: Pace | None = None) -> JoinerService:
         pace = pace or Pace(flush_interval_ms=0, look_interval_ms=10**9, keep_interval_ms=0)

@@ -20,6 +20,7 @@ class TopicInfo:
     partitions: int
     log_id: LogId
     retention_ms: int | None  # None: kept for ever
+    max_record_bytes: int  # largest record, with its key, that an append to it may hold
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +83,8 @@ class Writer(Protocol):
         offsets in order.
 
         Raises:
+            TooLarge: a record exceeds its topic's `max_record_bytes`; found before anything is sent, so
+                nothing was written. Kafka may say so later, if the topic's limit was lowered meanwhile.
             Fenced: a later writer of the same name was opened. Nothing was written.
             Unavailable: not written, or not known to be written (time-out, full disk); the message says
             which. A named writer of which the latter is said may refuse further appends: open another, and

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from freshet.errors import BadInput, Corrupt
+from freshet.errors import Corrupt, TooLarge
 from freshet.types import I64, BytesColumn
 
 __all__ = ["CHUNK_BYTES", "MAX_RECORD_BYTES", "Chunk", "Contents", "pack", "split", "unpack"]
@@ -88,7 +88,7 @@ class Chunk:
 def split(contents: Contents) -> Iterator[Contents]:
     """Cut into pieces of at most CHUNK_BYTES of keys and values; a record longer than that stands alone.
 
-    Raises BadInput for a record above MAX_RECORD_BYTES.
+    Raises TooLarge for a record above MAX_RECORD_BYTES.
     """
     if len(contents.values.data) + len(contents.keys.data) <= CHUNK_BYTES:
         if len(contents):
@@ -97,7 +97,7 @@ def split(contents: Contents) -> Iterator[Contents]:
     sizes = contents.values.ends + contents.keys.ends  # running bytes after each record
     if len(contents) and int(np.diff(sizes, prepend=0).max()) > MAX_RECORD_BYTES:
         largest = int(np.diff(sizes, prepend=0).max())
-        raise BadInput(f"a record of {largest:,} bytes; the log takes at most {MAX_RECORD_BYTES:,}")
+        raise TooLarge(f"a record of {largest:,} bytes; the log takes at most {MAX_RECORD_BYTES:,}")
     start, before = 0, 0
     while start < len(contents):
         stop = max(int(np.searchsorted(sizes, before + CHUNK_BYTES, side="right")), start + 1)

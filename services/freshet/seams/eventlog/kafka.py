@@ -10,6 +10,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 from weakref import WeakSet
 
@@ -29,6 +30,9 @@ _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,200}")
 
 _OF_GROUPS = re.compile(r"group\.|session\.|heartbeat\.|partition\.assignment")
 """Settings that a consumer without a group does not take."""
+
+_BATCH_BYTES = 1_000_000
+"""Of several records in one batch, as librdkafka has it by default."""
 
 _AGREE_S = 10.0
 """For brokers to agree on a topic that was just made."""
@@ -87,7 +91,7 @@ class KafkaEventLog:
             )
         if info.retention_ms != retention_ms:
             self._admin.set_retention(name, retention_ms)
-            info = TopicInfo(name, partitions, info.log_id, retention_ms)
+            info = replace(info, retention_ms=retention_ms)
         return info
 
     def topics(self) -> Mapping[str, TopicInfo]:
@@ -127,7 +131,8 @@ class KafkaEventLog:
         """A writer. A named one is a `transactional.id`, prefix included, and fences every earlier one."""
         self._check_open()
         limit = self._settings.max_record_bytes
-        client = {**self._client, "message.max.bytes": limit + 1024}
+        # A batch of several records stays below what topics take of one: brokers refuse a batch as a whole.
+        client = {"batch.size": min(_BATCH_BYTES, limit), **self._client, "message.max.bytes": limit + 1024}
         places = {at: self._locate(at) for at in owns}
         sender: Plainly | Transactions
         if name is None:

@@ -192,7 +192,14 @@ class KafkaAdmin:
                 )
             retention = int(config["retention.ms"].value)
             log_id, partitions = ids[topic]
-            infos[topic] = TopicInfo(topic, partitions, log_id, None if retention < 0 else retention)
+            limit = int(config["max.message.bytes"].value) - _BATCH_OVERHEAD
+            infos[topic] = TopicInfo(
+                topic,
+                partitions,
+                log_id,
+                None if retention < 0 else retention,
+                min(limit, self._settings.max_record_bytes),
+            )
         return infos
 
     def bounds(

@@ -48,7 +48,8 @@ class Piece:
             largest = int(np.diff(ends, prepend=0).max())
             if largest > max_record_bytes:
                 raise TooLarge(
-                    f"a record of {largest:,} bytes; the log takes at most {max_record_bytes:,}\n"
+                    f"{append.topic}[{append.partition}]: a record of {largest:,} bytes; "
+                    f"the log takes at most {max_record_bytes:,}\n"
                     "  raise max_record_bytes in the log's URL, and max.message.bytes of topics that exist"
                 )
         self.at = TopicPartition(append.topic, append.partition)

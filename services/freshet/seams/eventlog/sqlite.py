@@ -8,6 +8,7 @@ mistakes a new one for it.
 from __future__ import annotations
 
 import re
+import sqlite3
 import threading
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -18,7 +19,7 @@ import numpy as np
 import structlog
 
 from freshet.clock import SYSTEM_CLOCK, Clock
-from freshet.errors import BadInput, ConfigError, DataLost, FreshetError, Mismatch, Unavailable
+from freshet.errors import ConfigError, DataLost, FreshetError, Mismatch, TooLarge, Unavailable
 from freshet.seams.eventlog import Bounds, LogTraits, TopicInfo
 from freshet.seams.eventlog.chunks import MAX_RECORD_BYTES, Contents, unpack
 from freshet.seams.eventlog.sqlite_file import OFFSET_BITS, LogFile, Piece, Request
@@ -37,6 +38,9 @@ _RETENTION_EVERY_S = 30.0
 
 _RETENTION_SOON_S = 1.0
 """And when there was more than it gives back at once."""
+
+_CHUNK_OVERHEAD = 4096
+"""Of a row that holds one record: a chunk's head and index, far above what they take."""
 
 _CATALOG = FileFormat(
     what="the catalog of an event log",
@@ -71,6 +75,17 @@ class SqliteEventLog:
         self._closed = False
         open_file(self._catalog_path, _CATALOG)
         self._catalog = connect(self._catalog_path, _CATALOG)
+        longest = self._catalog.getlimit(sqlite3.SQLITE_LIMIT_LENGTH)
+        if longest < MAX_RECORD_BYTES + _CHUNK_OVERHEAD:
+            self._catalog.close()
+            raise ConfigError(
+                "event log",
+                "SQLITE_MAX_LENGTH",
+                longest,
+                f"at least {MAX_RECORD_BYTES + _CHUNK_OVERHEAD:,}: the log takes records of up to "
+                f"{MAX_RECORD_BYTES:,} bytes",
+                "use an SQLite library that was built with its default limit of a row",
+            )
 
     @property
     def _catalog_path(self) -> Path:
@@ -321,5 +336,8 @@ def _contents(append: Append, now_ms: int) -> Contents:
     if len(append.values.data) + len(keys.data) > MAX_RECORD_BYTES:  # else no record can be that large
         largest = int(np.diff(append.values.ends + keys.ends, prepend=0).max())
         if largest > MAX_RECORD_BYTES:
-            raise BadInput(f"a record of {largest:,} bytes; the log takes at most {MAX_RECORD_BYTES:,}")
+            raise TooLarge(
+                f"{append.topic}[{append.partition}]: a record of {largest:,} bytes; "
+                f"the log takes at most {MAX_RECORD_BYTES:,}"
+            )
     return Contents(append.values, keys, times)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from freshet.errors import DataLost, Fenced, FreshetError, Unavailable
 from freshet.seams.eventlog import Bounds, TopicInfo
-from freshet.seams.eventlog.chunks import Contents, pack, split
+from freshet.seams.eventlog.chunks import MAX_RECORD_BYTES, Contents, pack, split
 from freshet.seams.sqlite import FileFormat, connect, open_file, transaction, translated
 from freshet.types import LogId
 
@@ -134,7 +134,7 @@ class LogFile:
         ids: dict[str, list[int]] = {}
         infos: dict[str, TopicInfo] = {}
         for name, partitions, log_id, retention_ms, partition_id in rows:
-            infos[name] = TopicInfo(name, partitions, LogId(log_id), retention_ms)
+            infos[name] = TopicInfo(name, partitions, LogId(log_id), retention_ms, MAX_RECORD_BYTES)
             ids.setdefault(name, []).append(partition_id)
         return {name: (info, tuple(ids[name])) for name, info in infos.items()}
 

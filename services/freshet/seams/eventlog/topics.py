@@ -5,10 +5,11 @@ from __future__ import annotations
 from freshet.errors import Mismatch
 from freshet.seams.eventlog import EventLog, TopicInfo
 from freshet.spec.model import Spec
+from freshet.spec.records import RecordLimits
 from freshet.spec.schemas import streams_of
 from freshet.spec.topics import TopicPlan, Topics, topics_of
 
-__all__ = ["ensure_topics"]
+__all__ = ["ensure_topics", "limits_of"]
 
 
 def ensure_topics(log: EventLog, spec: Spec) -> Topics:
@@ -29,6 +30,15 @@ def ensure_topics(log: EventLog, spec: Spec) -> Topics:
             plan.name, partitions=plan.partitions, retention_ms=plan.retention_ms, group=plan.group
         )
     return topics
+
+
+def limits_of(log: EventLog, spec: Spec) -> RecordLimits:
+    """Bounds of events by what the model's topics take as one record; the topics must exist.
+
+    Raises ConfigError for a topic that takes too little, as `RecordLimits.of` does.
+    """
+    known = log.topics()
+    return RecordLimits.of(spec, {p.name: known[p.name].max_record_bytes for p in topics_of(spec).plans})
 
 
 def _check(plan: TopicPlan, found: TopicInfo | None) -> None:
