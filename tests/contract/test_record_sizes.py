@@ -34,7 +34,7 @@ from freshet.wire.schemas import SchemaRegistry, frame
 from tests.servers.kafka import Kafka
 
 ITEM = {"type": "record", "name": "I", "fields": [{"name": "sku", "type": "long"}]}
-SCHEMAS = {
+SCHEMAS: dict[str, list[tuple[str, object]]] = {
     "served": [
         ("request", "string"),
         ("at", "long"),
@@ -76,7 +76,7 @@ def spec(tmp_path: Path) -> Spec:
     for role, fields in SCHEMAS.items():
         schema = {"type": "record", "name": role, "fields": [{"name": n, "type": t} for n, t in fields]}
         (tmp_path / f"{role}.avsc").write_text(json.dumps(schema))
-    return parse_spec(SPEC, folder=tmp_path)
+    return parse_spec(SPEC, folder=str(tmp_path))
 
 
 def served(request: str, note_bytes: int, items: int) -> bytes:
