@@ -285,5 +285,5 @@ def test_an_event_without_a_features_field_is_refused() -> None:
     columns = decoder.fitting(columns, batch, refused)
     assert columns.offsets[columns.events].tolist() == [100, 103]
     assert sorted(refused.rows) == [1, 2]
-    assert refused.by_reason() == {"unreadable": 1, "no_schema": 1, "bad_time": 0}
+    assert refused.by_reason() == {"unreadable": 1, "no_schema": 1, "bad_time": 0, "too_large": 0}
     assert "new" in refused.reasons[refused.rows.index(1)]
