@@ -10,8 +10,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import orjson
-
 from freshet.errors import BadInput, TooLarge
 from freshet.types import Append, BytesColumn
 from freshet.wire.letters import letter
