@@ -434,7 +434,15 @@ class RankRules:
 class RankText:
     @staticmethod
     def read(
-        rules: RankRules, request: WriterSchema, body: bytes, new_id: str, now: str, /
+        rules: RankRules,
+        request: WriterSchema,
+        body: bytes,
+        new_id: str,
+        now: str,
+        logged: WriterSchema | None,
+        plan: EventPlan | None,
+        program: Program | None,
+        latest_ms: int,
     ) -> RankText | None: ...
     def record(self) -> BytesTuple: ...
     @property

@@ -260,7 +260,7 @@ def test_an_unknown_user_is_counted_once_for_each_candidate(server: Running) -> 
 
 
 def test_a_field_that_is_missing_is_null_and_makes_no_row(server: Running) -> None:
-    answer = server.rank(context={}, candidates=[{"id": 1}])
+    answer = server.rank(context={}, candidates=[{"id": 1}], dry_run=True)
 
     assert answer.status_code == 200
     assert answer.json()["unknown_rows"].get("user") is None
@@ -278,7 +278,9 @@ def test_a_request_id_is_kept_or_made(server: Running) -> None:
     [
         ({"context": {"user": {"id": "five"}}}, "user.id"),
         ({"candidates": [{"id": 1}, {"id": 2, "age_s": "old"}]}, "age_s"),
-        ({"candidates": [{"age_s": 1.0}]}, "key"),
+        ({"candidates": [{"age_s": 1.0}]}, "items[0].id"),
+        ({"context": {"user": {"id": 5}}}, "device"),
+        ({"context": {**CONTEXT, "ts": NOW + 61_000}}, "ts"),
         ({"candidates": []}, "candidates"),
         ({"context": {"request_id": 1}, "request_id": 2}, "request_id"),
     ],
@@ -330,13 +332,20 @@ def test_what_was_served_is_logged_under_the_extended_schema(world: World) -> No
     assert len(columns) == 4
 
 
-def test_a_request_that_does_not_fit_the_users_schema_is_answered_and_its_loss_told(world: World) -> None:
+def test_what_could_not_be_logged_is_refused_and_logs_nothing(world: World) -> None:
     with serving(world) as server:
         wait_for(lambda: server.get("/health/ready").status_code == 200)
-        assert server.rank(context={"user": {"id": 5}}).status_code == 200  # no device, which events need
-        wait_for(lambda: "device" in server.get("/health/ready").json()["served_log"])
-        assert 'freshet_inference_served_dropped_total{why="schema"} 1.0' in server.get("/metrics").text
-        assert server.logged() == []
+        refused = server.rank(context={"user": {"id": 5}})  # no device, which events need
+        assert refused.status_code == 400
+        assert "device: expected one of phone" in refused.json()["error"]["message"]
+        assert server.rank(context={"user": {"id": 5}}, dry_run=True).status_code == 200
+        request = server.rank().json()["request_id"]
+        wait_for(lambda: len(server.logged()) == 1)
+        parsed = fastavro.parse_schema(to_json(served_schema(RANKED, "items")))
+        (record,) = server.logged()
+        event: Any = fastavro.schemaless_reader(io.BytesIO(record[5:]), parsed, None)
+        assert event["request_id"] == request
+        assert 'freshet_inference_served_dropped_total{why="schema"} 0.0' in server.get("/metrics").text
 
 
 def test_before_rows_and_version_are_there_the_answer_is_503_with_the_reason(tmp_path: Path) -> None:
@@ -515,7 +524,8 @@ def test_a_dry_run_is_answered_by_score_and_neither_explored_nor_logged(tmp_path
 
 
 def test_an_explained_answer_tells_the_rows_of_each_item_and_their_age(server: Running) -> None:
-    answer = server.rank(explain=True, candidates=[{"id": 3}, {"id": 999_999}]).json()
+    items = [{"id": 3, "age_s": 1.0}, {"id": 999_999, "age_s": 1.0}]
+    answer = server.rank(explain=True, candidates=items).json()
     by_index = {item["index"]: item["rows"] for item in answer["items"]}
 
     assert by_index[0].keys() == {f.name for f in SPEC.features if f.table is not None}

@@ -92,7 +92,10 @@ RANK = Endpoint(
         ),
     ),
     "What was served is logged as an impression with its predictions, so that training sees what serving "
-    "saw. A request id and the time are filled in where the context has none.",
+    "saw. A request id and the time are filled in where the context has none. A request whose impression the "
+    "log's schema or the joiner would not take is refused before it is scored: 400, with the field; every "
+    "candidate is checked, as any may be served. A `dry_run`, and a spec with `log_served = false`, log "
+    "nothing and need only what features read.",
     bodies=(
         json(
             RANK_REQUEST,

@@ -190,7 +190,8 @@ _LENGTH = "bytes of JSON before the binary data"
 INFER = Endpoint(
     "POST",
     "/v2/models/{model}/infer",
-    "Score rows; nothing is ordered, explored or logged.",
+    "Score rows; nothing is ordered, explored or logged. Rows are not impressions: send what was shown to "
+    "the gateway, or rank by `/v1/rank`, which logs it.",
     (
         Answer(
             200,

@@ -1,8 +1,9 @@
 """Rank requests about which nothing is unusual: nearly all of them, read and answered as text in native code.
 
 What the client wrote is parsed once, and copied as it stands into the event that is scored and into the one
-that is logged. Whatever is not plain (a body that is wrong, an `explain`, an id given twice) is left to
-`core.parse_rank`, which tells the client what is wrong and costs ten times as much.
+that is logged. Whatever is not plain (a body that is wrong or that the log could not take, an `explain`, an
+id given twice) is left to `core.parse_rank`, which tells the client what is wrong and costs ten times as
+much.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from freshet import _native
 from freshet.features import JsonTranscoder
 from freshet.inference.core import Order, time_value
 from freshet.inference.filling import Filling
+from freshet.inference.loggable import Loggable, NativeRules
 from freshet.inference.pipeline import Encoded, Scored
 from freshet.inference.served import Served, places_of
 from freshet.spec.avro import SERVED_FIELD
@@ -23,6 +25,7 @@ from freshet.types import BytesColumn
 
 __all__ = ["PlainRequest", "PlainRequests"]
 
+_NOTHING_LOGGED: NativeRules = (None, None, None, 0)
 MOST_PLACES = 64  # fields of an item that RankText keeps account of
 
 
@@ -68,14 +71,24 @@ class PlainRequest:
 class PlainRequests:
     """Reads the requests of one spec. Thread-safe."""
 
-    def __init__(self, spec: Spec, transcoder: JsonTranscoder, filling: Filling, max_candidates: int) -> None:
-        """`transcoder`: of the request schema. Raises ValueError for a spec that `fits` says no to."""
+    def __init__(
+        self,
+        spec: Spec,
+        transcoder: JsonTranscoder,
+        filling: Filling,
+        max_candidates: int,
+        loggable: Loggable | None = None,
+    ) -> None:
+        """`transcoder`: of the request schema; `loggable`: checks what would be logged, if anything is.
+
+        Raises ValueError for a spec that `fits` says no to.
+        """
         stream = spec.events.served
         if not self.fits(spec):
             raise ValueError(
                 "expected a spec whose candidates, request id and time stand at the top of events"
             )
-        self._filling = filling
+        self._filling, self._loggable = filling, loggable
         self._writer, _, _ = transcoder.native
         self._rules = _native.RankRules(
             stream.explode or "",
@@ -100,7 +113,8 @@ class PlainRequests:
         filling = self._filling
         new_id = orjson.dumps(filling.new_id()).decode()
         now = orjson.dumps(time_value(now_ms, filling.stream.time)).decode()
-        text = _native.RankText.read(self._rules, self._writer, body, new_id, now)
+        logged = self._loggable.native(now_ms) if self._loggable is not None else _NOTHING_LOGGED
+        text = _native.RankText.read(self._rules, self._writer, body, new_id, now, *logged)
         if text is None:
             return None
         encoded = Encoded(BytesColumn(*text.record()), text.candidates)

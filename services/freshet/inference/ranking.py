@@ -21,6 +21,7 @@ from freshet.inference.core import Order, RankRequest, events_of, get_path, orde
 from freshet.inference.explaining import explained
 from freshet.inference.filling import Filling
 from freshet.inference.live import Live
+from freshet.inference.loggable import Loggable
 from freshet.inference.pipeline import Scored
 from freshet.inference.plain import PlainRequest, PlainRequests
 from freshet.inference.scoring import Outcome, Scoring
@@ -99,11 +100,13 @@ class Ranker:
         settings: Settings,
         *,
         logger: ServedLogger | None,
+        loggable: Loggable | None,
         tally: Tally,
         clock: Clock,
         rng: random.Random,
     ) -> None:
-        """`logger`: takes what was served; None where the spec logs nothing."""
+        """`logger`: takes what was served, `loggable` checks before scoring that it can; both None where the
+        spec logs nothing."""
         self._spec, self._scoring, self._filling, self._live = spec, scoring, filling, live
         self._settings, self._logger, self._tally, self._clock, self._rng = (
             settings,
@@ -112,16 +115,18 @@ class Ranker:
             clock,
             rng,
         )
+        self._loggable = loggable
         self._labels = [label.name for label in spec.labels]
         self._id_path = spec.events.served.key[0]
         self._plain = None
         if PlainRequests.fits(spec):
-            self._plain = PlainRequests(spec, scoring.transcoder, filling, settings.max_candidates)
+            self._plain = PlainRequests(spec, scoring.transcoder, filling, settings.max_candidates, loggable)
 
     def take(self, request: Request, reply: Reply) -> None:
         """Answer a request, in a later turn of the loop.
 
-        Raises BadInput and TooLarge for a body that is no rank request, or does not fit the schema;
+        Raises BadInput and TooLarge for a body that is no rank request, does not fit the schema, or could not
+        be logged as an impression;
         Overloaded, before it is read, where so many wait that it would be answered too late.
         """
         self._scoring.refuse_if_late()
@@ -171,6 +176,9 @@ class Ranker:
         context = self._filling.filled(request.context, request.request_id, now_ms)
         events = events_of(self._spec, context, request.candidates)
         encoded = self._scoring.encoded(events, len(request.candidates))
+        if self._loggable is not None and not request.dry_run:
+            items = self._loggable.placed(request.candidates)
+            self._loggable.check(events_of(self._spec, context, items), now_ms)
         answer = partial(self._answer, _Asked(request, context, now_ms, reply, came))
         if request.explain:
             self._scoring.ask_explained(encoded, answer, gone)

@@ -2,7 +2,8 @@
 moment.
 
 Off the request's path: a bounded queue, one thread, appends of many requests together. What does not fit the
-queue or the schema is counted and reported, and never costs a client its answer.
+queue is counted and reported, and never costs a client its answer. What does not fit the schema was refused
+before it was scored (`loggable`).
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from freshet.spec.model import Spec
 from freshet.tracing import active, request_text
 from freshet.types import F32, Append, BytesColumn
 
-__all__ = ["Served", "ServedLogger", "places_of", "served_events"]
+__all__ = ["Served", "ServedLogger", "placed", "places_of", "served_events"]
 
 log = structlog.get_logger(__name__)
 
@@ -76,6 +77,17 @@ def places_of(spec: Spec) -> list[str]:
     ]
 
 
+def placed(candidate: Mapping[str, Any], place: int, places: Sequence[str]) -> dict[str, Any]:
+    """A copy of a candidate with its place in the answer, from 0, in each field of `places` that it lacks."""
+    item = dict(candidate)
+    for path in places:
+        if "." in path:
+            item = merged(_at(path, place), item)
+        else:
+            item.setdefault(path, place)
+    return item
+
+
 def served_events(
     spec: Spec,
     context: Mapping[str, Any],
@@ -98,12 +110,7 @@ def served_events(
     for place, (c, score, predicted, propensity) in enumerate(
         zip(*(column.tolist() for column in columns), strict=True)
     ):
-        item = dict(candidates[c])
-        for path in places:
-            if "." in path:
-                item = merged(_at(path, place), item)
-            else:
-                item.setdefault(path, place)
+        item = placed(candidates[c], place, places)
         item[SERVED_FIELD] = {
             "version": version,
             "score": score,

@@ -26,6 +26,7 @@ from freshet.inference import api, metrics
 from freshet.inference.core import label_delay_ms
 from freshet.inference.filling import Filling
 from freshet.inference.live import Live
+from freshet.inference.loggable import Loggable
 from freshet.inference.oip_api import OipRoutes
 from freshet.inference.oip_model import OipModel
 from freshet.inference.pipeline import Pipeline
@@ -170,6 +171,7 @@ class Inference:
             self._live,
             settings,
             logger=self.logger,
+            loggable=Loggable(spec, parts.served) if spec.serve.log_served else None,
             tally=self._tally,
             clock=clock,
             rng=rng or random.Random(),  # nosec B311  # exploring

@@ -10,8 +10,11 @@ namespace freshet {
 namespace {
 
 nb::object read(const RankRules& rules, const WriterSchema& request, const nb::bytes& body, std::string_view new_id,
-                std::string_view now) {
-  auto made = RankText::read(rules, request, std::string(body.c_str(), body.size()), new_id, now);
+                std::string_view now, const WriterSchema* logged, const EventPlan* plan, const Program* program,
+                std::int64_t latest_ms) {
+  std::optional<LoggedRules> log;
+  if (logged && plan && program) log.emplace(*logged, *plan, *program, latest_ms);
+  auto made = RankText::read(rules, request, std::string(body.c_str(), body.size()), new_id, now, log ? &*log : nullptr);
   return made ? nb::cast(std::move(*made)) : nb::none();
 }
 
@@ -38,7 +41,8 @@ void bind_rank(nb::module_& m) {
                                   std::move(places),     std::move(labels), max_candidates};
            });
   nb::class_<RankText>(m, "RankText", "A rank request as its client wrote it. The GIL is held: it takes microseconds.")
-      .def_static("read", &read)
+      .def_static("read", &read, nb::arg("rules"), nb::arg("request"), nb::arg("body"), nb::arg("new_id"), nb::arg("now"),
+                  nb::arg("logged").none(), nb::arg("plan").none(), nb::arg("program").none(), nb::arg("latest_ms"))
       .def("record", [](RankText& text) { return to_numpy(std::move(text.record)); }, "The event as Avro; once.")
       .def_ro("id", &RankText::id)
       .def_ro("candidates", &RankText::candidates)

@@ -38,7 +38,13 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   static const WriterSchema schema(fixture::builder(fixture::For::kWriting).build());
   static const Program reader = fixture::builder(fixture::For::kNothing).build();
   static const RankRules rules{"items", "id", "count", "told", {"pos", "w"}, {"\"click\"", "\"buy\""}, 50};
+  static const EventPlan event_plan = fixture::event_plan();
+  static const Program events = fixture::builder(fixture::For::kEvents).build();
+  const LoggedRules logged{schema, event_plan, events, std::int64_t{1} << 60};
+  const std::string_view text(reinterpret_cast<const char*>(data), size);
+  const auto checked = RankText::read(rules, schema, std::string(text), "12", "34", &logged);
   const auto made = RankText::read(rules, schema, std::string(reinterpret_cast<const char*>(data), size), "12", "34");
+  if (checked && !made) std::abort();  // a check only ever takes less
   if (!made) return 0;
   if (made->k < 1 || made->k > made->candidates || made->record.ends.size() != 1) std::abort();
   if (!validate_avro(reader, made->record.data, made->record.ends, false).empty()) std::abort();

@@ -10,7 +10,7 @@
 namespace freshet {
 namespace {
 
-constexpr std::uint32_t kAbsent = UINT32_MAX;
+constexpr std::uint32_t kAbsent = kNoNode;
 constexpr std::size_t kFoundBytes = 60;
 
 // Whether a JSON number is nearer to 0 than 1 is.
@@ -32,9 +32,10 @@ bool is_below_one(std::string_view number) {
 // Writes one parsed JSON value by the schema; recursion is bounded by the schema's depth.
 class JsonWriter {
  public:
-  JsonWriter(const WriterSchema& schema, const JsonOptions& options) : schema_(schema), options_(options) {}
+  JsonWriter(const WriterSchema& schema, const JsonOptions& options, const JsonParser& parsed)
+      : parser(parsed), schema_(schema), options_(options) {}
 
-  JsonParser parser;
+  const JsonParser& parser;
 
   // Write the parsed value `json` as a record; on failure `failure` says why and `out` holds rubbish to roll back.
   bool record(std::uint32_t json, std::vector<std::uint8_t>& out) {
@@ -43,6 +44,33 @@ class JsonWriter {
     found_fields_.clear();
     out.insert(out.end(), options_.prefix.begin(), options_.prefix.end());
     return value(0, json);
+  }
+
+  // Write a record whose members are those of the object `json` (kNoNode: of none) and `more`; no name may stand twice.
+  bool composed(std::uint32_t json, std::span<const JsonMember> more, std::vector<std::uint8_t>& out) {
+    out_ = &out;
+    failure = {};
+    found_fields_.clear();
+    out.insert(out.end(), options_.prefix.begin(), options_.prefix.end());
+    const auto& fields = schema_.fields(0);
+    found_fields_.resize(fields.size(), kAbsent);
+    if (json != kNoNode && !match(0, json, 0)) return false;
+    for (std::size_t f = 0; f < fields.size(); ++f) {
+      const auto it = std::find_if(more.begin(), more.end(), [&](const auto& m) { return m.name == fields[f].name; });
+      if (it == more.end()) {
+        if (!field(fields[f], found_fields_[f], 0)) return false;
+        continue;
+      }
+      if (found_fields_[f] != kAbsent) return fail(JsonWhy::kDuplicate, fields[f].node, kAbsent);
+      if (it->parser == &parser) {
+        if (!value(fields[f].node, it->node)) return false;
+        continue;
+      }
+      JsonWriter apart(schema_, options_, *it->parser);
+      apart.out_ = &out;
+      if (!apart.value(fields[f].node, it->node)) return false;
+    }
+    return true;
   }
 
   JsonFailure failure;
@@ -235,21 +263,25 @@ class JsonWriter {
     found_fields_.resize(base + fields.size(), kAbsent);
     if (!match(i, at, base)) return false;
     for (std::size_t f = 0; f < fields.size(); ++f) {
-      const std::uint32_t found = found_fields_[base + f];
-      const Node& child = schema_.nodes()[fields[f].node];
-      if (found != kAbsent) {
-        if (!value(fields[f].node, found)) return inside(std::string(fields[f].name));
-      } else if (fields[f].has_default) {
-        out_->insert(out_->end(), fields[f].default_bytes.begin(), fields[f].default_bytes.end());
-      } else if (child.null_branch) {
-        write_long(child.null_branch - 1, *out_);
-      } else {
-        fail(JsonWhy::kMissing, fields[f].node, kAbsent);
-        failure.position = j.start;
-        return inside(std::string(fields[f].name));
-      }
+      if (!field(fields[f], found_fields_[base + f], j.start)) return false;
     }
     found_fields_.resize(base);
+    return true;
+  }
+
+  // Write a record's field: the value at `found`, its default where that is kAbsent, else null.
+  bool field(const WriterSchema::Field& wanted, std::uint32_t found, std::size_t record_start) {
+    if (found != kAbsent) {
+      if (!value(wanted.node, found)) return inside(std::string(wanted.name));
+    } else if (wanted.has_default) {
+      out_->insert(out_->end(), wanted.default_bytes.begin(), wanted.default_bytes.end());
+    } else if (const Node& child = schema_.nodes()[wanted.node]; child.null_branch) {
+      write_long(child.null_branch - 1, *out_);
+    } else {
+      fail(JsonWhy::kMissing, wanted.node, kAbsent);
+      failure.position = record_start;
+      return inside(std::string(wanted.name));
+    }
     return true;
   }
 
@@ -382,10 +414,11 @@ using Text = std::span<const std::uint8_t>;
 
 // Events of one body after the other: good ones as Avro, bad ones with the reason, each with its place in its body.
 struct Run {
+  JsonParser parser;
   JsonWriter writer;
   Transcoded out;
 
-  Run(const WriterSchema& schema, const JsonOptions& options) : writer(schema, options) {}
+  Run(const WriterSchema& schema, const JsonOptions& options) : writer(schema, options, parser) {}
 
   // Take the value that was parsed last, which stands from `begin` to `end` in its body.
   void take(std::size_t begin, std::size_t end) {
@@ -441,7 +474,7 @@ class BodyReader {
     if (body_[i] != '{') return refuse_line(i, {i, "an object, or an array of objects"});
     const Text text = body_.first(broken_ ? next_object_line(i) : body_.size());
     std::size_t end = i;
-    JsonError error = run_.writer.parser.parse(text, end);
+    JsonError error = run_.parser.parse(text, end);
     if (!error.expected) {
       const std::size_t after = skip_blanks(end);
       if (after < body_.size() && body_[after] != '\n' && body_[after] != '{' && body_[after] != '[') {
@@ -472,7 +505,7 @@ class BodyReader {
     while (!done()) {
       if (i == body_.size() || body_[i] == ',' || body_[i] == ']') {
         run_.refuse(JsonWhy::kSyntax, {i, "an element after the bracket or comma"}, body_, comma, comma + 1);
-      } else if (std::size_t end = i; JsonError error = run_.writer.parser.parse(body_, end)) {
+      } else if (std::size_t end = i; JsonError error = run_.parser.parse(body_, end)) {
         const auto cut = json_end(body_, i, true);
         if (!cut) return refuse_rest(i, error);
         end = trimmed(i, *cut);
@@ -554,7 +587,7 @@ Transcoded transcode_each(const WriterSchema& schema, Text data, std::span<const
     const auto text = events[i];
     const std::size_t begin = JsonParser::skip_space(text, JsonParser::skip_mark(text));
     std::size_t end = begin;
-    const JsonError error = run.writer.parser.parse(text, end);
+    const JsonError error = run.parser.parse(text, end);
     if (error) {
       run.refuse(JsonWhy::kSyntax, error, text, begin, text.size());
     } else if (const std::size_t rest = JsonParser::skip_space(text, end); rest < text.size()) {
@@ -570,6 +603,14 @@ Transcoded transcode_body(const WriterSchema& schema, Text body, const JsonOptio
   Run run(schema, options);
   BodyReader(run, body, max_events, false).read();
   return std::move(run.out);
+}
+
+bool transcode_composed(const WriterSchema& schema, const JsonParser& parser, std::uint32_t object,
+                        std::span<const JsonMember> more, BytesColumn& record) {
+  const JsonOptions options{.ignore_unknown = true, .prefix = {}};
+  if (!JsonWriter(schema, options, parser).composed(object, more, record.data)) return false;
+  record.close();
+  return true;
 }
 
 TranscodedBodies transcode_bodies(const WriterSchema& schema, std::span<const Text> bodies, const JsonOptions& options,

@@ -129,22 +129,41 @@ std::vector<std::int64_t> best(std::span<const float> scores, std::size_t k) {
   return all;
 }
 
+bool LoggedRules::takes(const BytesColumn& record) const {
+  const auto events = extract_events(plan, program, record.data, record.ends, false);
+  if (!events.bad.empty()) return false;
+  return std::all_of(events.times_ms.begin(), events.times_ms.end(),
+                     [&](std::int64_t t) { return t >= 0 && t <= latest_ms; });
+}
+
 std::optional<RankText> RankText::read(const RankRules& rules, const WriterSchema& request, std::string body,
-                                       std::string_view new_id, std::string_view now) {
+                                       std::string_view new_id, std::string_view now, const LoggedRules* logged) {
   RankText out;
   out.body_ = std::move(body);
-  if (!out.read_members(rules, new_id, now)) return std::nullopt;
-  std::string event(1, '{');
-  event.append(out.context_).append(",\"").append(rules.candidates).append("\":");
-  event.append(out.body_, out.candidates_start_, out.candidates_size_).push_back('}');
-  Transcoded made = transcode_body(request, bytes(event), {.ignore_unknown = true, .prefix = {}}, 1);
-  if (!made.bad.empty() || made.total != 1) return std::nullopt;
-  out.record = std::move(made.records);
+  JsonParser parser, id_parser, time_parser;
+  Parts parts;
+  if (!out.read_members(parser, rules, new_id, now, parts)) return std::nullopt;
+  std::vector<JsonMember> more{{rules.candidates, &parser, parts.candidates}};
+  std::size_t at = 0;
+  if (parts.adds_id) {
+    if (id_parser.parse(bytes(out.id), at).expected) return std::nullopt;
+    more.push_back({rules.id, &id_parser, 0});
+  }
+  if (parts.adds_time) {
+    if (time_parser.parse(bytes(now), at = 0).expected) return std::nullopt;
+    more.push_back({rules.time, &time_parser, 0});
+  }
+  if (!transcode_composed(request, parser, parts.context, more, out.record)) return std::nullopt;
+  if (logged && !out.dry_run) {
+    BytesColumn record;
+    if (!transcode_composed(logged->schema, parser, parts.context, more, record)) return std::nullopt;
+    if (!logged->takes(record)) return std::nullopt;
+  }
   return out;
 }
 
-bool RankText::read_members(const RankRules& rules, std::string_view new_id, std::string_view now) {
-  JsonParser parser;
+bool RankText::read_members(JsonParser& parser, const RankRules& rules, std::string_view new_id, std::string_view now,
+                            Parts& parts) {
   std::size_t position = 0;
   if (parser.parse(bytes(body_), position).expected || JsonParser::skip_space(bytes(body_), position) < body_.size()) return false;
   const auto& nodes = parser.nodes();
@@ -161,8 +180,7 @@ bool RankText::read_members(const RankRules& rules, std::string_view new_id, std
   const JsonNode* list = members.candidates;
   if (!list || list->kind != JsonKind::kArray || list->count == 0 || list->count > rules.max_candidates) return false;
   candidates = k = list->count;
-  candidates_start_ = list->start;
-  candidates_size_ = list->size;
+  parts.candidates = index_of(list);
   std::uint32_t item = index_of(list) + 1;
   for (std::uint32_t c = 0; c < list->count; ++c, item = nodes[item].next) {
     if (nodes[item].kind != JsonKind::kObject) return false;
@@ -189,6 +207,7 @@ bool RankText::read_members(const RankRules& rules, std::string_view new_id, std
   bool has_time = false;
   if (members.context) {
     const JsonNode& object = *members.context;
+    parts.context = index_of(members.context);
     if (object.kind != JsonKind::kObject) return false;
     context_ = inside(parser, object);
     if (has_lines(context_)) return false;
@@ -211,7 +230,9 @@ bool RankText::read_members(const RankRules& rules, std::string_view new_id, std
   if (id.empty()) {
     id = members.request_id ? id_text(parser, *members.request_id) : std::string(new_id);
     join(context_, member(rules.id, id));
+    parts.adds_id = true;
   }
+  parts.adds_time = !has_time;
   if (!has_time) join(context_, member(rules.time, now));
   return true;
 }

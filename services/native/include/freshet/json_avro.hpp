@@ -8,6 +8,7 @@
 
 #include "freshet/avro_write.hpp"
 #include "freshet/bytes_column.hpp"
+#include "freshet/json_parse.hpp"
 
 namespace freshet {
 
@@ -61,6 +62,20 @@ Transcoded transcode_each(const WriterSchema& schema, std::span<const std::uint8
 // Stops after `max_events` and one more.
 Transcoded transcode_body(const WriterSchema& schema, std::span<const std::uint8_t> body, const JsonOptions& options,
                           std::int64_t max_events);
+
+inline constexpr std::uint32_t kNoNode = UINT32_MAX;
+
+// A member of an event that is composed of parsed pieces.
+struct JsonMember {
+  std::string_view name;     // of a field at the top of the schema
+  const JsonParser* parser;  // that has parsed the value
+  std::uint32_t node;        // the value
+};
+
+// Append one event to a column: the members of a parsed object (kNoNode: of none) and `more`, fields that the schema
+// does not have left out. False if it does not fit the schema, or has a name twice; `record` then holds rubbish.
+bool transcode_composed(const WriterSchema& schema, const JsonParser& parser, std::uint32_t object,
+                        std::span<const JsonMember> more, BytesColumn& record);
 
 // Events of several bodies, of each body all or none.
 struct TranscodedBodies {

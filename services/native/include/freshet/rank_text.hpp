@@ -12,6 +12,8 @@
 
 #include "freshet/avro_write.hpp"
 #include "freshet/bytes_column.hpp"
+#include "freshet/feature_events.hpp"
+#include "freshet/json_avro.hpp"
 
 namespace freshet {
 
@@ -22,6 +24,18 @@ struct RankRules {
   std::vector<std::string> places;   // fields of an item that take its place in the answer, unless it has them; <= 64
   std::vector<std::string> labels;   // as JSON, quotes included
   std::size_t max_candidates = 0;
+};
+
+// What the log takes of a request that is answered: the schema of served events, in which fields that take their place
+// in the answer have a default, and how the joiner reads them. Times lie from 0 to `latest_ms`.
+struct LoggedRules {
+  const WriterSchema& schema;
+  const EventPlan& plan;
+  const Program& program;
+  std::int64_t latest_ms;
+
+  // Whether the joiner can read the (1,) record: its key is there, its time in bounds.
+  bool takes(const BytesColumn& record) const;
 };
 
 // The answer's items, best first: columns of K rows, but for `scores` (C,) and `predictions` (C, L).
@@ -39,9 +53,9 @@ class RankText {
   // for a body that is anything but plain: one that is wrong, asks for explanations, gives an id or any name twice,
   // writes the names above with escapes, has a number that no double holds, or writes its context or a candidate over
   // several lines (the texts go to logs that are read line by line; line breaks elsewhere are plain). Whoever reads that
-  // looks at it member by member.
+  // looks at it member by member. With `logged`, a request that is no dry run must also be one that the log takes.
   static std::optional<RankText> read(const RankRules& rules, const WriterSchema& request, std::string body,
-                                      std::string_view new_id, std::string_view now);
+                                      std::string_view new_id, std::string_view now, const LoggedRules* logged = nullptr);
 
   BytesColumn record;  // (1,) the event as Avro of `request`
   std::string id;      // of the request, as JSON
@@ -59,11 +73,15 @@ class RankText {
     std::uint32_t start, size;  // of its members' text in the body
     std::uint64_t has;          // bit p: it has a field `places[p]`
   };
-  bool read_members(const RankRules& rules, std::string_view new_id, std::string_view now);
+  // Where the event's pieces stand in the parsed body, and what it adds to them.
+  struct Parts {
+    std::uint32_t context = kNoNode, candidates = kNoNode;
+    bool adds_id = false, adds_time = false;
+  };
+  bool read_members(JsonParser& parser, const RankRules& rules, std::string_view new_id, std::string_view now, Parts& parts);
   void check(const RankRules& rules, const RankOrder& order) const;
 
   std::string body_, context_;  // context_: members of the event but for the candidates
-  std::uint32_t candidates_start_ = 0, candidates_size_ = 0;
   std::vector<Candidate> of_;
 };
 

@@ -1,0 +1,121 @@
+"""Decides before scoring whether the log can take what a rank request would be logged as.
+
+The check uses the encoder of the served log and the joiner's extractor. A request that is answered with
+scores therefore has an impression that the joiner can read.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from freshet import _native
+from freshet.errors import BadInput
+from freshet.features import EventExtractor, JsonTranscoder
+from freshet.inference.served import placed, places_of
+from freshet.spec.avro import SERVED_FIELD, Array, AvroField, Primitive, Record, Type, Union, served_schema
+from freshet.spec.model import Spec
+from freshet.wire.json_text import written
+
+__all__ = ["Loggable", "NativeRules"]
+
+NativeRules = tuple[_native.WriterSchema | None, _native.EventPlan | None, _native.Program | None, int]
+"""Writer schema, event plan, program and latest time in ms, as `RankText.read` takes them."""
+
+_HINT = "what is ranked is logged as an impression, and the log's schema needs this; a dry_run logs nothing"
+_WHY = re.compile(r"record \d+: ")
+
+
+class Loggable:
+    """Checks rank requests of one spec against the schema of the served log. Thread-safe."""
+
+    def __init__(self, spec: Spec, served: Record) -> None:
+        """Compile.
+
+        Args:
+            spec: names the stream, and the fields that take an item's place in the answer.
+            served: the user's schema of served events.
+
+        Raises:
+            ConfigError: the schema does not have what the spec names.
+        """
+        stream = spec.events.served
+        self._spec, self._places = spec, places_of(spec)
+        logged = served_schema(served, stream.explode)
+        self._transcoder = JsonTranscoder(logged, ignore_unknown=True)
+        self._extractor = EventExtractor(stream, logged)
+        self._max_ahead_ms = spec.join.max_ahead_ms
+        # RankText writes places after scoring, so its check has defaults in their stead.
+        self._text_writer = JsonTranscoder(
+            _with_places(logged, stream.explode, self._places), ignore_unknown=True
+        )
+
+    def native(self, now_ms: int) -> NativeRules:
+        """The check as the native reader of plain requests makes it, for requests that come now."""
+        writer, _, _ = self._text_writer.native
+        plan, program = self._extractor.native
+        return writer, plan, program, now_ms + self._max_ahead_ms
+
+    def placed(self, candidates: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """Candidates as they would be logged: in the request's order, places filled in."""
+        kept = [{k: v for k, v in c.items() if k != SERVED_FIELD} for c in candidates]
+        return [placed(c, place, self._places) for place, c in enumerate(kept)]
+
+    def check(self, events: Sequence[Mapping[str, Any]], now_ms: int) -> None:
+        """Check the events that a request stands for, made of `placed` candidates.
+
+        Raises:
+            BadInput: names the field that the log's schema or the joiner does not take.
+        """
+        if self._spec.events.served.explode is None:
+            events = [{k: v for k, v in event.items() if k != SERVED_FIELD} for event in events]
+        made = self._transcoder.body(written(events, "the request"))
+        if made.bad:
+            bad = made.bad[0]
+            where = bad.path or "the request"
+            if len(events) > 1:
+                where = f"candidates[{bad.index}] with the context: {where}"
+            raise BadInput(f"{where}: expected {bad.expected}, found {bad.found}; {_HINT}")
+        columns = self._extractor.extract(made.records, framed=False)
+        if len(columns.bad):
+            raise BadInput(f"{_WHY.sub('', columns.why[0], count=1)}; {_HINT}")
+        if len(columns) and (
+            int(columns.times_ms.min()) < 0 or int(columns.times_ms.max()) > now_ms + self._max_ahead_ms
+        ):
+            raise BadInput(
+                f"{self._spec.events.served.time.path}: expected a time from 1970 to {self._max_ahead_ms} ms "
+                f"(join.max_ahead) ahead of the server's clock, {now_ms} ms since 1970, found "
+                f"{int(columns.times_ms.max())} ms; the joiner would refuse the impression"
+            )
+
+
+def _with_places(logged: Record, explode: str | None, places: Sequence[str]) -> Record:
+    """The schema with a default in each field of an item that takes its place, where it has none."""
+    names = {name for name in places if "." not in name}
+    if explode is None or "." in explode or not names:
+        return logged
+
+    def item(record: Record) -> Record:
+        fields = [
+            AvroField(f.name, f.type, True, _zero(f.type)) if f.name in names and not f.has_default else f
+            for f in record.fields
+        ]
+        return replace(record, fields=tuple(fields))
+
+    def changed(type_: Type) -> Type:
+        if isinstance(type_, Union):
+            return Union(tuple(changed(branch) for branch in type_.branches))
+        if isinstance(type_, Array) and isinstance(type_.items, Record):
+            return Array(item(type_.items))
+        return type_
+
+    fields = [replace(f, type=changed(f.type)) if f.name == explode else f for f in logged.fields]
+    return replace(logged, fields=tuple(fields))
+
+
+def _zero(type_: Type) -> Any:
+    """A default for a place's type. Places are integers, so the type has a number or a null first."""
+    first = type_.branches[0] if isinstance(type_, Union) else type_
+    return None if first == Primitive("null") else 0
