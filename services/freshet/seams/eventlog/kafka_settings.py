@@ -57,6 +57,9 @@ _OURS = {
 }
 """Settings of librdkafka that nobody else sets, and why."""
 
+_PORT = 9092
+"""Of brokers that are named without one."""
+
 _FORM = "kafka://HOST:PORT,HOST:PORT/PREFIX?KEY=VALUE"
 _SECRET = re.compile(r"password|secret|\.key\.pem|\.token|sasl\.oauthbearer\.config")
 _REFERENCE = re.compile(r"\$\{(env|file):([^}]+)\}")
@@ -89,8 +92,10 @@ def parse_url(url: str) -> KafkaSettings:
             "brokers without a user or a password",
             "name them by sasl.username=… and sasl.password=${file:/path}",
         )
-    if not all(re.fullmatch(r"(\[[^]]+\]|[^:\[\]]+)(:\d+)?", broker) for broker in parts.netloc.split(",")):
-        raise ConfigError(_WHERE, "url", url, _FORM)
+    for broker in parts.netloc.split(","):
+        found = re.fullmatch(r"(?:\[[^]]+\]|[^:\[\]\s]+)(?::([0-9]{1,5}))?", broker)
+        if found is None or not 0 < int(found[1] or _PORT) < 1 << 16:  # librdkafka takes a port modulo 65536
+            raise ConfigError(_WHERE, "url", url, _FORM, f"{broker!r} is no host with a port below 65536")
     prefix = parts.path.strip("/")
     if not re.fullmatch(r"[A-Za-z0-9._-]{0,48}", prefix):
         raise ConfigError(_WHERE, "prefix in the url", prefix, "at most 48 of A-Z a-z 0-9 . _ -")

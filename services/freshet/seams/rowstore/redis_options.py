@@ -23,6 +23,7 @@ _PORT = 6379
 _NAME = Text("letters, digits, . _ and -", r"[A-Za-z0-9._-]{1,200}")
 _PATH = Text("the path of a file that can be read")
 _WHERE = "row store URL"
+_FORM = "redis://HOST:PORT,HOST:PORT/NAME?OPTION=VALUE"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,13 +100,16 @@ def parse_url(url: str) -> RedisUrl:
             "servers alone",
             "use ?user=...&password_file=/a/file: URLs are logged",
         )
-    section = Section(_WHERE, "", {"name": unquote(path)})
-    name: str = section.take("name", _NAME)
+    servers = tuple(_server(text) for text in netloc.split(","))
+    name = unquote(path)
+    if not path:
+        raise _wrong(f"{scheme}://{netloc}", _FORM, "NAME begins all keys of this store")
+    Section(_WHERE, "", {"name": name}).take("name", _NAME)
     options = read_object(RedisOptions, Section(_WHERE, "", _values(query)))
     if (options.ca_file or options.cert_file or options.key_file) and scheme != "rediss":
         raise _wrong(f"{scheme}: with certificates", "rediss:", "that is the scheme for TLS")
     return RedisUrl(
-        servers=tuple(_server(text) for text in netloc.split(",")),
+        servers=servers,
         name=name,
         tls=scheme == "rediss",
         options=options,
@@ -118,7 +122,7 @@ def _server(text: str) -> tuple[str, int]:
     if not colon or text.endswith("]"):  # no port, or an IPv6 address without one
         host, port = text, str(_PORT)
     if not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 1 << 16:
-        raise _wrong(text, "host:port,host:port", "for example redis://10.0.0.1:6379,10.0.0.2:6379/news")
+        raise _wrong(text, _FORM, "for example redis://10.0.0.1:6379,10.0.0.2:6379/news")
     return host.strip("[]"), int(port)
 
 
