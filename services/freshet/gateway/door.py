@@ -16,7 +16,7 @@ import numpy as np
 import orjson
 import structlog
 
-from freshet.clock import Clock
+from freshet.clock import Clock, latest_ms
 from freshet.errors import BadInput, Overloaded
 from freshet.features import TakenBodies, partition_of
 from freshet.gateway.api import AVRO, AVRO_BATCH, AVRO_RAW
@@ -227,15 +227,15 @@ class Door:
 
     def _taken(self, asked: Sequence[_Asked]) -> TakenBodies | None:
         bodies = [one.body for one in asked]
-        latest_ms = self._clock.now_ms() + self._rules.max_ahead_ms
+        latest = latest_ms(self._clock) + self._rules.max_ahead_ms
         if asked[0].kind in (AVRO, AVRO_BATCH):
             return self._codec.take_avro(
                 bodies,
                 lengths=asked[0].kind == AVRO_BATCH,
-                latest_ms=latest_ms,
+                latest_ms=latest,
                 max_events=self._rules.max_events,
             )
-        return self._codec.take_json(bodies, latest_ms=latest_ms, max_events=self._rules.max_events)
+        return self._codec.take_json(bodies, latest_ms=latest, max_events=self._rules.max_events)
 
     def _holds_too_large(self, taken: TakenBodies) -> bool:
         """Whether a record derived from one of these events would exceed what its topic takes."""
@@ -322,7 +322,7 @@ class Door:
         """Take a request event by event: the good ones into the log, the others to the topic of refusals."""
         try:
             checked = self._checked(asked)
-            now_ms = self._clock.now_ms()
+            now_ms = latest_ms(self._clock)
             taken, refused = self._in_time(checked, now_ms)
             places = partition_of(BytesColumn.of(event.key for event in taken), self._rules.partitions)
             entries = [

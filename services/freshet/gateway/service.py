@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 
 import structlog
 
-from freshet.clock import SYSTEM_CLOCK, Clock
+from freshet.clock import STEADY_CLOCK, Clock
 from freshet.errors import ConfigError, FreshetError
 from freshet.features import SampleDecoder
 from freshet.gateway import api, metrics
@@ -53,7 +53,7 @@ class Gateway:
         codecs: Mapping[str, StreamCodec],
         settings: Settings,
         *,
-        clock: Clock = SYSTEM_CLOCK,
+        clock: Clock = STEADY_CLOCK,
         guard: Guard | None = None,
     ) -> None:
         """`codecs`: by role (`served`, `shown`, `action`), one for each stream of the spec; `guard` asks
@@ -142,7 +142,7 @@ class Gateway:
 
 
 def codecs_of(
-    spec: Spec, schemas: Mapping[str, Record], log: EventLog, clock: Clock = SYSTEM_CLOCK
+    spec: Spec, schemas: Mapping[str, Record], log: EventLog, clock: Clock = STEADY_CLOCK
 ) -> dict[str, StreamCodec]:
     """A codec for each stream of the spec that is not others' alone.
 
@@ -186,7 +186,7 @@ def run(
     common: Common,
     *,
     stop: threading.Event,
-    clock: Clock = SYSTEM_CLOCK,
+    clock: Clock = STEADY_CLOCK,
     ready: Callable[[str], None] = lambda url: None,
     beside: Callable[[Gateway], Beside] | None = None,
     guard: Guard | None = None,

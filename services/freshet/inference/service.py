@@ -19,7 +19,7 @@ from urllib.parse import parse_qs
 import structlog
 from prometheus_client import CollectorRegistry
 
-from freshet.clock import SYSTEM_CLOCK, Clock
+from freshet.clock import STEADY_CLOCK, Clock
 from freshet.errors import BadInput, Overloaded
 from freshet.features import EventExtractor, JsonTranscoder
 from freshet.inference import api, metrics
@@ -97,7 +97,7 @@ class Inference:
         parts: Parts,
         settings: Settings,
         *,
-        clock: Clock = SYSTEM_CLOCK,
+        clock: Clock = STEADY_CLOCK,
         rng: random.Random | None = None,
         guard: Guard | None = None,
     ) -> None:
@@ -295,7 +295,7 @@ def run(
     common: Common,
     *,
     stop: threading.Event,
-    clock: Clock = SYSTEM_CLOCK,
+    clock: Clock = STEADY_CLOCK,
     rng: random.Random | None = None,
     ready: Callable[[str], None] = lambda url: None,
     beside: Callable[[Inference], Beside] | None = None,

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import orjson
 
+from freshet.clock import ClockState
 from freshet.errors import Corrupt
 from freshet.joiner.ledger import Ledger
 from freshet.types import I64
@@ -64,6 +65,7 @@ class Commit:
     written_ms: int  # wall clock
     began_ms: int | None  # event time of the first impression that was ever taken; None: none yet
     skips: Skips = field(default_factory=Skips)
+    clock: ClockState | None = None  # by which the writer knew the time
 
     def encode(self) -> bytes:
         """The record."""
@@ -81,6 +83,8 @@ class Commit:
             "written_ms": self.written_ms,
             "began_ms": self.began_ms,
         }
+        if self.clock is not None:
+            record["clock"] = list(self.clock)
         if self.skips.records:
             record["skip"] = {role: spans(offsets) for role, offsets in self.skips.records.items()}
         if self.skips.elements:
@@ -105,6 +109,7 @@ class Commit:
             )
             watermark = record["watermark_ms"]
             began = record.get("began_ms", LONG_AGO_MS)
+            clock = record.get("clock")
             return cls(
                 next=_integers(record["next"]),
                 low=_integers(record["low"]),
@@ -117,6 +122,7 @@ class Commit:
                 written_ms=int(record["written_ms"]),
                 began_ms=None if began is None else _event_time(began),
                 skips=skips,
+                clock=None if clock is None else _clock_state(clock),
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise Corrupt(f"{where}: expected a joiner's commit, found {value[:60]!r} ({error})") from error
@@ -145,6 +151,12 @@ def _unspan(pairs: list[int]) -> list[int]:
 
 MOST_SKIPPED = 10_000_000
 """Records in one span of skips; more than a commit ever covers, so a larger one is damage."""
+
+
+def _clock_state(record: list[Any]) -> ClockState:
+    boot, offset_ms, former_ms, known_from_ms = record
+    former = None if former_ms is None else int(former_ms)
+    return ClockState(str(boot), int(offset_ms), former, int(known_from_ms))
 
 
 def _event_time(value: object) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 import numpy as np
 
@@ -11,7 +11,7 @@ from freshet.joiner.core import ActionColumns, ImpressionColumns, ShownColumns
 from freshet.spec.records import RecordLimits
 from freshet.types import I64, Records
 
-__all__ = ["REFUSALS", "EventColumns", "EventDecoder", "Refused", "refuse_bad_times", "refuse_too_large"]
+__all__ = ["REFUSALS", "Disputed", "EventColumns", "EventDecoder", "Refused", "refuse_too_large"]
 
 EventColumns = ImpressionColumns | ShownColumns | ActionColumns
 
@@ -20,6 +20,17 @@ REFUSALS = ("unreadable", "no_schema", "bad_time", "too_large")
 """Why records are refused, in a word: their bytes are not what their schema says; their schema is not known,
 or lacks what the spec names; their time is before 1970 or too far ahead; their samples would exceed what the
 log takes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Disputed:
+    """Clocks disagree on a record: it is dated ahead of the time that is known to be right, and another clock
+    says that it is not. It is not joined before one of the clocks has turned out to be wrong."""
+
+    offset: int
+    ahead_ms: int  # of the known time
+    logged_ms: int  # the log's time of this record
+    newest_ms: int  # the log's time of the last record that was read after it, or of this one
 
 
 @dataclass(slots=True)
@@ -31,6 +42,7 @@ class Refused:
     no_schema: int = 0  # of these, for their schema
     bad_time: int = 0  # of these, for their time
     too_large: int = 0  # of these, for the size of their samples
+    disputed: Disputed | None = None  # the record on which clocks disagree; none from it on is refused
 
     def by_reason(self) -> dict[str, int]:
         """REFUSALS -> how many."""
@@ -46,6 +58,19 @@ class Refused:
         """Refuse these rows for one reason."""
         self.rows.extend(rows.tolist())
         self.reasons.extend([reason] * len(rows))
+
+    def before(self, row: int) -> Refused:
+        """Those of earlier records; the counts by reason are at most their number."""
+        kept = [i for i, at in enumerate(self.rows) if at < row]
+        n = len(kept)
+        bad_time = min(self.bad_time, n)
+        return Refused(
+            [self.rows[i] for i in kept],
+            [self.reasons[i] for i in kept],
+            min(self.no_schema, n - bad_time),
+            bad_time,
+            min(self.too_large, n - bad_time),
+        )
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -70,34 +95,6 @@ class EventDecoder(Protocol):
 
     def actions(self, records: Records) -> tuple[ActionColumns, Refused]:
         """Actions with the labels they match and what they bring to each aggregate."""
-
-
-C = TypeVar("C", ImpressionColumns, ShownColumns, ActionColumns)
-
-
-def refuse_bad_times(columns: C, records: Records, max_ahead_ms: int, refused: Refused) -> C:
-    """Drop events dated before 1970, or further ahead of their record's time than allowed (PROTOCOL 19).
-
-    One event dated 2099 would otherwise close every window.
-    """
-    if not len(columns):
-        return columns
-    offsets, _ = columns.places
-    rows = np.searchsorted(records.offsets, offsets)
-    ahead = columns.times_ms - records.times_ms[rows]
-    bad = (ahead > max_ahead_ms) | (columns.times_ms < 0)
-    if not bad.any():
-        return columns
-    for row in np.unique(rows[bad]):
-        worst = int(ahead[rows == row].max())
-        refused.bad_time += 1
-        refused.rows.append(int(row))
-        refused.reasons.append(
-            f"its time is {worst} ms ahead of the log's, more than join.max_ahead_ms = {max_ahead_ms}"
-            if worst > max_ahead_ms
-            else "its time is before 1970"
-        )
-    return columns.where(~np.isin(rows, rows[bad]))
 
 
 def refuse_too_large(

@@ -11,17 +11,18 @@ from threading import Event
 
 import structlog
 
-from freshet.clock import SYSTEM_CLOCK, Clock
+from freshet.clock import CONFIRMED_S, SYSTEM_CLOCK, Clock, SteadyClock
 from freshet.errors import Fenced, FreshetError, Unavailable
 from freshet.joiner.bad_streams import BadInARow
 from freshet.joiner.counting import EventCounts
-from freshet.joiner.decode import EventDecoder
+from freshet.joiner.decode import Disputed, EventDecoder
 from freshet.joiner.entering import Entered, Entering
 from freshet.joiner.flushing import Flush, Flushes
 from freshet.joiner.ledger import Ledger
 from freshet.joiner.plan import JoinPlan
 from freshet.joiner.recovery import load
 from freshet.joiner.task import Task, Topics
+from freshet.joiner.times import Now
 from freshet.seams.eventlog import EventLog, Reader, Writer
 from freshet.seams.eventlog.claims import LEASE_S
 from freshet.seams.eventlog.sharing import Shares
@@ -63,6 +64,24 @@ class JoinerStatus:
     ledger: Ledger  # of all its partitions, since the model began
     counts: EventCounts  # by this process
     trouble: str | None = None  # why hardly any event of some stream can be used
+    now_ms: int = 0  # the time that is known to be right
+    clock_step_ms: int = 0  # by how much the wall clock differs from it since it was set; 0: it runs evenly
+    disputed_ms: Mapping[int, int] = field(
+        default_factory=dict
+    )  # partition -> how far the event that waits is ahead
+
+
+@dataclass(slots=True)
+class _Held:
+    """A partition of a topic that is not read on, as clocks disagree on its next record."""
+
+    disputed: Disputed
+    since_s: float  # monotonic
+    lonely: bool = False  # the log's time was not confirmed by later records: it counts no longer
+
+
+_LONELY_S = 5 * CONFIRMED_S
+"""The log's time for one record, with no later record that confirms it, is given up after this long."""
 
 
 @dataclass(slots=True)
@@ -97,6 +116,13 @@ class JoinerService:
     _entering: Entering = field(init=False)
     _flushes: Flushes = field(default_factory=Flushes)
     _roles: dict[str, str] = field(default_factory=dict)
+    append_time: bool = (
+        True  # the log's time is the log's own clock, not what writers say (Kafka's CreateTime)
+    )
+    _steady: SteadyClock | None = None
+    _history: bool = False  # joins what is there, up to its end: the log's time is the only one
+    _held: dict[TopicPartition, _Held] = field(default_factory=dict)
+    _paused: set[TopicPartition] = field(default_factory=set)  # of those, until they are looked at again
     _lag: dict[TopicPartition, int] = field(default_factory=dict)
     _starts: dict[TopicPartition, int] = field(default_factory=dict)  # of the log, when last looked at
     _since: dict[int, tuple[int, Mapping[str, int]]] = field(default_factory=dict)
@@ -116,6 +142,7 @@ class JoinerService:
             Fenced: another process owns the partitions now; or, if they are shared, has this one's seat.
             DataLost, Corrupt: see `freshet.joiner.recovery.load`; an operator decides.
         """
+        self._history = until_end
         if self.shares is not None:
             self.shares.sit(2 * LEASE_S)
         while not self.stop.is_set():
@@ -143,6 +170,13 @@ class JoinerService:
         self._entering = Entering(self._writer_of, self._task_of)
         self._counts = EventCounts.of(self.topics.inputs)
         self._bad = BadInARow(self.clock.monotonic)
+
+    @property
+    def steady(self) -> SteadyClock:
+        """The time that is known to be right."""
+        if self._steady is None or self._steady.clock is not self.clock:
+            self._steady = SteadyClock(self.clock)
+        return self._steady
 
     # -- the parts of the loop; tests drive them one by one
 
@@ -173,6 +207,8 @@ class JoinerService:
                 self._tell()
                 self.stop.wait(self.pace.share_interval_ms / 1000)
                 return
+        if self._due("held", self.pace.retry_ms):
+            self._resume_held()
         self._settle(self._flushes.begun_before(self.clock.monotonic() - self.pace.held_ms / 1000))
         self._take(self._reader.poll(self.pace.poll_records, self._wait_s()))
         if self._due("look", self.pace.look_interval_ms):
@@ -189,11 +225,14 @@ class JoinerService:
         """Join records. Where a schema cannot be had now nothing is taken: it is read again, while what else
         there is goes on."""
         waiting: dict[TopicPartition, Unavailable] = {}
+        disputed = False
         for at, records in polled:
             task, role = self.tasks[at.partition], self._roles[at.topic]
             try:
                 if at not in waiting:
-                    self._bad.note(role, at.topic, len(records), task.take(role, records))
+                    refused = task.take(role, records, self._now(at))
+                    disputed |= self._hold(at, refused.disputed)
+                    self._bad.note(role, at.topic, len(records), refused)
             except Unavailable as error:
                 waiting[at] = error
             task.watermark.behind(role)
@@ -201,6 +240,44 @@ class JoinerService:
             reason = str(next(iter(waiting.values())))
             _log.warning("events wait for their schema", topics=sorted(map(str, waiting)), reason=reason)
             self.stop.wait(self.pace.retry_ms / 1000)
+        if waiting or disputed:
+            self._assign()
+
+    def _now(self, at: TopicPartition) -> Now | None:
+        if self._history:
+            return None
+        held = self._held.get(at)
+        log_counts = self.append_time and not (held is not None and held.lonely)
+        return Now(self.steady.now_ms(), self.steady.wall_ms(), log_counts)
+
+    def _hold(self, at: TopicPartition, disputed: Disputed | None) -> bool:
+        """Do not read on where clocks disagree, until one has turned out to be wrong (PROTOCOL 19)."""
+        if disputed is None:
+            self._held.pop(at, None)
+            return False
+        held, now_s = self._held.get(at), self.clock.monotonic()
+        if held is None or held.disputed.offset != disputed.offset:
+            held = self._held[at] = _Held(disputed, now_s)
+            _log.warning(
+                "an event is dated ahead and clocks disagree on that: it waits",
+                at=str(at),
+                offset=disputed.offset,
+                ahead_ms=disputed.ahead_ms,
+                clock_step_ms=self.steady.step_ms,
+            )
+        waited_s = now_s - held.since_s
+        moved_ms = disputed.newest_ms - held.disputed.logged_ms
+        if waited_s >= CONFIRMED_S and moved_ms >= CONFIRMED_S * 500:
+            _log.warning("this machine's clock is behind the log's, which is followed", at=str(at))
+            self.steady.lead(disputed.newest_ms)
+        held.lonely = waited_s >= _LONELY_S
+        self._paused.add(at)
+        return True
+
+    def _resume_held(self) -> None:
+        """Read held partitions again: their records are judged by what the clocks say now."""
+        if self._paused:
+            self._paused.clear()
             self._assign()
 
     def flush(self, *, only_due: bool = True) -> None:
@@ -260,6 +337,9 @@ class JoinerService:
             if group.writer is not None:
                 self._writers.append((group.writer, group.partitions))
                 self.tasks |= {task.partition: task for task in group.tasks}
+                for task in group.tasks:
+                    if task.clock is not None:
+                        self.steady.resume(task.clock)
         failed = {p: group.error for group in entered if group.error for p in group.partitions}
         if any(group.writer is not None for group in entered):
             self._assign()
@@ -286,6 +366,8 @@ class JoinerService:
                 writer.close()
         self._writers = [(writer, group) for writer, group in self._writers if group[0] in self.tasks]
         self._lag = {at: n for at, n in self._lag.items() if at.partition in self.tasks}
+        self._held = {at: held for at, held in self._held.items() if at.partition in self.tasks}
+        self._paused = {at for at in self._paused if at.partition in self.tasks}
 
     def _assign(self) -> None:
         """Read the partitions that are here, each from where its task stands."""
@@ -295,6 +377,7 @@ class JoinerService:
                     TopicPartition(topic, partition): task.next[role]
                     for partition, task in self.tasks.items()
                     for role, topic in self.topics.inputs.items()
+                    if TopicPartition(topic, partition) not in self._paused
                 }
             )
 
@@ -305,7 +388,9 @@ class JoinerService:
             tasks = [self.tasks[p] for p in partitions if p in self.tasks]
             ready = [t for t in tasks if t.has_output or (commit_all and t.has_progress)]
             if ready and busy.isdisjoint(partitions):
-                flushes.append(Flush(writer, ready, self.topics.dead_letters, self.clock.now_ms()))
+                for task in ready:
+                    task.clock = self.steady.state
+                flushes.append(Flush(writer, ready, self.topics.dead_letters, self.steady.now_ms()))
         for flush in flushes:
             if self.all_partitions:  # nothing is gained by a thread: there is one writer, and a disk
                 flush.append()
@@ -405,6 +490,9 @@ class JoinerService:
             ),
             counts=self._counts,
             trouble=self._bad.trouble(),
+            now_ms=self.steady.now_ms(),
+            clock_step_ms=self.steady.step_ms,
+            disputed_ms={at.partition: held.disputed.ahead_ms for at, held in self._held.items()},
         )
         if self.on_status is not None:
             self.on_status(self.status)

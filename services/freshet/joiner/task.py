@@ -10,13 +10,15 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from freshet.clock import ClockState
 from freshet.errors import Corrupt, Unavailable
 from freshet.joiner import blocks
 from freshet.joiner.commit import Commit, Skips
 from freshet.joiner.core import NOT_IN_A_REPLAY, ActionColumns, ImpressionColumns, Joiner, ShownColumns
-from freshet.joiner.decode import EventColumns, EventDecoder, Refused, refuse_bad_times, refuse_too_large
+from freshet.joiner.decode import EventColumns, EventDecoder, Refused, refuse_too_large
 from freshet.joiner.ledger import Ledger
 from freshet.joiner.plan import JoinPlan
+from freshet.joiner.times import Now, Timed, judge_times
 from freshet.joiner.tracing import Joined, noted
 from freshet.joiner.watermark import Watermark
 from freshet.spec.records import RecordLimits
@@ -87,6 +89,7 @@ class Task:
     start: dict[str, int] = field(init=False)
     events: int = 0  # read by this process
     refused: int = 0  # since the model began
+    clock: ClockState | None = None  # of the process whose commit was the last
     _letters: list[bytes] = field(default_factory=list)
     _refused: dict[str, Counter[str]] = field(default_factory=dict)  # role -> REFUSALS, as the letters
     _committed_events: Mapping[str, int] = field(default_factory=dict)
@@ -104,20 +107,33 @@ class Task:
 
     # -- live
 
-    def take(self, role: str, records: Records) -> Refused:
-        """Join what was read from one stream, from `next[role]` on; returns what was refused of it."""
+    def take(self, role: str, records: Records, now: Now | None = None) -> Refused:
+        """Join what was read from one stream, from `next[role]` on.
+
+        Args:
+            now: the present time; None for a log that is joined as history.
+
+        Returns what was refused. If clocks disagree on a record (`disputed`), records from it on are left,
+        and `next[role]` is its offset.
+        """
         columns, refused = self._decode(role, records)
         if isinstance(columns, ImpressionColumns):
             columns = self.decoder.fitting(columns, records, refused)
             labels = len(self.plan.labels)
             columns = refuse_too_large(columns, records, self.topics.limits, labels, refused)
-        if len(columns):
-            self.watermark.observe(role, int(columns.times_ms.min()), int(columns.times_ms.max()))
-            self._skip_later(role, columns, self._join(columns))
+        timed = self._timed(columns, records, now, refused)
+        end = len(records)
+        if timed.disputed is not None:
+            end = int(records.offsets.searchsorted(timed.disputed.offset))
+            refused = refused.before(end)
+        if len(timed.columns):
+            self.watermark.observe(role, timed.first_ms, timed.last_ms)
+            self._skip_later(role, timed.columns, self._join(timed.columns))
         if len(refused):
             self._refuse(role, records, refused)
-        self.events += len(records)
-        self.next[role] = records.next_offset
+        self.events += end
+        self.next[role] = records.next_offset if timed.disputed is None else timed.disputed.offset
+        refused.disputed = timed.disputed
         return refused
 
     @property
@@ -214,6 +230,7 @@ class Task:
             )
         self.joiner.set_counters(last.ledger)
         self.refused = last.ledger.refused
+        self.clock = last.clock
         self.next = dict(last.next)
         self._committed_next = dict(last.next)
         self._committed_events = last.ledger.events
@@ -262,13 +279,24 @@ class Task:
 
     def _decode_all(self, role: str, records: Records) -> tuple[EventColumns, Refused]:
         if role == "served":
-            served, refused = self.decoder.served(records)
-            return refuse_bad_times(served, records, self.plan.max_ahead_ms, refused), refused
+            return self.decoder.served(records)
         if role == "shown":
-            shown, refused = self.decoder.shown(records)
-            return refuse_bad_times(shown, records, self.plan.max_ahead_ms, refused), refused
-        actions, refused = self.decoder.actions(records)
-        return refuse_bad_times(actions, records, self.plan.max_ahead_ms, refused), refused
+            return self.decoder.shown(records)
+        return self.decoder.actions(records)
+
+    def _timed(
+        self,
+        columns: ImpressionColumns | ShownColumns | ActionColumns,
+        records: Records,
+        now: Now | None,
+        refused: Refused,
+    ) -> Timed[ImpressionColumns] | Timed[ShownColumns] | Timed[ActionColumns]:
+        """Judge the times of events."""
+        if isinstance(columns, ImpressionColumns):
+            return judge_times(columns, records, self.plan.max_ahead_ms, now, refused)
+        if isinstance(columns, ShownColumns):
+            return judge_times(columns, records, self.plan.max_ahead_ms, now, refused)
+        return judge_times(columns, records, self.plan.max_ahead_ms, now, refused)
 
     def _join(self, columns: ImpressionColumns | ShownColumns | ActionColumns) -> U8:
         if isinstance(columns, ImpressionColumns):
@@ -319,6 +347,7 @@ class Task:
             written_ms=now_ms,
             began_ms=self.joiner.began_ms,
             skips=self._skips,
+            clock=self.clock,
         )
 
 

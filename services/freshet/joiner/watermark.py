@@ -12,7 +12,8 @@ __all__ = ["Watermark"]
 class Watermark:
     """W of one partition (PROTOCOL 19): monotone, the minimum over the joined topics of each one's clock.
 
-    - A topic's clock is the largest event time read from it. It never goes back.
+    - A topic's clock is the largest reading of event time from it (`judge_times` bounds readings). It never
+      goes back.
     - A topic that nothing was ever read from starts at the smallest event time of the first batch of any
       topic: events of the same moments may still come there, so nothing is closed before it has spoken or
       time has passed.
@@ -57,7 +58,7 @@ class Watermark:
                 self._downtime_ms[topic] = max(0, downtime_ms)
 
     def observe(self, topic: str, first_ms: int, last_ms: int) -> None:
-        """Records were read from a topic; the smallest and the largest event time among them."""
+        """Records were read from a topic; the smallest and the largest reading of event time among them."""
         for other, clock in self._clocks.items():
             if clock is None:
                 self._clocks[other] = first_ms

@@ -124,7 +124,7 @@ class Join:
     )
     max_ahead_ms: int = option(
         "identity",
-        "an event further ahead of the log's time is refused",
+        "an event further ahead of now is refused",
         Duration(SECOND, DAY),
         key="max_ahead",
         default=MINUTE,

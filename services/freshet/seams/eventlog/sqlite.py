@@ -18,7 +18,7 @@ from weakref import WeakSet
 import numpy as np
 import structlog
 
-from freshet.clock import SYSTEM_CLOCK, Clock
+from freshet.clock import STEADY_CLOCK, Clock
 from freshet.errors import ConfigError, DataLost, FreshetError, Mismatch, TooLarge, Unavailable
 from freshet.seams.eventlog import Bounds, LogTraits, TopicInfo
 from freshet.seams.eventlog.chunks import MAX_RECORD_BYTES, Contents, unpack
@@ -64,7 +64,7 @@ class SqliteEventLog:
 
     traits = LogTraits(many_hosts=False, append_every_ms=20)
 
-    def __init__(self, folder: Path, clock: Clock = SYSTEM_CLOCK) -> None:
+    def __init__(self, folder: Path, clock: Clock = STEADY_CLOCK) -> None:
         self._folder = folder
         self._clock = clock
         self._lock = threading.RLock()  # guards the three below

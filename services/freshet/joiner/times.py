@@ -1,0 +1,100 @@
+"""Times of events: which are refused, which wait as clocks disagree on them, and how far event time has come."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+import numpy as np
+
+from freshet.joiner.core import ActionColumns, ImpressionColumns, ShownColumns
+from freshet.joiner.decode import Disputed, Refused
+from freshet.types import I64, Records
+
+__all__ = ["Now", "Timed", "judge_times"]
+
+C = TypeVar("C", ImpressionColumns, ShownColumns, ActionColumns)
+
+
+@dataclass(frozen=True, slots=True)
+class Now:
+    """The present time, by the clocks that a joiner has (PROTOCOL 19)."""
+
+    ms: int  # known to be right: `SteadyClock.now_ms`
+    wall_ms: int  # of the wall clock, which may have been set a moment ago
+    log_counts: bool = True  # whether the log's time is another clock, and no writer's claim
+
+
+@dataclass(frozen=True, slots=True)
+class Timed(Generic[C]):
+    """Events that may be joined, and how far they show that event time has come."""
+
+    columns: C
+    first_ms: int = 0  # smallest reading
+    last_ms: int = 0  # largest reading
+    disputed: Disputed | None = None  # the first such record: events from it on are left out
+
+
+def judge_times(
+    columns: C, records: Records, max_ahead_ms: int, now: Now | None, refused: Refused
+) -> Timed[C]:
+    """Refuse events that are dated wrongly, and read event time from the others (PROTOCOL 19).
+
+    An event is refused if it is dated before 1970, or more than `max_ahead_ms` ahead of now. It is disputed
+    if the log's time, or the wall clock's before it was set, is as far ahead.
+
+    A reading of event time is an event's time, but at most the log's time of its record, and at most now: an
+    event that is dated ahead shows nothing about how far the others have come.
+
+    Args:
+        columns: events of `records`, N of them.
+        now: None for a log that is joined as history, where the log's time alone is known.
+        refused: gets what is refused.
+    """
+    if not len(columns):
+        return Timed(columns)
+    offsets, _ = columns.places
+    rows = np.searchsorted(records.offsets, offsets)
+    times, logged = columns.times_ms, records.times_ms[rows]
+    limit = (logged if now is None else now.ms) + max_ahead_ms
+    bad = (times > limit) | (times < 0)
+    disputed = None
+    if bad.any():
+        at = None if now is None else _first_disputed(times, logged, records, max_ahead_ms, now)
+        if now is not None and at is not None:
+            record = int(rows[at])
+            before = rows < record
+            disputed = Disputed(
+                int(offsets[at]), int(times[at] - now.ms), int(logged[at]), int(records.times_ms[-1])
+            )
+            columns, rows, times, logged, bad = (
+                columns.where(before), rows[before], times[before], logged[before], bad[before]
+            )  # fmt: skip
+        by = "the log's time" if now is None else "now"
+        for row in np.unique(rows[bad]):
+            of = times[rows == row]
+            worst = int(of.max() - (logged[rows == row].min() if now is None else now.ms))
+            refused.bad_time += 1
+            refused.rows.append(int(row))
+            refused.reasons.append(
+                f"its time is {worst} ms ahead of {by}, more than join.max_ahead_ms = {max_ahead_ms}"
+                if worst > max_ahead_ms
+                else "its time is before 1970"
+            )
+        good = ~np.isin(rows, rows[bad])
+        columns, times, logged = columns.where(good), times[good], logged[good]
+        if not len(columns):
+            return Timed(columns, disputed=disputed)
+    readings = np.minimum(times, logged)
+    last_ms = int(readings.max())
+    return Timed(columns, int(readings.min()), last_ms if now is None else min(last_ms, now.ms), disputed)
+
+
+def _first_disputed(times: I64, logged: I64, records: Records, max_ahead_ms: int, now: Now) -> int | None:
+    """Index of the first event that is ahead of `now.ms`, but of no other clock."""
+    latest = np.full(len(times), now.wall_ms + max_ahead_ms)
+    # Records that came later and are dated earlier prove that the log's time was wrong for a while.
+    if now.log_counts and records.times_ms[-1] > now.ms + max_ahead_ms:
+        latest = np.maximum(latest, logged + max_ahead_ms)
+    found = np.flatnonzero((times > now.ms + max_ahead_ms) & (times <= latest))
+    return int(found[0]) if len(found) else None
