@@ -1,4 +1,4 @@
-"""Times of events: which are refused, which wait as clocks disagree on them, and how far event time has come."""
+"""Times of events: which are refused, which wait as clocks disagree, and how far event time has come."""
 
 from __future__ import annotations
 
