@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import io
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -87,9 +87,10 @@ class Books:
         self.dense = (len(self.samples), sum(s.hash for s in self.samples))
 
 
-def read_books(log: EventLog, topics: Topics) -> Books:
-    """Everything in `samples` and `samples.late`."""
-    return Books(list(_samples(log, topics.samples)), list(_samples(log, topics.late)))
+def read_books(log: EventLog, topics: Topics, poison: Collection[tuple[int, int]] = frozenset()) -> Books:
+    """Everything in `samples` and `samples.late`, but for the records of `samples` at these (partition,
+    offset)."""
+    return Books(list(_samples(log, topics.samples, poison)), list(_samples(log, topics.late)))
 
 
 def ends_of(log: EventLog, topic: str) -> dict[int, int]:
@@ -98,7 +99,9 @@ def ends_of(log: EventLog, topic: str) -> dict[int, int]:
     return {p: log.bounds(TopicPartition(topic, p)).end for p in range(count)}
 
 
-def _samples(log: EventLog, topic: str) -> Iterator[Sample]:
+def _samples(
+    log: EventLog, topic: str, poison: Collection[tuple[int, int]] = frozenset()
+) -> Iterator[Sample]:
     ends = ends_of(log, topic)
     reader = log.reader()
     at = {TopicPartition(topic, p): log.bounds(TopicPartition(topic, p)).start for p in ends}
@@ -108,7 +111,12 @@ def _samples(log: EventLog, topic: str) -> Iterator[Sample]:
         while any(at[TopicPartition(topic, p)] < end for p, end in ends.items()):
             for partition, records in reader.poll(1_000, 1.0):
                 at[partition] = records.next_offset
-                yield from samples_in(records.values)
+                good = [
+                    i
+                    for i, offset in enumerate(records.offsets.tolist())
+                    if (partition.partition, offset) not in poison
+                ]
+                yield from samples_in(records.where(good).values if poison else records.values)
     finally:
         reader.close()
 
