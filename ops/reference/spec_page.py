@@ -9,6 +9,7 @@ from freshet.spec.identity import EFFECTS
 from freshet.spec.model import (
     Explore,
     Feature,
+    Files,
     Gate,
     Join,
     Label,
@@ -70,6 +71,9 @@ be set.""",
     "[retention]": """\
 How long the log keeps what. Records that a restart of joiner, trainer or inference needs are kept however old
 they are; claims, schemas and the records of versions for ever.""",
+    "[files]": """\
+How csv files that `freshet backtest` and `freshet replay files` read are written. Parquet and Arrow files say
+that themselves. What each column is read as follows from the Avro schema, never from the file.""",
 }
 
 MEANING_OF_KIND = {
@@ -140,6 +144,7 @@ def _page() -> Iterator[str]:
     yield ""
     yield from grid([*option_rows(Explore, "explore."), *option_rows(Gate, "gate.")])
     yield from _section("[retention]", Retention)
+    yield from _section("[files]", Files)
     yield "\n## Conditions, values and scores\n"
     yield from _expressions()
     yield ""

@@ -7,6 +7,7 @@ from freshet.settings import variables
 from freshet.spec.model import (
     Explore,
     Feature,
+    Files,
     Gate,
     Join,
     Label,
@@ -50,7 +51,7 @@ def test_a_page_is_the_same_each_time() -> None:
 def test_every_key_stands_in_the_reference_of_the_spec() -> None:
     text = (FOLDER / "feature-spec.md").read_text()
 
-    sections: list[type] = [Spec, Stream, Join, Label, Table, Feature, Model, Train, Serve, Retention]
+    sections: list[type] = [Spec, Stream, Join, Label, Table, Feature, Model, Train, Serve, Retention, Files]
     inner: list[tuple[type, str]] = [(Explore, "explore."), (Gate, "gate.")]
     for cls, prefix in [*((s, "") for s in sections), *inner]:
         for option in options_of(cls):

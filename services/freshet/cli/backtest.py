@@ -32,7 +32,7 @@ def command(
     keep: Path | None,
     as_json: bool,
 ) -> None:
-    """Learn from FILES (csv, csv.gz or parquet, in time order), every row scored before it is trained on.
+    """Learn from FILES (csv, Parquet or Arrow, in time order), every row scored before it is trained on.
 
     Columns are named as the spec's fields and labels; a row without a label's value does not teach it.
     """

@@ -13,11 +13,12 @@ import numpy as np
 
 from freshet.cli.keeping import folder_of_a_pass
 from freshet.cli.outcome import Outcome
-from freshet.cli.ready import ReadySamples, block_ends, ready_samples
+from freshet.cli.ready import ReadySamples, block_ends, ready_samples, sample_times
 from freshet.cli.straight import fits, straight
 from freshet.errors import BadInput
 from freshet.features import take
 from freshet.features.blocks import encode_blocks
+from freshet.recordings.timely import EventTimes
 from freshet.spec import Spec
 from freshet.types import Append, BytesColumn
 
@@ -46,7 +47,8 @@ def backtest(
     the log, the stores and the lanes of a live trainer.
 
     Args:
-        files:    csv, csv.gz or parquet, in time order; columns named as the spec's fields and labels.
+        files:    csv, Parquet or Arrow, gzip or not, in time order; columns named as the spec's fields and
+                  labels, or structs that hold them.
         request:  column whose equal values mark rows that were served together.
         lanes:    1 gives the same result each time; without it, as live.
         keep:     new or empty folder for log, rows and versions; without it they are deleted at the end.
@@ -65,21 +67,25 @@ def backtest(
         pipeline = Pipeline.of_samples(spec, folder, lanes)
         try:
             began = time.perf_counter()
-            written = write_samples(pipeline, [Path(f) for f in files], request)
+            seen = sample_times(spec)
+            written = write_samples(pipeline, [Path(f) for f in files], request, seen)
             if not written:
                 raise BadInput(f"{', '.join(map(str, files))}: expected samples, found none with a label")
             wrote_s = time.perf_counter() - began
             outcome = pipeline.train(progress or (lambda share: None))
-            return replace(outcome, stages={"encode and append": written / wrote_s, **outcome.stages})
+            stages = {"encode and append": written / wrote_s, **outcome.stages}
+            return replace(outcome, stages=stages, times={"samples": seen})
         finally:
             pipeline.close()
 
 
-def write_samples(pipeline: Pipeline, files: Sequence[Path], request: str | None) -> int:
+def write_samples(
+    pipeline: Pipeline, files: Sequence[Path], request: str | None, seen: EventTimes | None = None
+) -> int:
     """Append all samples in blocks, to the partitions in turn: so lanes keep close to the order of the files.
     Returns how many samples."""
     partitions, turn, total = pipeline.spec.partitions, 0, 0
-    for samples in ready_samples(pipeline.spec, files, request):
+    for samples in ready_samples(pipeline.spec, files, request, seen):
         blocks = _blocks(samples, pipeline.registry.register(samples.schema))
         places = (np.arange(len(blocks)) + turn) % partitions
         turn = (turn + len(blocks)) % partitions

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from freshet.cli.options import table
+from freshet.recordings.timely import EventTimes
 
 __all__ = ["Outcome", "outcome_text"]
 
@@ -24,6 +25,7 @@ class Outcome:
     stages: Mapping[str, float]  # stage -> what it handled a second
     ledger: Mapping[str, Any] | None = None  # of the joiner: what became of every impression
     windows: Sequence[Mapping[str, Any]] = ()  # records of `<model>.measures`, by event time
+    times: Mapping[str, EventTimes] = field(default_factory=dict)  # by stream: what is odd about them
 
     def as_json(self) -> dict[str, Any]:
         """Figures of the first label at the top, all labels below."""
@@ -38,6 +40,7 @@ class Outcome:
             "lanes": self.lanes,
             "labels": {name: dict(values) for name, values in self.measures.items()},
             "stages": dict(self.stages),
+            **({"times": odd} if (odd := _odd(self.times)) else {}),
             **({"ledger": dict(self.ledger)} if self.ledger is not None else {}),
         }
 
@@ -47,4 +50,11 @@ def outcome_text(outcome: Outcome) -> str:
     names = list(dict.fromkeys(m for values in outcome.measures.values() for m in values))
     rows = [[label, *(values.get(m) for m in names)] for label, values in outcome.measures.items()]
     rates = "\n".join(f"  {stage:18} {rate:12,.0f}/s" for stage, rate in outcome.stages.items())
-    return f"{outcome.samples:,} samples, {outcome.lanes} lanes\n{rates}\n{table(['label', *names], rows)}"
+    said = "".join(f"\n{line}" for seen in outcome.times.values() for line in seen.lines())
+    return (
+        f"{outcome.samples:,} samples, {outcome.lanes} lanes\n{rates}\n{table(['label', *names], rows)}{said}"
+    )
+
+
+def _odd(times: Mapping[str, EventTimes]) -> dict[str, Any]:
+    return {stream: odd for stream, seen in times.items() if (odd := seen.as_json())}

@@ -10,13 +10,13 @@ import numpy as np
 
 from freshet.features import take
 from freshet.features.blocks import MAX_SAMPLES
-from freshet.features.columns import encode_columns, schema_of_columns
 from freshet.recordings.files import SampleRows, read_samples
+from freshet.recordings.timely import EventTimes
 from freshet.spec.avro import Record
 from freshet.spec.model import Spec
 from freshet.types import F32, I64, U8, U64, BytesColumn
 
-__all__ = ["ReadySamples", "block_ends", "cuts", "ready_samples"]
+__all__ = ["ReadySamples", "block_ends", "cuts", "ready_samples", "sample_times"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -36,23 +36,30 @@ class ReadySamples:
         return len(self.sample_ids)
 
 
-def ready_samples(spec: Spec, files: Sequence[Path], request: str | None) -> Iterator[ReadySamples]:
-    """Samples of the files, some tens of thousands at a time. Raises as `read_samples` does, and BadInput for
-    text that is not UTF-8."""
-    for rows in read_samples(spec, files, request):
-        schema = schema_of_columns(rows.columns, "sample")
-        yield _taught(spec, rows, schema, encode_columns(rows.columns, schema, len(rows)))
+def ready_samples(
+    spec: Spec, files: Sequence[Path], request: str | None, seen: EventTimes | None = None
+) -> Iterator[ReadySamples]:
+    """Samples of the files, some tens of thousands at a time; `seen` is told of their times. Raises as
+    `read_samples` does."""
+    for rows in read_samples(spec, files, request, seen):
+        yield _taught(spec, rows)
 
 
-def _taught(spec: Spec, rows: SampleRows, schema: Record, payloads: BytesColumn) -> ReadySamples:
+def sample_times(spec: Spec) -> EventTimes:
+    """What gathers the times of ready samples."""
+    time = spec.events.served.time
+    return EventTimes(f"{time.path}:{time.unit}", time.unit)
+
+
+def _taught(spec: Spec, rows: SampleRows) -> ReadySamples:
     labels = len(spec.labels)
     known = np.stack([rows.labels[label.name][1] for label in spec.labels], axis=1)  # (rows, L)
     values = np.stack([rows.labels[label.name][0] for label in spec.labels], axis=1)
     if labels == 1 and known.all():
         first = rows.first_row
         return ReadySamples(
-            schema=schema,
-            payloads=payloads,
+            schema=rows.schema,
+            payloads=rows.payloads,
             sample_ids=np.arange(first, first + len(rows)),
             times_ms=rows.times_ms,
             requests=rows.requests,
@@ -62,8 +69,8 @@ def _taught(spec: Spec, rows: SampleRows, schema: Record, payloads: BytesColumn)
         )
     row, label = np.nonzero(known)
     return ReadySamples(
-        schema=schema,
-        payloads=take(payloads, row),
+        schema=rows.schema,
+        payloads=take(rows.payloads, row),
         sample_ids=(row + rows.first_row) * labels + label,
         times_ms=rows.times_ms[row],
         requests=rows.requests[row],

@@ -4,7 +4,8 @@ from."""
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,8 +16,10 @@ from freshet.cli.options import FILE, PATH, SEED, FiniteRange, emit, examples, j
 from freshet.errors import ConfigError
 
 if TYPE_CHECKING:
-    from freshet.recordings.sources import Piece
+    from freshet.recordings.sources import Piece, Role
+    from freshet.recordings.timely import EventTimes
     from freshet.spec import Spec
+    from freshet.spec.model import TimeField
 
 __all__ = ["command"]
 
@@ -92,19 +95,24 @@ def retail_command(path: Path, spec_file: Path | None, seed: int, **options: Any
 def files_command(
     spec_file: Path, impressions: Path, shown: Path | None, actions: Path, **options: Any
 ) -> None:
-    """Events of your own from files: .jsonl, .csv or .parquet (.gz too), one a stream, in order of time."""
+    """Events of your own from files, one a stream, in order of time: JSON lines, csv, Parquet or Arrow, gzip
+    or not."""
     from freshet.cli.replaying import streams_of
-    from freshet.recordings.sources import Role, events_of_files
+    from freshet.recordings.sources import events_of_files
+    from freshet.recordings.timely import EventTimes
     from freshet.spec import load_spec
-    from freshet.spec.schemas import written_by_us
+    from freshet.spec.schemas import load_schemas, written_by_us
 
     spec = load_spec(spec_file)
     spec = written_by_us(spec)
     files: dict[Role, Path] = {"served": impressions, "action": actions}
     if shown is not None:
         files["shown"] = shown
-    times = {stream.role: stream.time for stream in streams_of(spec)}
-    _run(spec, events_of_files(files, times), **options)
+    times: dict[Role, TimeField] = {stream.role: stream.time for stream in streams_of(spec)}
+    loaded = load_schemas(spec)
+    schemas = {role: loaded.of(role) for role in times}
+    seen = {role: EventTimes(f"{time.path}:{time.unit}", time.unit) for role, time in times.items()}
+    _run(spec, events_of_files(files, times, schemas, spec.files, seen), seen=seen, **options)
 
 
 @command.command(
@@ -156,6 +164,7 @@ def _run(
     lanes: int | None,
     speed: float | None,
     as_json: bool,
+    seen: Mapping[Role, EventTimes] | None = None,
 ) -> None:
     from freshet.cli.outcome import outcome_text
     from freshet.cli.replaying import replay, send
@@ -180,4 +189,5 @@ def _run(
         emit({"events": sent}, as_json=as_json, text=f"\nsent {sent:,} events")
         return
     outcome = replay(spec, pieces, keep=keep, lanes=lanes, speed=speed, progress=progress)
+    outcome = replace(outcome, times={str(role): times for role, times in (seen or {}).items()})
     emit(outcome.as_json(), as_json=as_json, text="\n" + outcome_text(outcome))

@@ -16,6 +16,7 @@ from freshet.cli.pipeline import Pipeline
 from freshet.clock import SYSTEM_CLOCK, Clock
 from freshet.errors import BadInput
 from freshet.features import EventExtractor, JsonTranscoder, add_frames, partition_of, take
+from freshet.recordings.as_json import json_events
 from freshet.recordings.sources import AvroRecords, Piece, Role
 from freshet.seams.eventlog import EventLog
 from freshet.spec import Spec
@@ -133,25 +134,29 @@ class _Ingest:
         appends: list[Append] = []
         for role, lines in piece.lines.items():
             if lines:
-                appends += self._encoded(role, lines)
+                appends += self._encoded(role, lines, piece)
         for part in piece.records:
-            appends += self._framed(part)
+            appends += self._framed(part, piece)
         if appends:
             self.pipeline.writer.append(appends)
         self.seconds += time.perf_counter() - began
 
-    def _encoded(self, role: Role, lines: bytes) -> Sequence[Append]:
+    def _encoded(self, role: Role, lines: bytes, piece: Piece) -> Sequence[Append]:
         stream, transcoder, extractor = self._streams[role]
         texts = BytesColumn.of([line for line in lines.splitlines() if line.strip()])
         made = transcoder.column(texts)
         if made.bad:
-            raise BadInput(f"{role} stream: {made.bad[0]}\n  the spec's schema of this stream says what fits")
+            bad = made.bad[0]
+            raise BadInput(
+                f"{piece.place(role, bad.index)}: {bad.path or 'the event'}: expected {bad.expected}, found"
+                f" {bad.found}\n  the spec's schema of this stream says what fits"
+            )
         self.events += made.total
         # A topic in JSON holds the texts themselves, as the gateway leaves them there.
         values = texts if stream.format == "json" else made.records
-        return self._placed(stream, extractor, made.records, values)
+        return self._placed(stream, extractor, made.records, values, piece)
 
-    def _framed(self, part: AvroRecords) -> Sequence[Append]:
+    def _framed(self, part: AvroRecords, piece: Piece) -> Sequence[Append]:
         """Records of another log, whose schema ids mean nothing here."""
         schema_id = self.pipeline.registry.register(part.schema)
         if (part.role, schema_id) not in self._extractors:
@@ -159,17 +164,24 @@ class _Ingest:
             self._extractors[part.role, schema_id] = EventExtractor(stream, part.schema)
         self.events += len(part.payloads)
         records = add_frames(part.payloads, schema_id)
-        return self._placed(
-            self._streams[part.role][0], self._extractors[part.role, schema_id], records, records
-        )
+        stream = self._streams[part.role][0]
+        values = records
+        if stream.format == "json":
+            values = BytesColumn.of(json_events(part.payloads, part.schema))
+        return self._placed(stream, self._extractors[part.role, schema_id], records, values, piece)
 
     def _placed(
-        self, stream: Stream, extractor: EventExtractor, records: BytesColumn, values: BytesColumn
+        self,
+        stream: Stream,
+        extractor: EventExtractor,
+        records: BytesColumn,
+        values: BytesColumn,
+        piece: Piece,
     ) -> Sequence[Append]:
         """What the topic will hold of framed records, each with its key in its partition."""
         events = extractor.extract(records, framed=True)
         if len(events.bad):
-            raise BadInput(f"{stream.role} stream: event {events.bad[0]}: {events.why[0]}")
+            raise BadInput(f"{piece.place(stream.role, int(events.bad[0]))}: {events.why[0]}")
         partitions = partition_of(events.request_keys, self.pipeline.spec.partitions)
         appends = []
         for p in np.unique(partitions).tolist():
@@ -199,8 +211,10 @@ def send(
     with Client(gateway=gateway, token=token, **tls.client_files()) as client:
         send = {"served": client.impressions, "shown": client.shown, "action": client.actions}
         for piece in paced(pieces, speed):
-            for role, lines in piece.lines.items():
-                events = [orjson.loads(line) for line in lines.splitlines()]
+            texts = {role: lines.splitlines() for role, lines in piece.lines.items()}
+            texts |= {part.role: list(json_events(part.payloads, part.schema)) for part in piece.records}
+            for role in (r for r in send if r in texts):
+                events = [orjson.loads(line) for line in texts[role]]
                 for start in range(0, len(events), SEND_EVENTS):
                     sent += len(send[role](events[start : start + SEND_EVENTS]).acks)
             progress("events", sent)

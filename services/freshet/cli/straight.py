@@ -21,11 +21,12 @@ import numpy as np
 import orjson
 
 from freshet.cli.outcome import Outcome
-from freshet.cli.ready import ReadySamples, block_ends, cuts, ready_samples
+from freshet.cli.ready import ReadySamples, block_ends, cuts, ready_samples, sample_times
 from freshet.errors import BadInput
 from freshet.features import Decoded, SampleDecoder
 from freshet.model.inputs import Labels, ModelInputs
 from freshet.model.passes import NativePass
+from freshet.recordings.timely import EventTimes
 from freshet.seams.batches import TrainBatch
 from freshet.spec.avro import Record
 from freshet.spec.layout import item_of, layout_of
@@ -62,9 +63,9 @@ def straight(
     began = time.perf_counter()
     busy = _Busy()
     learner, judge = NativePass(spec), _Judge(spec, busy)
-    samples = 0
+    samples, seen = 0, sample_times(spec)
     try:
-        for piece in ahead(_decoded(spec, files, request, busy), AHEAD):
+        for piece in ahead(_decoded(spec, files, request, seen, busy), AHEAD):
             with busy("train"):
                 predictions = learner.run(
                     piece.columns.groups, piece.columns.dense, piece.labels, piece.ready.times_ms, piece.ends
@@ -86,6 +87,7 @@ def straight(
         measures=judge.quality.summary()["training"],
         stages={**rates, "all, overlapped": samples / seconds},
         windows=judge.windows,
+        times={"samples": seen},
     )
 
 
@@ -99,11 +101,13 @@ class _Piece:
     ends: I64
 
 
-def _decoded(spec: Spec, files: Sequence[Path], request: str | None, busy: _Busy) -> Iterator[_Piece]:
+def _decoded(
+    spec: Spec, files: Sequence[Path], request: str | None, seen: EventTimes, busy: _Busy
+) -> Iterator[_Piece]:
     schemas: list[Record] = []
     decoder = SampleDecoder(spec, layout_of(spec), schemas.__getitem__)
     rows = max(spec.train.batch_rows, spec.train.batch_behind_rows)
-    read = iter(ready_samples(spec, files, request))
+    read = iter(ready_samples(spec, files, request, seen))
     while True:
         with busy("read and encode"):
             ready = next(read, None)

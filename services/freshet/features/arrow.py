@@ -1,121 +1,451 @@
-"""Arrow tables (csv and parquet as pyarrow reads them) to the columns that `ColumnEncoder` takes, and to
-a schema.
+"""Columns of files, as Arrow reads them, to Avro records by the user's schema: the one way from csv, Parquet
+and Arrow files to the bytes that events are encoded to.
 
-pyarrow is imported by whoever has a table; this module only asks the arrays for their buffers through numpy.
+The schema decides what a column is read as, never the file. What does not fit its field exactly is refused
+with its row. A column belongs to the field that its name is the path of (`user.id`), or that a struct's field
+is (`id` of the struct `user`). Needs the extra `replay` (pyarrow). Letters: N rows.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
-from freshet.errors import ConfigError
-from freshet.features.encoder import Column
-from freshet.spec.avro import Array, AvroField, Primitive, Record, Type, Union
+from freshet.errors import BadInput
+from freshet.features.cells import Form, Misfit, plain, reals, texts, times, truths, wholes
+from freshet.features.encoder import WHY, Column, ColumnEncoder
+from freshet.features.writer import encode_value
+from freshet.spec.avro import (
+    Array,
+    AvroField,
+    Enum,
+    Fixed,
+    Map,
+    Primitive,
+    Record,
+    Type,
+    Union,
+    is_null,
+    spell,
+)
 from freshet.types import BytesColumn
 
-__all__ = ["arrow_columns", "arrow_schema"]
+__all__ = ["Form", "Misfit", "TableEncoder"]
+
+RAW_BYTES = "latin-1"
 
 
-def arrow_columns(table: Any) -> dict[str, Column]:
-    """Columns of a `pyarrow.Table` (or RecordBatch) by path; structs and lists become the columns of
-    their parts.
+class TableEncoder:
+    """Encodes record batches by one schema. Not thread-safe."""
 
-    A column named `user.id` is the field `id` of the record `user`, as is the field of a struct `user`.
-    Timestamps are milliseconds.
-    """
-    out: dict[str, Column] = {}
-    for name, column in zip(table.column_names, table.columns, strict=True):
-        array = column.combine_chunks() if hasattr(column, "combine_chunks") else column
-        if hasattr(array, "num_chunks"):  # combine_chunks of a Table's column may stay chunked
-            array = array.chunk(0) if array.num_chunks == 1 else array.combine_chunks()
-        _add(out, name, array)
-    return out
+    def __init__(
+        self,
+        schema: Record,
+        form: Form,
+        *,
+        time_units: Mapping[str, str] | None = None,
+        every_column: bool = False,
+    ) -> None:
+        """Take the schema.
+
+        Args:
+            schema: of the records to write.
+            form: how cells are written; batches of csv hold binary columns (`form.cells`).
+            time_units: unit (s, ms, us, iso) of fields that are an event's time; times round down to it.
+            every_column: refuse a column that the schema has no field for, and a struct that is null where
+                the schema's record never is; else its fields are null.
+        """
+        self._schema, self._form, self._every_column = schema, form, every_column
+        self._time_units = dict(time_units or {})
+        self._encoders: dict[tuple[str, ...], ColumnEncoder] = {}
+
+    def columns(self, batch: Any) -> dict[str, Column]:
+        """Columns of a `pyarrow.RecordBatch` by their paths, as `ColumnEncoder` takes them.
+
+        Raises:
+            Misfit: the first value that does not fit its field, with its row in the batch.
+            BadInput: a field that may not be left out has no column.
+        """
+        tree = _tree(batch)
+        if self._every_column:
+            self._refuse_unknown(tree, self._schema, "")
+        made = _Columns(self._form, self._time_units, strict=self._every_column)
+        made.record(self._schema, "", tree)
+        return made.out
+
+    def encode(self, batch: Any) -> BytesColumn:
+        """(N,) Avro records of the batch's rows, without framing. Raises as `columns`."""
+        columns = self.columns(batch)
+        names = tuple(columns)
+        if names not in self._encoders:
+            self._encoders[names] = ColumnEncoder(self._schema, names)
+        encoded = self._encoders[names].encode(columns, len(batch))
+        if encoded.bad:
+            first = encoded.bad[0]
+            raise self._refused(batch, columns, first.index, first.path, first.expected)
+        return encoded.records
+
+    def _refused(self, batch: Any, columns: Mapping[str, Column], row: int, path: str, why: str) -> Misfit:
+        """What the encoder refused, in words."""
+        type_ = _type_at(self._schema, path)
+        found = "another value" if "[]" in path else _shown_at(columns.get(path), row)
+        hint = ""
+        if isinstance(type_, Enum):
+            why = f"one of {', '.join(type_.symbols)}"
+        elif isinstance(type_, Fixed):
+            why = f"{type_.size} bytes"
+        elif why == WHY[1]:
+            found = "nothing"
+            why = f"a value: the schema never lets {path} be null"
+            hint = f'write one, or let the field be null: "type": ["null", {_quoted(type_)}]'
+            if isinstance(type_, Primitive) and type_.name == "string" and self._form.cells:
+                hint += '; an empty text is written ""'
+        elif why == WHY[4]:
+            why = "text in UTF-8"
+            hint = 'if the file is in another encoding, the spec says which: [files] encoding = "latin-1"'
+        elif type_ is not None:
+            why = f"{why} ({spell(type_)})"
+        return Misfit(row, path.replace("[]", ""), why, found, hint)
+
+    def _refuse_unknown(self, node: _Node, record: Record, path: str) -> None:
+        for name, inner in node.inner.items():
+            at = f"{path}.{name}" if path else name
+            found = record.field(name)
+            if found is None:
+                known = ", ".join(f.name for f in record.fields)
+                raise BadInput(
+                    f"column {at!r}: no field of the schema {record.name}, which has {known}\n"
+                    "  leave the column out, or add the field to the schema"
+                )
+            type_ = bare(found.type)[0]
+            if isinstance(type_, Record):
+                self._refuse_unknown(inner, type_, at)
 
 
-def arrow_schema(table: Any, name: str = "Row") -> Record:
-    """The schema whose records hold a table's rows: every field may be null, dots in names are records."""
-    tree: dict[str, Any] = {}
-    for column in table.schema:
-        node = tree
-        *parents, leaf = column.name.split(".")
-        for part in parents:
-            node = node.setdefault(part, {})
-        node[leaf] = _avro_type(column.type, f"{name}_{column.name.replace('.', '_')}")
-    return _record(tree, name)
+@dataclass(slots=True)
+class _Node:
+    """What a batch has at a path: a column, or columns below it."""
+
+    array: Any = None
+    inner: dict[str, _Node] = field(default_factory=dict)
+
+    def child(self, name: str) -> _Node | None:
+        """What stands one name further."""
+        return self.inner.get(name) or (None if self.array is None else _child(self.array, name))
 
 
-def _record(tree: dict[str, Any], name: str) -> Record:
-    fields = []
-    for part, inside in tree.items():
-        made: Type = _record(inside, f"{name}_{part}") if isinstance(inside, dict) else inside
-        is_plain = isinstance(made, Primitive)
-        fields.append(AvroField(part, Union((Primitive("null"), made)) if is_plain else made, is_plain, None))
-    return Record(name, tuple(fields))
+def find(batch: Any, path: str) -> Any:
+    """The column at a path of a batch, None if there is none."""
+    node: _Node | None = _tree(batch)
+    for part in path.split("."):
+        node = node.child(part) if node is not None else None
+    return None if node is None else node.array
 
 
-def _avro_type(arrow: Any, name: str) -> Type:
-    text = str(arrow)
-    if text.startswith("dictionary"):
-        return _avro_type(arrow.value_type, name)
-    if text.startswith(("list", "large_list")):
-        return Array(_avro_type(arrow.value_type, name))
-    if text.startswith("struct"):
-        return _record({f.name: _avro_type(f.type, f"{name}_{f.name}") for f in arrow}, name)
-    if text.startswith(("int", "uint", "timestamp", "date")):
-        return Primitive("long")
-    known: dict[str, Type] = {
-        "bool": Primitive("boolean"),
-        "float": Primitive("float"),
-        "halffloat": Primitive("float"),
-        "double": Primitive("double"),
-        "string": Primitive("string"),
-        "large_string": Primitive("string"),
-        "binary": Primitive("bytes"),
-        "large_binary": Primitive("bytes"),
-        "null": Primitive("string"),
-    }
-    if text not in known:
-        raise ConfigError(
-            "table", name, text, "numbers, booleans, strings, timestamps, lists or structs of them"
+def _tree(batch: Any) -> _Node:
+    root = _Node()
+    for name, array in zip(batch.schema.names, batch.columns, strict=True):
+        node = root
+        for part in name.split("."):
+            node = node.inner.setdefault(part, _Node())
+        node.array = array
+    _check_tree(root, "")
+    return root
+
+
+def _check_tree(node: _Node, path: str) -> None:
+    for name, inner in node.inner.items():
+        at = f"{path}.{name}" if path else name
+        if inner.inner and inner.array is not None and not pa.types.is_struct(inner.array.type):
+            below = f"{at}.{next(iter(inner.inner))}"
+            raise BadInput(f"columns {at!r} and {below!r}: a column cannot hold a value and have fields too")
+        _check_tree(inner, at)
+
+
+def _child(array: Any, name: str) -> _Node | None:
+    kind = array.type
+    if pa.types.is_struct(kind):
+        if kind.get_field_index(name) < 0:
+            return None
+        return _Node(pc.struct_field(array, name))
+    if pa.types.is_map(kind) and _is_text(kind.key_type):
+        return _Node(pc.map_lookup(array, pa.scalar(name, kind.key_type), "first"))
+    if _is_list(kind) and pa.types.is_struct(kind.value_type):
+        inner = _child(array.flatten(), name)
+        if inner is None:
+            return None
+        offsets = np.concatenate([[0], _list_ends(array)])
+        mask = (
+            pa.array(np.asarray(array.is_null().to_numpy(zero_copy_only=False))) if array.null_count else None
         )
-    return known[text]
+        return _Node(pa.LargeListArray.from_arrays(pa.array(offsets, pa.int64()), inner.array, mask=mask))
+    return None
 
 
-def _add(out: dict[str, Column], path: str, array: Any) -> None:
-    text = str(array.type)
-    nulls = np.asarray(array.is_null().to_numpy(zero_copy_only=False), np.bool_) if array.null_count else None
-    if text.startswith("dictionary"):
-        _add(out, path, array.dictionary_decode())
-    elif text.startswith("struct"):
-        for i, f in enumerate(array.type):
-            _add(out, f"{path}.{f.name}", array.field(i) if not array.null_count else array.flatten()[i])
-    elif text.startswith(("list", "large_list")):
-        lengths = array.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
-        out[path] = Column(None, nulls, np.cumsum(lengths, dtype=np.int64))
-        _add(out, f"{path}[]", array.flatten())
-    elif text in ("string", "large_string", "binary", "large_binary", "null"):
-        out[path] = Column(_bytes(array, text), nulls)
-    elif text.startswith(("timestamp", "date")):
-        out[path] = Column(array.cast("timestamp[ms]").cast("int64").fill_null(0).to_numpy(), nulls)
-    elif text == "bool" or text.startswith(("int", "uint")):
-        filled = array.fill_null(False if text == "bool" else 0)
-        out[path] = Column(filled.to_numpy(zero_copy_only=False), nulls)
-    else:
-        out[path] = Column(array.cast("float64").fill_null(np.nan).to_numpy(zero_copy_only=False), nulls)
+class _Columns:
+    """Gathers the columns of one batch."""
+
+    def __init__(self, form: Form, time_units: Mapping[str, str], *, strict: bool) -> None:
+        self.form, self.time_units, self.strict = form, time_units, strict
+        self.out: dict[str, Column] = {}
+
+    def record(self, record: Record, path: str, node: _Node) -> None:
+        """Columns of a record's fields."""
+        for f in record.fields:
+            at = f"{path}.{f.name}" if path else f.name
+            self._field(f, at, node.child(f.name))
+
+    def _field(self, f: AvroField, path: str, node: _Node | None) -> None:
+        type_, nullable = bare(f.type)
+        if node is None:
+            if not (nullable or f.has_default):
+                if isinstance(type_, Record) and self._all_optional(type_):
+                    return self.record(type_, path, _Node())
+                raise BadInput(f"no column {path!r}, and by the schema it has no default and is never null")
+            return None
+        if isinstance(type_, Record):
+            if node.array is not None and not pa.types.is_struct(node.array.type):
+                if not pa.types.is_null(node.array.type):
+                    raise BadInput(
+                        f"column {path!r} is {node.array.type}; expected a struct, or columns "
+                        + ", ".join(f"{path}.{x.name}" for x in type_.fields[:3])
+                    )
+                if nullable:
+                    return None
+            self._struct(type_, path, node, nullable)
+            return None
+        if node.array is None:
+            raise BadInput(
+                f"no column {path!r}: it is {spell(f.type)}, and the file has {path}.{next(iter(node.inner))}"
+            )
+        self.value(type_, path, node.array, f)
+        return None
+
+    def _all_optional(self, record: Record) -> bool:
+        return all(
+            f.has_default or bare(f.type)[1] or (isinstance(f.type, Record) and self._all_optional(f.type))
+            for f in record.fields
+        )
+
+    def _struct(self, record: Record, path: str, node: _Node, nullable: bool) -> None:
+        array = node.array
+        if array is not None and array.null_count and (nullable or self.strict):
+            nulls = np.asarray(array.is_null().to_numpy(zero_copy_only=False))
+            self.out[path] = Column(np.zeros(len(array), np.int64), nulls)
+        elif nullable:
+            self.out[path] = Column(np.zeros(self._length(node), np.int64))
+        self.record(record, path, node)
+
+    def _length(self, node: _Node) -> int:
+        while node.array is None:
+            node = next(iter(node.inner.values()))
+        return len(node.array)
+
+    def value(self, type_: Type, path: str, array: Any, f: AvroField | None = None) -> None:
+        """The column of one field that is no record; `f` has its default."""
+        array = plain(array)
+        if isinstance(type_, Union):
+            type_ = self._branch(type_, array, path)
+        if isinstance(type_, Array):
+            self._list(type_, path, array, f)
+            return
+        if isinstance(type_, Map):
+            raise BadInput(
+                f"column {path!r}: a column cannot be read as a {spell(type_)}; write JSON lines instead"
+            )
+        try:
+            self.out[path] = _defaulted(self._leaf(type_, path, array), type_, f)
+        except Misfit as misfit:
+            misfit.path = path.replace("[]", "")
+            raise
+
+    def _branch(self, union: Union, array: Any, path: str) -> Type:
+        """The branch that a column's own type stands for; a csv cell does not say which."""
+        kind = array.type
+        wanted: tuple[str, ...] = ()
+        if pa.types.is_boolean(kind):
+            wanted = ("boolean",)
+        elif pa.types.is_integer(kind) or pa.types.is_timestamp(kind) or pa.types.is_date(kind):
+            wanted = ("long", "int")
+        elif pa.types.is_floating(kind) or pa.types.is_decimal(kind):
+            wanted = ("double", "float")
+        elif _is_text(kind) and not self.form.cells:
+            wanted = ("string",)
+        elif _is_binary(kind) and not self.form.cells:
+            wanted = ("bytes", "string")
+        for name in wanted:
+            for branch in union.others:
+                if isinstance(branch, Primitive) and branch.name == name:
+                    return branch
+        if pa.types.is_null(kind):
+            return union.others[0]
+        raise BadInput(
+            f"column {path!r}: expected a column of one of {spell(union)}, found {self.form.kind(kind)}\n"
+            "  write Parquet with a type that is one of these, or JSON lines, where a value says what it is"
+        )
+
+    def _list(self, type_: Array, path: str, array: Any, f: AvroField | None) -> None:
+        kind = array.type
+        if self.form.cells or _is_text(kind):
+            array = self._split(path, array, type_)
+        elif pa.types.is_null(kind):
+            array = pa.nulls(len(array), pa.large_list(pa.null()))
+        elif not _is_list(kind):
+            raise BadInput(f"column {path!r} is {kind}; expected lists ({spell(type_)})")
+        nulls = np.asarray(array.is_null().to_numpy(zero_copy_only=False)) if array.null_count else None
+        if f is not None and f.has_default and f.default == [] and not bare(f.type)[1]:
+            nulls = None
+        ends = _list_ends(array)
+        values = array.flatten()
+        self.out[path] = Column(None, nulls, ends)
+        inner, _ = bare(type_.items)
+        below = f"{path}[]"
+        try:
+            if isinstance(inner, Record):
+                if not pa.types.is_struct(values.type) and not pa.types.is_null(values.type):
+                    raise BadInput(f"column {path!r} is {kind}; expected lists of structs ({spell(type_)})")
+                self._struct(inner, below, _Node(values), bare(type_.items)[1])
+            else:
+                self.value(inner, below, values)
+        except Misfit as misfit:
+            misfit.row = int(np.searchsorted(ends, misfit.row, side="right"))
+            raise
+
+    def _split(self, path: str, array: Any, type_: Array) -> Any:
+        """Lists of the cells; an empty cell is an empty list."""
+        separator = self.form.files.list_separator
+        filled = array.fill_null(b"" if _is_binary(array.type) else "")
+        if separator is None:
+            row = next((i for i, cell in enumerate(filled) if cell.as_py()), None)
+            if row is None:
+                return pa.array([[]] * len(array), pa.large_list(pa.large_binary()))
+            raise Misfit(
+                row,
+                path,
+                f"a list ({spell(type_)})",
+                repr(filled[row].as_py())[:60].removeprefix("b"),
+                'lists in cells need the separator of their values: [files] list_separator = "|"',
+            )
+        data = filled.cast(pa.large_binary())
+        parts = pc.split_pattern(data, separator.encode())
+        empty = np.asarray(pc.equal(pc.binary_length(data), 0).to_numpy(zero_copy_only=False))
+        if not empty.any():
+            return parts
+        ends = np.cumsum(np.where(empty, 0, parts.value_lengths().to_numpy(zero_copy_only=False)))
+        kept = np.repeat(~empty, parts.value_lengths().to_numpy(zero_copy_only=False))
+        offsets = pa.array(np.concatenate([[0], ends]), pa.int64())
+        return pa.LargeListArray.from_arrays(
+            offsets, parts.flatten().filter(pa.array(kept)).cast(pa.large_binary())
+        )
+
+    def _leaf(self, type_: Type, path: str, array: Any) -> Column:  # noqa: PLR0911 - one a type
+        unit = self.time_units.get(path)
+        match type_:
+            case Primitive("int" | "long", logical):
+                if unit is None:
+                    return Column(*wholes(array, self.form, type_, LOGICAL_UNITS.get(logical or "")))
+                return Column(*times(array, self.form, unit, unit))
+            case Primitive("float" | "double"):
+                if unit is not None and (pa.types.is_timestamp(array.type) or pa.types.is_date(array.type)):
+                    values, nulls = times(array, self.form, unit, unit)
+                    return Column(values.astype(np.float64), nulls)
+                return Column(*reals(array, self.form, type_))
+            case Primitive("boolean"):
+                return Column(*truths(array, self.form))
+            case Primitive("null"):
+                return Column(np.zeros(len(array), np.int64), np.ones(len(array), np.bool_))
+            case _:
+                return Column(*texts(array, self.form, type_))
 
 
-def _bytes(array: Any, text: str) -> BytesColumn:
-    """Strings of an Arrow array, whose offsets and data are used as they are."""
-    if text == "null":
-        return BytesColumn(np.empty(0, np.uint8), np.zeros(len(array), np.int64))
-    wide = array.cast("large_binary" if "binary" in text else "large_string").fill_null(
-        b"" if "binary" in text else ""
+LOGICAL_UNITS = {
+    "timestamp-millis": "ms",
+    "timestamp-micros": "us",
+    "timestamp-nanos": "ns",
+    "local-timestamp-millis": "ms",
+    "local-timestamp-micros": "us",
+    "local-timestamp-nanos": "ns",
+    "date": "d",
+    "time-millis": "time ms",
+    "time-micros": "time us",
+}
+
+
+def bare(type_: Type) -> tuple[Type, bool]:
+    """A type without null, and whether it may be null."""
+    if not isinstance(type_, Union):
+        return type_, is_null(type_)
+    others = type_.others
+    if not others:
+        return Primitive("null"), True
+    return (others[0] if len(others) == 1 else Union(others)), type_.nullable
+
+
+def _defaulted(column: Column, type_: Type, f: AvroField | None) -> Column:
+    """A cell without value takes the field's default where the field is never null, as in JSON."""
+    if f is None or not f.has_default or column.nulls is None or bare(f.type)[1] or not column.nulls.any():
+        return column
+    if isinstance(column.values, BytesColumn):
+        default = f.default.encode(
+            "utf-8" if not isinstance(type_, Primitive) or type_.name == "string" else RAW_BYTES
+        )
+        encode_value(type_, f.default)
+        values = list(column.values)
+        return Column(
+            BytesColumn.of(
+                [default if none else v for v, none in zip(values, column.nulls.tolist(), strict=True)]
+            )
+        )
+    assert column.values is not None, "a leaf has values"
+    return Column(np.where(column.nulls, f.default, column.values).astype(column.values.dtype))
+
+
+def _list_ends(array: Any) -> Any:
+    lengths = array.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
+    return np.cumsum(lengths, dtype=np.int64)
+
+
+def _is_list(kind: Any) -> bool:
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
+
+
+def _is_text(kind: Any) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+
+
+def _is_binary(kind: Any) -> bool:
+    return bool(
+        pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind)
     )
-    _, offsets, data = wide.buffers()
-    at = np.frombuffer(offsets, np.int64)[wide.offset : wide.offset + len(wide) + 1]
-    if not len(at):
-        return BytesColumn.of([])
-    raw = np.frombuffer(data, np.uint8) if data is not None else np.empty(0, np.uint8)
-    return BytesColumn(raw[at[0] : at[-1]], at[1:] - at[0])
+
+
+def _type_at(schema: Record, path: str) -> Type | None:
+    here: Type = schema
+    for part in path.replace("[]", ".[]").split("."):
+        here, _ = bare(here)
+        if part == "[]":
+            if not isinstance(here, Array):
+                return None
+            here = here.items
+        elif part:
+            found = here.field(part) if isinstance(here, Record) else None
+            if found is None:
+                return None
+            here = found.type
+    return bare(here)[0]
+
+
+def _quoted(type_: Type | None) -> str:
+    return f'"{type_.name}"' if isinstance(type_, Primitive) else "..."
+
+
+def _shown_at(column: Column | None, row: int) -> str:
+    if column is None or column.values is None or row >= len(column.values):
+        return "another value"
+    value = column.values[row]
+    return repr(value)[:60].removeprefix("b") if isinstance(value, bytes) else str(value)

@@ -38,6 +38,8 @@ WHY = (
 class Column:
     """One column: numbers or byte strings, with a mask of nulls if there are any.
 
+    A record that may be null has a column of integers of its own, whose mask says where it is null.
+
     A list has `ends` instead of values: the items of row r are rows [ends[r-1], ends[r]) of the columns
     below it.
     """
@@ -163,7 +165,7 @@ def _check_kind(type_: Type, kind: int, path: str) -> None:
     branches = type_.others if isinstance(type_, Union) else (type_,)
     names = {op_of(b) for b in branches}
     takes = {
-        INTS: {"boolean", "int", "long", "float", "double"},
+        INTS: {"boolean", "int", "long", "float", "double", "record"},
         DOUBLES: {"boolean", "int", "long", "float", "double"},
         BYTES: {"string", "bytes", "fixed", "enum"},
         LIST: {"array"},

@@ -5,18 +5,22 @@ from __future__ import annotations
 
 import gzip
 import heapq
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
+import numpy as np
 import orjson
 
 from freshet.errors import BadInput, ConfigError
 from freshet.recordings import retail
+from freshet.recordings.timely import EventTimes
 from freshet.spec.avro import Record
-from freshet.spec.model import TimeField
+from freshet.spec.model import Files, TimeField
 from freshet.types import BytesColumn
 
 __all__ = ["ONLINE_RETAIL", "AvroRecords", "Piece", "Role", "events_of_files", "online_retail"]
@@ -48,6 +52,12 @@ class Piece:
     lines: Mapping[Role, bytes]
     events: int
     records: Sequence[AvroRecords] = ()  # beside the lines, or instead of them
+    places: Mapping[Role, Callable[[int], str]] = field(default_factory=dict)  # of each stream's events
+
+    def place(self, role: Role, index: int) -> str:
+        """Where an event of this piece comes from, for messages."""
+        said = self.places.get(role)
+        return f"{role} stream, event {index}" if said is None else said(index)
 
 
 def online_retail(path: Path, seed: int = 0) -> Iterator[Piece]:
@@ -59,36 +69,107 @@ def online_retail(path: Path, seed: int = 0) -> Iterator[Piece]:
         yield Piece({"served": day.impressions, "action": day.actions}, day.requests + day.lines)
 
 
-def events_of_files(files: Mapping[Role, Path], times: Mapping[Role, TimeField]) -> Iterator[Piece]:
-    """Events from files, one a stream, merged by event time: .jsonl(.gz), .csv(.gz) or .parquet.
+def events_of_files(
+    files: Mapping[Role, Path],
+    times: Mapping[Role, TimeField],
+    schemas: Mapping[Role, Record] | None = None,
+    form: Files | None = None,
+    seen: Mapping[Role, EventTimes] | None = None,
+) -> Iterator[Piece]:
+    """Events from files, one a stream, merged by event time: JSON lines, csv, Parquet or Arrow, gzip or not.
 
-    Columns of csv and parquet are named by the paths of the fields (`user.id`); an empty cell is no value.
+    Columns are named by the paths of the fields (`user.id`), or stand in structs; each is read as the type of
+    its field. JSON lines are kept as they are.
 
     Args:
         files: by stream; each in order of time.
         times: by stream, the path of the time field and its unit; streams may differ.
+        schemas: by stream, of its events; files with columns need theirs.
+        form: how csv files are written.
+        seen: by stream, told of all event times.
 
-    Raises BadInput, naming file and row, for what is no event or has no time.
+    Raises BadInput, naming file and row, for what is no event, does not fit its field, or has no time.
     """
-    heads = {role: _timed(path, times[role]) for role, path in files.items()}
-    gathered: dict[Role, list[bytes]] = {}
+    streams = {
+        role: _columns(path, times[role], (schemas or {})[role], form or Files())
+        if is_columnar(path)
+        else _lines(path, times[role])
+        for role, path in files.items()
+    }
+    gathered: dict[Role, list[_Event]] = {}
     count = 0
-    for _, role, event in heapq.merge(*(_tagged(role, events) for role, events in heads.items())):
-        gathered.setdefault(role, []).append(event)
+    for event in heapq.merge(*(_tagged(role, events) for role, events in streams.items())):
+        gathered.setdefault(event.role, []).append(event)
         count += 1
         if count == PIECE_EVENTS:
-            yield Piece({r: b"\n".join(events) for r, events in gathered.items()}, count)
+            yield _piece(gathered, seen)
             gathered, count = {}, 0
     if count:
-        yield Piece({r: b"\n".join(events) for r, events in gathered.items()}, count)
+        yield _piece(gathered, seen)
 
 
-def _tagged(role: Role, events: Iterator[tuple[float, bytes]]) -> Iterator[tuple[float, Role, bytes]]:
-    return ((time, role, event) for time, event in events)
+class _Event(NamedTuple):
+    """An event in the order of time, then of streams, then of its file."""
+
+    time_ms: float
+    role: Role
+    number: int  # in its file
+    event: bytes
+    of: _Source
 
 
-def _timed(path: Path, time: TimeField) -> Iterator[tuple[float, bytes]]:
-    for number, event in enumerate(_events(path), 1):
+@dataclass(frozen=True, slots=True, eq=False)
+class _Source:
+    """Where events come from: JSON lines, or (with a schema) rows of a file with columns."""
+
+    where: Callable[[int], str]  # the place of an event by its number
+    schema: Record | None = None
+
+
+Timed = Iterator[tuple[float, int, bytes, _Source]]
+
+
+def _tagged(role: Role, events: Timed) -> Iterator[_Event]:
+    return (_Event(time_ms, role, number, event, of) for time_ms, number, event, of in events)
+
+
+def _piece(gathered: Mapping[Role, Sequence[_Event]], seen: Mapping[Role, EventTimes] | None) -> Piece:
+    lines: dict[Role, bytes] = {}
+    records: list[AvroRecords] = []
+    places: dict[Role, Callable[[int], str]] = {}
+    for role, events in gathered.items():
+        of = events[0].of
+        places[role] = partial(_place, events)
+        if of.schema is None:
+            lines[role] = b"\n".join(e.event for e in events)
+        else:
+            records.append(AvroRecords(role, of.schema, BytesColumn.of(e.event for e in events)))
+        if seen is not None:
+            times_ms = np.array([e.time_ms for e in events])
+            seen[role].add(np.clip(times_ms, -(2.0**62), 2.0**62).astype(np.int64), places[role])
+    return Piece(lines, sum(map(len, gathered.values())), records, places)
+
+
+def _place(events: Sequence[_Event], index: int) -> str:
+    return events[index].of.where(events[index].number)
+
+
+def _columns(path: Path, time: TimeField, schema: Record, files: Files) -> Timed:
+    """Rows of a file with columns, as Avro by the schema."""
+    from freshet.recordings.rows import event_rows  # noqa: PLC0415 - pyarrow is slow to import
+
+    of: _Source | None = None
+    for first, times_us, records, where in event_rows(path, time, schema, files):
+        of = of or _Source(where, schema)
+        for i, (at_us, record) in enumerate(zip(times_us.tolist(), records, strict=True)):
+            yield at_us / 1000, first + i, record, of
+
+
+def _lines(path: Path, time: TimeField) -> Timed:
+    """JSON lines as they are."""
+    of = _Source(lambda number: f"{path}, line {number}")
+    for number, line in _json_lines(path):
+        event = _object(path, number, line)
         found: Any = event
         for part in time.path.split("."):
             found = found.get(part) if isinstance(found, dict) else None
@@ -96,9 +177,51 @@ def _timed(path: Path, time: TimeField) -> Iterator[tuple[float, bytes]]:
         if at_ms is None:
             wanted = "ISO 8601 text" if time.unit == "iso" else f"a number of {time.unit}"
             raise BadInput(
-                f"{path}, event {number}: expected a time at {time.path!r} ({wanted}), found {found!r}"
+                f"{path}, line {number}: expected a time at {time.path!r} ({wanted}), found {found!r:.60}"
             )
-        yield at_ms, orjson.dumps(event)
+        yield at_ms, number, line.strip().replace(b"\r", b" "), of
+
+
+def _object(path: Path, number: int, line: bytes) -> dict[str, Any]:
+    try:
+        event = orjson.loads(line)
+    except orjson.JSONDecodeError as error:
+        hint = "one object a line, as `jq -c` writes it" if number == 1 else ""
+        if number == 1 and line.lstrip()[:1] == b"[":
+            hint = "an array is not read: write one object a line, as `jq -c '.[]'` does"
+        elif number == 1 and line.lstrip()[:1] not in (b"{", b'"'):
+            hint = "files with columns are named .csv, .tsv, .parquet or .arrow (and .gz)"
+        raise BadInput(
+            f"{path}, line {number}: expected a JSON object, found {error}" + (f"\n  {hint}" if hint else "")
+        ) from None
+    if not isinstance(event, dict):
+        hint = "\n  one object a line, as `jq -c '.[]'` writes an array" if isinstance(event, list) else ""
+        raise BadInput(f"{path}, line {number}: expected a JSON object, found {event!s:.60}{hint}")
+    return event
+
+
+def _json_lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    """Lines that are not empty, with their numbers."""
+    try:
+        with path.open("rb") as raw:
+            zipped = raw.read(2) == b"\x1f\x8b"
+            raw.seek(0)
+            if path.suffix == ".gz" and not zipped and raw.read(1):
+                raise BadInput(f"{path}: expected gzip, as its name ends in .gz; found other bytes")
+            raw.seek(0)
+            file: Any = gzip.GzipFile(fileobj=raw) if zipped else raw
+            for number, line in enumerate(file, 1):
+                text = line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line
+                if text[:2] in (b"\xff\xfe", b"\xfe\xff") and number == 1:
+                    raise BadInput(f"{path}: expected JSON lines in UTF-8, found UTF-16: convert it first")
+                if text.strip():
+                    yield number, text
+    except (EOFError, zlib.error, gzip.BadGzipFile):
+        raise BadInput(
+            f"{path}: expected whole gzip data, found an end or damage on the way: is it cut?"
+        ) from None
+    except OSError as error:
+        raise BadInput(f"{path}: cannot be read: {error.strerror or error}") from error
 
 
 def _ms(found: Any, unit: str) -> float | None:
@@ -114,37 +237,15 @@ def _ms(found: Any, unit: str) -> float | None:
     return float(found) * UNIT_MS[unit]
 
 
-def _events(path: Path) -> Iterator[dict[str, Any]]:
-    name = path.name.removesuffix(".gz")
-    if name.endswith((".csv", ".parquet")):
-        from freshet.recordings.files import batches  # noqa: PLC0415 - pyarrow is slow to import
-
-        for batch in batches(path):
-            yield from (_nested(row) for row in batch.to_pylist())
-        return
-    opened = gzip.open if path.suffix == ".gz" else open
-    with opened(path, "rb") as file:
-        for number, line in enumerate(file, 1):
-            if not line.strip():
-                continue
-            try:
-                event = orjson.loads(line)
-            except orjson.JSONDecodeError as error:
-                raise BadInput(f"{path}:{number}: expected a JSON object, found {error}") from None
-            if not isinstance(event, dict):
-                raise BadInput(f"{path}:{number}: expected a JSON object, found {str(event)[:60]}")
-            yield event
+COLUMNAR = (".csv", ".tsv", ".psv", ".txt", ".dat", ".parquet", ".pq", ".arrow", ".feather")
 
 
-def _nested(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A flat row as the object that its columns' paths describe; cells without value are left out."""
-    event: dict[str, Any] = {}
-    for path, value in row.items():
-        if value is None:
-            continue
-        at = event
-        *parents, last = path.split(".")
-        for part in parents:
-            at = at.setdefault(part, {})
-        at[last] = value.isoformat() if hasattr(value, "isoformat") else value
-    return event
+def is_columnar(path: Path) -> bool:
+    """Whether a file has columns: by its name, or by the first bytes of Parquet and Arrow."""
+    if path.name.removesuffix(".gz").endswith(COLUMNAR):
+        return True
+    try:
+        with path.open("rb") as file:
+            return file.read(6).startswith((b"PAR1", b"ARROW1"))
+    except OSError:
+        return False

@@ -148,7 +148,7 @@ def _entries(spec: Spec) -> dict[str, _Entry]:
         found[f"{section} (order)"] = _Entry("identity", [t.name for t in things], default=False)
         for thing in things:
             found.update(_of(thing, f"{section}.{thing.name}."))
-    for name in ("model", "train", "serve", "retention"):
+    for name in ("model", "train", "serve", "retention", "files"):
         found.update(_of(getattr(spec, name), f"{name}."))
     found.update(_of(spec.serve.explore, "serve.explore."))
     found.update(_of(spec.serve.gate, "serve.gate."))

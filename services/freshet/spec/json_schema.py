@@ -19,6 +19,7 @@ from freshet.spec.expression import RESERVED
 from freshet.spec.model import (
     Explore,
     Feature,
+    Files,
     Gate,
     Join,
     Label,
@@ -73,6 +74,7 @@ def json_schema() -> Schema:
         "train": _train(),
         "serve": _serve(),
         "retention": _object(Retention),
+        "files": _object(Files),
     }
     top = _object(Spec, sections, ("name", "events", "labels", "features"), ABOUT)
     return {

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from freshet.options import Integer, Kind, Text, option
 from freshet.spec.model_events import Events, Join, Label, Retention, Stream, TimeField
+from freshet.spec.model_files import Files
 from freshet.spec.model_inputs import Feature, Optimizer, Table
 from freshet.spec.model_learning import Explore, Gate, Model, Serve, Train
 
@@ -23,6 +24,7 @@ __all__ = [
     "Events",
     "Explore",
     "Feature",
+    "Files",
     "Gate",
     "Join",
     "Kind",
@@ -71,6 +73,7 @@ class Spec:
         Integer(2, 65_536, power_of_two=True),
         default=1024,
     )
+    files: Files = field(default_factory=Files)
     folder: str = field(default="", compare=False)  # where the spec file lies; its paths are relative to this
 
     @staticmethod

@@ -19,6 +19,7 @@ from freshet.spec.files import read_small
 from freshet.spec.model import (
     Events,
     Explore,
+    Files,
     Gate,
     Join,
     Label,
@@ -40,7 +41,7 @@ from freshet.spec.rules import check_rules
 __all__ = ["load_spec", "parse_spec"]
 
 TOPICS = {"served": "impressions", "shown": "shown", "action": "actions"}
-SECTIONS = ("events", "join", "labels", "tables", "features", "model", "train", "serve", "retention")
+SECTIONS = ("events", "join", "labels", "tables", "features", "model", "train", "serve", "retention", "files")
 SPEC_HINT = "freshet init writes a commented spec from your Avro schemas"
 
 
@@ -107,6 +108,7 @@ def _spec(root: Section, folder: str) -> Spec:
         train=_train(root.section("train")),
         serve=_serve(root.section("serve"), labels),
         retention=read_object(Retention, root.section("retention")),
+        files=read_object(Files, root.section("files")),
         folder=folder,
     )
 

@@ -42,6 +42,7 @@ def render(spec: Spec) -> str:
     ]
     lines += _section("serve", (line for line in serve if not line.endswith("= {}")))
     lines += _section("retention", _keys(spec.retention))
+    lines += _section("files", _keys(spec.files))
     return "\n".join(lines) + "\n"
 
 

@@ -11,7 +11,7 @@ from freshet.spec.avro import Record, parse_schema
 from freshet.spec.files import read_small
 from freshet.spec.model import Spec, Stream
 
-__all__ = ["Schemas", "load_schemas", "streams_of", "written_by_us"]
+__all__ = ["Schemas", "load_schema", "load_schemas", "streams_of", "written_by_us"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +47,11 @@ def load_schemas(spec: Spec, where: str = "freshet.toml") -> Schemas:
     Raises:
         ConfigError: a stream names no schema, a file cannot be read, or does not hold a record's schema.
     """
-    return Schemas(**{s.role: _load(spec, s, where) for s in streams_of(spec)})
+    return Schemas(**{s.role: load_schema(spec, s, where) for s in streams_of(spec)})
 
 
-def _load(spec: Spec, stream: Stream, where: str) -> Record:
+def load_schema(spec: Spec, stream: Stream, where: str = "freshet.toml") -> Record:
+    """Read the schema of one stream. Raises as `load_schemas`."""
     key = f"events.{stream.role}.schema"
     if stream.schema is None:
         raise ConfigError(

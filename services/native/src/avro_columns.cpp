@@ -40,6 +40,11 @@ class ColumnWriter {
       demand(c.size() == rows, "columns of one level have equal lengths");
       demand(c.nulls.empty() || c.nulls.size() == rows, "a mask has the length of its column");
       if (c.kind == Kind::kBytes) (void)BytesView(c.data, c.ends);
+      if (node.op == Op::kRecord) {
+        demand(c.kind == Kind::kInts, "a record's own column is a mask");
+        fields(i, rows);
+        return;
+      }
       if (node.op == Op::kUnion) {
         demand(branch(i, c.kind) != UINT32_MAX, "no branch of the union takes the column");
         return;
@@ -56,6 +61,11 @@ class ColumnWriter {
       return;
     }
     demand(node.op == Op::kRecord, "only records are passed through");
+    fields(i, rows);
+  }
+
+  // Check the columns of a record's fields.
+  void fields(std::uint32_t i, std::size_t rows) const {
     for (const auto& f : schema_.fields(i)) {
       demand(source_of_[f.node] != kNoColumn || f.has_default || schema_.nodes()[f.node].null_branch,
              "a field has no column, no default and is never null");
@@ -84,6 +94,7 @@ class ColumnWriter {
     if (null && !(c.kind == Kind::kDoubles && !masked(c, row) && node.op >= Op::kFloat)) {
       return refuse(ColumnWhy::kNull, i);
     }
+    if (node.op == Op::kRecord) return record(i, row, out);
     if (node.op != Op::kArray) return leaf(i, c, row, out);
     const std::int64_t first = row ? c.ends[row - 1] : 0, last = c.ends[row];
     if (last > first) write_long(last - first, out);

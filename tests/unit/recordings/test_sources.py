@@ -6,11 +6,25 @@ import pytest
 
 from freshet.errors import BadInput, ConfigError
 from freshet.recordings import sources
+from freshet.recordings.as_json import json_events
 from freshet.recordings.sources import ONLINE_RETAIL, events_of_files, online_retail
 from freshet.spec import load_spec
+from freshet.spec.avro import parse_schema
 from freshet.spec.model import TimeField
 
 TS = TimeField(path="ts", unit="ms")
+USER = {"type": "record", "name": "User", "fields": [{"name": "id", "type": "long"}]}
+ACT = parse_schema(
+    {
+        "type": "record",
+        "name": "Act",
+        "fields": [
+            {"name": "ts", "type": "long"},
+            {"name": "user", "type": USER},
+            {"name": "kind", "type": ["null", "string"], "default": None},
+        ],
+    }
+)
 EXAMPLE = Path(__file__).parents[3] / "examples" / "online-retail"
 
 
@@ -30,13 +44,17 @@ def test_events_of_files_come_in_order_of_time_whatever_their_format(tmp_path):
     actions = tmp_path / "actions.csv"
     actions.write_text("ts,user.id,kind\n2,7,click\n5,8,\n")
 
-    (piece,) = events_of_files({"served": impressions, "action": actions}, {"served": TS, "action": TS})
+    (piece,) = events_of_files(
+        {"served": impressions, "action": actions}, {"served": TS, "action": TS}, {"action": ACT}
+    )
 
     assert [orjson.loads(line)["ts"] for line in piece.lines["served"].splitlines()] == [1, 4, 6]
-    assert [orjson.loads(line) for line in piece.lines["action"].splitlines()] == [
+    (records,) = piece.records
+    assert [orjson.loads(line) for line in json_events(records.payloads, records.schema)] == [
         {"ts": 2, "user": {"id": 7}, "kind": "click"},
-        {"ts": 5, "user": {"id": 8}},
+        {"ts": 5, "user": {"id": 8}, "kind": None},
     ]
+    assert piece.place("action", 1) == f"{actions}, line 3 (row 2)"
     assert piece.events == 5
 
 
@@ -58,7 +76,7 @@ def test_a_time_in_iso_that_is_none_is_refused_with_its_place(tmp_path, at):
     path = tmp_path / "events.jsonl"
     path.write_text(f'{{"at": {at}}}\n')
 
-    with pytest.raises(BadInput, match=r"event 1: expected a time at 'at' \(ISO 8601 text\)"):
+    with pytest.raises(BadInput, match=r"line 1: expected a time at 'at' \(ISO 8601 text\)"):
         list(events_of_files({"served": path}, {"served": TimeField(path="at", unit="iso")}))
 
 
@@ -66,7 +84,7 @@ def test_a_line_that_is_no_object_is_refused_with_its_place(tmp_path):
     path = tmp_path / "events.jsonl"
     path.write_text('{"ts": 1}\n[1]\n')
 
-    with pytest.raises(BadInput, match=r"events.jsonl:2: expected a JSON object"):
+    with pytest.raises(BadInput, match=r"events.jsonl, line 2: expected a JSON object"):
         list(events_of_files({"served": path}, {"served": TS}))
 
 
@@ -74,7 +92,7 @@ def test_an_event_without_time_is_refused_with_its_place(tmp_path):
     path = tmp_path / "events.jsonl"
     path.write_text('{"at": 1}\n')
 
-    with pytest.raises(BadInput, match=r"event 1: expected a time at 'ts' \(a number of ms\), found None"):
+    with pytest.raises(BadInput, match=r"line 1: expected a time at 'ts' \(a number of ms\), found None"):
         list(events_of_files({"served": path}, {"served": TS}))
 
 

@@ -19,6 +19,7 @@ from freshet.spec.json_schema import json_schema
 from freshet.spec.model import (
     Explore,
     Feature,
+    Files,
     Gate,
     Join,
     Label,
@@ -42,7 +43,7 @@ SPECS = sorted(
 )
 SCHEMA = json_schema()
 VALIDATOR = Draft7Validator(SCHEMA)
-CLASSES = (Spec, Stream, Join, Label, Table, Feature, Model, Train, Serve, Explore, Gate, Retention)
+CLASSES = (Spec, Stream, Join, Label, Table, Feature, Model, Train, Serve, Explore, Gate, Retention, Files)
 FEED = (ROOT / "examples" / "feed" / "freshet.toml").read_text()
 
 

@@ -26,6 +26,7 @@ from freshet.options import (
 from freshet.spec.model import (
     Explore,
     Feature,
+    Files,
     Gate,
     Join,
     Label,
@@ -147,7 +148,14 @@ def specs(draw: st.DrawFn) -> dict[str, Any]:
         "tables": {"user": draw(table)},
         "features": draw(st.dictionaries(st.sampled_from(NAMES), feature, min_size=1, max_size=3)),
     }
-    parts = (("join", Join), ("model", Model), ("train", Train), ("serve", Serve), ("retention", Retention))
+    parts = (
+        ("join", Join),
+        ("model", Model),
+        ("train", Train),
+        ("serve", Serve),
+        ("retention", Retention),
+        ("files", Files),
+    )
     for key, cls in parts:
         if draw(st.booleans()):
             out[key] = draw(sections(cls))

@@ -25,7 +25,7 @@ struct SourceColumn {
   }
 };
 
-// Why a row was refused. The numbers are those of freshet.features.columns.
+// Why a row was refused. The numbers are those of freshet.features.encoder.
 enum class ColumnWhy : std::uint8_t { kNone, kNull, kRange, kWhole, kUtf8, kSymbol, kSize, kBool };
 
 struct EncodedColumns {

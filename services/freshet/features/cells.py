@@ -1,0 +1,675 @@
+"""Values of one Arrow column as one Avro type, exactly; the first that does not fit is refused with its row.
+
+Columns of Parquet and Arrow files have types of their own; those of csv files are texts (binary arrays),
+which are read as what the field is. Letters: N rows.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from datetime import UTC, date, datetime
+from decimal import Decimal, InvalidOperation
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from freshet.spec.avro import Enum, Fixed, Primitive, Type, spell
+from freshet.spec.model_files import Files
+from freshet.types import F64, I64, U8, Bool, BytesColumn
+
+__all__ = ["Form", "Misfit", "iso_time", "plain", "reals", "texts", "times", "truths", "wholes"]
+
+PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
+DAY_S = 86_400
+LOW, HIGH = -(2**63), 2**63 - 1
+NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d{1,9})?", re.ASCII)
+TRUTHS = {"true": True, "false": False, "1": True, "0": False, "1.0": True, "0.0": False}
+EXACT_BITS = {"halffloat": 11, "float": 24, "double": 53}
+"""Whole numbers of more bits lose their neighbours in a floating-point column."""
+
+WORDS = {
+    "int": "a whole number of 32 bits (int)",
+    "long": "a whole number from -2^63 to 2^63-1 (long)",
+    "float": "a finite number (float)",
+    "double": "a finite number (double)",
+    "boolean": "true or false (boolean)",
+}
+
+
+class Misfit(Exception):
+    """A value that does not fit its field; the reader of the file adds the file's name and the row there."""
+
+    def __init__(self, row: int, path: str, expected: str, found: str, hint: str = "") -> None:
+        super().__init__(expected)
+        self.row, self.path, self.expected, self.found, self.hint = row, path, expected, found, hint
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """How cells are written: as the spec says of csv files, or typed."""
+
+    files: Files
+    cells: bool = False  # columns are texts of csv cells
+
+    def kind(self, kind: Any) -> str:
+        """The type of a column in words."""
+        return "cells of a csv file" if self.cells else str(kind)
+
+
+def plain(array: Any) -> Any:  # noqa: PLR0911 - one for each kind of array
+    """The values themselves: without dictionary, runs, extension or view."""
+    kind = array.type
+    if isinstance(kind, pa.BaseExtensionType):
+        if kind.extension_name == "arrow.uuid":
+            return pa.array([None if v is None else str(v) for v in array.to_pylist()], pa.string())
+        return plain(array.storage)
+    if pa.types.is_dictionary(kind):
+        return plain(array.dictionary_decode())
+    if pa.types.is_run_end_encoded(kind):
+        return plain(pc.run_end_decode(array))
+    if _is(kind, "is_string_view"):
+        return array.cast(pa.large_string())
+    if _is(kind, "is_binary_view"):
+        return array.cast(pa.large_binary())
+    if _is(kind, "is_list_view") or _is(kind, "is_large_list_view"):
+        return array.cast(pa.large_list(kind.value_type))
+    return array
+
+
+def _is(kind: Any, name: str) -> bool:
+    """Whether a type is one that only newer releases of Arrow have."""
+    test = getattr(pa.types, name, None)
+    return test is not None and bool(test(kind))
+
+
+def nulls_of(array: Any) -> Bool | None:
+    """(N,) true where an array has no value; None without any."""
+    return np.asarray(array.is_null().to_numpy(zero_copy_only=False)) if array.null_count else None
+
+
+# --- whole numbers
+
+
+def wholes(array: Any, form: Form, type_: Primitive, unit: str | None) -> tuple[I64, Bool | None]:
+    """(N,) int64, exactly; of a logical type in its `unit` (ms, us, ns, d, "time ms", "time us").
+
+    Raises Misfit for a fraction, for what is beyond 64 bits (32 of an int) and for what is no number.
+    """
+    values, nulls = _wholes(array, form, type_, unit)
+    if type_.name == "int":
+        bad = (values < -(2**31)) | (values >= 2**31)
+        if nulls is not None:
+            bad &= ~nulls
+        if bad.any():
+            row = int(bad.argmax())
+            raise Misfit(row, "", WORDS["int"], str(values[row]))
+    return values, nulls
+
+
+def _wholes(  # noqa: PLR0911 - one for each kind of column
+    array: Any, form: Form, type_: Primitive, unit: str | None
+) -> tuple[I64, Bool | None]:
+    kind, nulls = array.type, nulls_of(array)
+    expected = WORDS[type_.name]
+    if pa.types.is_null(kind):
+        return np.zeros(len(array), np.int64), np.ones(len(array), np.bool_)
+    if pa.types.is_boolean(kind):
+        return _numpy(array.cast(pa.uint8()), 0).astype(np.int64), nulls
+    if pa.types.is_integer(kind):
+        values = _numpy(array, 0)
+        if values.dtype == np.uint64 and len(values) and values.max() > HIGH:
+            row = int((values > HIGH).argmax())
+            raise Misfit(row, "", expected, str(values[row]), _text_hint("ids beyond 63 bits"))
+        return values.astype(np.int64), nulls
+    if pa.types.is_floating(kind):
+        return _whole_floats(array, expected, nulls)
+    if pa.types.is_decimal(kind):
+        return _whole_decimals(array, expected, nulls)
+    if pa.types.is_temporal(kind):
+        return _temporal(array, type_, unit, nulls)
+    if _textual(kind):
+        if unit is None or unit.startswith("time"):
+            return _whole_texts(array, form, expected)
+        return _time_texts(array, form, unit, expected, exact=True)
+    raise _wrong_kind(array, expected)
+
+
+def _whole_floats(array: Any, expected: str, nulls: Bool | None) -> tuple[I64, Bool | None]:
+    reals_ = _numpy(array.cast(pa.float64()), np.nan)
+    none = np.isnan(reals_)
+    bits = EXACT_BITS[str(array.type)]
+    bad = ~none & ((reals_ != np.floor(reals_)) | (np.abs(reals_) > 2**bits - 1))
+    if bad.any():
+        row = int(bad.argmax())
+        found = f"{reals_[row]!r}"
+        if np.isfinite(reals_[row]) and reals_[row] == np.floor(reals_[row]):
+            raise Misfit(
+                row,
+                "",
+                expected,
+                f"{found} in a column of {array.type}",
+                f"such a column holds whole numbers exactly up to 2^{bits} only: write integers, or text",
+            )
+        raise Misfit(row, "", expected, found)
+    values = np.where(none, 0.0, reals_).astype(np.int64)
+    return values, none if none.any() else nulls
+
+
+def _whole_decimals(array: Any, expected: str, nulls: Bool | None) -> tuple[I64, Bool | None]:
+    try:
+        return _numpy(array.cast(pa.int64()), 0), nulls
+    except pa.ArrowInvalid:
+        for row, value in enumerate(array.to_pylist()):
+            if value is not None and (value != value.to_integral_value() or not LOW <= value <= HIGH):
+                raise Misfit(row, "", expected, format(value, "f"), _text_hint("longer ids")) from None
+        whole = [0 if value is None else int(value) for value in array.to_pylist()]
+        return np.array(whole, np.int64), nulls
+
+
+def _whole_texts(array: Any, form: Form, expected: str) -> tuple[I64, Bool | None]:
+    if not _holds(array, b"xX"):  # Arrow reads 0x1F as 31
+        try:
+            return _numpy(_decoded(array).cast(pa.int64()), 0), nulls_of(array)
+        except (pa.ArrowInvalid, UnicodeDecodeError):
+            pass
+    cells, nulls = _words_out(array, form.files.nulls)
+    pattern = r"^\s*\+?(-?[0-9]+)(?:[.][0]*)?\s*$".replace("[.]", re.escape(form.files.decimal))
+    short = pc.replace_substring_regex(cells, pattern, r"\1")
+    plain_ = np.asarray(
+        pc.match_substring_regex(short, r"^-?[0-9]{1,18}$").fill_null(False).to_numpy(zero_copy_only=False)
+    )
+    out = _numpy(pc.if_else(pa.array(plain_), short, "0").cast(pa.int64()), 0).copy()
+    for row in np.flatnonzero(~plain_ & ~nulls).tolist():
+        text = cells[row].as_py()
+        number = _decimal(text, form.files.decimal)
+        if number is None or number.adjusted() > 20 or number != number.to_integral_value():
+            raise _no_number(row, text, expected, form, array)
+        if not LOW <= int(number) <= HIGH:
+            raise Misfit(row, "", expected, said(text), _text_hint("ids beyond 63 bits"))
+        out[row] = int(number)
+    return out, nulls if nulls.any() else None
+
+
+# --- numbers
+
+
+def reals(array: Any, form: Form, type_: Primitive) -> tuple[F64, Bool | None]:
+    """(N,) float64, the nearest to what is written; NaN counts as no value. Raises Misfit for what is not
+    finite."""
+    kind, nulls, expected = array.type, nulls_of(array), WORDS[type_.name]
+    if pa.types.is_null(kind):
+        return np.zeros(len(array), np.float64), np.ones(len(array), np.bool_)
+    if pa.types.is_boolean(kind):
+        return _numpy(array.cast(pa.uint8()), 0).astype(np.float64), nulls
+    if pa.types.is_integer(kind):
+        return _numpy(array, 0).astype(np.float64), nulls
+    if pa.types.is_decimal(kind):
+        values = _numpy(array.cast(pa.string()).cast(pa.float64()), 0.0)  # by way of text: nearest
+    elif pa.types.is_floating(kind):
+        values = _numpy(array.cast(pa.float64()), np.nan)
+    elif _textual(kind):
+        values, nulls = _real_texts(array, form, expected)
+    else:
+        raise _wrong_kind(array, expected)
+    none = np.isnan(values)
+    if nulls is not None:
+        none |= nulls
+    bad = ~none & ~(np.abs(values) <= (np.finfo(np.float32).max if type_.name == "float" else np.inf))
+    bad |= ~none & np.isinf(values)
+    if bad.any():
+        row = int(bad.argmax())
+        raise Misfit(row, "", expected, _shown(array, row))
+    return values, none if none.any() else None
+
+
+def _real_texts(array: Any, form: Form, expected: str) -> tuple[F64, Bool | None]:
+    files = form.files
+    if files.decimal == ".":
+        try:
+            values = _numpy(_decoded(array).cast(pa.float64()), 0.0)
+            if np.isfinite(values).all():
+                return values, nulls_of(array)
+        except (pa.ArrowInvalid, UnicodeDecodeError):
+            pass
+    cells, nulls = _words_out(array, files.nulls)
+    out = np.zeros(len(cells), np.float64)
+    for row in np.flatnonzero(~nulls).tolist():
+        text = cells[row].as_py()
+        number = _decimal(text, files.decimal)
+        if number is None:
+            raise _no_number(row, text, expected, form, array)
+        out[row] = float(number)
+    return out, nulls if nulls.any() else None
+
+
+def _decimal(text: str, mark: str) -> Decimal | None:
+    """A number as it is written, None for what is none; `mark` stands before its fraction."""
+    text = text.strip()
+    if mark != ".":
+        if "." in text:
+            return None
+        text = text.replace(mark, ".")
+    if not NUMBER.fullmatch(text):
+        return None
+    try:
+        return Decimal(text)
+    except InvalidOperation:
+        return None
+
+
+def _no_number(row: int, text: str, expected: str, form: Form, array: Any) -> Misfit:
+    hint = ""
+    if form.files.decimal == "." and re.fullmatch(r"\s*[+-]?\d+,\d+\s*", text):
+        hint = 'numbers with a decimal comma: [files] decimal = ","'
+    elif re.fullmatch(r"\s*[+-]?\d{1,3}([,.' _]\d{3})+([.,]\d+)?\s*", text):
+        hint = "write numbers without marks between thousands"
+    elif re.fullmatch(r"(0[xX])?[0-9a-fA-F]+", text) and re.search(r"[a-fA-FxX]", text):
+        hint = 'a hexadecimal id is a text: its field has the type "string" in the schema'
+    elif re.fullmatch(r"[^\w.]*[\w/]{0,6}|-+|\?+", text):
+        words = ", ".join(f'"{w}"' for w in (*form.files.nulls, _toml(text)))
+        hint = f"if it stands for no value, the spec says so: [files] nulls = [{words}]"
+    elif NUMBER.fullmatch(text.strip()):
+        hint = "a whole number is written without a fraction"
+    return Misfit(row, "", expected, said(text), hint)
+
+
+def _toml(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"')
+
+
+# --- truths
+
+
+def truths(array: Any, form: Form) -> tuple[U8, Bool | None]:
+    """(N,) 0 or 1. Cells are true, false (in capitals, too), 0 or 1. Raises Misfit for others."""
+    kind, nulls, expected = array.type, nulls_of(array), WORDS["boolean"]
+    if pa.types.is_null(kind):
+        return np.zeros(len(array), np.uint8), np.ones(len(array), np.bool_)
+    if pa.types.is_boolean(kind):
+        return _numpy(array.cast(pa.uint8()), 0), nulls
+    if _textual(kind):
+        cells, none = _words_out(array, form.files.nulls)
+        known = _by_text(cells, lambda text: TRUTHS.get(text.strip().lower()))
+        bad = np.array([v is None for v in known], np.bool_) & ~none
+        if bad.any():
+            row = int(bad.argmax())
+            raise Misfit(row, "", expected, said(cells[row].as_py()))
+        return np.array([bool(v) for v in known], np.uint8), none if none.any() else None
+    if pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind):
+        values = _numpy(array.cast(pa.float64()), np.nan)
+        none = np.isnan(values)
+        bad = ~none & (values != 0) & (values != 1)
+        if bad.any():
+            row = int(bad.argmax())
+            raise Misfit(row, "", expected, _shown(array, row))
+        return np.where(none, 0, values).astype(np.uint8), none if none.any() else None
+    raise _wrong_kind(array, expected)
+
+
+def _by_text(cells: Any, of: Callable[[str], Any]) -> list[Any]:
+    """What a function makes of each cell; called once for equal ones."""
+    coded = cells.dictionary_encode()
+    made = [of(text) for text in coded.dictionary.to_pylist()]
+    return [None if i is None else made[i] for i in coded.indices.to_pylist()]
+
+
+# --- texts
+
+
+def texts(array: Any, form: Form, type_: Type) -> tuple[BytesColumn, Bool | None]:
+    """(N,) the bytes of strings, bytes, fixed and enums.
+
+    A whole number or an exact decimal in a field of text is its decimal text, a time its ISO 8601 text.
+
+    Raises Misfit for other types of columns, and for characters that bytes cannot hold.
+    """
+    kind = array.type
+    raw = isinstance(type_, Fixed) or (isinstance(type_, Primitive) and type_.name == "bytes")
+    if raw and getattr(type_, "logical", None) == "decimal":
+        return _decimal_bytes(array, form, type_)
+    if pa.types.is_null(kind):
+        none = np.ones(len(array), np.bool_)
+        return BytesColumn(np.empty(0, np.uint8), np.zeros(len(array), np.int64)), none
+    if pa.types.is_integer(kind) and not raw:
+        array = array.cast(pa.string())
+    elif pa.types.is_decimal(kind) and not raw:
+        array = pa.array([None if v is None else format(v, "f") for v in array.to_pylist()], pa.string())
+    elif pa.types.is_timestamp(kind) and not raw:
+        array = _iso_texts(array)
+    elif pa.types.is_date(kind) and not raw:
+        array = array.cast(pa.date32()).cast(pa.string())
+    elif not _textual(kind):
+        raise _wrong_kind(array, _spelt(type_), "write the column as text, as events spell its values")
+    if form.cells and form.files.text_nulls:
+        array = _without(array, form.files.text_nulls)
+    nulls = nulls_of(array)
+    if raw and (form.cells or not _binary(kind)):
+        return _latin(array, type_), nulls
+    return _buffers(array), nulls
+
+
+def _latin(array: Any, type_: Type) -> BytesColumn:
+    """Bytes of texts, a byte for each character to U+00FF, as in Avro's JSON."""
+    out = []
+    for row, text in enumerate(_decoded(array).to_pylist()):
+        try:
+            out.append((text or "").encode("latin-1"))
+        except UnicodeEncodeError:
+            raise Misfit(row, "", f"characters to U+00FF, a byte each ({spell(type_)})", said(text)) from None
+    return BytesColumn.of(out)
+
+
+def _decimal_bytes(array: Any, form: Form, type_: Type) -> tuple[BytesColumn, Bool | None]:
+    """Decimals as two's complement of their digits, big-endian."""
+    assert isinstance(type_, Primitive | Fixed)
+    scale = dict(type_.attributes).get("scale", 0)
+    expected = f"a number with at most {scale} digits after the point ({spell(type_)})"
+    if _textual(array.type):
+        cells, nulls = _words_out(array, form.files.nulls)
+        values = [None if none else _decimal(text, form.files.decimal) for text, none in
+                  zip(cells.to_pylist(), nulls.tolist(), strict=True)]  # fmt: skip
+    elif pa.types.is_decimal(array.type) or pa.types.is_integer(array.type):
+        values = [None if v is None else Decimal(v) for v in array.to_pylist()]
+        nulls = np.array([v is None for v in values], np.bool_)
+    else:
+        raise _wrong_kind(array, expected)
+    out = []
+    for row, value in enumerate(values):
+        if value is None and not nulls[row]:
+            raise Misfit(row, "", expected, _shown(array, row))
+        digits = Decimal(0) if value is None else value.scaleb(scale)
+        if digits != digits.to_integral_value():
+            raise Misfit(row, "", expected, _shown(array, row))
+        whole = int(digits)
+        size = type_.size if isinstance(type_, Fixed) else (whole + (whole < 0)).bit_length() // 8 + 1
+        try:
+            out.append(whole.to_bytes(size, "big", signed=True))
+        except OverflowError:
+            raise Misfit(row, "", f"a number of {size} bytes ({spell(type_)})", _shown(array, row)) from None
+    return BytesColumn.of(out), nulls if nulls.any() else None
+
+
+def _spelt(type_: Type) -> str:
+    return f"one of {', '.join(type_.symbols)}" if isinstance(type_, Enum) else f"text ({spell(type_)})"
+
+
+# --- times
+
+
+def times(array: Any, form: Form, unit: str, logical_unit: str) -> tuple[I64, Bool | None]:
+    """(N,) an event's time in whole units, rounded down to them.
+
+    Args:
+        unit: of numbers, as the spec says: s, ms or us; "iso": texts.
+        logical_unit: of the result: s, ms, us or ns.
+
+    Raises Misfit for what is no time.
+    """
+    kind, nulls = array.type, nulls_of(array)
+    expected = f"a time (a number of {unit}, or a timestamp)" if unit != "iso" else "a time as ISO 8601 text"
+    if pa.types.is_timestamp(kind) or pa.types.is_date(kind):
+        return _scaled(array, logical_unit, nulls, exact=False, expected=expected), nulls
+    if _textual(kind):
+        return _time_texts(array, form, logical_unit, expected, exact=False, unit=unit)
+    if unit == "iso":
+        raise _wrong_kind(
+            array,
+            expected,
+            'times in numbers have their unit in the spec: s, ms or us, such as time = "ts:ms"',
+        )
+    if pa.types.is_integer(kind):
+        values, nulls = _wholes(array, form, Primitive("long"), None)
+        return _units(values, unit, logical_unit, expected, array), nulls
+    if pa.types.is_floating(kind) or pa.types.is_decimal(kind):
+        numbers = _numpy(array.cast(pa.float64()), np.nan)
+        return _real_units(numbers, unit, logical_unit, expected, array)
+    if pa.types.is_null(kind):
+        return np.zeros(len(array), np.int64), np.ones(len(array), np.bool_)
+    raise _wrong_kind(array, expected)
+
+
+def _units(values: I64, unit: str, wanted: str, expected: str, array: Any) -> I64:
+    have, want = PER_SECOND[unit], PER_SECOND[wanted]
+    if want <= have:
+        return values // (have // want)
+    factor = want // have
+    bad = np.abs(values.astype(np.float64)) * factor >= 2.0**63
+    if bad.any():
+        row = int(bad.argmax())
+        raise Misfit(row, "", expected, _shown(array, row))
+    return values * factor
+
+
+def _real_units(numbers: F64, unit: str, wanted: str, expected: str, array: Any) -> tuple[I64, Bool | None]:
+    scaled = numbers * (PER_SECOND[wanted] / PER_SECOND[unit])
+    none = np.isnan(numbers)
+    bad = ~none & ~(np.abs(scaled) < 2.0**62)
+    if bad.any():
+        row = int(bad.argmax())
+        raise Misfit(row, "", expected, _shown(array, row))
+    # 1e-6 of a unit: the binary fraction of 1700000000.123 lies below it
+    whole = np.floor(np.where(none, 0.0, scaled) + 1e-6 * (PER_SECOND[wanted] <= 1000)).astype(np.int64)
+    return whole, none if none.any() else None
+
+
+def _time_texts(
+    array: Any, form: Form, wanted: str, expected: str, *, exact: bool, unit: str | None = None
+) -> tuple[I64, Bool | None]:
+    """Cells of numbers in `unit`, or of ISO 8601 texts."""
+    last = 0  # the row at which the reading that came furthest failed
+    if unit != "iso":
+        try:
+            values, none = _whole_texts(array, form, expected)
+            return (values if unit is None else _units(values, unit, wanted, expected, array)), none
+        except Misfit as misfit:
+            last = misfit.row
+    cells, nulls = _words_out(array, form.files.nulls)
+    some = None if not nulls.any() else nulls
+    if unit not in (None, "iso") and not exact:
+        try:
+            numbers, _ = _real_texts(array, form, expected)
+            return _real_units(np.where(nulls, np.nan, numbers), str(unit), wanted, expected, array)
+        except Misfit as misfit:
+            last = max(last, misfit.row)
+    found = _iso(cells, nulls)
+    if isinstance(found, int):
+        last = max(last, found)
+        raise Misfit(last, "", expected, said(cells[last].as_py()))
+    return _scaled(found, wanted, nulls, exact=exact, expected=expected), some
+
+
+def _iso(cells: Any, nulls: Bool) -> Any:
+    """Timestamps of ISO 8601 texts, which are UTC without an offset; or the row of the first that is none."""
+    for kind in (pa.timestamp("us", "UTC"), pa.timestamp("us")):
+        try:
+            return pc.if_else(pa.array(nulls), None, cells).cast(kind)
+        except pa.ArrowInvalid:
+            continue
+    out = np.zeros(len(cells), np.int64)
+    for row in np.flatnonzero(~nulls).tolist():
+        moment = iso_time(cells[row].as_py())
+        if moment is None:
+            return row
+        out[row] = moment
+    return pa.array(out).cast(pa.timestamp("us", "UTC"))
+
+
+def iso_time(text: str) -> int | None:
+    """Microseconds since 1970 of an ISO 8601 text, None for what is none; without an offset it is UTC."""
+    try:
+        moment = datetime.fromisoformat(text.strip())
+    except (ValueError, AttributeError):
+        return None
+    moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+    delta = moment - datetime(1970, 1, 1, tzinfo=UTC)
+    return (delta.days * DAY_S + delta.seconds) * 10**6 + delta.microseconds
+
+
+def _iso_texts(array: Any) -> Any:
+    """Timestamps as ISO 8601 texts in UTC."""
+    naive = array.cast(pa.timestamp(array.type.unit))
+    return pc.strftime(naive, format="%Y-%m-%dT%H:%M:%SZ")
+
+
+def _temporal(array: Any, type_: Primitive, unit: str | None, nulls: Bool | None) -> tuple[I64, Bool | None]:
+    kind = array.type
+    expected = f"{WORDS[type_.name].partition(' (')[0]} ({spell(type_)})"
+    if unit is None:
+        raise _wrong_kind(
+            array,
+            expected,
+            'the schema says what the number counts: {"type": "long", "logicalType": "timestamp-millis"}',
+        )
+    if unit.startswith("time "):
+        if not pa.types.is_time(kind):
+            raise _wrong_kind(array, expected)
+        have = pa.timestamp(kind.unit)
+        ints = array.cast(pa.int32() if pa.types.is_time32(kind) else pa.int64()).cast(pa.int64())
+        return _scaled(ints.cast(have), unit[5:], nulls, exact=True, expected=expected), nulls
+    if not (pa.types.is_timestamp(kind) or pa.types.is_date(kind)):
+        raise _wrong_kind(array, expected)
+    return _scaled(array, unit, nulls, exact=True, expected=expected), nulls
+
+
+def _scaled(array: Any, wanted: str, nulls: Bool | None, *, exact: bool, expected: str) -> I64:
+    """Timestamps and dates in whole units of `wanted`."""
+    kind = array.type
+    if pa.types.is_date32(kind):
+        values, have, scale = _numpy(array.cast(pa.int32()), 0).astype(np.int64), 1, DAY_S
+    elif pa.types.is_date64(kind):
+        values, have, scale = _numpy(array.cast(pa.int64()), 0), 1000, 1
+    else:
+        values, have, scale = _numpy(array.cast(pa.int64()), 0), PER_SECOND[kind.unit], 1
+    want, divide = (1, DAY_S) if wanted == "d" else (PER_SECOND[wanted], 1)
+    if scale == divide == DAY_S:
+        days: I64 = values
+        return days
+    up, down = want * scale, have * divide
+    common = np.gcd(up, down)
+    up, down = int(up // common), int(down // common)
+    bad = np.abs(values.astype(np.float64)) * up >= 2.0**63
+    if exact and down > 1:
+        bad |= (values * up) % down != 0
+    if nulls is not None:
+        bad &= ~nulls
+    if bad.any():
+        row = int(bad.argmax())
+        unit = {"d": "days", "s": "seconds", "ms": "milliseconds", "us": "microseconds"}.get(wanted, wanted)
+        raise Misfit(
+            row, "", expected, _shown(array, row), f"the field counts {unit}: round the column to them"
+        )
+    scaled: I64 = (values * up) // down
+    return scaled
+
+
+# --- pieces
+
+
+def _textual(kind: Any) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind)) or _binary(kind)
+
+
+def _binary(kind: Any) -> bool:
+    return bool(
+        pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind)
+    )
+
+
+def _numpy(array: Any, value: Any) -> Any:
+    """Values with `value` where there is none; Arrow copies to fill in nothing, too."""
+    filled = array.fill_null(value) if array.null_count else array
+    return filled.to_numpy(zero_copy_only=False)
+
+
+def _decoded(array: Any) -> Any:
+    """Cells as strings."""
+    if not _binary(array.type):
+        return array
+    if pa.types.is_fixed_size_binary(array.type):
+        array = array.cast(pa.binary())
+    try:
+        return array.cast(pa.large_string() if pa.types.is_large_binary(array.type) else pa.string())
+    except pa.ArrowInvalid:
+        for row, cell in enumerate(array.to_pylist()):
+            try:
+                (cell or b"").decode()
+            except UnicodeDecodeError:
+                raise Misfit(
+                    row,
+                    "",
+                    "text in UTF-8",
+                    repr(cell)[1:61],
+                    'if the file is in another encoding, the spec says which: [files] encoding = "latin-1"',
+                ) from None
+        raise
+
+
+def _words_out(array: Any, words: Iterable[str]) -> tuple[Any, Bool]:
+    """Cells as strings, those that are empty or one of the words emptied, and which these are."""
+    cells = _decoded(array)
+    some = pa.array(["", *words], cells.type)
+    none = pc.or_kleene(pc.is_in(cells, value_set=some), pc.is_null(cells)).fill_null(True)
+    nulls = np.asarray(none.to_numpy(zero_copy_only=False))
+    return pc.if_else(none, pa.scalar("", cells.type), cells), nulls
+
+
+def _without(array: Any, words: Iterable[str]) -> Any:
+    some = pa.array([w.encode() for w in words], array.type)
+    return pc.if_else(pc.is_in(array, value_set=some), pa.scalar(None, array.type), array)
+
+
+def _holds(array: Any, letters: bytes) -> bool:
+    """Whether one of the letters stands anywhere in the cells."""
+    data = _buffers(array).data
+    return any(bool((data == letter).any()) for letter in letters)
+
+
+def _buffers(array: Any) -> BytesColumn:
+    """Bytes of strings, whose offsets and data are used as they are."""
+    if pa.types.is_fixed_size_binary(array.type):
+        array = array.cast(pa.binary())
+    large = pa.types.is_large_string(array.type) or pa.types.is_large_binary(array.type)
+    filled = array.fill_null(b"" if _binary(array.type) else "") if array.null_count else array
+    _, offsets, data = filled.buffers()
+    if not len(filled):
+        return BytesColumn.of([])
+    step = np.int64 if large else np.int32
+    at = np.frombuffer(offsets, step, len(filled) + 1, filled.offset * np.dtype(step).itemsize).astype(
+        np.int64
+    )
+    raw = np.frombuffer(data, np.uint8) if data is not None else np.empty(0, np.uint8)
+    return BytesColumn(raw[at[0] : at[-1]], at[1:] - at[0])
+
+
+def _shown(array: Any, row: int) -> str:
+    value = array[row].as_py()
+    if isinstance(value, str):
+        return said(value)
+    if isinstance(value, bytes):
+        return repr(value)[1:61]
+    if isinstance(value, datetime | date):
+        return value.isoformat()
+    if isinstance(value, Decimal):
+        return format(value, "f")
+    return repr(value)[:60]
+
+
+def said(text: str, most: int = 60) -> str:
+    """A text of the user's in quotes, fit for a terminal."""
+    shown = "".join(c if c.isprintable() else repr(c)[1:-1] for c in text[: most + 1])
+    return f"'{shown}'" if len(text) <= most else f"'{shown[:most]}'..."
+
+
+def _wrong_kind(array: Any, expected: str, hint: str = "") -> Misfit:
+    """A column whose type fits no value of the field: its first value is what is refused."""
+    nulls = nulls_of(array)
+    row = 0 if nulls is None else int((~nulls).argmax())
+    return Misfit(row, "", expected, f"{_shown(array, row)} in a column of {array.type}", hint)
+
+
+def _text_hint(what: str) -> str:
+    return f'{what} are read as texts: give the field the type "string" in the schema'

@@ -1,0 +1,452 @@
+"""Files of the user's as record batches: csv (written as the spec's `[files]` says), Parquet and Arrow, each
+as it is or in gzip. Needs the extra `replay` (pyarrow).
+
+A csv is read in pieces, so that its size does not matter, and its cells come as they stand there: what they
+mean is the schema's to say (`freshet.features.arrow`).
+"""
+
+from __future__ import annotations
+
+import codecs
+import csv
+import gzip
+import io
+import sys
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import pyarrow as pa
+import pyarrow.csv as pa_csv
+import pyarrow.parquet as pq
+
+from freshet.errors import BadInput, ConfigError
+from freshet.spec.model_files import Files
+
+__all__ = ["Batch", "TableFile"]
+
+CHUNK_ROWS = 65_536
+CSV_BLOCK_BYTES = 1 << 23
+"""Of one piece; a cell may be as long as it at most. Some 100,000 rows."""
+
+READ_BYTES = 1 << 20
+UNIT = "\x1f"  # stands for a delimiter of several characters: Arrow knows delimiters of one
+LINE_ENDS = ("\n", "\r")
+OTHERS = {
+    b"PK\x03\x04": "a zip archive (or a spreadsheet): write csv or Parquet",
+    b"\x28\xb5\x2f\xfd": "zstd: decompress it first",
+    b"BZh": "bzip2: decompress it first, or use gzip",
+    b"\xfd7zXZ": "xz: decompress it first, or use gzip",
+    b"ORC": "ORC: write Parquet",
+    b"Obj\x01": "an Avro container file: write Parquet or JSON lines",
+    b"SQLite": "an SQLite database: write csv or Parquet",
+}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Batch:
+    """Rows of a file that follow each other."""
+
+    rows: Any  # pyarrow.RecordBatch; columns of csv are binary
+    first: int  # number of the first of them in the file, from 0
+    share: float  # of the file that ends with them, about
+
+
+class TableFile:
+    """One file with columns: its head is read when this is made, its rows by `batches`, any time."""
+
+    def __init__(self, path: Path, files: Files) -> None:
+        """Look at the file's first bytes and the names of its columns.
+
+        Raises BadInput for a file that is not there, is empty, or is nothing that is read here.
+        """
+        self.path, self.files = path, files
+        head = self._head()
+        self.cells = False
+        if head.startswith(b"PAR1"):
+            self.kind = "parquet"
+        elif head.startswith(b"ARROW1"):
+            self.kind = "arrow"
+        else:
+            self.kind, self.cells = "csv", True
+            self._demand_text(head)
+        self.names: Sequence[str] = self._names()
+
+    def batches(self, wanted: Sequence[str] = ()) -> Iterator[Batch]:
+        """The file's rows in pieces, with the `wanted` columns, or all.
+
+        Raises BadInput, naming the row, for what cannot be read.
+        """
+        made = {"parquet": self._parquet, "arrow": self._arrow, "csv": self._csv}[self.kind](list(wanted))
+        row = 0
+        for rows, share in made:
+            if len(rows):
+                yield Batch(rows, row, share)
+            row += len(rows)
+
+    def columns_of(self, paths: Sequence[str]) -> list[str]:
+        """Names of the columns that hold these paths: of their names, or structs on the way.
+
+        Raises ConfigError for a path without a column.
+        """
+        found = []
+        for path in paths:
+            parts = path.split(".")
+            starts = [".".join(parts[:n]) for n in range(len(parts), 0, -1)]
+            name = next((s for s in starts if s in self.names), None)
+            if name is None or (name != path and self.cells):
+                raise self._missing(path, paths)
+            if self.names.count(name) > 1:
+                raise BadInput(
+                    f"{self.path}: expected one column {name!r}, found {self.names.count(name)}\n"
+                    "  rename the others"
+                )
+            found.append(name)
+        return list(dict.fromkeys(found))
+
+    def where(self, row: int) -> str:
+        """The place of a row, from 0, for messages: with the line of a csv on which it starts."""
+        number = row + 1
+        line = self._line(row) if self.cells else None
+        return f"{self.path}, row {number}" if line is None else f"{self.path}, line {line} (row {number})"
+
+    # --- what it is
+
+    def _head(self) -> bytes:
+        path = self.path
+        try:
+            if path.is_dir():
+                raise BadInput(
+                    f"{path} is a folder; expected a csv, csv.gz, Parquet or Arrow file\n"
+                    f"  name the files in it, in order of time: {path}/part-*.parquet"
+                )
+            with path.open("rb") as file:
+                head = file.read(4096)
+                self.size = file.seek(0, io.SEEK_END)
+        except OSError as error:
+            raise BadInput(f"{path}: cannot be read: {error.strerror}") from error
+        self.zipped = head.startswith(b"\x1f\x8b")
+        if path.suffix == ".gz" and not self.zipped and head:
+            raise BadInput(
+                f"{path}: expected gzip, as its name ends in .gz; found other bytes\n  rename it, or gzip it"
+            )
+        if self.zipped:
+            try:
+                with gzip.open(path) as unzipped:
+                    head = unzipped.read(4096)
+            except (OSError, EOFError, zlib.error) as error:
+                raise self._unreadable(error) from error
+        if not head:
+            raise BadInput(f"{path} is empty; expected a header line and rows, or a Parquet or Arrow file")
+        return head
+
+    def _demand_text(self, head: bytes) -> None:
+        path = self.path
+        inner = path.name.removesuffix(".gz")
+        if inner.endswith((".parquet", ".pq", ".arrow", ".feather")):
+            raise BadInput(
+                f"{path}: expected a csv, csv.gz or parquet file that is what its name says; "
+                f"found other bytes: {_printable(repr(head[:16])[1:])}"
+            )
+        for magic, what in OTHERS.items():
+            if head.startswith(magic):
+                raise BadInput(f"{path}: expected csv, Parquet or Arrow, found {what}")
+        if head[:2] in (b"\xff\xfe", b"\xfe\xff") and self.files.encoding != "utf-16":
+            raise BadInput(
+                f"{path}: expected text in {self.files.encoding}, found UTF-16\n"
+                '  the spec says so: [files] encoding = "utf-16"'
+            )
+        if b"\0" in head and self.files.encoding != "utf-16":
+            raise BadInput(f"{path}: expected a csv, csv.gz, Parquet or Arrow file, found binary data")
+        if head.lstrip()[:1] == b"{" and not self.files.columns:
+            raise BadInput(
+                f"{path}: expected columns, found JSON objects\n"
+                "  events as JSON lines are what `freshet replay files` reads, from a file named .jsonl"
+            )
+
+    def _names(self) -> Sequence[str]:
+        try:
+            if self.kind == "parquet":
+                with pq.ParquetFile(self._source()) as file:
+                    return list(file.schema_arrow.names)
+            if self.kind == "arrow":
+                with pa.ipc.open_file(self._source()) as file:
+                    return list(file.schema.names)
+        except (OSError, EOFError, zlib.error, pa.ArrowException) as error:
+            raise self._unreadable(error) from error
+        if self.files.columns:
+            return list(self.files.columns)
+        return self._header()
+
+    def _header(self) -> Sequence[str]:
+        names = next(self._records(), ())
+        if len(names) == 1 and self.files.delimiter == ",":
+            for other, spelt in (("\t", "\\t"), (";", ";"), ("|", "|"), ("::", "::")):
+                if other in names[0]:
+                    raise BadInput(
+                        f"{self.path}, line 1: expected the names of columns with ',' between them, found"
+                        f" {_printable(names[0])!r}\n"
+                        f'  the spec says which other mark stands there: [files] delimiter = "{spelt}"'
+                    )
+        return list(names)
+
+    def _missing(self, path: str, wanted: Sequence[str]) -> ConfigError:
+        near = get_close_matches(path, self.names, 1)
+        has = ", ".join(_printable(n, 40) for n in self.names[:40])
+        hint = f"did you mean {near[0]!r}?" if near else f"it has {has}"
+        if self.cells and self.files.columns:
+            hint += "\n  the names are those of [files] columns"
+        elif self.cells and not any(c.isalpha() for n in self.names for c in n[:1]):
+            hint += (
+                '\n  if the file has no header line, the spec names its columns: [files] columns = ["..."]'
+            )
+        return ConfigError(
+            str(self.path), "", f"no column {path!r}", f"the columns {', '.join(wanted)}", hint
+        )
+
+    # --- rows
+
+    def _source(self) -> Any:
+        if not self.zipped:
+            return str(self.path)
+        with gzip.open(self.path) as file:
+            return pa.BufferReader(file.read())
+
+    def _parquet(self, wanted: list[str]) -> Iterator[tuple[Any, float]]:
+        try:
+            with pq.ParquetFile(self._source()) as file:
+                total, rows = file.metadata.num_rows, 0
+                for batch in file.iter_batches(CHUNK_ROWS, columns=wanted or None):
+                    rows += len(batch)
+                    yield batch, rows / total
+        except (OSError, EOFError, zlib.error, pa.ArrowException) as error:
+            raise self._unreadable(error) from error
+
+    def _arrow(self, wanted: list[str]) -> Iterator[tuple[Any, float]]:
+        try:
+            with pa.ipc.open_file(self._source()) as file:
+                for i in range(file.num_record_batches):
+                    batch = file.get_batch(i)
+                    batch = batch.select(wanted) if wanted else batch
+                    for start in range(0, len(batch), CHUNK_ROWS):
+                        share = (i + min(1.0, (start + CHUNK_ROWS) / len(batch))) / file.num_record_batches
+                        yield batch.slice(start, CHUNK_ROWS), share
+        except (OSError, EOFError, zlib.error, pa.ArrowException) as error:
+            raise self._unreadable(error) from error
+
+    def _csv(self, wanted: list[str]) -> Iterator[tuple[Any, float]]:
+        columns = wanted or list(self.names)
+        delimiter = self.files.delimiter if len(self.files.delimiter) == 1 else UNIT
+        text = self._text()
+        held: tuple[Any, float] | None = None
+        try:
+            with closing(text):
+                read = pa_csv.ReadOptions(
+                    block_size=CSV_BLOCK_BYTES,
+                    column_names=list(self.files.columns) or None,
+                )
+                parse = pa_csv.ParseOptions(
+                    delimiter=delimiter,
+                    quote_char='"' if self.files.quotes else False,
+                    newlines_in_values=self.files.quotes,
+                )
+                convert = pa_csv.ConvertOptions(
+                    check_utf8=False,
+                    column_types=dict.fromkeys(columns, pa.binary()),
+                    include_columns=columns,
+                    strings_can_be_null=True,
+                    quoted_strings_can_be_null=False,
+                    null_values=[""],
+                )
+                with pa_csv.open_csv(pa.PythonFile(text, "r"), read, parse, convert) as reader:
+                    for block in reader:
+                        for start in range(0, len(block), CHUNK_ROWS):
+                            if held is not None:
+                                yield held
+                            held = block.slice(start, CHUNK_ROWS), min(text.share, 0.999)
+        except pa.ArrowInvalid as error:
+            raise self._bad_row(error) from error
+        except (OSError, EOFError, zlib.error) as error:
+            raise self._unreadable(error) from error
+        if held is not None:
+            yield held[0], 1.0
+
+    def _text(self) -> _Text:
+        return _Text(self.path, self.zipped, self.size, self.files)
+
+    # --- where it is wrong
+
+    def _records(self) -> Iterator[list[str]]:
+        """Records of the csv, by Python's reader, which knows the line of each: for the header and errors."""
+        for _, record in self._numbered():
+            yield record
+
+    def _numbered(self) -> Iterator[tuple[int, list[str]]]:
+        """Records that are not empty, with the line on which each starts."""
+        delimiter = self.files.delimiter if len(self.files.delimiter) == 1 else UNIT
+        limit = csv.field_size_limit(sys.maxsize)
+        try:
+            with closing(self._text()) as raw:
+                buffered = io.BufferedReader(raw, READ_BYTES)
+                lines = io.TextIOWrapper(buffered, "utf-8-sig", errors="replace", newline="")
+                quoting: Any = csv.QUOTE_MINIMAL if self.files.quotes else csv.QUOTE_NONE
+                reader = csv.reader(lines, delimiter=delimiter, quoting=quoting)
+                line = 1
+                for record in reader:
+                    if record:
+                        yield line, record
+                    line = reader.line_num + 1
+        except (OSError, EOFError, zlib.error) as error:
+            raise self._unreadable(error) from error
+        except csv.Error:
+            return
+        finally:
+            csv.field_size_limit(limit)
+
+    def _line(self, row: int) -> int | None:
+        """The line on which a row starts."""
+        skipped = 0 if self.files.columns else 1
+        for number, (line, _) in enumerate(self._numbered()):
+            if number == row + skipped:
+                return line
+        return None
+
+    def _bad_row(self, error: Exception) -> BadInput:
+        """Which row Arrow could not read, and why."""
+        skipped = 0 if self.files.columns else 1
+        wanted = len(self.names)
+        for number, (line, record) in enumerate(self._numbered(), 1 - skipped):
+            if len(record) != wanted:
+                hint = "a cell that holds the delimiter or a line end stands in quotes"
+                if not self.files.quotes:
+                    hint = "with quotes = false a cell holds neither the delimiter nor a line end"
+                elif self.files.columns and len(record) == 1:
+                    hint = f"is the delimiter {self.files.delimiter!r} the file's?"
+                elif any('"' in cell and not cell.startswith('"') for cell in record) or any(
+                    cell.count("\n") > 20 for cell in record
+                ):
+                    hint = "if quotes are characters like others in this file: [files] quotes = false"
+                return BadInput(
+                    f"{self.path}, line {line} (row {number}): expected {wanted} cells, as the"
+                    f" {'spec names' if self.files.columns else 'header has'}, found {len(record)}:"
+                    f" {_printable(self.files.delimiter.join(record), 80)}\n  {hint}"
+                )
+            if any(len(cell) > CSV_BLOCK_BYTES // 2 for cell in record):
+                return BadInput(
+                    f"{self.path}, line {line} (row {number}): expected cells of at most"
+                    f" {CSV_BLOCK_BYTES >> 20} MiB, found a longer one\n"
+                    "  is a quote never closed? if quotes are characters like others: [files] quotes = false"
+                )
+        return BadInput(f"{self.path}: expected a csv, csv.gz or parquet file: {_printable(str(error))}")
+
+    def _unreadable(self, error: Exception) -> BadInput:
+        if self.zipped and isinstance(error, EOFError | zlib.error | gzip.BadGzipFile):
+            return BadInput(
+                f"{self.path}: expected whole gzip data, found an end or damage on the way: is it cut?"
+            )
+        what = {"parquet": "a whole Parquet file", "arrow": "a whole Arrow file"}.get(
+            getattr(self, "kind", ""), "a csv, csv.gz or parquet file"
+        )
+        return BadInput(f"{self.path}: expected {what}: {_printable(str(error))}")
+
+
+class _Text(io.RawIOBase):
+    """A csv's bytes in UTF-8 with delimiters of one character; knows how much of the file it has read."""
+
+    def __init__(self, path: Path, zipped: bool, size: int, files: Files) -> None:
+        super().__init__()
+        self._path, self._size = path, size
+        self._file: BinaryIO = path.open("rb")
+        self._bytes: Any = gzip.GzipFile(fileobj=self._file) if zipped else self._file
+        self._decoder = (
+            None if files.encoding == "utf-8" else codecs.getincrementaldecoder(files.encoding)("strict")
+        )
+        self._encoding = files.encoding
+        self._delimiter = b"" if len(files.delimiter) == 1 else files.delimiter.encode()
+        self._ready = memoryview(b"")
+        self._tail = b""
+        self._lines = 0
+        self._ended = False
+
+    @property
+    def share(self) -> float:
+        """Of the file that is read."""
+        return self._file.tell() / max(self._size, 1)
+
+    def readable(self) -> bool:
+        """True."""
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """Fill the buffer, in part or as a whole; 0 at the end."""
+        if self._decoder is None and not self._delimiter:
+            read: int = self._bytes.readinto(buffer)
+            return read
+        while not self._ready and not self._ended:
+            self._ready = memoryview(self._more())
+        taken = min(len(buffer), len(self._ready))
+        buffer[:taken] = self._ready[:taken]
+        self._ready = self._ready[taken:]
+        return taken
+
+    def read(self, size: int = -1) -> bytes:
+        """As many bytes as asked, fewer at the end: Arrow takes a short read for the end."""
+        if self._decoder is None and not self._delimiter:
+            whole: bytes = self._bytes.read(size)
+            return whole
+        parts: list[bytes] = []
+        left = size
+        while left:
+            part = bytearray(min(left, READ_BYTES) if left > 0 else READ_BYTES)
+            got = self.readinto(part)
+            if not got:
+                break
+            parts.append(bytes(part[:got]))
+            left -= got if left > 0 else 0
+        return b"".join(parts)
+
+    def _more(self) -> bytes:
+        raw: bytes = self._bytes.read(READ_BYTES)
+        self._ended = not raw
+        if self._decoder is not None:
+            try:
+                raw = self._decoder.decode(raw, final=self._ended).encode()
+            except UnicodeDecodeError as error:
+                line = self._lines + error.object[: error.start].count(b"\n") + 1
+                raise BadInput(
+                    f"{self._path}, line {line}: expected text in {self._encoding}, found the byte"
+                    f" 0x{error.object[error.start]:02x}, which it does not have\n"
+                    "  another encoding? [files] encoding"
+                ) from None
+        self._lines += raw.count(b"\n")
+        if not self._delimiter:
+            return raw
+        if UNIT.encode() in raw:
+            raise BadInput(
+                f"{self._path}: holds the character U+001F, which cannot be read where the delimiter is"
+                f" {self._delimiter.decode()!r}; take it out"
+            )
+        text = (self._tail + raw).replace(self._delimiter, UNIT.encode())
+        kept = 0  # of a delimiter that the end of what was read may have cut
+        if not self._ended:
+            starts = range(len(self._delimiter) - 1, 0, -1)
+            kept = next((n for n in starts if text.endswith(self._delimiter[:n])), 0)
+        self._tail = text[len(text) - kept :]
+        return bytes(text[: len(text) - kept])
+
+    def close(self) -> None:
+        """Close the file."""
+        if not self.closed:
+            self._bytes.close()
+            self._file.close()
+        super().close()
+
+
+def _printable(text: str, most: int = 200) -> str:
+    """Text that may quote the file's bytes, fit for a terminal."""
+    shown = "".join(c if c.isprintable() else "?" for c in text)
+    return shown if len(shown) <= most else f"{shown[:most]} ..."
