@@ -327,6 +327,37 @@ def test_a_key_that_somebody_else_wrote_is_corrupt(redis_server: RedisServer, op
     assert opened(url).metas(ALL[:1])[ALL[0]].seq == 1
 
 
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("a note", "to myself"),
+        (b"\x00" * 32, b"\x00" * 40),
+        (b"\xff" * 32, b""),
+        (None, b"cut"),
+        (None, b""),
+        (None, b"\xff" * 500),
+    ],
+)
+def test_a_damaged_page_is_left_out_and_the_others_are_read(
+    redis_server: RedisServer, opened, name: str, field: object, value: object
+):
+    url = f"redis://{redis_server.address}/{name}"
+    owner = Owner(opened(url), 5)
+    owner.flush()
+    whole = len(rows_of(opened(url), 0))
+    if field is None:  # one of the bucket's own pages
+        field = redis_server.ask("HKEYS", rows_key(name))[0]
+    redis_server.ask("HSET", rows_key(name), field, value)
+    with pytest.raises(Corrupt, match="bucket 0"):
+        rows_of(opened(url), 0)
+
+    sound = opened(url).scan_sound(ALL[0])
+
+    assert len(sound.damage) == 1
+    assert sound.runs.rows in (0, whole)
+    assert len(rows_of(opened(url), 1)) == whole, "other buckets are not concerned"
+
+
 def test_masters_say_how_many_follow_them_and_how_full_they_are(cluster: RedisCluster, opened, name: str):
     store = opened(f"redis://{cluster.addresses}/{name}")
     assert isinstance(store, OnServers)

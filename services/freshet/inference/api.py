@@ -144,6 +144,8 @@ _FIGURES = {
     "freshness_ms": nullable(integer(), "now minus the newest event learned from"),
     "rows_held": integer("rows in memory"),
     "corrupt_deltas": integer("damaged row deltas left out"),
+    "not_finite_rows": integer("rows left out because a value was not finite"),
+    "missing_rows": integer("rows of damaged buckets of the row store, not served as they were learned"),
     "requests": integer("answered with scores"),
     "candidates": integer("scored"),
     "explored": integer("requests ordered at random"),

@@ -11,11 +11,14 @@ __all__ = [
     "BATCH_REQUESTS",
     "CANDIDATES",
     "CORRUPT_DELTAS",
+    "DAMAGED_BUCKETS",
     "EXPLORED",
     "FRESHNESS",
     "KEPT_OUT",
     "LABEL_DELAY",
     "METRICS",
+    "MISSING_ROWS",
+    "NOT_FINITE_ROWS",
     "PUBLISH_INTERVAL",
     "ROWS_FRESHNESS",
     "ROWS_UNREAD",
@@ -89,6 +92,26 @@ CORRUPT_DELTAS = Metric(
     "records",
     "Row deltas left out since the start: damaged bytes.",
 )
+NOT_FINITE_ROWS = Metric(
+    "freshet_inference_not_finite_rows",
+    "gauge",
+    "rows",
+    "Rows left out since the start because a value was NaN or infinite; each serves as it was before.",
+)
+DAMAGED_BUCKETS = Metric(
+    "freshet_inference_damaged_buckets",
+    "gauge",
+    "buckets",
+    "Buckets of the row store with pages that cannot be read, as it was read last. They are looked at "
+    "again every "
+    "minute.",
+)
+MISSING_ROWS = Metric(
+    "freshet_inference_missing_rows",
+    "gauge",
+    "rows",
+    "Rows of those buckets that were not read: they serve as rows that were never learned until they change.",
+)
 VERSION = Metric(
     "freshet_inference_version",
     "gauge",
@@ -125,6 +148,9 @@ METRICS = (
     LABEL_DELAY,
     PUBLISH_INTERVAL,
     CORRUPT_DELTAS,
+    NOT_FINITE_ROWS,
+    DAMAGED_BUCKETS,
+    MISSING_ROWS,
     VERSION,
     SWAPS,
     KEPT_OUT,

@@ -1,32 +1,49 @@
 """Following rows: a bucket's rows from the row store, then every delta from the offset its meta names
-(PROTOCOL 17)."""
+(PROTOCOL 17).
+
+What is damaged costs its own rows only: a delta is left out, a row that is not finite keeps its former
+value, and
+of a bucket whose pages are damaged the sound ones are read. The others' rows serve as rows that were never
+learned, until a delta brings them; `RowsState.damaged` tells.
+"""
 
 from __future__ import annotations
 
+import math
 import threading
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
+import numpy as np
 import structlog
 
 from freshet.errors import Corrupt, DataLost, FreshetError, Mismatch, Unavailable
 from freshet.inference.core import BucketView, explain
 from freshet.inference.tracing import followed
 from freshet.seams.eventlog import EventLog, Reader
-from freshet.seams.rowstore import RowStore
+from freshet.seams.rowstore import RowStore, TellsDamage
+from freshet.skipped import skip
 from freshet.spec.topics import ROWS_PARTITIONS
 from freshet.tracing import active
-from freshet.types import F32, U64, Bucket, Records, RowRuns, TopicPartition
+from freshet.types import F32, U64, Bucket, BucketMeta, Records, RowRuns, TopicPartition
 from freshet.wire.rows import decode_rows
 
-__all__ = ["RowFollower", "RowSink", "RowsState"]
+__all__ = ["Damage", "RowFollower", "RowSink", "RowsState"]
 
 log = structlog.get_logger(__name__)
 
 POLL_RECORDS = 500
 BUCKETS_AT_ONCE = 64
 RETRY_S = 0.5
+
+AGAIN_S = 60.0
+"""Between two looks whether damaged buckets can be read again: their owner may have written them anew."""
+
+MOST_DAMAGED = 0.5
+"""Of the buckets. If more cannot be read, the store is not the model's, or is failing, and nothing is served
+by it."""
 
 
 class RowSink(Protocol):
@@ -35,11 +52,26 @@ class RowSink(Protocol):
     def import_runs(self, runs: RowRuns) -> None:
         """Take rows as the row store keeps them."""
 
+    def import_sound(self, runs: RowRuns) -> int:
+        """As `import_runs`, of runs that it refuses: take the rows that fit; returns how many do not."""
+
     def import_values(self, table: int, keys: U64, values: F32, *, event_time_ms: int = 0) -> object:
         """Set rows whole: (N,) keys, (N, S) values that have learned from events up to this time."""
 
     def remove(self, table: int, keys: U64) -> object:
         """Forget rows; unknown keys are no error."""
+
+
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """What could not be read of one bucket of the row store."""
+
+    rows: int  # that its meta names beyond those that were read
+    reason: str
+
+
+class _Mended(Exception):
+    """Buckets that were damaged can be read again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +82,8 @@ class RowsState:
     event_time_ms: int  # newest event time that a served row has learned from; 0: none known
     next: Mapping[int, int] = field(default_factory=dict)  # {partition of `rows`: next offset}
     corrupt: int = 0  # deltas that could not be read and were left out
+    not_finite: int = 0  # rows with a value that is not finite, left out
+    damaged: Mapping[int, Damage] = field(default_factory=dict)  # by bucket, as the row store was read last
     reason: str = "the row store has not been read yet"  # why nothing is served
 
 
@@ -65,7 +99,19 @@ class RowFollower:
         *,
         spec_hash: str,
         wait_s: float,
+        again_s: float = AGAIN_S,
+        control: str | None = None,
     ) -> None:
+        """Read nothing yet.
+
+        Args:
+            wait_s: in one poll of the log.
+            again_s: between two looks whether damaged buckets can be read again.
+            control: the topic in which fences are offsets: a delta whose fence lies beyond its end is
+            damaged.
+        """
+        self._again_s = again_s
+        self._control = None if control is None else TopicPartition(control, 0)
         self._log, self._store, self._topic, self._make_sink = log_, store, topic, make_sink
         self._spec_hash, self._wait_s = spec_hash, wait_s
         self.state = RowsState(None, 0)
@@ -76,6 +122,10 @@ class RowFollower:
         while not stop.is_set():
             try:
                 self._follow(stop)
+            except _Mended:
+                log.info(
+                    "damaged buckets can be read again, rows are read anew", buckets=len(self.state.damaged)
+                )
             except (Unavailable, DataLost) as error:
                 log.warning("rows cannot be followed, starting over", reason=str(error))
                 self._say(f"rows cannot be followed: {error}")
@@ -89,9 +139,13 @@ class RowFollower:
                 self._say(f"following rows failed: {explain(error)}")
                 stop.wait(RETRY_S)
 
+    def _end_of_fences(self) -> int:
+        """Every fence is below it."""
+        return 1 << 63 if self._control is None else self._log.bounds(self._control).end
+
     def _say(self, reason: str) -> None:
         old = self.state
-        self.state = RowsState(old.sink, old.event_time_ms, old.next, old.corrupt, reason)
+        self.state = replace(old, reason=reason)
 
     def _follow(self, stop: threading.Event) -> None:
         identity = self._store.identity()
@@ -104,7 +158,10 @@ class RowFollower:
                 f"the row store belongs to spec {identity.spec_hash[:12]}, this server to "
                 f"{self._spec_hash[:12]}; start it with the spec of the store"
             )
-        table = _Table(self._make_sink(), BucketView(identity.buckets), corrupt=self.state.corrupt)
+        old = self.state
+        table = _Table(
+            self._make_sink(), BucketView(identity.buckets), old.corrupt, old.not_finite, self._end_of_fences
+        )
         self._bootstrap(table, stop)
         while not stop.is_set():
             try:
@@ -115,19 +172,88 @@ class RowFollower:
                 stop.wait(RETRY_S)
 
     def _bootstrap(self, table: _Table, stop: threading.Event) -> None:
-        """Read every bucket; then `table.next` says where to follow each partition of `rows` from."""
+        """Read every bucket; then `table.next` says where to follow each partition of `rows` from.
+
+        Raises Corrupt if more than MOST_DAMAGED of the buckets cannot be read.
+        """
         buckets = table.view.buckets
         for first in range(0, buckets, BUCKETS_AT_ONCE):
             if stop.is_set():
                 return
             group = [Bucket(b) for b in range(first, min(first + BUCKETS_AT_ONCE, buckets))]
-            for bucket, meta in self._store.metas(group).items():  # before the rows, from the same store
+            metas = self._metas(group, table)  # before the rows, from the same store
+            for bucket, meta in metas.items():
                 table.view.scanned(bucket, meta.fence, meta.rows_offset)
-                partition = bucket * ROWS_PARTITIONS // buckets
-                table.next[partition] = min(table.next.get(partition, meta.rows_offset), meta.rows_offset)
+                table.follow_from(bucket, meta.rows_offset)
                 table.clock_ms = max(table.clock_ms, meta.clock_ms)
-            for runs in self._store.scan(group):
+            try:
+                for runs in self._store.scan(group):
+                    table.sink.import_runs(runs)
+            except Corrupt:
+                for bucket in group:
+                    self._bootstrap_alone(bucket, metas.get(bucket), table)
+        if len(table.damaged) > MOST_DAMAGED * buckets:
+            worst, damage = next(iter(table.damaged.items()))
+            raise Corrupt(
+                f"{len(table.damaged)} of {buckets} buckets of the row store cannot be read, bucket {worst} "
+                f"first: {damage.reason}"
+            )
+        for number, damage in table.damaged.items():
+            # The log may still have what the damaged pages had: whole rows, of which the last one counts.
+            table.view.scanned(number, -1, 0)
+            at = TopicPartition(self._topic, number * ROWS_PARTITIONS // buckets)
+            table.follow_from(number, self._log.bounds(at).start)
+            skip("row_page", f"bucket {number} of the row store", damage.reason, max(damage.rows, 1))
+
+    def _metas(self, group: Sequence[Bucket], table: _Table) -> Mapping[Bucket, BucketMeta]:
+        """Those that can be read."""
+        try:
+            return self._store.metas(group)
+        except Corrupt:
+            found: dict[Bucket, BucketMeta] = {}
+            for bucket in group:
+                try:
+                    found.update(self._store.metas([bucket]))
+                except Corrupt as error:
+                    table.damaged[bucket] = Damage(0, str(error))
+            return found
+
+    def _bootstrap_alone(self, bucket: Bucket, meta: BucketMeta | None, table: _Table) -> None:
+        """Read what can be read of one bucket."""
+        try:
+            for runs in self._store.scan([bucket]):
                 table.sink.import_runs(runs)
+            return
+        except Corrupt as error:
+            reasons = [str(error)]
+        rows, wrong = 0, 0
+        if isinstance(self._store, TellsDamage):
+            try:
+                sound = self._store.scan_sound(bucket)
+                reasons = [*sound.damage] or reasons
+                wrong = table.sink.import_sound(sound.runs)
+                rows = sound.runs.rows - wrong
+            except Corrupt as error:
+                reasons = [str(error)]
+        table.not_finite += wrong
+        missing = max((meta.rows if meta is not None else 0) - rows, wrong)
+        table.damaged[bucket] = Damage(missing, "; ".join(reasons)[:1000])
+
+    def _look_at_damage(self, table: _Table) -> None:
+        """Raise _Mended if all damaged buckets can be read again. Rows that are only served from the log are
+        not taken from the store one bucket at a time: it is behind what was followed since."""
+        if not table.damaged or time.monotonic() < table.look_again_s:
+            return
+        table.look_again_s = time.monotonic() + self._again_s
+        try:
+            damaged = [Bucket(b) for b in table.damaged]
+            self._store.metas(damaged)
+            sink = self._make_sink()
+            for runs in self._store.scan(damaged):
+                sink.import_runs(runs)
+        except (Corrupt, Unavailable):
+            return
+        raise _Mended
 
     def _read(self, table: _Table, stop: threading.Event) -> None:
         """Follow the log from where the table is; it serves from the moment it has reached the log's end."""
@@ -147,7 +273,8 @@ class RowFollower:
                 caught_up = True
                 log.info("rows are served", rows_next=dict(table.next))
             if caught_up:
-                self.state = RowsState(table.sink, table.clock_ms, dict(table.next), table.corrupt, "")
+                self.state = table.state()
+                self._look_at_damage(table)
             for partition, records in reader.poll(POLL_RECORDS, self._wait_s):
                 tracer = active()
                 began_ns = 0 if tracer is None else tracer.now_ns()
@@ -164,22 +291,63 @@ class _Table:
     sink: RowSink
     view: BucketView
     corrupt: int
+    not_finite: int
+    end_of_fences: Callable[[], int]
+    fence_below: int = 0  # as it was asked last
     clock_ms: int = 0
     next: dict[int, int] = field(default_factory=dict)
+    damaged: dict[int, Damage] = field(default_factory=dict)
+    look_again_s: float = field(default_factory=time.monotonic)
+
+    def state(self) -> RowsState:
+        """As it is served now."""
+        reason = ""
+        if self.damaged:
+            rows = sum(damage.rows for damage in self.damaged.values())
+            bucket, first = next(iter(self.damaged.items()))
+            reason = (
+                f"{rows} rows of {len(self.damaged)} damaged buckets of the row store are not served, "
+                f"bucket {bucket} "
+                f"first: {first.reason}"
+            )
+        damaged = dict(self.damaged)
+        return RowsState(
+            self.sink, self.clock_ms, dict(self.next), self.corrupt, self.not_finite, damaged, reason
+        )
+
+    def follow_from(self, bucket: int, offset: int) -> None:
+        """Follow a bucket's partition of `rows` from there, or from further back."""
+        partition = bucket * ROWS_PARTITIONS // self.view.buckets
+        self.next[partition] = min(self.next.get(partition, offset), offset)
 
     def apply(self, at: TopicPartition, records: Records) -> None:
         """Take deltas in the log's order; one that cannot be read is counted and left out."""
         for offset, record in zip(records.offsets.tolist(), records.values, strict=True):
+            if not record:  # of a tombstone there is nothing to tell
+                continue
+            where = f"{at} at offset {offset}"
             try:
-                self._take(offset, record)
+                self._take(offset, record, where)
             except Corrupt as error:
-                where = {"topic": at.topic, "partition": at.partition, "offset": offset}
-                log.error("row delta left out", **where, reason=str(error))
                 self.corrupt += 1
+                skip("row_delta", where, str(error))
 
-    def _take(self, offset: int, record: bytes) -> None:
+    def _take(self, offset: int, record: bytes, where: str) -> None:
         delta = decode_rows(record)
+        if delta.fence >= self.fence_below:  # a head has no checksum, and a fence that is too high stays
+            self.fence_below = self.end_of_fences()
+            if delta.fence >= self.fence_below:
+                raise Corrupt(f"row delta: expected a fence below {self.fence_below}, found {delta.fence}")
         wanted, time_ms = self.view.wanted(offset, delta.fence, delta.keys), delta.event_time_ms
+        with np.errstate(all="ignore"):  # one pass; only a sum that is not finite is looked into
+            total = float(delta.values.sum())
+        if not math.isfinite(total):
+            finite = np.isfinite(delta.values).all(1)
+            wrong = int((~finite).sum())
+            if wrong:
+                self.not_finite += wrong
+                skip("row_value", where, f"{wrong} rows of table {delta.table} are not finite", wrong)
+            wanted &= finite
         if wanted.all():
             self.sink.import_values(delta.table, delta.keys, delta.values, event_time_ms=time_ms)
         elif wanted.any():

@@ -132,6 +132,7 @@ class Inference:
             new_table,
             spec_hash=parts.spec_hash,
             wait_s=settings.follow_wait_ms / 1e3,
+            control=topics.control,
         )
         self.rows_watch = RowsWatch(parts.log, self.rows, topics.rows, clock)
         self.versions = VersionFollower(
@@ -205,6 +206,12 @@ class Inference:
         metrics.LABEL_DELAY.gauge(registry).set(label_delay_ms(spec) / 1e3)
         metrics.PUBLISH_INTERVAL.gauge(registry).set(spec.train.publish_interval_ms / 1e3)
         metrics.CORRUPT_DELTAS.gauge(registry, lambda: self.rows.state.corrupt)
+        metrics.NOT_FINITE_ROWS.gauge(registry, lambda: self.rows.state.not_finite)
+        metrics.DAMAGED_BUCKETS.gauge(registry, lambda: len(self.rows.state.damaged))
+        metrics.MISSING_ROWS.gauge(registry, self._missing_rows)
+
+    def _missing_rows(self) -> int:
+        return sum(damage.rows for damage in self.rows.state.damaged.values())
 
     def _served_number(self) -> int:
         serving = self._live.version()
@@ -281,6 +288,8 @@ class Inference:
             "freshness_ms": self._live.freshness_ms(),
             "rows_held": sum(table.rows().values()) if isinstance(table, ServingTable) else 0,
             "corrupt_deltas": rows.corrupt,
+            "not_finite_rows": rows.not_finite,
+            "missing_rows": self._missing_rows(),
             **asdict(self._tally.totals),
             "rows_next": {str(p): n for p, n in rows.next.items()},
             "rows": rows.reason or self.rows_watch.reason,

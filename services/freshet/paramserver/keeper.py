@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import structlog
 
 from freshet.clock import Clock
-from freshet.errors import Fenced, FreshetError, Unavailable
+from freshet.errors import Corrupt, Fenced, FreshetError, Unavailable
 from freshet.paramserver.balancing import Balancing
 from freshet.paramserver.shard import Shard
 from freshet.seams.eventlog.claims import Claims, Held
@@ -32,6 +32,9 @@ ROUND_S = 0.05
 UNTAKEN_S = 5.0
 """A slice that nobody takes for so long holds up no other that is to be given away, if who should take it
 has to give as well: that may come first."""
+
+DAMAGED_AGAIN_S = 30.0
+"""Before a slice whose rows are damaged is claimed again: somebody may have mended them."""
 
 CLAIM_S = 1.0
 """How long a claim may take to be read back; another shard may have been faster."""
@@ -74,7 +77,9 @@ class Keeper:
         self._seat: Held | None = None
         self._mine: dict[str, Held] = {}  # slices that are served
         self._doubted: set[str] = set()  # to be read whole before they are served again
+        self._at_once = len(self._slices)  # of doubted slices
         self._left: set[str] = set()  # not known to be served by others; the log is held for them
+        self._damaged: dict[str, tuple[float, str]] = {}  # slices not to be claimed before then, and why
         self._free_since: dict[str, float] = {}  # slices of nobody, monotonic
         self._leaving = False
         self._round = threading.Lock()
@@ -115,6 +120,7 @@ class Keeper:
                 if not self._leaving:
                     mine = [what for what, seat in planned.items() if seat == self._seat_name]
                     free = self._claims.free([what for what in mine if what not in self._mine])
+                    free = self._sound(mine, free)
                     self._take(self._balancing.fitting(free))
             except Unavailable as error:  # what cannot be taken keeps nothing from others
                 untaken = error
@@ -168,6 +174,9 @@ class Keeper:
         """None, or why this shard does not serve what it should."""
         if (why := self._balancing.full or self._balancing.no_room) is not None:
             return why
+        if self._damaged:
+            what, (_, reason) = next(iter(self._damaged.items()))
+            return f"{len(self._damaged)} slices are not served, {what} first: {reason}"
         plan = self._claims.plan()
         wanted = plan.seats.count(self._seat_name) if plan is not None else 0
         if plan is None or wanted > len(self._mine):
@@ -246,20 +255,50 @@ class Keeper:
         if not free:
             return
         sure = [what for what in free if what not in self._doubted]
-        free, whole = sure or free, not sure  # rows that disagree again hold up no others
+        # Rows that disagree again, or are damaged, hold up no others.
+        free, whole = (sure, False) if sure else (free[: self._at_once], True)
         held = self._claims.acquire_all(free, self._owner, self._clock.monotonic() + CLAIM_S)
         try:
             rows = self._shard.take(self._buckets(free), held.fence, whole=whole)
+        except Corrupt as error:
+            held.release()
+            if len(free) > 1:  # which of them it is is found by halves
+                self._doubted.update(free)
+                self._at_once = len(free) // 2
+            else:
+                self._set_aside(free, str(error))
+            raise Unavailable(f"slices are not taken: {error}") from error
         except FreshetError as error:
             held.release()
             if isinstance(error, Fenced):  # somebody else was faster with a later claim
                 raise Unavailable(str(error)) from error
             raise
         self._mine.update(dict.fromkeys(free, held))
+        for what in self._damaged.keys() & set(free):
+            del self._damaged[what]
         self._doubted -= set(free)
+        self._at_once = min(2 * self._at_once, len(self._slices))
         self._left -= set(free)
         self.counts.taken += len(free)
         log.info("slices are served", slices=len(free), rows=rows, fence=int(held.fence), loaded=whole)
+
+    def _sound(self, mine: Sequence[str], free: Sequence[str]) -> list[str]:
+        """The free slices without those whose rows were damaged just now."""
+        now_s = self._clock.monotonic()
+        for what in self._damaged.keys() - set(mine):  # another shard's to take
+            del self._damaged[what]
+        return [what for what in free if self._damaged.get(what, (now_s, ""))[0] <= now_s]
+
+    def _set_aside(self, slices: Sequence[str], reason: str) -> None:
+        until_s = self._clock.monotonic() + DAMAGED_AGAIN_S
+        self._damaged.update(dict.fromkeys(slices, (until_s, reason)))
+        what = slices[0]
+        log.error("slices with damaged rows are not served", slices=len(slices), slice=what, reason=reason)
+
+    @property
+    def damaged(self) -> Mapping[str, str]:
+        """{slice that is not served because its rows are damaged: why}."""
+        return {what: why for what, (_, why) in self._damaged.items()}
 
     def _give(self, slices: Sequence[str]) -> None:
         if not slices:

@@ -16,13 +16,13 @@ from dataclasses import dataclass
 import numpy as np
 import structlog
 
-from freshet.errors import Fenced, Unavailable
+from freshet.errors import Corrupt, Fenced, Unavailable
 from freshet.seams.rowservice import KeyGroup
 from freshet.seams.rowstore import RowStore
 from freshet.tables import Store
 from freshet.types import I64, Bucket, BucketMeta, Fence
 
-__all__ = ["Loader", "Progress"]
+__all__ = ["Loader", "Progress", "damaged_of"]
 
 log = structlog.get_logger("freshet.paramserver")
 
@@ -76,9 +76,18 @@ class Loader:
         returns the metas.
 
         Raises:
+            Corrupt: buckets are damaged; names them. They are not skipped: what was learned would be lost.
             Fenced: another shard has claimed one of them meanwhile.
             Unavailable: the row store is away, or rows and meta did not agree, or `stopping` said so.
         """
+        try:
+            return self._read_whole(claimed, fence, stopping)
+        except Corrupt as error:
+            raise _refused(damaged_of(self._rows, list(claimed)), error) from error
+
+    def _read_whole(
+        self, claimed: Mapping[Bucket, BucketMeta], fence: Fence, stopping: Callable[[], bool]
+    ) -> dict[Bucket, BucketMeta]:
         read: dict[Bucket, BucketMeta] = {}
         waiting = dict(claimed)
         for _ in range(RETRIES):
@@ -134,7 +143,7 @@ class Loader:
 
     def load_some(self, stopped: Callable[[], bool] = lambda: False) -> dict[Bucket, BucketMeta]:
         """Load the next part of what waits, in the order of the claims; returns those of its buckets whose
-        rows were not what they were when they were claimed, with what is stored of them now.
+        rows were not what they were when they were claimed, or are damaged, with what is stored of them now.
 
         Whoever learned from such a bucket's rows must not keep it: the caller calls `forget`. Raises
         Unavailable, and begins this part again the next time.
@@ -145,11 +154,18 @@ class Loader:
             return {}
         found: I64 = np.zeros(self._buckets, np.int64)
         if wanted := self._of(part):
-            for runs in self._rows.scan(wanted):
-                if stopped():
-                    return {}
-                self._store.import_unread(runs, part.fence)
-                np.add.at(found, runs.directory["bucket"], runs.directory["rows"])
+            try:
+                for runs in self._rows.scan(wanted):
+                    if stopped():
+                        return {}
+                    self._store.import_unread(runs, part.fence)
+                    np.add.at(found, runs.directory["bucket"], runs.directory["rows"])
+            except Corrupt as error:
+                damaged = damaged_of(self._rows, wanted) or {wanted[0]: str(error)}
+                for bucket, reason in damaged.items():
+                    log.error("a bucket is damaged and is given up", reason=f"bucket {bucket}: {reason}")
+                # The others are loaded the next time.
+                return {bucket: part.metas[bucket] for bucket in damaged}
         after = self._rows.metas(wanted) if wanted else {}
         with self._lock:
             self._waiting.remove(part)
@@ -189,6 +205,33 @@ class Loader:
     def _of(self, part: _Part) -> list[Bucket]:
         with self._lock:
             return [bucket for bucket in part.metas if self._part_of.get(bucket) is part]
+
+
+def damaged_of(rows: RowStore, buckets: Sequence[Bucket]) -> dict[Bucket, str]:
+    """{bucket that cannot be read: why}, each read alone. Raises Unavailable."""
+    damaged: dict[Bucket, str] = {}
+    for bucket in buckets:
+        try:
+            rows.metas([bucket])
+            for _ in rows.scan([bucket]):
+                pass
+        except Corrupt as error:
+            damaged[bucket] = str(error)
+    return damaged
+
+
+def _refused(damaged: Mapping[Bucket, str], error: Corrupt) -> Corrupt:
+    """What is raised where an owner's rows are damaged."""
+    bucket, reason = next(iter(damaged.items()), (None, str(error)))
+    some = f"{len(damaged)} buckets of the row store are damaged, bucket {bucket} first: " if damaged else ""
+    return Corrupt(
+        f"{some}{reason}\n"
+        "  nothing was skipped: training on other rows than were learned would not be noticed. Restore the "
+        "row store\n"
+        "  from a copy, or give up the damaged rows: `freshet rows check` names them, `freshet rows mend` "
+        "does it\n"
+        "  (ops/runbooks/FreshetRowsDamaged.md)"
+    )
 
 
 def _agree(before: BucketMeta, after: BucketMeta, found: int) -> bool:

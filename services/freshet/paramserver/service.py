@@ -62,6 +62,12 @@ PARAMSERVER_METRICS = (
     ),
     Metric("freshet_paramserver_loading_rows", "gauge", "rows", "Rows of those buckets in the row store."),
     Metric("freshet_paramserver_read_keys", "counter", "keys", "Keys read one by one while buckets loaded."),
+    Metric(
+        "freshet_paramserver_damaged_slices",
+        "gauge",
+        "slices",
+        "Slices that the plan gives this shard and that it does not serve because their rows are damaged.",
+    ),
     Metric("freshet_paramserver_bytes", "gauge", "bytes", "Memory of rows, indexes and sketches."),
     Metric(
         "freshet_paramserver_memory_limit_bytes",
@@ -241,6 +247,7 @@ class ParamServer:
             "slices": len(self.keeper.slices),
             "loading": asdict(self.shard.loader.progress),
             "moved": asdict(self.keeper.counts),
+            "damaged": dict(self.keeper.damaged),
             "rows": {names[table]: rows for table, rows in memory.rows.items()},
             "row_bytes": {names[table]: size for table, size in memory.row_bytes.items()},
             "evicted": {names[table]: rows for table, rows in self.shard.store.evicted().items()},
@@ -282,6 +289,7 @@ class ParamServer:
             "freshet_paramserver_loading_buckets": status["loading"]["buckets"],
             "freshet_paramserver_loading_rows": status["loading"]["rows"],
             "freshet_paramserver_read_keys": self.shard.loader.keys_read,
+            "freshet_paramserver_damaged_slices": len(status["damaged"]),
             "freshet_paramserver_bytes": status["bytes"],
             "freshet_paramserver_memory_limit_bytes": status["memory_limit_bytes"],
             "freshet_paramserver_refused_lookups": status["refused_lookups"],

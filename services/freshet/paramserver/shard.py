@@ -15,7 +15,7 @@ import numpy as np
 import structlog
 
 from freshet.clock import Clock
-from freshet.errors import DataLost, Fenced, FreshetError, Refused, Unavailable
+from freshet.errors import Corrupt, DataLost, Fenced, FreshetError, Refused, Unavailable
 from freshet.paramserver.core import PushFences
 from freshet.paramserver.flushing import Flusher, PublishedTo, ShardCounts
 from freshet.paramserver.loading import Loader
@@ -327,7 +327,15 @@ class Shard:
                 )
                 return
             except RowsUnread:
-                self._loader.read(groups)
+                self._read(groups)
+
+    def _read(self, groups: Sequence[KeyGroup]) -> None:
+        """Read by key. Raises Unavailable, also where a page is damaged: the bucket is given up as it is
+        loaded, and whoever asks waits until it has an owner."""
+        try:
+            self._loader.read(groups)
+        except Corrupt as error:
+            raise Unavailable(f"rows cannot be read: {error}") from error
 
     def push(self, push: Push) -> bool:
         """Apply a batch's gradients; see the protocol."""
@@ -339,7 +347,7 @@ class Shard:
     def _apply(self, push: Push) -> bool:
         try:
             while (outcome := self._push(push)) is PushOutcome.UNREAD:
-                self._loader.read(push.groups)
+                self._read(push.groups)
         except Fenced:
             self.counts.fenced += 1
             raise

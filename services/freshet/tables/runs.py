@@ -11,7 +11,16 @@ from freshet import _native
 from freshet.errors import Corrupt
 from freshet.types import I64, RUN, U8, U32, U64, RowRuns, Run
 
-__all__ = ["check_runs", "merge_runs", "native_parts", "pick_runs", "runs_of", "widths_of"]
+__all__ = ["DamagedRuns", "check_runs", "merge_runs", "native_parts", "pick_runs", "runs_of", "widths_of"]
+
+
+class DamagedRuns(Corrupt):
+    """One of several sources of runs is damaged."""
+
+    def __init__(self, message: str, source: int) -> None:
+        """Take what is wrong, and the place of the source among those that were given."""
+        super().__init__(message)
+        self.source = source
 
 
 def widths_of(record_bytes: Mapping[int, int]) -> U32:
@@ -71,13 +80,13 @@ def merge_runs(
     Without `keep_removed` nothing older exists, and removed keys are forgotten. Runs longer than `most_bytes`
     are cut. A directory may name fewer runs than lie in its body.
 
-    Raises Corrupt, naming the source by `where`, if keys or records that count fail their checksum; records
-    of a run that newer ones replace wholly are not looked at.
+    Raises DamagedRuns, naming the source by `where`, if keys or records that count fail their checksum;
+    records of a run that newer ones replace wholly are not looked at.
     """
     sources = [native_parts(runs) for runs in newest_first]
     directory, body, failed, why = _native.merge_runs(sources, widths, keep_removed, most_bytes)
     if why:
-        raise Corrupt(f"{where[failed]}: {why}")
+        raise DamagedRuns(f"{where[failed]}: {why}", failed)
     return RowRuns(directory.view(RUN), body, widths)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import sqlite3
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -9,17 +11,22 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from freshet.errors import Unavailable
-from freshet.inference.rows import RowFollower
+from freshet.inference.core import BucketView
+from freshet.inference.rows import RowFollower, _Table
 from freshet.inference.table import ServingTable
 from freshet.paramserver.core import FlushBook
 from freshet.seams.eventlog import EventLog
 from freshet.seams.eventlog.sqlite import open_url as open_log
 from freshet.seams.rowstore import RowStore, StoreIdentity
 from freshet.seams.rowstore.sqlite import open_url as open_store
+from freshet.skipped import skipped
 from freshet.spec.layout import Layout
 from freshet.spec.topics import ROWS_PARTITIONS
+from freshet.tables.runs import runs_of
 from freshet.types import (
     F32,
     Append,
@@ -27,6 +34,7 @@ from freshet.types import (
     BucketMeta,
     BytesColumn,
     Fence,
+    Records,
     TimeMs,
     TopicPartition,
     bucket_of,
@@ -401,3 +409,202 @@ def test_while_the_log_is_away_what_was_served_stays_served_and_then_catches_up(
     finally:
         stop.set()
         thread.join(10)
+
+
+# Damage
+
+
+def damage_blob(tmp_path: Path, column: str, change: str, where: str = "1") -> None:
+    """Change segments of the store by SQL, as a disk or a script of somebody's may."""
+    with contextlib.closing(sqlite3.connect(tmp_path / "rows")) as db, db:
+        db.execute(f"UPDATE segments SET {column} = {change} WHERE {where}")
+
+
+NUMBERS = [*range(1, 41)]
+LAST_BYTE = "CAST(substr(body, 1, length(body) - 1) || x'5a' AS BLOB)"
+CHANGES = {
+    "a byte of the rows": ("body", LAST_BYTE),
+    "rows that are cut": ("body", "substr(body, 1, 20)"),
+    "no rows": ("body", "x''"),
+    "a byte of the directory": ("directory", "CAST(x'7f' || substr(directory, 2) AS BLOB)"),
+    "a directory that is cut": ("directory", "substr(directory, 1, 7)"),
+    "no directory": ("directory", "x''"),
+    "other bytes": ("directory", "randomblob(400)"),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_damaged_page_costs_its_rows_and_is_told(
+    shard: Shard, follow: Callable[[], RowFollower], tmp_path: Path, change: str
+) -> None:
+    shard.train(NUMBERS, 1.0)
+    shard.publish()
+    shard.flush()
+    for partition in range(ROWS_PARTITIONS):  # retention has taken the deltas
+        at = TopicPartition(TOPIC, partition)
+        shard.log.trim(at, shard.log.bounds(at).end)
+    column, to = CHANGES[change]
+    damage_blob(tmp_path, column, to, "id = 3")
+
+    follower = follow()
+    wait_for(lambda: follower.state.sink is not None)
+
+    lost = int((served(follower, *NUMBERS) == 0).sum())
+    told = sum(damage.rows for damage in follower.state.damaged.values())
+    assert 0 < lost < 20
+    assert told == lost
+    assert f"{lost} rows of {len(follower.state.damaged)} damaged buckets" in follower.state.reason
+    assert skipped()["row_page"] == lost
+
+    shard.train(NUMBERS, 1.0)  # who is trained on again comes back by the log
+    shard.publish()
+    wait_for(lambda: served(follower, *NUMBERS).tolist() == [2.0] * 40)
+
+
+def test_a_damaged_page_whose_rows_the_log_still_has_costs_nothing(
+    shard: Shard, follow: Callable[[], RowFollower], tmp_path: Path
+) -> None:
+    shard.train(NUMBERS, 1.0)
+    shard.publish()
+    shard.flush()
+    damage_blob(tmp_path, "body", LAST_BYTE, "id = 3")
+
+    follower = follow()
+    wait_for(lambda: follower.state.sink is not None)
+
+    assert served(follower, *NUMBERS).tolist() == [1.0] * 40
+    assert follower.state.damaged
+
+
+def test_a_store_of_which_most_is_damaged_serves_nothing(
+    shard: Shard, follow: Callable[[], RowFollower], tmp_path: Path
+) -> None:
+    shard.train([*range(1, 81)], 1.0)
+    shard.flush()
+    damage_blob(tmp_path, "directory", "x'00'")
+
+    follower = follow()
+    wait_for(lambda: "of the row store cannot be read" in follower.state.reason)
+
+    assert follower.state.sink is None
+
+
+def test_a_bucket_that_its_owner_writes_anew_is_read_again(
+    shard: Shard, log: EventLog, store: RowStore, tmp_path: Path
+) -> None:
+    shard.train(NUMBERS, 1.0)
+    shard.flush()
+    with contextlib.closing(sqlite3.connect(tmp_path / "rows")) as db, db:
+        ((body,),) = db.execute("SELECT body FROM segments WHERE id = 3").fetchall()
+    damage_blob(tmp_path, "body", "x''", "id = 3")
+    follower = RowFollower(log, store, TOPIC, serving_table, spec_hash="hash", wait_s=0.01, again_s=0.0)
+    stop = threading.Event()
+    thread = threading.Thread(target=follower.run, args=(stop,))
+    thread.start()
+    try:
+        wait_for(lambda: bool(follower.state.damaged))
+        assert (served(follower, *NUMBERS) == 0).any()
+        with contextlib.closing(sqlite3.connect(tmp_path / "rows")) as db, db:
+            db.execute("UPDATE segments SET body = ? WHERE id = 3", (body,))
+        wait_for(lambda: not follower.state.damaged)
+
+        assert served(follower, *NUMBERS).tolist() == [1.0] * 40
+        assert follower.state.reason == ""
+    finally:
+        stop.set()
+        thread.join(10)
+
+
+@pytest.mark.parametrize("text", ["", "null", "[]", '{"a": 1}', "{", '{"0": null}'])
+def test_a_meta_that_cannot_be_read_costs_its_bucket(
+    shard: Shard, follow: Callable[[], RowFollower], tmp_path: Path, text: str
+) -> None:
+    shard.train(NUMBERS, 1.0)
+    shard.publish()
+    shard.flush()
+    with contextlib.closing(sqlite3.connect(tmp_path / "rows")) as db, db:
+        db.execute("UPDATE metas SET applied = ? WHERE bucket = 3", (text,))
+
+    follower = follow()
+    wait_for(lambda: follower.state.sink is not None)
+
+    assert served(follower, *NUMBERS).tolist() == [1.0] * 40, "its rows are sound, and the log has them"
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_rows_that_are_not_finite_never_serve(
+    shard: Shard, follow: Callable[[], RowFollower], value: float
+) -> None:
+    shard.train([1, 2], 1.0)
+    shard.publish()
+    follower = follow()
+    wait_for(lambda: follower.state.sink is not None and served(follower, 1, 2).tolist() == [1, 1])
+
+    values = np.array([[value, 5.0], [6.0, 6.0]], np.float32)
+    shard.send(RowDelta(0, shard.fence, TimeMs(0), keys_of(1, 2), values, keys_of()))
+    wait_for(lambda: served(follower, 2).tolist() == [6] and follower.state.not_finite == 1)
+
+    assert served(follower, 1).tolist() == [1], "it serves as it was before"
+    assert skipped()["row_value"] == 1
+
+
+def test_large_rows_that_are_finite_serve(shard: Shard, follow: Callable[[], RowFollower]) -> None:
+    follower = follow()
+    values = np.full((2, 2), 3e38, np.float32)  # their sum is infinite
+    shard.send(RowDelta(0, shard.fence, TimeMs(0), keys_of(1, 2), values, keys_of()))
+    wait_for(lambda: follower.state.sink is not None)
+    wait_for(lambda: bool((served(follower, 1, 2) > 1e38).all()))
+
+    assert follower.state.not_finite == 0
+
+
+def test_a_row_of_the_store_that_is_not_finite_never_serves(
+    shard: Shard, follow: Callable[[], RowFollower], store: RowStore
+) -> None:
+    shard.train([1, 2, 3], 1.0)
+    flush = shard.book.next_flush(shard.table.collect_flush(), np.zeros(ROWS_PARTITIONS, np.int64))
+    runs = list(flush.runs)
+    bad = runs[0].records.copy()
+    bad[0, -4:] = np.frombuffer(np.float32(np.nan).tobytes(), np.uint8)
+    changed = runs_of([replace(runs[0], records=bad), *runs[1:]], flush.runs.widths)
+    store.flush(replace(flush, runs=changed))
+
+    follower = follow()
+    wait_for(lambda: follower.state.sink is not None)
+
+    assert sorted(served(follower, 1, 2, 3).tolist()) == [0, 1, 1]
+    assert follower.state.not_finite == 1
+
+
+def test_a_fence_beyond_control_is_damage(shard: Shard, log: EventLog, store: RowStore) -> None:
+    log.create_topic("shop.control", partitions=1)
+    log.writer().append([Append("shop.control", 0, BytesColumn.of([b"{}"] * 9))])
+    follower = RowFollower(
+        log, store, TOPIC, serving_table, spec_hash="hash", wait_s=0.01, control="shop.control"
+    )
+    stop = threading.Event()
+    thread = threading.Thread(target=follower.run, args=(stop,))
+    thread.start()
+    try:
+        shard.train([1], 1.0)
+        shard.publish(fence=1 << 40)
+        wait_for(lambda: follower.state.corrupt == 1)
+        shard.train([1], 1.0)
+        shard.publish()
+        wait_for(lambda: follower.state.sink is not None and served(follower, 1).tolist() == [2])
+    finally:
+        stop.set()
+        thread.join(10)
+
+
+@given(st.binary(max_size=120), st.integers(0, 200), st.integers(0, 255))
+def test_any_bytes_are_a_delta_or_left_out(data: bytes, at: int, byte: int) -> None:
+    values = np.ones((2, 2), np.float32)
+    whole = encode_rows(RowDelta(0, Fence(5), TimeMs(7), keys_of(1, 2), values, keys_of(3)))
+    changed = bytearray(whole)
+    changed[at % len(changed)] = byte
+    table = _Table(serving_table(), BucketView(BUCKETS), 0, 0, lambda: 1 << 63)
+    for record in (data, bytes(changed), whole[: at % len(whole)], whole + data):
+        one = np.array([4])
+        records = Records(one, one, BytesColumn.of([b""]), BytesColumn.of([record]), 5)
+        table.apply(TopicPartition(TOPIC, 0), records)

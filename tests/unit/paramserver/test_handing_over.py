@@ -3,6 +3,7 @@ log of SQLite; shards only note what is asked of them."""
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -12,10 +13,10 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from freshet.clock import SYSTEM_CLOCK
-from freshet.errors import Unavailable
+from freshet.clock import SYSTEM_CLOCK, Clock
+from freshet.errors import Corrupt, Unavailable
 from freshet.paramserver.balancing import MOVED_ROWS, MOVED_SLICES, Balancing, Bounds
-from freshet.paramserver.keeper import Keeper
+from freshet.paramserver.keeper import DAMAGED_AGAIN_S, Keeper
 from freshet.paramserver.shard import Shard
 from freshet.seams.eventlog.claimbook import state_record
 from freshet.seams.eventlog.claims import Claims
@@ -74,7 +75,12 @@ class One:
     """A shard's keeper, stepped by hand."""
 
     def __init__(
-        self, log: SqliteEventLog, name: str, rows: Rows | None = None, memory_bytes: int = 0
+        self,
+        log: SqliteEventLog,
+        name: str,
+        rows: Rows | None = None,
+        memory_bytes: int = 0,
+        clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self.rows = rows or Rows()
         shard = cast(Shard, self.rows)
@@ -89,7 +95,7 @@ class One:
             address="127.0.0.1:1",
             life="1",
             buckets=BUCKETS,
-            clock=SYSTEM_CLOCK,
+            clock=clock,
         )
 
     def sit(self) -> None:
@@ -252,3 +258,49 @@ def test_what_was_given_away_is_let_go_when_others_have_told_that_they_serve_it(
     step_until(shards, lambda: given and set(given) <= set(giver.rows.dropped))
     assert tellers
     assert set(tellers) <= {"shard:b", "shard:c"}
+
+
+class Ahead:
+    """The system's clock, some seconds ahead: deadlines are of claims, which have their own."""
+
+    by_s = 0.0
+
+    def now_ms(self) -> int:
+        return SYSTEM_CLOCK.now_ms()
+
+    def monotonic(self) -> float:
+        return SYSTEM_CLOCK.monotonic() + self.by_s
+
+
+class WithDamage(Rows):
+    """Rows of which some buckets cannot be read, until they are mended."""
+
+    def __init__(self, damaged: set[int]) -> None:
+        super().__init__()
+        self.damaged = damaged
+
+    def take(self, buckets: Sequence[Bucket], fence: Fence, *, whole: bool) -> int:
+        if not self.damaged.isdisjoint(buckets):
+            raise Corrupt(f"bucket {min(self.damaged)}: fails its CRC")
+        return super().take(buckets, fence, whole=whole)
+
+
+def test_a_slice_with_damaged_rows_holds_up_no_other(log: SqliteEventLog) -> None:
+    rows, clock = WithDamage({0}), Ahead()
+    one = One(log, "a", rows, clock=clock)
+    one.sit()
+
+    def others_are_served() -> bool:
+        with contextlib.suppress(Unavailable):
+            one.keeper.step()
+        return len(one.keeper.slices) == 63 and bool(one.keeper.damaged)
+
+    with contextlib.closing(one.claims):
+        wait_until("all slices but one are served", others_are_served, within_s=WITHIN_S)
+        assert list(one.keeper.damaged) == [SLICES[0]]
+        assert "fails its CRC" in str(one.keeper.ready)
+
+        rows.damaged = set()
+        clock.by_s = DAMAGED_AGAIN_S + 1
+        step_until([one], lambda: len(one.keeper.slices) == 64)
+        assert not one.keeper.damaged

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import sqlite3
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -12,7 +14,8 @@ import numpy as np
 import pytest
 
 from freshet.clock import SYSTEM_CLOCK
-from freshet.errors import Refused, Unavailable
+from freshet.errors import Corrupt, Refused, Unavailable
+from freshet.paramserver.loading import damaged_of
 from freshet.paramserver.shard import Shard
 from freshet.seams.eventlog import EventLog
 from freshet.seams.rowservice import RowStates
@@ -518,3 +521,46 @@ def test_a_stop_ends_the_loading_of_every_row(log: EventLog, rows: Watched, init
 
     assert len(pieces) == 2
     assert heir.held() == []
+
+
+# Damage
+
+
+def damage(tmp_path: Path, segment: int) -> bytes:
+    """Empty a segment of the row store; returns what it held."""
+    with contextlib.closing(sqlite3.connect(tmp_path / "rows.sqlite")) as db, db:
+        ((body,),) = db.execute("SELECT body FROM segments WHERE id = ?", (segment,)).fetchall()
+        db.execute("UPDATE segments SET body = x'' WHERE id = ?", (segment,))
+    return bytes(body)
+
+
+def test_damaged_buckets_are_given_up_and_the_others_are_loaded(
+    shard: Shard, rows: Watched, tmp_path: Path
+) -> None:
+    damage(tmp_path, 2)
+    damaged = set(damaged_of(rows, EVERY_BUCKET))
+    assert 0 < len(damaged) < len(EVERY_BUCKET)
+
+    load(shard)
+
+    assert set(shard.held()) == set(EVERY_BUCKET) - damaged
+    assert shard.doubtful() == damaged
+    assert shard.failed is None
+
+
+def test_who_looks_damaged_rows_up_waits_and_ends_nothing(shard: Shard, tmp_path: Path) -> None:
+    damage(tmp_path, 2)
+
+    with pytest.raises(Unavailable, match="rows cannot be read"):
+        look_up(shard, STORED, create=True)
+    assert shard.failed is None
+
+
+def test_a_whole_load_refuses_damaged_rows_by_name(
+    log: EventLog, rows: Watched, initial: object, tmp_path: Path
+) -> None:
+    damage(tmp_path, 2)
+    taken = shard_of(log, rows, "heir")
+    with pytest.raises(Corrupt, match="buckets of the row store are damaged, bucket"):
+        taken.take(EVERY_BUCKET, Fence(90), whole=True)
+    assert not taken.held()

@@ -10,7 +10,7 @@ from typing import Protocol, runtime_checkable
 
 from freshet.types import I64, U8, U64, Bool, Bucket, BucketMeta, Fence, Flush, RowRuns
 
-__all__ = ["FlushOutcome", "OnServers", "RowStore", "StoreIdentity", "StoreServer"]
+__all__ = ["FlushOutcome", "OnServers", "RowStore", "Sound", "StoreIdentity", "StoreServer", "TellsDamage"]
 
 
 class FlushOutcome(enum.IntEnum):
@@ -60,7 +60,8 @@ class RowStore(Protocol):
         """All rows of these buckets, in pieces of bounded size (<= 64 MiB), each row once, newest state.
 
         Buckets come in any order, but a bucket's rows are as of one moment, and no removed keys are among
-        them. Read `metas` before, and (as an owner) after: a scan is not a snapshot.
+        them. Read `metas` before, and (as an owner) after: a scan is not a snapshot. Raises Corrupt if a
+        bucket is damaged.
         """
 
     def read(self, bucket: Bucket, table: int, keys: U64) -> tuple[Bool, U8]:
@@ -95,6 +96,26 @@ class RowStore(Protocol):
 
     def close(self) -> None:
         """Free what the store holds. Idempotent."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sound:
+    """What can be read of one bucket that is damaged."""
+
+    runs: RowRuns  # rows, each once; a row of a damaged page is absent, or is as an older page has it
+    damage: Sequence[str]  # of each page or segment that was left out: where it lies and what is wrong
+
+
+@runtime_checkable
+class TellsDamage(Protocol):
+    """A row store that can leave out a bucket's damaged pages and read the others. Without it a damaged
+    bucket is read by nobody."""
+
+    def scan_sound(self, bucket: Bucket) -> Sound:
+        """Rows of a bucket without those of damaged pages: for readers that serve, never for an owner.
+
+        Raises Unavailable; Corrupt if no page of the bucket can be found.
+        """
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ import numpy as np
 from redis.crc import key_slot
 
 from freshet.errors import Corrupt, DataLost, Fenced, Unavailable
-from freshet.seams.rowstore import StoreIdentity, StoreServer
+from freshet.seams.rowstore import Sound, StoreIdentity, StoreServer
 from freshet.seams.rowstore.ahead import ahead
 from freshet.seams.rowstore.checks import check_flush, check_identity
 from freshet.seams.rowstore.redis_nodes import Nodes, Replies, Request
@@ -179,6 +179,11 @@ class RedisRowStore:
         """All rows of these buckets, in pieces of bounded size, each row once, newest state."""
         self._check_known(buckets)
         yield from self._reads().scan(sorted(set(buckets)))
+
+    def scan_sound(self, bucket: Bucket) -> Sound:
+        """Rows of a bucket without those of damaged pages."""
+        self._check_known([bucket])
+        return self._reads().sound(bucket)
 
     def read(self, bucket: Bucket, table: int, keys: U64) -> tuple[Bool, U8]:
         """Rows by key: (found (N,), records (N, record_bytes); zeros where not found)."""

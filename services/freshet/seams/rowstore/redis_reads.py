@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from freshet.errors import Corrupt
+from freshet.seams.rowstore import Sound
 from freshet.seams.rowstore.ahead import ahead
 from freshet.seams.rowstore.redis_nodes import Replies, Request
 from freshet.seams.rowstore.redis_scripts import EXEC, MULTI, command
@@ -112,6 +114,20 @@ class Reads:
         """The rows that pages of buckets add up to."""
         where = [self.where(bucket) for bucket, _ in pages]
         return runs_of_pages(pages, where, self.widths, most_bytes=PIECE_BYTES)
+
+    def sound(self, bucket: int) -> Sound:
+        """Rows of a bucket without those of damaged pages, which are found one by one."""
+        (labelled,) = self.labelled([bucket])
+        fields, values = labelled.items[::2], labelled.items[1::2]
+        good: list[bytes] = []
+        damage: list[str] = []
+        for field, value in zip(fields, values, strict=True):
+            try:
+                self.runs([(bucket, [field, value])])
+                good += [field, value]
+            except Corrupt as error:
+                damage.append(f"page {field[:32].hex()}: {error}")
+        return Sound(self.runs([(bucket, good)]), damage)
 
     def read(self, bucket: int, table: int, keys: U64) -> tuple[Bool, U8]:
         """Rows by key: (found (N,), records (N, W); zeros where not found).

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from freshet.errors import Corrupt
 from freshet.seams.rowstore.segments import Entry, find, parse_directory, read_keys
-from freshet.tables.runs import merge_runs, widths_of
+from freshet.tables.runs import DamagedRuns, merge_runs, widths_of
 from freshet.types import I64, U8, U32, U64, Bool, RowRuns, Run
 
 __all__ = [
@@ -29,6 +29,7 @@ __all__ = [
     "read_since",
     "rows_of",
     "segments_of",
+    "sound_of_bucket",
     "sources_of_bucket",
 ]
 
@@ -171,6 +172,34 @@ def sources_of_bucket(db: sqlite3.Connection, shape: Shape, bucket: int) -> list
     return [Source(db, shape, "segments", *row) for row in rows] + [
         Source(db, shape, "bases", *row) for row in bases
     ]
+
+
+def sound_of_bucket(
+    db: sqlite3.Connection, shape: Shape, bucket: int, *, run_bytes: int
+) -> tuple[RowRuns, list[str]]:
+    """(rows of a bucket, what is wrong with each source that was left out)."""
+    rows = db.execute(
+        "SELECT 'segments', id, directory FROM segments WHERE span = ? "
+        "AND id > (SELECT since FROM metas WHERE bucket = ?) ORDER BY id DESC",
+        (shape.span_of(bucket), bucket),
+    ).fetchall()
+    rows += db.execute("SELECT 'bases', id, directory FROM bases WHERE bucket = ?", (bucket,)).fetchall()
+    runs: list[RowRuns] = []
+    where: list[str] = []
+    damage: list[str] = []
+    for row in rows:
+        try:
+            source = Source(db, shape, *row)
+            runs.append(source.runs(source.directory["bucket"] == bucket))
+            where.append(source.where)
+        except Corrupt as error:
+            damage.append(str(error))
+    while True:
+        try:
+            return merge_runs(runs, where, shape.widths, keep_removed=False, most_bytes=run_bytes), damage
+        except DamagedRuns as error:
+            damage.append(str(error))
+            del runs[error.source], where[error.source]
 
 
 def known_of(sources: Sequence[Source], bucket: int, table: int, keys: U64, width: int) -> tuple[Bool, U8]:

@@ -17,11 +17,18 @@ from typing import TypeVar
 import numpy as np
 
 from freshet.errors import Fenced, Unavailable
-from freshet.seams.rowstore import FlushOutcome, StoreIdentity
+from freshet.seams.rowstore import FlushOutcome, Sound, StoreIdentity
 from freshet.seams.rowstore.checks import check_flush, check_identity
 from freshet.seams.rowstore.compact import compact_span, crowded_levels, full_spans, merge_level
 from freshet.seams.rowstore.segments import gapped, parts_of
-from freshet.seams.rowstore.sources import Shape, known_of, picked_of_span, rows_of, sources_of_bucket
+from freshet.seams.rowstore.sources import (
+    Shape,
+    known_of,
+    picked_of_span,
+    rows_of,
+    sound_of_bucket,
+    sources_of_bucket,
+)
 from freshet.seams.rowstore.sqlite_file import (
     FORMAT,
     PART_BYTES,
@@ -124,6 +131,12 @@ class SqliteRowStore:
                 n, rows = rows_of(db, shape, left, most_bytes=SCAN_BYTES, run_bytes=SCAN_BYTES)
             yield from parts_of(rows, SCAN_BYTES)
             del left[:n]
+
+    def scan_sound(self, bucket: Bucket) -> Sound:
+        """Rows of a bucket without those of damaged segments and bases."""
+        shape = self._shape()
+        with self._reading() as db:
+            return Sound(*sound_of_bucket(db, shape, bucket, run_bytes=SCAN_BYTES))
 
     def read(self, bucket: Bucket, table: int, keys: U64) -> tuple[Bool, U8]:
         """Rows by key: (found (N,), records (N, record_bytes); zeros where not found)."""

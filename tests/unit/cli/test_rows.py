@@ -1,0 +1,92 @@
+"""`freshet rows`: damaged rows are found, and given up only if that is said."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from freshet.cli.rows import command
+from freshet.errors import Corrupt
+from freshet.seams.rowstore.sqlite import SqliteRowStore
+from freshet.testing.contracts.rowstore import BUCKETS, rows_of
+from freshet.types import Bucket
+from tests.integration.redis_world import Owner
+
+
+@pytest.fixture
+def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    path = tmp_path / "rows.sqlite"
+    store = SqliteRowStore(path)
+    Owner(store, 5).flush()
+    store.close()
+    monkeypatch.setenv("FRESHET_COMMON_ROWS_URL", f"sqlite:{path}")
+    return path
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(command, [*arguments])
+
+
+def told(*arguments: str) -> dict[str, Any]:
+    answer: dict[str, Any] = json.loads(run(*arguments, "--json").output)
+    return answer
+
+
+def damage(file: Path, change: str) -> None:
+    with contextlib.closing(sqlite3.connect(file)) as db, db:
+        db.execute(change)
+
+
+def test_a_sound_store_is_said_to_be_sound(file: Path) -> None:
+    done = run("check")
+
+    assert done.exit_code == 0, done.output
+    assert f"all {BUCKETS} buckets can be read" in done.output
+    assert told("mend") == {"buckets": BUCKETS, "damaged": []}
+
+
+@pytest.mark.parametrize("to", ["x''", "substr(body, 1, 30)", "randomblob(900)"])
+def test_damaged_rows_are_named_and_nothing_is_changed(file: Path, to: str) -> None:
+    damage(file, f"UPDATE segments SET body = {to} WHERE id = 1")
+    before = file.read_bytes()
+
+    done, found = run("check"), told("check")["damaged"]
+
+    assert done.exit_code == 1
+    assert 0 < len(found) < BUCKETS
+    assert all(one["lost"] == one["rows"] > 0 and "segments 1" in one["damage"][0] for one in found)
+    assert run("mend").exit_code == 1
+    assert file.read_bytes() == before
+
+
+def test_damaged_rows_are_given_up_and_the_bucket_works(file: Path) -> None:
+    damage(file, "UPDATE segments SET body = x'' WHERE id = 1")
+    (bucket, *_) = [one["bucket"] for one in told("check")["damaged"]]
+    store = SqliteRowStore(file)
+    meta = store.metas([Bucket(bucket)])[Bucket(bucket)]
+    with pytest.raises(Corrupt):
+        rows_of(store, bucket)
+
+    done = run("mend", "--give-up-rows")
+
+    assert done.exit_code == 0, done.output
+    assert told("check")["damaged"] == []
+    mended = store.metas([Bucket(bucket)])[Bucket(bucket)]
+    assert (mended.rows, mended.applied, mended.fence) == (0, meta.applied, meta.fence)
+    assert mended.seq > meta.seq + 1, "an owner that still has the rows writes them whole"
+    assert len(rows_of(store, bucket)) == 0
+    store.close()
+
+
+def test_a_damaged_meta_is_told_and_mended_by_nobody(file: Path) -> None:
+    damage(file, "UPDATE metas SET applied = 'x' WHERE bucket = 2")
+
+    assert [(one["bucket"], one["rows"]) for one in told("check")["damaged"]] == [(2, None)]
+    done = run("mend", "--give-up-rows")
+    assert isinstance(done.exception, Corrupt)
