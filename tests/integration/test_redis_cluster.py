@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import numpy as np
@@ -339,7 +340,7 @@ def test_a_key_that_somebody_else_wrote_is_corrupt(redis_server: RedisServer, op
     ],
 )
 def test_a_damaged_page_is_left_out_and_the_others_are_read(
-    redis_server: RedisServer, opened, name: str, field: object, value: object
+    redis_server: RedisServer, opened, name: str, field: Any, value: Any
 ):
     url = f"redis://{redis_server.address}/{name}"
     owner = Owner(opened(url), 5)
