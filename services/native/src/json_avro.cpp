@@ -327,31 +327,28 @@ class JsonWriter {
 
   // The first member of the object whose name stood there before, escapes resolved; kAbsent if there is none.
   std::uint32_t repeated(std::uint32_t at) {
-    constexpr std::uint32_t kFew = 16;
+    constexpr std::uint32_t kFew = 32;
     const std::uint32_t count = json(at).count;
     if (count < 2) return kAbsent;
     std::string_view few[kFew];
-    bool escaped = false;
-    std::uint32_t key = at + 1;
-    for (std::uint32_t m = 0; m < count && count <= kFew; ++m, key = json(key + 1).next) {
-      few[m] = parser.text(json(key));
-      escaped = escaped || json(key).escaped;
+    std::uint64_t seen = 0;  // a bit for each size and letters of a name so far: another bit is another name
+    std::uint32_t key = at + 1, m = 0;
+    for (; m < count && count <= kFew && !json(key).escaped; ++m, key = json(key + 1).next) {
+      const std::string_view name = few[m] = parser.text(json(key));
+      const auto letters = name.empty() ? 0u : static_cast<unsigned>(name.front() ^ (name.back() << 1));
+      const std::uint64_t bit = std::uint64_t{1} << ((name.size() * 7 + letters) % 64);
+      if ((seen & bit) && std::find(few, few + m, name) != few + m) return key;
+      seen |= bit;
     }
-    if (count <= kFew && !escaped) {
-      key = at + 1;
-      for (std::uint32_t m = 0; m < count; ++m, key = json(key + 1).next) {
-        if (std::find(few, few + m, few[m]) != few + m) return key;
-      }
-      return kAbsent;
-    }
+    if (m == count) return kAbsent;
     std::vector<std::pair<std::string, std::uint32_t>> names;
     names.reserve(count);
     key = at + 1;
-    for (std::uint32_t m = 0; m < count; ++m, key = json(key + 1).next) names.emplace_back(plain(json(key)), key);
+    for (m = 0; m < count; ++m, key = json(key + 1).next) names.emplace_back(plain(json(key)), key);
     std::sort(names.begin(), names.end());
     std::uint32_t first = kAbsent;
-    for (std::size_t m = 1; m < names.size(); ++m) {
-      if (names[m].first == names[m - 1].first) first = std::min(first, names[m].second);
+    for (std::size_t n = 1; n < names.size(); ++n) {
+      if (names[n].first == names[n - 1].first) first = std::min(first, names[n].second);
     }
     return first;
   }

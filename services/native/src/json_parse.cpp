@@ -48,15 +48,6 @@ void append_utf8(std::uint32_t c, std::vector<std::uint8_t>& out) {
 
 }  // namespace
 
-std::size_t JsonParser::skip_space(std::span<const std::uint8_t> text, std::size_t i) {
-  while (i < text.size() && is_space(text[i])) ++i;
-  return i;
-}
-
-std::size_t JsonParser::skip_mark(std::span<const std::uint8_t> text) {
-  return text.size() >= 3 && text[0] == 0xEF && text[1] == 0xBB && text[2] == 0xBF ? 3 : 0;
-}
-
 JsonError JsonParser::parse(std::span<const std::uint8_t> text, std::size_t& i) {
   text_ = text;
   nodes_.clear();

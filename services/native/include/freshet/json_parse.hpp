@@ -45,9 +45,14 @@ class JsonParser {
   void unescape(const JsonNode& node, std::vector<std::uint8_t>& out) const;
 
   static bool is_space(std::uint8_t c) { return c == ' ' || c == '\n' || c == '\r' || c == '\t'; }
-  static std::size_t skip_space(std::span<const std::uint8_t> text, std::size_t i);
+  static std::size_t skip_space(std::span<const std::uint8_t> text, std::size_t i) {
+    while (i < text.size() && is_space(text[i])) ++i;
+    return i;
+  }
   // After a UTF-8 byte-order mark at the beginning, or 0 if there is none.
-  static std::size_t skip_mark(std::span<const std::uint8_t> text);
+  static std::size_t skip_mark(std::span<const std::uint8_t> text) {
+    return text.size() >= 3 && text[0] == 0xEF && text[1] == 0xBB && text[2] == 0xBF ? 3 : 0;
+  }
 
  private:
   JsonError scalar(std::size_t& i);
