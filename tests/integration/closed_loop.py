@@ -29,7 +29,7 @@ from freshet.spec.parse import load_spec
 from freshet.spec.topics import topics_of
 from freshet.types import Append, BytesColumn, TopicPartition
 from freshet.wire.schemas import SchemaRegistry, framed_id
-from tests.integration.serving import FEED, running, schema, settings
+from tests.integration.serving import FEED, JSON, running, schema, settings
 from tests.system.waiting import wait_for
 
 CANDIDATES = 20
@@ -166,7 +166,7 @@ class Loop:
         answers = []
         with httpx.Client(timeout=15) as client:
             for request in requests(seed, impressions):
-                response = client.post(f"{url}/v1/rank", content=orjson.dumps(request))
+                response = client.post(f"{url}/v1/rank", content=orjson.dumps(request), headers=JSON)
                 assert response.status_code == 200, response.text
                 answers.append(Answer(request["context"]["request_id"], response.json()))
         return answers

@@ -21,6 +21,8 @@ FEED = EXAMPLES / "feed"
 
 
 TOKEN = "a-token-that-tests-show"
+JSON = {"content-type": "application/json"}
+"""The header of requests whose body is JSON."""
 
 
 def write_tokens(path: Path, *tokens: tuple[str, ...]) -> Path:

@@ -15,10 +15,12 @@ import grpc
 import httpx
 import orjson
 import pytest
+from prometheus_client import CollectorRegistry
 
 from freshet.client import Client
 from freshet.errors import BadInput
 from freshet.runtime import connection
+from freshet.runtime.admin import Admin
 from freshet.runtime.audit import read_audit
 from freshet.runtime.ports import free_ports
 from freshet.wire.protobuf import GATEWAY, OIP, messages
@@ -131,6 +133,96 @@ def test_inference_scores_for_who_may_rank(inference: Inference) -> None:
 @pytest.mark.parametrize("path", ["/health/live", "/health/ready", "/status", "/metrics"])
 def test_health_and_figures_are_open_to_all(gateway: Gateway, path: str) -> None:
     assert httpx.get(gateway.url + path).status_code == 200
+
+
+PAGES = {
+    "another site": ({"origin": "https://evil.example"}, 403, "origin"),
+    "a sandboxed frame": ({"origin": "null"}, 403, "origin"),
+    "a picture": ({"sec-fetch-site": "cross-site", "sec-fetch-mode": "no-cors"}, 403, "origin"),
+    "a name that points here": ({"host": "evil.example", "origin": "http://evil.example"}, 403, "host"),
+    "that name, read": ({"host": "evil.example:7000"}, 403, "host"),
+}
+"""What browsers send for pages of other sites, and how that is answered on every port."""
+
+
+@contextlib.contextmanager
+def port_of(service: str, tmp_path: Path, start: Callable[..., Gateway], **settings: str) -> Iterator[str]:
+    """The URL of a service that asks for no tokens."""
+    match service:
+        case "gateway":
+            yield start(**settings).url
+        case "inference":
+            world = trained(tmp_path / "world", greedy(SPEC))
+            with serving(world, **settings) as running:
+                wait_for(lambda: running.get("/health/ready").status_code == 200)
+                yield running.url
+            world.close()
+        case "console":
+            with ConsoleWorld(tmp_path / "run").console(**settings) as console:
+                yield console.url
+        case _:
+            hosts = settings.get("common_hosts", "")
+            admin = Admin(
+                "127.0.0.1", 0, registry=CollectorRegistry(), ready=lambda: None, status=dict, hosts=hosts
+            )
+            yield f"http://127.0.0.1:{admin.port}"
+            admin.close()
+
+
+@pytest.mark.parametrize("service", ["gateway", "inference", "console", "admin"])
+def test_pages_of_other_sites_reach_no_port(
+    service: str, tmp_path: Path, start: Callable[..., Gateway]
+) -> None:
+    with port_of(service, tmp_path, start) as url:
+        for page, (headers, status, code) in PAGES.items():
+            for path in ("/status", "/health/live", "/nowhere"):
+                answer = httpx.get(url + path, headers=headers)
+                assert (answer.status_code, answer.json()["error"]["code"]) == (status, code), (page, path)
+                assert "FRESHET_COMMON_HOSTS" in answer.json()["error"]["hint"]
+                assert "access-control-allow-origin" not in answer.headers
+        assert httpx.get(f"{url}/status").status_code == 200
+        assert httpx.get(f"{url}/status", headers={"host": "gateway-0:7000"}).status_code == 200
+
+
+@pytest.mark.parametrize("service", ["gateway", "inference", "console", "admin"])
+def test_names_and_sites_of_the_setting_may_ask(
+    service: str, tmp_path: Path, start: Callable[..., Gateway]
+) -> None:
+    headers = {"host": "events.shop.example", "origin": "https://shop.example"}
+    with port_of(service, tmp_path, start, common_hosts="shop.example,.shop.example") as url:
+        assert httpx.get(f"{url}/status", headers=headers).status_code == 200
+
+
+FORMS = ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x", ""]
+
+
+@pytest.mark.parametrize("kind", FORMS)
+def test_bodies_that_a_form_could_post_do_nothing(
+    kind: str, start: Callable[..., Gateway], tmp_path: Path
+) -> None:
+    headers = {"content-type": kind} if kind else {}
+    gateway = start()
+    for path in ("impressions", "shown", "actions"):
+        answer = httpx.post(f"{gateway.url}/v1/{path}", content=EVENT, headers=headers)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (415, "content_type")
+        assert "content-type: application/json" in answer.json()["error"]["hint"]
+    assert gateway.records("feed.ranked") == []
+    with port_of("inference", tmp_path, start) as url:
+        answer = httpx.post(f"{url}/v1/rank", content=RANK, headers=headers)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (415, "content_type")
+        answer = httpx.post(f"{url}/v2/models/{SPEC.name}/infer", content=b"{}", headers=headers)
+        assert answer.status_code == (415 if kind else 400)  # clients of the protocol name no type at times
+
+
+def test_a_preflight_of_another_site_is_refused(gateway: Gateway) -> None:
+    asked = {"access-control-request-method": "POST", "access-control-request-headers": "content-type"}
+    url = f"{gateway.url}/v1/actions"
+    refused = httpx.options(url, headers={**asked, "origin": "https://evil.example"})
+    answered = httpx.options(url, headers={**asked, "origin": gateway.url})
+
+    assert refused.status_code == 403
+    assert (answered.status_code, answered.headers["allow"]) == (200, "OPTIONS, POST")
+    assert not [name for name in (*refused.headers, *answered.headers) if name.startswith("access-control")]
 
 
 def test_a_token_that_is_dropped_is_refused_within_a_second(gateway: Gateway, tokens: Path) -> None:

@@ -43,7 +43,7 @@ from freshet.spec.parse import load_spec, parse_spec
 from freshet.testing.clock import SettableClock
 from freshet.types import Append, BytesColumn, TopicPartition
 from freshet.wire.schemas import SchemaRegistry, framed_id
-from tests.integration.serving import FEED, running, schema, settings
+from tests.integration.serving import FEED, JSON, running, schema, settings
 from tests.integration.world import World
 from tests.system.waiting import wait_for, wait_until
 
@@ -79,7 +79,7 @@ class Running:
 
     def rank(self, **changes: Any) -> httpx.Response:
         body = {"context": CONTEXT, "candidates": CANDIDATES, **changes}
-        return httpx.post(f"{self.url}/v1/rank", content=orjson.dumps(body), timeout=15)
+        return httpx.post(f"{self.url}/v1/rank", content=orjson.dumps(body), headers=JSON, timeout=15)
 
     def get(self, path: str) -> httpx.Response:
         return httpx.get(self.url + path, timeout=15)
@@ -163,7 +163,7 @@ def test_scores_equal_those_of_the_trainers_scorer_in_serving_mode(server: Runni
 
 def test_a_page_of_another_site_is_not_logged_as_served(world: World) -> None:
     body = orjson.dumps({"context": CONTEXT, "candidates": CANDIDATES, "k": 3})
-    headers = {"sec-fetch-site": "cross-site", "origin": "https://evil.example"}
+    headers = {**JSON, "sec-fetch-site": "cross-site", "origin": "https://evil.example"}
     with serving(world) as server:
         wait_for(lambda: server.get("/health/ready").status_code == 200)
         answer = httpx.post(f"{server.url}/v1/rank", content=body, headers=headers, timeout=15)
@@ -473,7 +473,7 @@ def test_swaps_under_load_cost_no_request_an_error(world: World) -> None:
             with httpx.Client(timeout=15) as client:
                 while not over.is_set():
                     body = orjson.dumps({"context": CONTEXT, "candidates": CANDIDATES})
-                    answer = client.post(f"{server.url}/v1/rank", content=body)
+                    answer = client.post(f"{server.url}/v1/rank", content=body, headers=JSON)
                     statuses.append(answer.status_code)
                     versions.append(answer.json().get("version"))
 
@@ -656,7 +656,7 @@ def test_names_are_compared_never_used_as_paths(server: Running, name: str) -> N
 def test_random_bytes_are_never_a_server_error(
     server: Running, body: bytes, path: str, header: int | None
 ) -> None:
-    headers = {} if header is None else {"inference-header-content-length": str(header)}
+    headers = JSON if header is None else {**JSON, "inference-header-content-length": str(header)}
     assert httpx.post(server.url + path, content=body, headers=headers).status_code < 500
 
 

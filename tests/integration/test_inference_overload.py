@@ -22,6 +22,7 @@ from tritonclient.utils import np_to_triton_dtype
 from freshet.inference.batching import Batcher
 from freshet.runtime.ports import free_ports
 from freshet.wire.protobuf import OIP, messages
+from tests.integration.serving import JSON
 from tests.integration.test_inference import (
     CANDIDATES,
     COLUMNS,
@@ -85,7 +86,7 @@ class Busy:
         return 200, "", ""
 
     def _posted(self, path: str, body: bytes) -> tuple[int, str, str]:
-        answer = httpx.post(self.server.url + path, content=body, timeout=DEADLINE_S)
+        answer = httpx.post(self.server.url + path, content=body, headers=JSON, timeout=DEADLINE_S)
         return answer.status_code, answer.text, answer.headers.get("retry-after", "")
 
     def figure(self, name: str, unseen: float = nan) -> float:

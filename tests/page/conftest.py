@@ -26,10 +26,8 @@ CALM = (
 )
 
 
-@pytest.fixture(
-    scope="module"
-)  # its event loop runs in this thread: no test after these could start one of its own
-def browser() -> Iterator[Browser]:
+def browser_path() -> str:
+    """Where Chromium is; the test fails without one."""
     named = os.environ.get("FRESHET_TEST_BROWSER")
     names = (named, "chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
     found = next(filter(None, (shutil.which(name) for name in names if name)), None)
@@ -38,8 +36,15 @@ def browser() -> Iterator[Browser]:
             "no Chromium on PATH: apt-get install chromium, name one in FRESHET_TEST_BROWSER, "
             "or leave these tests out: pytest -m 'not browser'"
         )
+    return found
+
+
+@pytest.fixture(
+    scope="module"
+)  # its event loop runs in this thread: no test after these could start one of its own
+def browser() -> Iterator[Browser]:
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=found, args=list(CALM))
+        browser = playwright.chromium.launch(executable_path=browser_path(), args=list(CALM))
         yield browser
         browser.close()
 

@@ -104,7 +104,9 @@ def opened(port: int, bodies: Sequence[bytes], rate: float, seconds: float, seed
     """Requests that come by chance (Poisson), `rate` a second, whatever becomes of those before."""
     due: F64 = np.cumsum(np.random.default_rng(seed).exponential(1 / rate, int(rate * seconds)))
     requests = [
-        b"POST /v1/rank HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%s" % (len(b), b) for b in bodies
+        b"POST /v1/rank HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+        b"content-length: %d\r\n\r\n%s" % (len(b), b)
+        for b in bodies
     ]
     connections = [_Connection(_connected(port)) for _ in range(CONNECTIONS)]
     wake_in_time()

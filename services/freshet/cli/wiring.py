@@ -91,6 +91,7 @@ def run_joiner(spec: Spec, settings: Settings, stop: threading.Event) -> None:
         admin = Admin(
             settings.common.bind_address,
             settings.joiner.admin_port,
+            hosts=settings.common.hosts,
             registry=registry,
             ready=lambda: (
                 latest[0].trouble
@@ -144,6 +145,7 @@ def run_trainer(spec: Spec, settings: Settings, stop: threading.Event) -> None:
         admin = Admin(
             settings.common.bind_address,
             settings.trainer.admin_port,
+            hosts=settings.common.hosts,
             registry=registry,
             ready=lambda: training[0].ready() if training else "claiming what it owns and loading it",
             status=lambda: training[0].status() if training else {},
@@ -211,6 +213,7 @@ def run_embedder(spec: Spec, settings: Settings, stop: threading.Event) -> None:
         admin = Admin(
             settings.common.bind_address,
             settings.embedder.admin_port,
+            hosts=settings.common.hosts,
             registry=registry,
             ready=lambda: made[0].ready() if made else "starting",
             status=lambda: made[0].status() if made else {},
@@ -246,6 +249,7 @@ def run_paramserver(spec: Spec, settings: Settings, stop: threading.Event) -> No
         admin = Admin(
             settings.common.bind_address,
             settings.paramserver.admin_port,
+            hosts=settings.common.hosts,
             registry=registry,
             ready=lambda: made[0].ready() if made else "taking the seat",
             status=lambda: made[0].status() if made else {},

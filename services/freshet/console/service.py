@@ -18,7 +18,7 @@ from freshet.clock import SYSTEM_CLOCK, Clock
 from freshet.console import api
 from freshet.console.board import Board
 from freshet.console.collector import Collector, Sources
-from freshet.console.doors import HEADERS, Doors, json_only, names_by
+from freshet.console.doors import HEADERS, SITE_SETTINGS
 from freshet.console.instances import Places
 from freshet.console.pages import PAGE, read_pages
 from freshet.console.services import Services
@@ -27,6 +27,7 @@ from freshet.console.trying import asked, body_of
 from freshet.errors import BadInput, ConfigError, Corrupt, Overloaded, Unavailable
 from freshet.runtime.answers import HttpError, Response, json_response
 from freshet.runtime.audit import Actor, Audit
+from freshet.runtime.browsers import Sites, require_json
 from freshet.runtime.endpoint import Endpoint
 from freshet.runtime.face import Face
 from freshet.runtime.guard import Guard
@@ -73,7 +74,7 @@ class Console:
         sources: Sources,
         settings: Settings,
         places: Places,
-        doors: Doors,
+        sites: Sites,
         guard: Guard,
         audit: Audit,
         *,
@@ -123,7 +124,7 @@ class Console:
             max_bodies_bytes=settings.max_bodies_bytes,
             body_timeout_s=settings.body_timeout_ms / 1e3,
             headers=HEADERS,
-            admit=doors.admit,
+            admit=sites.admit,
             guard=guard,
             max_streams=settings.max_streams,
             streams_setting="FRESHET_CONSOLE_MAX_STREAMS",
@@ -195,7 +196,7 @@ class Console:
     # --- what is done
 
     async def _try(self, request: Request) -> Response:
-        json_only(request)
+        require_json(request)
         body = body_of(request.body)
         if self._tries >= MOST_TRIES:
             raise Overloaded(f"{self._tries} requests are being tried; try again", retry_after_s=1)
@@ -223,7 +224,7 @@ class Console:
 
     def _number(self, request: Request) -> int | None:
         """The version named in a body."""
-        json_only(request)
+        require_json(request)
         try:
             wanted = orjson.loads(request.body or b"{}")
         except orjson.JSONDecodeError as error:
@@ -346,7 +347,7 @@ def run(
             sources,
             settings,
             places,
-            Doors(names_by(common.bind_address, settings.host)),
+            Sites(common.bind_address, common.hosts, settings.host, settings=SITE_SETTINGS),
             guard,
             audit,
             client_token_file=common.client_token_file,

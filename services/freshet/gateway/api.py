@@ -93,6 +93,7 @@ def events(role: str) -> Endpoint:
             ),
             *refusals(
                 "bad_input",
+                "host",
                 "origin",
                 *TOKEN_CODES,
                 "body_timeout",

@@ -34,6 +34,7 @@ from freshet.gateway.core import (
 )
 from freshet.gateway.tracing import Sending, sending, sending_one
 from freshet.runtime.answers import HttpError, Response, error_response, json_response
+from freshet.runtime.browsers import wrong_type
 from freshet.runtime.rates import Payer
 from freshet.runtime.requests import Request
 from freshet.runtime.routes import Reply
@@ -47,7 +48,7 @@ __all__ = ["JSON", "JSON_LINES", "Acks", "Client", "Door", "Rules"]
 
 log = structlog.get_logger(__name__)
 
-JSON = ("application/json", "")
+JSON = "application/json"
 JSON_LINES = ("application/x-ndjson", "application/jsonl")
 Count = Callable[[str, int], None]  # outcome, events
 Pay = Callable[[Payer | None, int], None]  # payer, events
@@ -117,7 +118,7 @@ class _Asked:
     """A request on its way through the door."""
 
     body: bytes
-    kind: str  # how its events stand in the body: JSON[0], AVRO or AVRO_BATCH
+    kind: str  # how its events stand in the body: JSON, AVRO or AVRO_BATCH
     client: Client
     payer: Payer | None  # by whom its events are paid; None: by nobody
     came_ns: int = 0  # wall clock; 0: tracing is off
@@ -175,7 +176,7 @@ class Door:
 
         Args:
             body: the events.
-            kind: how they stand in it: JSON[0], AVRO or AVRO_BATCH.
+            kind: how they stand in it: JSON, AVRO or AVRO_BATCH.
             client: who is told.
             payer: by whom the events are paid.
             span: of its request in its client's trace.
@@ -424,22 +425,18 @@ def _events_of(request: Request) -> tuple[bytes, str]:
             found=headers[b"content-encoding"].decode("latin-1"),
         )  # fmt: skip
     kind = request.content_type
-    if kind in JSON or kind in JSON_LINES:
-        return request.body, JSON[0]
+    if kind == JSON or kind in JSON_LINES:
+        return request.body, JSON
     if kind in (AVRO, AVRO_BATCH):
         return request.body, kind
-    if kind == AVRO_RAW:
-        schema_id = headers.get(b"freshet-schema-id", b"")
-        if not schema_id.isdigit() or len(schema_id) > 10 or int(schema_id) >= 1 << 32:
-            raise BadInput(
-                "expected the schema id as a number in the header freshet-schema-id, found "
-                f"{schema_id[:40]!r}"
-            )
-        return frame(int(schema_id), request.body), AVRO
-    raise HttpError(
-        415, "content_type", "events of this kind are not taken",
-        expected=[JSON[0], *JSON_LINES, AVRO, AVRO_BATCH, AVRO_RAW], found=kind,
-    )  # fmt: skip
+    if kind != AVRO_RAW:
+        raise wrong_type(kind, JSON, *JSON_LINES, AVRO, AVRO_BATCH, AVRO_RAW)
+    schema_id = headers.get(b"freshet-schema-id", b"")
+    if not schema_id.isdigit() or len(schema_id) > 10 or int(schema_id) >= 1 << 32:
+        raise BadInput(
+            f"expected the schema id as a number in the header freshet-schema-id, found {schema_id[:40]!r}"
+        )
+    return frame(int(schema_id), request.body), AVRO
 
 
 def _tell(asked: Sequence[_Asked], error: Exception) -> None:

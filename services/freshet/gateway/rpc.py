@@ -18,7 +18,7 @@ __all__ = ["add_events"]
 
 SERVICE = f"{GATEWAY}.Gateway"
 _ROLES = dict(enumerate(ROLES, 1))
-_KINDS = {1: JSON[0], 2: JSON[0], 3: AVRO, 4: AVRO_BATCH}
+_KINDS = {1: JSON, 2: JSON, 3: AVRO, 4: AVRO_BATCH}
 
 
 def add_events(door: GrpcDoor, doors: Mapping[str, Door]) -> None:

@@ -17,7 +17,7 @@ from freshet.gateway.commit import Committer
 from freshet.gateway.core import Limits
 from freshet.gateway.door import Door, Rules
 from freshet.runtime.answers import Response, json_response
-from freshet.runtime.browsers import refuse_other_sites
+from freshet.runtime.browsers import Sites
 from freshet.runtime.face import Face
 from freshet.runtime.grpc_metrics import door_counts
 from freshet.runtime.guard import Guard
@@ -55,9 +55,10 @@ class Gateway:
         *,
         clock: Clock = STEADY_CLOCK,
         guard: Guard | None = None,
+        sites: Sites | None = None,
     ) -> None:
         """`codecs`: by role (`served`, `shown`, `action`), one for each stream of the spec; `guard` asks
-        clients for tokens."""
+        clients for tokens, `sites` admits names and pages."""
         self._spec, self._log, self._codecs = spec, log, codecs
         self._settings, self._clock = settings, clock
         self._topics = topics_of(spec)
@@ -85,7 +86,7 @@ class Gateway:
             max_body_bytes=settings.max_body_bytes,
             max_bodies_bytes=settings.max_bodies_bytes,
             body_timeout_s=settings.body_timeout_ms / 1e3,
-            admit=refuse_other_sites,
+            admit=(sites or Sites()).admit,
             guard=guard,
             role="gateway",
         )
@@ -200,7 +201,15 @@ def run(
         ConfigError: the port cannot be had. Mismatch: a topic exists with another shape.
     """
     with Face(common, settings.port) as face:
-        gateway = Gateway(spec, log, codecs, settings, clock=clock, guard=guard)
+        gateway = Gateway(
+            spec,
+            log,
+            codecs,
+            settings,
+            clock=clock,
+            guard=guard,
+            sites=Sites(common.bind_address, common.hosts),
+        )
 
         async def main() -> None:
             gateway.committer.start()

@@ -81,11 +81,13 @@ RANK = Endpoint(
         Answer(200, "the order", (json(RANKING),)),
         *refusals(
             "bad_input",
+            "host",
             "origin",
             *TOKEN_CODES,
             "body_timeout",
             "body_too_large",
             "too_large",
+            "content_type",
             "overloaded",
             "internal",
             "unavailable",

@@ -18,6 +18,7 @@ from freshet.inference.oip_model import OipModel
 from freshet.inference.oip_rows import model_config
 from freshet.release import RELEASE
 from freshet.runtime.answers import Response, json_response
+from freshet.runtime.browsers import FORM_TYPES, wrong_type
 from freshet.runtime.encodings import accepted_coding, compressed, decompressed
 from freshet.runtime.http import App
 from freshet.runtime.requests import Request
@@ -81,6 +82,8 @@ class OipRoutes:
         return json_response(200, model_config(self.model.described(*request.arguments)))
 
     async def _infer(self, request: Request) -> Response:
+        if request.content_type in FORM_TYPES:  # the protocol's clients name JSON, binary data, or nothing
+            raise wrong_type(request.content_type, "application/json", "application/octet-stream")
         name, *version = request.arguments
         self.model.check(name, *version)
         outputs, asked, number = await self.model.infer(lambda: self._read(request))

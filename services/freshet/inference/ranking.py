@@ -29,6 +29,7 @@ from freshet.inference.served import Served, ServedLogger, served_events
 from freshet.inference.tracing import Asked, Came, ranked
 from freshet.inference.versions import ServingVersion
 from freshet.runtime.answers import Response, error_response, json_response
+from freshet.runtime.browsers import require_json
 from freshet.runtime.requests import Request
 from freshet.runtime.routes import Reply
 from freshet.settings import Inference as Settings
@@ -126,9 +127,10 @@ class Ranker:
         """Answer a request, in a later turn of the loop.
 
         Raises BadInput and TooLarge for a body that is no rank request, does not fit the schema, or could not
-        be logged as an impression;
-        Overloaded, before it is read, where so many wait that it would be answered too late.
+        be logged as an impression; HttpError for one that is not sent as JSON; Overloaded, before it is read,
+        where so many wait that it would be answered too late.
         """
+        require_json(request)
         self._scoring.refuse_if_late()
         is_served = self._live.version() is not None
         if is_served and self._plain is not None:

@@ -40,7 +40,7 @@ from freshet.inference.unread import RowsWatch
 from freshet.inference.versions import Scorer, VersionFollower
 from freshet.model import SERVING_PREFIXES, build_model
 from freshet.runtime.answers import Response, json_response
-from freshet.runtime.browsers import refuse_other_sites
+from freshet.runtime.browsers import Sites
 from freshet.runtime.face import Face
 from freshet.runtime.grpc_metrics import door_counts
 from freshet.runtime.guard import Guard
@@ -100,6 +100,7 @@ class Inference:
         clock: Clock = STEADY_CLOCK,
         rng: random.Random | None = None,
         guard: Guard | None = None,
+        sites: Sites | None = None,
     ) -> None:
         """Raises ConfigError if the spec does not fit the schema, ImportError if the model needs what is not
         installed (torch)."""
@@ -182,7 +183,7 @@ class Inference:
             max_body_bytes=settings.max_body_bytes,
             max_bodies_bytes=settings.max_bodies_bytes,
             body_timeout_s=settings.body_timeout_ms / 1e3,
-            admit=refuse_other_sites,
+            admit=(sites or Sites()).admit,
             guard=guard,
             role="inference",
         )
@@ -326,7 +327,8 @@ def run(
         return max(left_s, LAST_S)
 
     with Face(common, settings.port) as face:
-        server = Inference(parts, settings, clock=clock, rng=rng, guard=guard)
+        sites = Sites(common.bind_address, common.hosts)
+        server = Inference(parts, settings, clock=clock, rng=rng, guard=guard, sites=sites)
         stop_threads = threading.Event()  # later than `stop`: requests in hand are still scored and logged
 
         async def main() -> None:

@@ -21,6 +21,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, ProcessCol
 
 from freshet.runtime import tls
 from freshet.runtime.answers import HttpError, error_response
+from freshet.runtime.browsers import Sites
 from freshet.runtime.endpoint import (
     LIVE,
     METRICS_PAGE,
@@ -155,12 +156,18 @@ class Admin:
         ready: Callable[[], str | None],
         status: Callable[[], Mapping[str, Any]],
         progress: Callable[[], Mapping[str, Any]] | None = None,
+        hosts: str = "",
     ) -> None:
-        """`registry` gets the metrics of the process, too: its memory, when it began, its files.
+        """Start to serve.
+
+        Args:
+            registry: gets the metrics of the process, too: its memory, when it began, its files.
+            hosts: names by which the port may be asked, besides its address: FRESHET_COMMON_HOSTS.
 
         Raises ConfigError if the address cannot be had, naming who has the port.
         """
         ProcessCollector(registry=registry)
+        sites = Sites(address, hosts)
         routes: dict[str, Callable[[], tuple[int, str, bytes]]] = {
             LIVE.path: lambda: (200, "application/json", b'{"status":"live"}'),
             READY.path: lambda: _readiness(ready()),
@@ -176,6 +183,9 @@ class Admin:
             def do_GET(self) -> None:
                 path = self.path.partition("?")[0]
                 try:
+                    sites.admit(
+                        {name.lower().encode(): value.encode() for name, value in self.headers.items()}
+                    )
                     code, kind, body = routes[path]() if path in routes else _unknown(path, sorted(routes))
                 except Exception as error:  # told as every service tells it; the log has the whole of it
                     told = error_response(error)

@@ -37,10 +37,16 @@ CODES = (
     ErrorCode("token_expired", 401, "the token has expired", "ask the operator for another"),
     ErrorCode("token_scope", 403, "the token is for other things", "use one with the scope in `expected`"),
     ErrorCode(
-        "host", 403, "the console is not asked for by this name", "use localhost, or FRESHET_CONSOLE_HOST"
+        "host",
+        403,
+        "the port is not asked for by this name",
+        "use localhost, or add it to FRESHET_COMMON_HOSTS",
     ),
     ErrorCode(
-        "origin", 403, "a page of another site asks", "ask from a program, or from the console's own page"
+        "origin",
+        403,
+        "a page of another site asks",
+        "ask from a program, or add the site to FRESHET_COMMON_HOSTS",
     ),
     ErrorCode("not_found", 404, "there is no such path", "see `expected` for the paths there are"),
     ErrorCode("no_model", 404, "another model is served here", "use the name in `expected`"),

@@ -5,7 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from freshet.options import Duration, Integer, Number, Text, option
-from freshet.settings.forms import CLIENT_REQUESTS, GIB, HOUR, KIB, MIB, MINUTE, PATH, PEM, PORT, SECOND
+from freshet.settings.forms import (
+    CLIENT_REQUESTS,
+    GIB,
+    HOSTS,
+    HOUR,
+    KIB,
+    MIB,
+    MINUTE,
+    PATH,
+    PEM,
+    PORT,
+    SECOND,
+)
 
 __all__ = ["Console", "Gateway", "GrpcDoor", "Inference", "Simulator"]
 
@@ -204,8 +216,9 @@ class Console:
     )
     host: str = option(
         "deployment",
-        "names that browsers may ask for it by, besides localhost and the bind address; commas between",
-        Text("host names with commas between", r"[A-Za-z0-9.:,_-]{1,2000}"),
+        "names by which browsers may ask for the console alone, besides those of FRESHET_COMMON_HOSTS; "
+        "commas between",
+        HOSTS,
         default="",
     )
     services: str = option(

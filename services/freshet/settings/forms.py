@@ -9,6 +9,7 @@ __all__ = [
     "CODEC",
     "GIB",
     "HOST",
+    "HOSTS",
     "HOUR",
     "KIB",
     "MIB",
@@ -25,6 +26,7 @@ KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 PORT = Integer(0, 65_535)
 PATH = Text("a path")
 HOST = Text("an IP address or a host name", r"[A-Za-z0-9.:_-]{1,255}")
+HOSTS = Text("host names with commas between", r"[A-Za-z0-9.:,_ -]{1,2000}")
 CODEC = Choice(("fp32", "bf16", "fp16", "int8"))
 URL = Text('an URL with the adapter as its scheme, such as "sqlite:run/log"', r"[a-z][a-z0-9+.-]*:.+")
 

@@ -10,7 +10,7 @@ from typing import Literal
 
 from freshet.options import Choice, Duration, Integer, Text, option
 from freshet.settings.doors import Console, Gateway, Inference, Simulator
-from freshet.settings.forms import HOST, HOUR, PATH, SECOND, URL
+from freshet.settings.forms import HOST, HOSTS, HOUR, PATH, SECOND, URL
 from freshet.settings.learning import Embedder, Joiner, Paramserver, Trainer
 from freshet.settings.network import Grpc, Http, Registry, Traces
 from freshet.settings.run_folder import RunFolder
@@ -40,6 +40,14 @@ class Common:
         "address that services listen on; 0.0.0.0 lets the network in",
         HOST,
         default="127.0.0.1",
+    )
+    hosts: str = option(
+        "deployment",
+        "names by which HTTP ports may be asked, and sites whose pages may ask them, besides localhost, "
+        "addresses, this machine's name and names without dots; commas between, `.example.com` stands for "
+        "all names below it",
+        HOSTS,
+        default="",
     )
     log_level: Literal["debug", "info", "warning", "error"] = option(
         "deployment",

@@ -1,4 +1,4 @@
-"""Who is let in: names, origins, tokens; and the token's file."""
+"""Who may change something at the console; and the token's file."""
 
 from __future__ import annotations
 
@@ -6,84 +6,14 @@ import stat
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from freshet.console.doors import Doors, json_only, names_by
 from freshet.errors import ConfigError
 from freshet.runtime.answers import HttpError
-from freshet.runtime.browsers import name_of
 from freshet.runtime.guard import Guard
-from freshet.runtime.requests import Request
 from freshet.runtime.token import CONSOLE_HINT, console_entry, token_of
 
 TOKEN = "a-token-of-this-run"
-DOORS = Doors(frozenset({"console.example"}))
 GUARD = Guard(more=[console_entry(TOKEN)], hint=CONSOLE_HINT)
-
-
-def refusal(headers: dict[bytes, bytes]) -> str | None:
-    try:
-        DOORS.admit(headers)
-    except HttpError as error:
-        return str(error.content["code"])
-    return None
-
-
-@pytest.mark.parametrize(
-    "host",
-    [
-        "localhost",
-        "localhost:7002",
-        "127.0.0.1:7002",
-        "[::1]:7002",
-        "[::1]",
-        "LOCALHOST",
-        "localhost.",
-        "console.example:80",
-    ],
-)
-def test_names_of_this_machine_and_the_one_that_was_set_are_ours(host: str) -> None:
-    assert refusal({b"host": host.encode()}) is None
-
-
-@pytest.mark.parametrize(
-    "host",
-    ["", "evil.example", "localhost.evil.example", "127.0.0.1.evil.example:7002", "evil.example:7#localhost",
-     "[::1", "localhost:x", "localhost@evil.example", "127.0.0.2", "::1"],
-)  # fmt: skip
-def test_other_names_are_not(host: str) -> None:
-    assert refusal({b"host": host.encode()}) == "host"
-
-
-def test_a_request_without_a_name_is_refused() -> None:
-    assert refusal({}) == "host"
-
-
-@pytest.mark.parametrize(
-    "origin", ["http://evil.example", "null", "https://localhost.evil.example", "file://"]
-)
-def test_pages_from_elsewhere_are_refused(origin: str) -> None:
-    assert refusal({b"host": b"localhost", b"origin": origin.encode()}) == "origin"
-
-
-def test_our_own_page_may_ask() -> None:
-    assert refusal({b"host": b"localhost:7002", b"origin": b"http://localhost:7002"}) is None
-
-
-@given(st.binary(max_size=60))
-def test_no_bytes_of_a_header_break_the_door(host: bytes) -> None:
-    assert refusal({b"host": host, b"origin": host}) in (None, "host", "origin")
-
-
-@given(st.text(max_size=40))
-def test_a_name_is_never_longer_than_what_it_was_read_from(host: str) -> None:
-    assert len(name_of(host)) <= len(host.lower())
-
-
-def asking(authorization: bytes | None, kind: bytes = b"application/json") -> Request:
-    headers = {b"content-type": kind} | ({} if authorization is None else {b"authorization": authorization})
-    return Request("POST", "/api/promote", "", headers, b"{}")
 
 
 @pytest.mark.parametrize(
@@ -112,16 +42,6 @@ def test_another_token_is_refused_and_not_repeated(shown: bytes) -> None:
 @pytest.mark.parametrize("scheme", [b"Bearer ", b"bearer ", b"BEARER  "])
 def test_the_token_lets_in(scheme: bytes) -> None:
     assert GUARD.admit("operate", scheme + TOKEN.encode(), "").who == "console"
-
-
-@pytest.mark.parametrize(
-    "kind", [b"text/plain", b"application/x-www-form-urlencoded", b"multipart/form-data", b""]
-)
-def test_what_a_form_of_another_site_could_post_is_not_taken(kind: bytes) -> None:
-    with pytest.raises(HttpError) as caught:
-        json_only(asking(None, kind))
-
-    assert caught.value.status == 415
 
 
 def test_a_token_is_made_once_for_its_owner_only(tmp_path: Path) -> None:
@@ -202,20 +122,3 @@ def test_a_file_that_is_not_there_is_not_made(tmp_path: Path) -> None:
 def test_a_token_and_a_file_of_one_are_one_too_many(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="FRESHET_CONSOLE_TOKEN_FILE"):
         token_of(TOKEN, tmp_path, str(tmp_path / "secret"))
-
-
-@pytest.mark.parametrize(
-    ("bound", "hosts", "names"),
-    [
-        ("0.0.0.0", "", {"0.0.0.0"}),
-        ("127.0.0.1", "console,News.example", {"127.0.0.1", "console", "news.example"}),
-        ("::", "fd00::5,", {"::", "fd00::5"}),
-    ],
-)
-def test_names_are_those_of_the_settings(bound: str, hosts: str, names: set[str]) -> None:
-    assert names_by(bound, hosts) == names
-
-
-@pytest.mark.parametrize("host", ["localhost:8080", "127.0.0.1:80", "[::1]:8080"])
-def test_in_a_container_it_is_asked_for_by_this_machines_names_at_any_published_port(host: str) -> None:
-    Doors(names_by("0.0.0.0", "")).admit({b"host": host.encode()})

@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry
 from freshet.clock import SYSTEM_CLOCK
 from freshet.errors import Overloaded
 from freshet.runtime.answers import Response
-from freshet.runtime.browsers import refuse_other_sites
+from freshet.runtime.browsers import Sites
 from freshet.runtime.endpoint import Endpoint
 from freshet.runtime.guard import Guard, Limits
 from freshet.runtime.http import App
@@ -41,9 +41,7 @@ class Door:
 
     def __init__(self, guard: Guard) -> None:
         self.registry = CollectorRegistry()
-        self.app = App(
-            self.registry, max_body_bytes=100, body_timeout_s=1, guard=guard, admit=refuse_other_sites
-        )
+        self.app = App(self.registry, max_body_bytes=100, body_timeout_s=1, guard=guard, admit=Sites().admit)
         self.app.route_taker(Endpoint("POST", PATH, "Things.", (), scope="send"), full)
 
     def ask(self, way: str, headers: Mapping[bytes, bytes], body: bytes = b"") -> int:

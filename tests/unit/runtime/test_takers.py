@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry
 
 from freshet.errors import BadInput
 from freshet.runtime.answers import Response
-from freshet.runtime.browsers import refuse_other_sites
+from freshet.runtime.browsers import Sites
 from freshet.runtime.connection import Connection
 from freshet.runtime.endpoint import Endpoint
 from freshet.runtime.http import App
@@ -78,9 +78,7 @@ def server() -> Iterator[Running]:
 @contextmanager
 def running_server(*, body_timeout_s: float = 20.0, drain_s: float = 1.0) -> Iterator[Running]:
     made = Running()
-    app = App(
-        CollectorRegistry(), max_body_bytes=LIMIT, body_timeout_s=body_timeout_s, admit=refuse_other_sites
-    )
+    app = App(CollectorRegistry(), max_body_bytes=LIMIT, body_timeout_s=body_timeout_s, admit=Sites().admit)
     app.route_taker(Endpoint("POST", "/now", "At once.", ()), made.now)
     app.route_taker(Endpoint("POST", "/later", "When told.", ()), made.later)
     app.route(Endpoint("POST", "/asgi", "By ASGI.", ()), made.asgi)

@@ -223,6 +223,7 @@ def run(
     admin = Admin(
         settings.common.bind_address,
         settings.simulator.admin_port,
+        hosts=settings.common.hosts,
         registry=registry,
         ready=simulator.reason,
         status=simulator.status,
