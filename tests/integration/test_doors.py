@@ -158,7 +158,7 @@ def port_of(service: str, tmp_path: Path, start: Callable[..., Gateway], **setti
                 yield running.url
             world.close()
         case "console":
-            with ConsoleWorld(tmp_path / "run").console(**settings) as console:
+            with ConsoleWorld(tmp_path / "run").console(None, **settings) as console:
                 yield console.url
         case _:
             hosts = settings.get("common_hosts", "")
