@@ -42,7 +42,7 @@ USER, PASSWORD = "freshet", "a-word-of-the-tests"
 RIGHTS = {
     ResourceType.TOPIC: (
         *("READ", "WRITE", "CREATE", "DELETE"),
-        *("DESCRIBE", "DESCRIBE_CONFIGS", "ALTER_CONFIGS"),
+        *("DESCRIBE", "DESCRIBE_CONFIGS", "ALTER", "ALTER_CONFIGS"),
     ),
     ResourceType.GROUP: ("READ", "DESCRIBE"),
     ResourceType.TRANSACTIONAL_ID: ("WRITE", "DESCRIBE"),

@@ -29,6 +29,21 @@ JOINER_METRICS = (
         ("partition",),
     ),
     Metric(
+        "freshet_joiner_topic_partitions",
+        "gauge",
+        "partitions",
+        "Partitions of an input topic when last counted, on a log where topics of others grow.",
+        ("topic",),
+    ),
+    Metric(
+        "freshet_joiner_topic_partitions_unread",
+        "gauge",
+        "partitions",
+        "Of these, partitions that no joiner reads: the model learns nothing of their events. 0 once all "
+        "topics that are joined have one number of partitions.",
+        ("topic",),
+    ),
+    Metric(
         "freshet_joiner_watermark_ms",
         "gauge",
         "milliseconds since 1970",
@@ -158,6 +173,10 @@ def joiner_readings(status: Any) -> Mapping[str, Reading]:
         **({} if status.newest_ms is None else {"freshet_joiner_newest_sample_ms": status.newest_ms}),
         "freshet_joiner_lag_records": {(str(p),): float(n) for p, n in status.lag.items()},
         "freshet_joiner_room_records": {(str(p),): float(n) for p, n in status.room.items()},
+        "freshet_joiner_topic_partitions": {(topic,): float(n) for topic, n in status.growth.counts.items()},
+        "freshet_joiner_topic_partitions_unread": {
+            (topic,): float(status.growth.unread.get(topic, 0)) for topic in status.growth.counts
+        },
         "freshet_joiner_watermark_ms": {
             (str(p),): float(w) for p, w in status.watermark_ms.items() if w is not None
         },

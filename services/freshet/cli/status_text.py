@@ -60,6 +60,8 @@ def _figures(services: Mapping[str, Any], versions: Mapping[str, Any]) -> Iterat
         if role == "joiner" and joiner:
             counts = f"{joiner.get('samples', 0)} samples of {joiner.get('events', 0)} events"
             yield f"joined    {counts} since the joiner was started{_which(name, role)}"
+            if note := joiner.get("partitions", {}).get("note"):
+                yield f"topics    {note}{_which(name, role)}"
     for name, role, trainer in told:
         if role == "trainer" and trainer:
             yield from _trained(trainer, _which(name, role))

@@ -487,4 +487,5 @@ def _joiner_status(latest: list[Any]) -> dict[str, Any]:
         "watermark_ms": dict(status.watermark_ms),
         "lag": dict(status.lag),
         "ledger": status.ledger.to_json(),
+        "partitions": status.growth.to_json(),
     }

@@ -221,7 +221,7 @@ class Collector:
             Versions(self._sources.versions, event_log, self._topics.versions),
             Letters(event_log, refused=self._topics.refused, dead_letters=self._topics.dead_letters),
             ServedSample(spec, event_log, self._topics.served, self._unreadable.inc),
-            Commits(event_log, self._topics.joiner, spec.partitions),
+            Commits(event_log, self._topics.joiner),
             Recorder(spec, event_log.writer(), self._topics.measures, self._settings.vitals_ms, self._clock),
         )
         self._board.begin(measures.next)
@@ -256,18 +256,20 @@ class Collector:
         recorder.write(look, edges, self._history, self._traces.newest)
 
     def _ends(self) -> dict[str, int]:
-        topics, partitions = self._topics, range(self._sources.spec.partitions)
+        topics = self._topics
         named = {
             "served": topics.served,
             "shown": topics.shown,
             "action": topics.action,
             "samples": topics.samples,
+            "rows": topics.rows,
         }
-        rows = next(plan.partitions for plan in topics.plans if plan.name == topics.rows)
-        wanted = {what: (topic, len(partitions)) for what, topic in named.items() if topic is not None}
-        wanted["rows"] = topics.rows, rows
+        wanted = {what: topic for what, topic in named.items() if topic is not None}
+        counts = self._sources.log.partition_counts([*wanted.values(), topics.joiner])
+        if self._reading is not None:
+            self._reading.commits.cover(counts.get(topics.joiner, 0))
         places = {
-            TopicPartition(topic, p): what for what, (topic, count) in wanted.items() for p in range(count)
+            TopicPartition(topic, p): what for what, topic in wanted.items() for p in range(counts[topic])
         }
         ends = dict.fromkeys(wanted, 0)
         for at, bounds in self._sources.log.all_bounds(places).items():

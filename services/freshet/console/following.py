@@ -96,9 +96,9 @@ class Follower:
 class Commits:
     """How many events of each stream the joiner has taken, by its newest commit of every partition."""
 
-    def __init__(self, log: EventLog, topic: str, partitions: int) -> None:
-        self._log = log
-        self._at = [TopicPartition(topic, p) for p in range(partitions)]
+    def __init__(self, log: EventLog, topic: str) -> None:
+        self._log, self._topic = log, topic
+        self._count = log.partition_counts([topic]).get(topic, 0)
         self._reader = log.reader()
         self._next: dict[int, dict[str, int]] = {}  # partition -> role -> next offset
         self._assign()
@@ -118,12 +118,19 @@ class Commits:
                 totals[role] = totals.get(role, 0) + offset
         return totals
 
+    def cover(self, partitions: int) -> None:
+        """Read this many partitions from now on: the joiner's commits get more where its inputs do."""
+        if partitions > self._count:
+            self._count = partitions
+            self._assign()
+
     def close(self) -> None:
         """Close the reader."""
         self._reader.close()
 
     def _assign(self) -> None:
-        self._reader.assign({at: self._last(at) for at in self._at})
+        places = [TopicPartition(self._topic, p) for p in range(self._count)]
+        self._reader.assign({at: self._last(at) for at in places})
 
     def _last(self, at: TopicPartition) -> int:
         for offset, _ in last_records(self._log, at, 1):

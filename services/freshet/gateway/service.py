@@ -27,6 +27,7 @@ from freshet.runtime.process_metrics import service_registry
 from freshet.runtime.requests import Request
 from freshet.runtime.server import Beside, run_server
 from freshet.seams.eventlog import EventLog
+from freshet.seams.eventlog.topics import ensure_topic
 from freshet.settings import Common
 from freshet.settings import Gateway as Settings
 from freshet.skipped import skipped_status
@@ -64,10 +65,7 @@ class Gateway:
         self._topics = topics_of(spec)
         limits = {}
         for plan in self._topics.plans:
-            info = log.create_topic(
-                plan.name, partitions=plan.partitions, retention_ms=plan.retention_ms, group=plan.group
-            )
-            limits[plan.name] = info.max_record_bytes
+            limits[plan.name] = ensure_topic(log, plan).max_record_bytes
         self._limits = RecordLimits.of(spec, limits)
         registry = service_registry()
         self._writer = log.writer()

@@ -58,17 +58,20 @@ class Progress:
 
         Raises BadInput for a topic or partition that the spec does not have, Unavailable as log and store do.
         """
-        if topic not in self._roles or not 0 <= partition < self._spec.partitions or offset < 0:
+        known = self._spec.partitions
+        if topic in self._roles and partition >= known:  # which the topic got later, perhaps
+            known = self._log.partition_counts([self._joiner]).get(self._joiner, 0)
+        if topic not in self._roles or not 0 <= partition < known or offset < 0:
             raise BadInput(
-                f"expected a topic of {', '.join(self._roles)}, a partition below {self._spec.partitions} "
+                f"expected a topic of {', '.join(self._roles)}, a partition below {known} "
                 f"and an offset, found {topic!r}, {partition}, {offset}"
             )
         target = self._target(topic, partition, offset)
         if target is None:
             return Stage(False, "joiner")
-        buckets = self._spec.buckets
+        buckets, samples = self._spec.buckets, self._samples_of(partition)
         metas = self._store.metas([Bucket(b) for b in range(buckets)])
-        if len(metas) < buckets or any(m.applied.get(partition, 0) < target for m in metas.values()):
+        if len(metas) < buckets or any(m.applied.get(samples, 0) < target for m in metas.values()):
             return Stage(False, "trainer")
         behind = any(
             rows_next.get(bucket * ROWS_PARTITIONS // buckets, 0) < meta.rows_offset
@@ -85,12 +88,16 @@ class Progress:
         if self._joined_to(self._roles[topic], partition) <= offset:
             return None
         # The end of the last block, not of the log: no batch is made for a marker behind it.
-        last = newest(self._log, TopicPartition(self._samples, partition), 1)
+        last = newest(self._log, TopicPartition(self._samples, self._samples_of(partition)), 1)
         target = last[0][0] + 1 if last else 0
         self._targets[asked] = target
         if len(self._targets) > REMEMBERED:
             self._targets.popitem(last=False)
         return target
+
+    def _samples_of(self, partition: int) -> int:
+        """Partition of `samples` that a partition of the events leads to (PROTOCOL 1)."""
+        return partition % self._spec.partitions
 
     def _joined_to(self, role: str, partition: int) -> int:
         """Next offset of a stream in the joiner's newest commit."""

@@ -50,6 +50,7 @@ from freshet.runtime.process_metrics import service_registry
 from freshet.runtime.requests import Request
 from freshet.runtime.server import Beside, run_server
 from freshet.seams.eventlog import EventLog
+from freshet.seams.eventlog.topics import ensure_topic
 from freshet.seams.rowstore import RowStore
 from freshet.seams.versions import VersionStore
 from freshet.settings import Common
@@ -108,9 +109,7 @@ class Inference:
         pipeline = Pipeline(spec, parts.served)
         topics = topics_of(spec)
         for plan in topics.plans:  # whoever of the services starts first
-            parts.log.create_topic(
-                plan.name, partitions=plan.partitions, retention_ms=plan.retention_ms, group=plan.group
-            )
+            ensure_topic(parts.log, plan)
         registry = service_registry()
         layout = layout_of(spec)
 

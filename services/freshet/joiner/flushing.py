@@ -57,7 +57,8 @@ class Flush:
             task.appended(output, int(self._offsets[at]))
             if tracer is not None and output.joined is not None:
                 samples = at - len(output.appends) + 1  # its first append, if it has samples on time
-                written(tracer, output.joined, task.topics.samples, task.partition, self._offsets[samples])
+                topic, where = task.topics.samples, task.topics.samples_partition(task.partition)
+                written(tracer, output.joined, topic, where, self._offsets[samples])
 
 
 class Flushes:

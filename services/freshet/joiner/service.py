@@ -6,18 +6,19 @@ it.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from threading import Event
 
 import structlog
 
 from freshet.clock import CONFIRMED_S, SYSTEM_CLOCK, Clock, SteadyClock
-from freshet.errors import Fenced, FreshetError, Unavailable
+from freshet.errors import ConfigError, Fenced, FreshetError, Unavailable
 from freshet.joiner.bad_streams import BadInARow
 from freshet.joiner.counting import EventCounts
 from freshet.joiner.decode import Disputed, EventDecoder
 from freshet.joiner.entering import Entered, Entering
 from freshet.joiner.flushing import Flush, Flushes
+from freshet.joiner.growth import Growth
 from freshet.joiner.ledger import Ledger
 from freshet.joiner.plan import JoinPlan
 from freshet.joiner.recovery import load
@@ -44,6 +45,7 @@ class Pace:
     status_interval_ms: int = 500
     share_interval_ms: int = 100  # how often it is looked at who should have which partition
     poll_records: int = 16_384
+    count_interval_ms: int = 2_000  # how often partitions of the inputs are counted, where they may grow
     held_ms: int = 1000  # an append that takes longer holds reading up, or the next one would be ever larger
     retry_ms: int = 500  # after the log, or who knows schemas, could not be reached
 
@@ -63,7 +65,8 @@ class JoinerStatus:
     ids: int
     ledger: Ledger  # of all its partitions, since the model began
     counts: EventCounts  # by this process
-    trouble: str | None = None  # why hardly any event of some stream can be used
+    growth: Growth = field(default_factory=lambda: Growth(0, 0, {}))  # partitions of the inputs
+    trouble: str | None = None  # why hardly any event of some stream can be used, or is not read at all
     now_ms: int = 0  # the time that is known to be right
     clock_step_ms: int = 0  # by how much the wall clock differs from it since it was set; 0: it runs evenly
     disputed_ms: Mapping[int, int] = field(
@@ -104,6 +107,7 @@ class JoinerService:
     decoder: Callable[[], EventDecoder]  # makes one; each partition has its own
     partitions: Sequence[int]
     all_partitions: bool = True
+    watches_growth: bool = False  # whether partitions that inputs get are joined as well, once all have them
     shares: Shares | None = None  # of `partitions`, with other processes; None: all of them are this one's
     clock: Clock = SYSTEM_CLOCK
     pace: Pace = field(default_factory=Pace)
@@ -133,6 +137,7 @@ class JoinerService:
     _newest_ms: int | None = None
     _counts: EventCounts = field(init=False)
     _bad: BadInARow = field(init=False)
+    _growth: Growth = field(init=False)
 
     def run(self, *, until_end: bool = False) -> None:
         """Join until told to stop. `until_end`: up to the streams' present ends, then close all windows and
@@ -170,6 +175,7 @@ class JoinerService:
         self._entering = Entering(self._writer_of, self._task_of)
         self._counts = EventCounts.of(self.topics.inputs)
         self._bad = BadInARow(self.clock.monotonic)
+        self._growth = Growth(self.topics.samples_partitions, len(self.partitions), {})
 
     @property
     def steady(self) -> SteadyClock:
@@ -204,11 +210,15 @@ class JoinerService:
         if self.shares is not None and self._due("share", self.pace.share_interval_ms):
             self.share()
             if not self.tasks:
+                if self.watches_growth and self._due("count", self.pace.count_interval_ms):
+                    self._count_partitions()
                 self._tell()
                 self.stop.wait(self.pace.share_interval_ms / 1000)
                 return
         if self._due("held", self.pace.retry_ms):
             self._resume_held()
+        if self.watches_growth and self._due("count", self.pace.count_interval_ms):
+            self._count_partitions()
         self._settle(self._flushes.begun_before(self.clock.monotonic() - self.pace.held_ms / 1000))
         self._take(self._reader.poll(self.pace.poll_records, self._wait_s()))
         if self._due("look", self.pace.look_interval_ms):
@@ -308,6 +318,41 @@ class JoinerService:
 
     # -- within
 
+    def _count_partitions(self) -> None:
+        """Count the inputs' partitions, and join those that all of them have by now, from their start."""
+        inputs = self.topics.inputs.values()
+        counts = self.log.partition_counts(inputs)
+        before, self._growth = self._growth, replace(self._growth, counts=counts, why="")
+        every = min((counts.get(topic, 0) for topic in inputs), default=0)
+        if every > len(self.partitions):
+            try:
+                self.log.grow_topic(self.topics.joiner, every)
+            except (ConfigError, Unavailable) as error:
+                self._growth = replace(
+                    self._growth, why=f"{self.topics.joiner} cannot grow with them: {error}"
+                )
+            else:
+                self._join_grown(every)
+        now = self._growth
+        if now.unread and (now.counts, now.why) != (before.counts, before.why):
+            _log.error("partitions of a topic are not read", reason=now.trouble)
+
+    def _join_grown(self, every: int) -> None:
+        """Join this many partitions from now on; each joiner finds out by itself."""
+        known = len(self.partitions)
+        self.partitions, self._growth = range(every), replace(self._growth, joined=every)
+        _log.warning(
+            "topics grew, their new partitions are joined from their start",
+            topics=sorted(set(self.topics.inputs.values())),
+            partitions=every,
+            before=known,
+        )
+        if self.shares is not None:
+            self.shares.partitions = every
+        else:
+            self._entering.begin(self._groups(range(known, every)))
+            self._let_in(self._entering.take(waiting=True))
+
     def _groups(self, partitions: Sequence[int]) -> list[tuple[int, ...]]:
         """Those that share a writer, together."""
         return [tuple(partitions)] if self.all_partitions else [(p,) for p in partitions]
@@ -315,7 +360,9 @@ class JoinerService:
     def _writer_of(self, group: tuple[int, ...]) -> Writer:
         if self.all_partitions:
             return self.log.writer(f"joiner-{self.model}")
-        written = (self.topics.joiner, self.topics.samples, self.topics.late)  # dead letters are all joiners'
+        written = [self.topics.joiner]  # dead letters are all joiners'
+        if len(self.partitions) == self.topics.samples_partitions:  # else some share a partition of samples
+            written += [self.topics.samples, self.topics.late]
         owns = [TopicPartition(topic, p) for p in group for topic in written]
         return self.log.writer(f"joiner-{self.model}-{group[0]}", owns=owns)
 
@@ -489,7 +536,8 @@ class JoinerService:
                 [Ledger.empty([x.name for x in self.plan.labels]), *(t.ledger() for t in tasks)]
             ),
             counts=self._counts,
-            trouble=self._bad.trouble(),
+            growth=self._growth,
+            trouble=self._growth.trouble or self._bad.trouble(),
             now_ms=self.steady.now_ms(),
             clock_step_ms=self.steady.step_ms,
             disputed_ms={at.partition: held.disputed.ahead_ms for at, held in self._held.items()},

@@ -77,9 +77,10 @@ def make(
 ) -> JoinerService:
     """A joiner of a spec's partitions (all, if none are named); creates the topics that are missing.
 
-    With `shares`, of those of them that it shares with others. On a log of many hosts each partition has a
-    writer of its own, whoever joins it, so that every later joiner fences every earlier one. `theirs` has the
-    schemas of topics in the format confluent.
+    A topic of events may have more partitions than the spec says, from the start or later: all that every
+    joined topic has are read. With `shares`, of those of them that it shares with others. On a log of many
+    hosts each partition has a writer of its own, whoever joins it, so that every later joiner fences every
+    earlier one. `theirs` has the schemas of topics in the format confluent.
 
     Raises ConfigError if the spec asks for what the joiner cannot do, Mismatch if a topic has other
     partitions.
@@ -97,6 +98,12 @@ def make(
     if names.shown is not None:
         inputs["shown"] = names.shown
     known = log.topics()
+    counts = {topic: known[topic].partitions for topic in inputs.values()}
+    every = spec.partitions if partitions is not None else max(spec.partitions, min(counts.values()))
+    if log.traits.many_hosts:
+        log.grow_topic(names.joiner, every)
+    if shares is not None:
+        shares.partitions = every
     topics = Topics(
         inputs=inputs,
         samples=names.samples,
@@ -105,6 +112,7 @@ def make(
         dead_letters=names.dead_letters,
         log_ids={topic: str(known[topic].log_id) for topic in inputs.values()},
         limits=limits_of(log, spec),
+        samples_partitions=spec.partitions,
     )
     decoder = partial(SpecDecoder, spec, plan, SchemaRegistry(log), _frameless(spec), theirs)
     decoder()  # what does not fit the spec stops the start
@@ -114,7 +122,8 @@ def make(
         plan=plan,
         topics=topics,
         decoder=decoder,
-        partitions=range(spec.partitions) if partitions is None else partitions,
+        partitions=range(every) if partitions is None else partitions,
+        watches_growth=partitions is None and log.traits.many_hosts,
         all_partitions=partitions is None and not log.traits.many_hosts,
         shares=shares,
         clock=clock,

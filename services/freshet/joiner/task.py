@@ -46,6 +46,12 @@ class Topics:
     dead_letters: str
     log_ids: Mapping[str, str]  # input topic -> log id
     limits: RecordLimits  # of records that are derived from events
+    samples_partitions: int  # the spec's; partition p of the inputs goes to p modulo this many
+
+    def samples_partition(self, partition: int) -> int:
+        """Where samples of a partition of the inputs go. Several partitions may share one: inputs may grow,
+        `samples` does not in a model's life (PROTOCOL 1)."""
+        return partition % self.samples_partitions
 
 
 @dataclass(slots=True)
@@ -156,7 +162,8 @@ class Task:
         for topic, samples in ((self.topics.samples, decided), (self.topics.late, late)):
             if len(samples):
                 encoded = blocks.encode(samples, self.topics.limits.block_bytes)
-                appends.append(Append(topic, self.partition, encoded))
+                where = self.topics.samples_partition(self.partition)
+                appends.append(Append(topic, where, encoded))
         tracer = active()
         joined = noted(tracer, decided) if tracer is not None and len(decided) else None
         commit = self._commit(now_ms)

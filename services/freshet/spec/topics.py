@@ -32,6 +32,9 @@ class TopicPlan:
     partitions: int
     retention_ms: int | None
     group: str | None = None
+    may_have_more: bool = (
+        False  # more partitions than planned are read, too: event topics, the joiner's commits
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,7 +203,8 @@ def topics_of(spec: Spec) -> Topics:
         name = named.get(kind.role, kind.name.replace("<model>", spec.name))
         partitions = kind.partitions or spec.partitions
         group = f"{spec.name}.joined" if kind.joined else None
-        plans.append(TopicPlan(name, partitions, _retention_ms(spec, kind), group))
+        may_have_more = kind.role in (*named, "joiner")
+        plans.append(TopicPlan(name, partitions, _retention_ms(spec, kind), group, may_have_more))
         names[kind.role] = name
     return Topics(
         served=names["served"],

@@ -109,7 +109,14 @@ class World:
         known = self.log.topics()
         ids = {topic: str(known[topic].log_id) for topic in self.inputs.values()}
         return Topics(
-            self.inputs, "m.samples", "m.samples.late", "m.joiner", "m.dead-letters", ids, self.limits
+            self.inputs,
+            "m.samples",
+            "m.samples.late",
+            "m.joiner",
+            "m.dead-letters",
+            ids,
+            self.limits,
+            self.partitions,
         )
 
     def joiner(self, pace: Pace | None = None) -> JoinerService:

@@ -117,6 +117,20 @@ class EventLog(Protocol):
     def topics(self) -> Mapping[str, TopicInfo]:
         """All topics by name."""
 
+    def partition_counts(self, topics: Iterable[str]) -> Mapping[str, int]:
+        """How many partitions each of these topics has now; topics that do not exist are left out.
+
+        Topics of others grow while they are read (Kafka). Partitions that came since an earlier call can be
+        used after this one. Raises Unavailable.
+        """
+
+    def grow_topic(self, name: str, partitions: int) -> None:
+        """Give a topic this many partitions if it has fewer; idempotent.
+
+        Raises Unavailable; ConfigError where the log does not allow it: brokers that do not let this client
+        alter topics, and the embedded log, whose topics freshet alone writes.
+        """
+
     def bounds(self, partition: TopicPartition) -> Bounds:
         """What the partition holds now. Raises Unavailable, or KeyError for an unknown topic or partition."""
 

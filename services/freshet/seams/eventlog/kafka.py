@@ -99,6 +99,25 @@ class KafkaEventLog:
         self._check_open()
         return self._admin.infos(self._admin.names())
 
+    def partition_counts(self, topics: Iterable[str]) -> Mapping[str, int]:
+        """How many partitions each of these topics has now: one request."""
+        self._check_open()
+        counts = {topic: count for topic, (_, count) in self._admin.ids(topics).items()}
+        with self._lock:
+            self._partitions.update(counts)
+        return counts
+
+    def grow_topic(self, name: str, partitions: int) -> None:
+        """Give a topic this many partitions, if it has fewer."""
+        self._check_open()
+        if self.partition_counts([name]).get(name, partitions) < partitions:
+            self._admin.grow(name, partitions)
+            deadline = time.monotonic() + _AGREE_S
+            while self.partition_counts([name]).get(name, 0) < partitions:
+                if time.monotonic() > deadline:
+                    raise Unavailable(f"topic {name} grew, but is not known to the brokers as grown")
+                threading.Event().wait(_LOOK_S)
+
     def bounds(self, partition: TopicPartition) -> Bounds:
         """What the partition holds now; it ends where a transaction is open."""
         self._locate(partition)

@@ -19,7 +19,7 @@ from confluent_kafka.admin import (
     OffsetSpec,
     ResourceType,
 )
-from confluent_kafka.cimpl import NewTopic
+from confluent_kafka.cimpl import NewPartitions, NewTopic
 
 from freshet.errors import Mismatch, Unavailable
 from freshet.seams.eventlog import Bounds, TopicInfo
@@ -122,6 +122,16 @@ class KafkaAdmin:
                 return False
             raise family(error.args[0], f"topic {topic} could not be created", self.heard) from error
         return True
+
+    def grow(self, topic: str, partitions: int) -> None:
+        """Give a topic more partitions. Raises Unavailable, ConfigError."""
+        wanted = NewPartitions(self.name(topic), partitions)
+        try:
+            self._answers(self._client.create_partitions([wanted], request_timeout=_REQUEST_S))
+        except KafkaException as error:
+            if error.args[0].code() == KafkaError.INVALID_PARTITIONS:
+                return  # another process was quicker
+            raise family(error.args[0], f"topic {topic} could not grow", self.heard) from error
 
     def set_retention(self, topic: str, retention_ms: int | None) -> None:
         """What is older may be forgotten from now on."""

@@ -45,10 +45,10 @@ class Shares:
             thing: what a partition is called in a claim: `thing:number`.
             name: tells processes of the kind apart.
             owner: unique to this process; it stands in its claims.
-            partitions: of the model.
+            partitions: of the model; may be set anew when there are more.
             clock: for how long a claim is waited for.
         """
-        self._claims, self._owner, self._partitions, self._clock = claims, owner, partitions, clock
+        self._claims, self._owner, self.partitions, self._clock = claims, owner, partitions, clock
         self._kind, self._thing = f"{kind}:", f"{thing}:"
         self.seat = self._kind + name
         self._held: dict[int, Held] = {}
@@ -76,7 +76,7 @@ class Shares:
             self._seat.check()
         living = self._claims.living()
         seats = sorted((c.fence, what) for what, c in living.items() if what.startswith(self._kind))
-        wanted = mine([what for _, what in seats], self.seat, self._partitions)
+        wanted = mine([what for _, what in seats], self.seat, self.partitions)
         kept = wanted & self.fences.keys()
         going = {p: self._held.pop(p) for p in self._held.keys() - kept}  # nothing may begin with them again
         if going:

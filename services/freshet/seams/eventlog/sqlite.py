@@ -120,6 +120,23 @@ class SqliteEventLog:
         with self._lock:
             return {name: entry[0] for name, entry in self._refreshed(None).items()}
 
+    def partition_counts(self, topics: Iterable[str]) -> Mapping[str, int]:
+        """How many partitions each of these topics has."""
+        known = self.topics()
+        return {topic: known[topic].partitions for topic in topics if topic in known}
+
+    def grow_topic(self, name: str, partitions: int) -> None:
+        """Refused, unless the topic has that many: only freshet writes these topics."""
+        found = self.topics()[name].partitions
+        if found < partitions:
+            raise ConfigError(
+                "event log",
+                f"partitions of {name}",
+                partitions,
+                f"at most {found}, which the topic was made with",
+                "topics of an embedded log do not grow",
+            )
+
     def bounds(self, partition: TopicPartition) -> Bounds:
         """What the partition holds now."""
         file, partition_id = self._locate(partition)

@@ -9,7 +9,7 @@ from freshet.spec.records import RecordLimits
 from freshet.spec.schemas import streams_of
 from freshet.spec.topics import TopicPlan, Topics, topics_of
 
-__all__ = ["ensure_topics", "limits_of"]
+__all__ = ["ensure_topic", "ensure_topics", "limits_of"]
 
 
 def ensure_topics(log: EventLog, spec: Spec) -> Topics:
@@ -17,7 +17,8 @@ def ensure_topics(log: EventLog, spec: Spec) -> Topics:
 
     Those that others alone write are left as they are.
 
-    Raises Mismatch if one exists with another number of partitions, or if one of others does not exist.
+    Raises Mismatch if one exists with another number of partitions (event topics may have more than the spec
+    says: the joiner reads them all), or if one of others does not exist.
     """
     topics = topics_of(spec)
     theirs = {stream.topic for stream in streams_of(spec) if stream.theirs}
@@ -25,11 +26,22 @@ def ensure_topics(log: EventLog, spec: Spec) -> Topics:
     for plan in topics.plans:
         if plan.name in theirs:
             _check(plan, known.get(plan.name))
-            continue
-        log.create_topic(
+        else:
+            ensure_topic(log, plan)
+    return topics
+
+
+def ensure_topic(log: EventLog, plan: TopicPlan) -> TopicInfo:
+    """Create one topic, or see that the one that exists will do. Raises Mismatch if it does not."""
+    try:
+        return log.create_topic(
             plan.name, partitions=plan.partitions, retention_ms=plan.retention_ms, group=plan.group
         )
-    return topics
+    except Mismatch:
+        found = log.partition_counts([plan.name]).get(plan.name, 0) if plan.may_have_more else 0
+        if found <= plan.partitions:
+            raise
+        return log.create_topic(plan.name, partitions=found, retention_ms=plan.retention_ms, group=plan.group)
 
 
 def limits_of(log: EventLog, spec: Spec) -> RecordLimits:
@@ -43,9 +55,9 @@ def limits_of(log: EventLog, spec: Spec) -> RecordLimits:
 
 def _check(plan: TopicPlan, found: TopicInfo | None) -> None:
     """A topic of others fits, or Mismatch says why not."""
-    if found is None or found.partitions != plan.partitions:
+    if found is None or found.partitions < plan.partitions:
         partitions = "no such topic" if found is None else f"{found.partitions}"
         raise Mismatch(
-            f"topic {plan.name}: expected {plan.partitions} partitions, found {partitions}\n"
+            f"topic {plan.name}: expected {plan.partitions} partitions or more, found {partitions}\n"
             "  others write it, so they make it; the spec's `partitions` are those of all that is joined"
         )

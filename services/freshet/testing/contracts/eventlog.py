@@ -117,6 +117,33 @@ class EventLogContract:
         with pytest.raises(Mismatch, match="2"):
             log.create_topic("t", partitions=4)
 
+    def test_partitions_of_topics_are_counted(self, log: EventLog) -> None:
+        log.create_topic("u", partitions=3)
+        assert log.partition_counts(["t", "u", "no-such-topic"]) == {"t": 2, "u": 3}
+
+    def test_a_topic_that_grows_keeps_its_records_and_id(
+        self, log: EventLog, open_log: Callable[[], EventLog]
+    ) -> None:
+        other = open_log()  # which knows the topic from before
+        before = other.topics()["t"].log_id
+        old, new = TopicPartition("t", 1), TopicPartition("t", 3)
+        log.writer().append([append_to(old, [b"kept"])])
+        if not log.traits.many_hosts:  # freshet alone writes its topics
+            with pytest.raises(ConfigError, match="do not grow"):
+                log.grow_topic("t", 4)
+            log.grow_topic("t", 2)  # which it has
+            other.close()
+            return
+        log.grow_topic("t", 4)
+        log.grow_topic("t", 3)  # fewer than there are: nothing to do
+        assert other.partition_counts(["t"]) == {"t": 4}
+        assert other.topics()["t"].log_id == before
+        log.writer().append([append_to(new, [b"new"])])
+        reader = other.reader()
+        reader.assign({old: 0, new: 0})
+        assert read_all(reader, 2) == {old: [(0, b"kept")], new: [(0, b"new")]}
+        other.close()
+
     def test_two_topics_have_two_log_ids(self, log: EventLog) -> None:
         assert log.create_topic("u", partitions=1).log_id != log.topics()["t"].log_id
 

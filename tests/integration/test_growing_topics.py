@@ -1,0 +1,118 @@
+"""Topics of events that get more partitions while a model lives, on a real Kafka: every event of theirs is
+joined once, or the joiner says which partitions nobody reads."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from uuid import uuid4
+
+import numpy as np
+import pytest
+
+from freshet.errors import Mismatch
+from freshet.joiner.commit import Commit
+from freshet.joiner.ledger import Ledger
+from freshet.joiner.service import JoinerService, Pace
+from freshet.seams.eventlog.topics import ensure_topic
+from freshet.seams.open import open_eventlog
+from freshet.spec.topics import TopicPlan
+from freshet.types import Append, BytesColumn
+from tests.integration.joiner_process import PLAN
+from tests.servers.kafka import Kafka
+from tests.system.waiting import wait_until
+from tests.unit.joiner.support import Action, Event, Served
+from tests.unit.joiner.world import World, _where
+
+WITHIN_S = 60.0
+PACE = Pace(flush_interval_ms=0, count_interval_ms=0, commit_interval_ms=0, status_interval_ms=0)
+
+
+@pytest.fixture
+def world(kafka: Kafka, tmp_path: Path) -> Iterator[World]:
+    log = open_eventlog(f"kafka://{kafka.bootstrap}/{uuid4().hex}")
+    world = World(tmp_path, PLAN, 2, other_log=log)
+    yield world
+    world.close()
+
+
+def joiner_of(world: World, partitions: int = 2) -> JoinerService:
+    joiner = world.joiner(PACE)
+    joiner.partitions, joiner.watches_growth = range(partitions), True
+    return joiner
+
+
+def slate(request: str, time_ms: int) -> list[Event]:
+    """A request of one item, which was clicked."""
+    impression = f"{request}/0"
+    return [Served(request, ("0",), time_ms), Action(impression, time_ms + 2, id=f"click-{request}")]
+
+
+def send(world: World, events: list[Event], partition: int) -> None:
+    for event in events:
+        topic, _ = _where(event)
+        values = BytesColumn.of([event.record()])
+        world.log.writer().append(
+            [Append(topic, partition, values, times_ms=np.array([event.time], np.int64))]
+        )
+
+
+def grow(world: World, *topics: str, to: int) -> None:
+    for topic in topics:
+        world.log.grow_topic(topic, to)
+
+
+def ledger(world: World) -> Ledger:
+    last = {p: Commit.decode(value, "test") for p, value in world.values("m.joiner")}
+    return Ledger.total([commit.ledger for commit in last.values()])
+
+
+def test_partitions_that_topics_get_are_joined_from_their_start(world: World) -> None:
+    joiner = joiner_of(world)
+    joiner.open()
+    send(world, slate("a", 1_000), 0)
+    inputs = list(world.inputs.values())
+    grow(world, inputs[0], to=3)
+    send(world, slate("b", 2_000)[:1], 2)  # there before anybody reads it
+
+    def steps_until(what: str, done: object) -> None:
+        def look() -> bool:
+            joiner.step()
+            assert callable(done)
+            return bool(done())
+
+        wait_until(what, look, within_s=WITHIN_S)
+
+    steps_until("the unread partition is told", lambda: joiner.status and joiner.status.trouble)
+    assert joiner.status is not None
+    assert joiner.status.growth.unread == {inputs[0]: 1}
+    grow(world, *inputs[1:], to=3)
+    send(world, slate("b", 2_000)[1:], 2)
+    steps_until("all are joined", lambda: set(joiner.tasks) == {0, 1, 2} and not joiner._growth.trouble)
+    steps_until("and read", lambda: sum(t.events for t in joiner.tasks.values()) == len(slate("a", 0)) * 2)
+    joiner.flush(only_due=False)
+    assert "grew from 2 to 3" in joiner._growth.note
+    joiner.close()
+
+    again = joiner_of(world, 3)  # one that is started anew rebuilds all three, and doubles nothing
+    again.run(until_end=True)
+    samples = world.samples()
+    assert {s.partition for s in samples} <= {
+        0,
+        1,
+    }  # partition 2 of the events leads to partition 0 of samples
+    assert max(Counter((s.id, s.label) for s in samples).values()) == 1
+    assert ledger(world).events["actions_matched"] == 2
+    assert set(ledger(world).unexplained().values()) == {0}
+
+
+def test_a_grown_topic_stops_no_start_and_a_smaller_one_does(world: World) -> None:
+    name = next(iter(world.inputs.values()))
+    grow(world, name, to=3)
+
+    assert ensure_topic(world.log, TopicPlan(name, 2, None, may_have_more=True)).partitions == 3
+    with pytest.raises(Mismatch, match="expected 2 partitions, found 3"):
+        ensure_topic(world.log, TopicPlan(name, 2, None))
+    with pytest.raises(Mismatch, match="expected 4 partitions, found 3"):
+        ensure_topic(world.log, TopicPlan(name, 4, None, may_have_more=True))
