@@ -215,17 +215,29 @@ FIELDS = {"request": "string", "item": "long", "ts": "long", "score": "double?",
 """The action of tests/unit/features/test_intake.py, and a number."""
 
 
-def fits(value: Any, latest_ms: int) -> bool:
-    """Whether a value is an event of FIELDS that is dated up to `latest_ms`."""
+def fits(value: Any, latest_ms: int, *, others: bool = False) -> bool:
+    """Whether a value is an event of FIELDS that is dated up to `latest_ms`.
+
+    `others`: it may have other fields, too."""
     if not isinstance(value, tuple):
         return False
     names = [name for name, _ in value]
     found = dict(value)
-    if len(names) != len(found) or not found.keys() <= FIELDS.keys():
+    if len(names) != len(found) or not (others or found.keys() <= FIELDS.keys()):
+        return False
+    if not all(_names_once(found[name]) for name in found.keys() - FIELDS.keys()):
         return False
     if not all(_is(found.get(name), type_) for name, type_ in FIELDS.items()):
         return False
     return int(found["ts"]) <= latest_ms
+
+
+def _names_once(value: Any) -> bool:
+    """Whether no object within a value has a name twice."""
+    if isinstance(value, tuple):
+        names = [name for name, _ in value]
+        return len(set(names)) == len(names) and all(_names_once(inner) for _, inner in value)
+    return not isinstance(value, list) or all(map(_names_once, value))
 
 
 def _is(value: Any, type_: str) -> bool:
@@ -245,10 +257,10 @@ def _is(value: Any, type_: str) -> bool:
             return isinstance(value, Number) and float(value) not in (float("inf"), -float("inf"))
 
 
-def events_of(body: bytes, latest_ms: int) -> list[Event]:
-    """The events of a body, and whether each is taken."""
+def events_of(body: bytes, latest_ms: int, *, others: bool = False) -> list[Event]:
+    """The events of a body, and whether each is taken; as `fits`."""
     return [
-        Event(body[begin:end], value is not NotJson and fits(value, latest_ms))
+        Event(body[begin:end], value is not NotJson and fits(value, latest_ms, others=others))
         for begin, end, value in _pieces(body)
     ]
 
