@@ -10,6 +10,7 @@ from ops.reference import (
     cli_page,
     errors_page,
     http_page,
+    json_page,
     logs_page,
     measures_page,
     metrics_page,
@@ -67,6 +68,7 @@ PAGES = (
     Page("metrics.md", "Metrics", "what each service tells Prometheus", metrics_page.page),
     Page("logs.md", "Logs", "keys of log lines, and every message", logs_page.page),
     Page("errors.md", "Errors", "families, codes of HTTP errors, exit status", errors_page.page),
+    Page("json.md", "Events as JSON", "what is taken and refused, case by case", json_page.page),
     Page("http.md", "HTTP API", "what each service answers", http_page.page),
     *(Page(f"openapi/{a.service}.json", "", "", partial(http_page.openapi, a)) for a in http_page.APIS),
 )

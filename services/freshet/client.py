@@ -8,6 +8,7 @@ pauses.
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 import ssl
 import time
@@ -164,6 +165,33 @@ def _is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
+def _json(value: Any) -> bytes:
+    """A value as JSON. Raises BadInput for what JSON does not have."""
+    try:
+        text = orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY)
+    except TypeError as error:
+        raise BadInput(
+            "expected dicts, lists, texts, booleans, None, finite floats and integers of 64 bits; "
+            f"found: {error}"
+        ) from None
+    if b"null" in text:  # written for NaN, too
+        _refuse_not_finite(value, "")
+    return text
+
+
+def _refuse_not_finite(value: Any, path: str) -> None:
+    if isinstance(value, Mapping):
+        for name, inner in value.items():
+            _refuse_not_finite(inner, f"{path}.{name}" if path else str(name))
+    elif isinstance(value, list | tuple):
+        for index, inner in enumerate(value):
+            _refuse_not_finite(inner, f"{path}[{index}]")
+    elif hasattr(value, "tolist"):  # numpy's arrays and scalars
+        _refuse_not_finite(value.tolist(), path)
+    elif isinstance(value, float) and not math.isfinite(value):
+        raise BadInput(f"{path}: expected a finite number, found {value}; send None where there is no value")
+
+
 class _Talk:
     """What both clients say and understand; no I/O."""
 
@@ -173,7 +201,7 @@ class _Talk:
         self.asks_environment = not all(_is_loopback(host) for host in hosts)  # no proxy leads back here
 
     def events(self, events: Event | Sequence[Event]) -> bytes:
-        return orjson.dumps(events, option=orjson.OPT_SERIALIZE_NUMPY)
+        return _json(events)
 
     def rank(
         self,
@@ -186,10 +214,7 @@ class _Talk:
     ) -> bytes:
         asked = {"context": context, "candidates": candidates, "k": k, "request_id": request_id}
         asked |= {"dry_run": dry_run or None, "explain": explain or None}
-        return orjson.dumps(
-            {key: value for key, value in asked.items() if value is not None},
-            option=orjson.OPT_SERIALIZE_NUMPY,
-        )
+        return _json({key: value for key, value in asked.items() if value is not None})
 
     def pause(self, attempt: int, answer: httpx.Response | None) -> float | None:
         if answer is not None and answer.status_code not in _RETRIED:
@@ -305,6 +330,7 @@ class Client:
 
         Raises:
             EventsRefused: some do not fit; the others are accepted.
+            BadInput: a value is none of JSON's, such as NaN; nothing was sent.
             Overloaded, Unavailable: after all attempts; sending them again is safe.
         """
         return self._send("impressions", events)

@@ -211,6 +211,9 @@ def _trim(body: bytes, begin: int, end: int) -> int:
     return begin + max(1, len(body[begin:end].rstrip(SPACE)))
 
 
+YEAR_1_MS = -62_135_596_800_000
+"""An event time is within the years 1 to 9999."""
+
 FIELDS = {"request": "string", "item": "long", "ts": "long", "score": "double?", "note": "string?"}
 """The action of tests/unit/features/test_intake.py, and a number."""
 
@@ -229,7 +232,7 @@ def fits(value: Any, latest_ms: int, *, others: bool = False) -> bool:
         return False
     if not all(_is(found.get(name), type_) for name, type_ in FIELDS.items()):
         return False
-    return int(found["ts"]) <= latest_ms
+    return YEAR_1_MS <= int(found["ts"]) <= latest_ms
 
 
 def _names_once(value: Any) -> bool:

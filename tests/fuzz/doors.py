@@ -14,7 +14,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -29,7 +29,8 @@ from freshet.gateway.service import codecs_of, run
 from freshet.runtime.ports import free_ports
 from freshet.seams.eventlog import EventLog
 from freshet.seams.eventlog.sqlite import open_url
-from freshet.spec.avro import parse_schema
+from freshet.spec.avro import Record, parse_schema
+from freshet.spec.model import Spec
 from freshet.spec.parse import parse_spec
 from freshet.testing.clock import SettableClock
 from freshet.types import TopicPartition
@@ -163,16 +164,16 @@ def expected(role: str, body: bytes) -> list[Event]:
 
 
 @contextmanager
-def opened(folder: Path) -> Iterator[Doors]:
-    """A gateway with a log in this folder, and connections to it."""
+def opened(folder: Path, spec: Spec = SPEC, schemas: Mapping[str, Record] = SCHEMAS) -> Iterator[Doors]:
+    """A gateway of this spec with a log in this folder, and connections to it."""
     [port], clock = free_ports(1), SettableClock(NOW_MS)
     made = settings(gateway_grpc_port=str(port))
     log = open_url(f"sqlite:{folder}/log")
 
     def target(stop: threading.Event, ready: Callable[[str], None]) -> None:
-        codecs = codecs_of(SPEC, SCHEMAS, log, clock)
+        codecs = codecs_of(spec, schemas, log, clock)
         beside = gateway_door(made.gateway, made.common)
-        run(SPEC, log, codecs, made.gateway, made.common, stop=stop, clock=clock, ready=ready, beside=beside)
+        run(spec, log, codecs, made.gateway, made.common, stop=stop, clock=clock, ready=ready, beside=beside)
 
     with running(target) as (url, _):
         doors = Doors(url, port, log)
