@@ -142,6 +142,10 @@ def learning_state(now: int, drift: int) -> dict[str, Any]:
         "rows_bytes": 2_052_000,
         "versions": {"serving": 142, "aliases": {"stable": 142}, "pinned": False, "list": versions(now)},
         "dead_letters": {"refused": 1, "joiner": 1, "newest": letters(now)},
+        "losses": [
+            {"figure": "unmatched", "lost": 3, "of": 50},
+            {"figure": "late_impressions", "lost": 0, "of": 400},
+        ],
         "simulator": {"rate": 1000, "seed": 7, "drifts": [{"time_ms": drift, "what": "half the users"}]},
     }
 
@@ -373,6 +377,7 @@ def empty() -> dict[str, Any]:
         "rows_bytes": None,
         "versions": {"serving": None, "aliases": {}, "pinned": False, "list": []},
         "dead_letters": {"refused": 0, "joiner": 0, "newest": []},
+        "losses": [],
         "simulator": None,
     }
     history = {"next": 0, "vitals": [], "windows": [], "clicks": [], "drifts": [], "versions": []}

@@ -29,6 +29,14 @@ JOINER_METRICS = (
         ("partition",),
     ),
     Metric(
+        "freshet_joiner_lost_share",
+        "gauge",
+        "share",
+        "Part of the events of the last five minutes, read by this process, that taught the model nothing, "
+        "by figure (docs/operations.md, Losses); missing while there were none.",
+        ("figure",),
+    ),
+    Metric(
         "freshet_joiner_topic_partitions",
         "gauge",
         "partitions",
@@ -173,6 +181,11 @@ def joiner_readings(status: Any) -> Mapping[str, Reading]:
         **({} if status.newest_ms is None else {"freshet_joiner_newest_sample_ms": status.newest_ms}),
         "freshet_joiner_lag_records": {(str(p),): float(n) for p, n in status.lag.items()},
         "freshet_joiner_room_records": {(str(p),): float(n) for p, n in status.room.items()},
+        "freshet_joiner_lost_share": {
+            (figure,): one["share"]
+            for figure, one in status.losses.get("recent", {}).items()
+            if one["share"] is not None
+        },
         "freshet_joiner_topic_partitions": {(topic,): float(n) for topic, n in status.growth.counts.items()},
         "freshet_joiner_topic_partitions_unread": {
             (topic,): float(status.growth.unread.get(topic, 0)) for topic in status.growth.counts

@@ -8,6 +8,7 @@ from typing import Any
 
 from freshet.cli.options import table
 from freshet.recordings.timely import EventTimes
+from freshet.runtime.losses import JOINER_FIGURES, counted, losses_text
 
 __all__ = ["Outcome", "outcome_text"]
 
@@ -27,6 +28,14 @@ class Outcome:
     windows: Sequence[Mapping[str, Any]] = ()  # records of `<model>.measures`, by event time
     times: Mapping[str, EventTimes] = field(default_factory=dict)  # by stream: what is odd about them
 
+    @property
+    def losses(self) -> dict[str, Any]:
+        """Shares of the events that taught nothing; empty where nothing was joined."""
+        if self.ledger is None:
+            return {}
+        counts = {**self.ledger["events"], "refused": self.ledger["refused"]}
+        return counted(JOINER_FIGURES, counts)
+
     def as_json(self) -> dict[str, Any]:
         """Figures of the first label at the top, all labels below."""
         first = next(iter(self.measures.values()), {})
@@ -41,7 +50,7 @@ class Outcome:
             "labels": {name: dict(values) for name, values in self.measures.items()},
             "stages": dict(self.stages),
             **({"times": odd} if (odd := _odd(self.times)) else {}),
-            **({"ledger": dict(self.ledger)} if self.ledger is not None else {}),
+            **({} if self.ledger is None else {"ledger": dict(self.ledger), "losses": self.losses}),
         }
 
 
@@ -51,9 +60,11 @@ def outcome_text(outcome: Outcome) -> str:
     rows = [[label, *(values.get(m) for m in names)] for label, values in outcome.measures.items()]
     rates = "\n".join(f"  {stage:18} {rate:12,.0f}/s" for stage, rate in outcome.stages.items())
     said = "".join(f"\n{line}" for seen in outcome.times.values() for line in seen.lines())
-    return (
-        f"{outcome.samples:,} samples, {outcome.lanes} lanes\n{rates}\n{table(['label', *names], rows)}{said}"
-    )
+    lost = "".join(f"lost: {line}\n" for line in losses_text(None, outcome.losses))
+    if outcome.ledger is not None and not lost:
+        lost = "lost: nothing; every event was joined\n"
+    samples = f"{outcome.samples:,} samples, {outcome.lanes} lanes"
+    return f"{samples}\n{lost}{rates}\n{table(['label', *names], rows)}{said}"
 
 
 def _odd(times: Mapping[str, EventTimes]) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import Any
 
 from freshet.cli.options import table
+from freshet.runtime.losses import losses_text
 
 __all__ = ["as_text", "clock_of"]
 
@@ -62,6 +63,7 @@ def _figures(services: Mapping[str, Any], versions: Mapping[str, Any]) -> Iterat
             yield f"joined    {counts} since the joiner was started{_which(name, role)}"
             if note := joiner.get("partitions", {}).get("note"):
                 yield f"topics    {note}{_which(name, role)}"
+            yield from _lost(joiner, _which(name, role))
     for name, role, trainer in told:
         if role == "trainer" and trainer:
             yield from _trained(trainer, _which(name, role))
@@ -79,6 +81,14 @@ def _figures(services: Mapping[str, Any], versions: Mapping[str, Any]) -> Iterat
             fresh = inference.get("freshness_ms")
             fresh_to = "has learned from nothing yet" if fresh is None else f"fresh to {fresh} ms"
             yield f"serving   version {inference.get('version')}, {fresh_to}{_which(name, role)}"
+            yield from _lost(inference, _which(name, role))
+
+
+def _lost(figures: Mapping[str, Any], which: str) -> Iterator[str]:
+    """What of the events taught nothing, where anything did not."""
+    losses = figures.get("losses", {})
+    for line in losses_text(losses.get("recent"), losses.get("begun")):
+        yield f"lost      {line}{which}"
 
 
 def _which(name: str, role: str) -> str:

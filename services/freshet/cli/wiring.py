@@ -488,4 +488,5 @@ def _joiner_status(latest: list[Any]) -> dict[str, Any]:
         "lag": dict(status.lag),
         "ledger": status.ledger.to_json(),
         "partitions": status.growth.to_json(),
+        "losses": dict(status.losses),
     }

@@ -157,6 +157,14 @@ LETTERS = record(
     "Letters",
     {"refused": integer("that the log holds"), "joiner": integer(), "newest": array(LETTER)},
 )
+LOSS = record(
+    "Loss",
+    {
+        "figure": text("as docs/operations.md, Losses, defines it"),
+        "lost": integer("events of the last five minutes"),
+        "of": integer(),
+    },
+)
 SYSTEM = record(
     "State",
     {
@@ -181,6 +189,7 @@ SYSTEM = record(
         "rows_bytes": nullable(integer()),
         "versions": VERSIONS,
         "dead_letters": LETTERS,
+        "losses": array(LOSS, "what of the events taught nothing lately; empty: not known yet"),
         "simulator": nullable(ANY),
         "asking": record(
             "Asking",

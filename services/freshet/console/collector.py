@@ -17,7 +17,7 @@ from prometheus_client import CollectorRegistry
 
 from freshet.clock import Clock
 from freshet.console.board import Board
-from freshet.console.core import Edge, Look, Rates, edges_of, health_of
+from freshet.console.core import Edge, Look, Rates, edges_of, health_of, losses_of
 from freshet.console.following import Commits, Follower
 from freshet.console.history import History
 from freshet.console.letters import Letters
@@ -311,6 +311,7 @@ class Collector:
             "rows_bytes": look.figure(look.holder, "bytes"),
             "versions": versions,
             "dead_letters": letters,
+            "losses": losses_of(look),
             "simulator": simulator_of(look, self._history),
             "asking": {
                 "scheme": tls.scheme(),

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from freshet.console.merging import merged
 from freshet.console.seen import Service, number, whole
 
-__all__ = ["Edge", "Look", "Rates", "edges_of", "health_of", "level_of"]
+__all__ = ["Edge", "Look", "Rates", "edges_of", "health_of", "level_of", "losses_of"]
 
 Level = Literal["ok", "warn", "bad", "idle", "unknown"]
 Health = Literal["good", "degraded", "starting", "down"]
@@ -221,6 +221,20 @@ def _to_inference(look: Look, rates: Rates, now_s: float) -> Edge:
         lag = max(0, look.ends["rows"] - sum(whole(n) or 0 for n in following.values()))
     level = level_of(lag, rate, records_per_s, floor=64)
     return Edge("trainer", "inference", "rows", rate, "rows/s", lag, "records", level)
+
+
+def losses_of(look: Look) -> list[dict[str, Any]]:
+    """Of each figure of losses what was lost of how many in the last five minutes, all instances together."""
+    sums: dict[str, list[int]] = {}
+    for role in ("joiner", "inference"):
+        for said in look.figures_of(role).values():
+            recent = _at(said, ("losses", "recent"))
+            for name, one in recent.items() if isinstance(recent, Mapping) else ():
+                lost, of = whole(_at(one, ("lost",))), whole(_at(one, ("of",)))
+                if isinstance(name, str) and lost is not None and of is not None:
+                    so_far = sums.setdefault(name, [0, 0])
+                    sums[name] = [so_far[0] + lost, so_far[1] + of]
+    return [{"figure": name, "lost": lost, "of": of} for name, (lost, of) in sums.items()]
 
 
 def health_of(services: Sequence[Service], edges: Sequence[Edge]) -> tuple[Health, list[str]]:

@@ -154,6 +154,7 @@ _FIGURES = {
     "rows_next": _ROWS_NEXT,
     "rows": text('what is wrong with the rows; "": nothing'),
     "versions": text('what is wrong with the versions; "": nothing'),
+    "losses": {**OBJECT, "description": "shares of served events that were not logged: recent, and begun"},
     "served_log": text('why the last served event was not logged; "": it was'),
 }
 READY = ready_page("Inference", _FIGURES)

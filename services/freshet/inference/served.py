@@ -24,6 +24,7 @@ from freshet.features import EventExtractor, JsonTranscoder, Transcoded, partiti
 from freshet.inference import metrics
 from freshet.inference.core import Order, explain, get_path, merged
 from freshet.inference.tracing import Asked, requests_of, sent
+from freshet.runtime.losses import INFERENCE_FIGURES, RECENT_S, Recent, counted
 from freshet.seams.eventlog import Writer
 from freshet.seams.eventlog.gathering import append_gathered
 from freshet.spec.avro import SERVED_FIELD
@@ -188,7 +189,19 @@ class ServedLogger:
             self._dropped.labels(why)
         metrics.SERVED_QUEUE.gauge(registry, lambda: self._account.events)
         metrics.SERVED_QUEUE_BYTES.gauge(registry, lambda: self._account.bytes)
+        self._counts = {"logged": 0, "unlogged": 0}
+        self._recent = Recent()
         self.reason = ""  # why the last event was not logged
+
+    def losses(self, now_s: float) -> dict[str, Any]:
+        """The share of served events that were not logged: lately, and since the process began. `now_s`:
+        monotonic. Called by one thread."""
+        counts = dict(self._counts)
+        return {
+            "recent_s": int(RECENT_S),
+            "recent": counted(INFERENCE_FIGURES, self._recent.take(counts, now_s)),
+            "begun": counted(INFERENCE_FIGURES, counts),
+        }
 
     def offer(self, served: Served) -> bool:
         """Take a request to be logged; False, and its events counted, if too many wait. One thread's."""
@@ -261,7 +274,9 @@ class ServedLogger:
 
         while values:
             try:
-                self._logged.inc(self._appended(values))
+                appended = self._appended(values)
+                self._logged.inc(appended)
+                self._counts["logged"] += appended
                 told()
                 return
             except (
@@ -315,4 +330,5 @@ class ServedLogger:
         if reason != self.reason:
             log.warning("served events are not logged", why=why, reason=reason)
         self._dropped.labels(why).inc(count)
+        self._counts["unlogged"] += count
         self.reason = reason

@@ -160,7 +160,7 @@ class Inference:
                 extractor=EventExtractor(spec.events.served, extended) if active() is not None else None,
             )
         self._progress = Progress(spec, parts.log, parts.store)
-        self._asked = 0
+        self._asked, self._clock = 0, clock
         self._progress_thread = ThreadPoolExecutor(1, thread_name_prefix="progress")
         self._live, self._tally = Live(self.rows, self.versions, clock), Tally(registry)
         self._measure(registry, spec)
@@ -295,6 +295,7 @@ class Inference:
             "rows": rows.reason or self.rows_watch.reason,
             "versions": self.versions.state.reason,
             "served_log": self.logger.reason if self.logger is not None else "",
+            "losses": self.logger.losses(self._clock.monotonic()) if self.logger is not None else {},
         }
 
 

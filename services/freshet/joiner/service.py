@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from threading import Event
+from typing import Any
 
 import structlog
 
@@ -24,6 +25,7 @@ from freshet.joiner.plan import JoinPlan
 from freshet.joiner.recovery import load
 from freshet.joiner.task import Task, Topics
 from freshet.joiner.times import Now
+from freshet.runtime.losses import JOINER_FIGURES, RECENT_S, Recent, counted
 from freshet.seams.eventlog import EventLog, Reader, Writer
 from freshet.seams.eventlog.claims import LEASE_S
 from freshet.seams.eventlog.sharing import Shares
@@ -66,6 +68,7 @@ class JoinerStatus:
     ledger: Ledger  # of all its partitions, since the model began
     counts: EventCounts  # by this process
     growth: Growth = field(default_factory=lambda: Growth(0, 0, {}))  # partitions of the inputs
+    losses: Mapping[str, Any] = field(default_factory=dict)  # shares, as `_shares` makes them
     trouble: str | None = None  # why hardly any event of some stream can be used, or is not read at all
     now_ms: int = 0  # the time that is known to be right
     clock_step_ms: int = 0  # by how much the wall clock differs from it since it was set; 0: it runs evenly
@@ -138,6 +141,7 @@ class JoinerService:
     _counts: EventCounts = field(init=False)
     _bad: BadInARow = field(init=False)
     _growth: Growth = field(init=False)
+    _recent: Recent = field(default_factory=Recent)
 
     def run(self, *, until_end: bool = False) -> None:
         """Join until told to stop. `until_end`: up to the streams' present ends, then close all windows and
@@ -536,6 +540,7 @@ class JoinerService:
                 [Ledger.empty([x.name for x in self.plan.labels]), *(t.ledger() for t in tasks)]
             ),
             counts=self._counts,
+            losses=self._shares(),
             growth=self._growth,
             trouble=self._growth.trouble or self._bad.trouble(),
             now_ms=self.steady.now_ms(),
@@ -544,6 +549,19 @@ class JoinerService:
         )
         if self.on_status is not None:
             self.on_status(self.status)
+
+    def _shares(self) -> dict[str, Any]:
+        """What of the events teaches nothing: lately, of this process; since the model began, of its
+        partitions."""
+        counts = self._counts
+        lately = {**counts.outcomes, "refused": sum(sum(n.values()) for n in counts.refused.values())}
+        ledgers = [task.ledger() for task in self.tasks.values()]
+        begun = Ledger.total([Ledger.empty([label.name for label in self.plan.labels]), *ledgers])
+        return {
+            "recent_s": int(RECENT_S),
+            "recent": counted(JOINER_FIGURES, self._recent.take(lately, self.clock.monotonic())),
+            "begun": counted(JOINER_FIGURES, {**begun.events, "refused": begun.refused}),
+        }
 
     def _room(self, partition: int) -> int:
         _, low = self._since[partition]

@@ -217,6 +217,7 @@ export class Letters {
   }
 
   update(state) {
+    say(byId("losses"), lossesOf(records(state.losses, 20)));
     const letters = record(state.dead_letters);
     this.table.fill(records(letters.newest, 20));
     const parts = [
@@ -231,6 +232,17 @@ export class Letters {
         .join(", "),
     );
   }
+}
+
+/** What of the events of the last five minutes taught nothing, in a sentence. */
+function lossesOf(losses) {
+  const known = losses.filter((l) => num(l.of));
+  const lost = known.filter((l) => num(l.lost));
+  if (!known.length) return "";
+  if (!lost.length) return "Losses of the last 5 minutes: none";
+  const one = (l) =>
+    `${text(l.figure, 40).replaceAll("_", " ")} ${whole(l.lost)} of ${whole(l.of)} (${((100 * num(l.lost)) / num(l.of)).toFixed(1)} %)`;
+  return `Losses of the last 5 minutes: ${lost.map(one).join("; ")}`;
 }
 
 /** Text in a level's colour; the text says the same. */
