@@ -37,6 +37,15 @@ JOINER_METRICS = (
         ("figure",),
     ),
     Metric(
+        "freshet_joiner_keys_misplaced",
+        "gauge",
+        "topics",
+        "1 while the keys of a topic on Kafka lie in other partitions than equal keys of the topics that it "
+        "is joined with: another partitioner, none, or no keys; 0 once enough keys were seen. `partitioner` "
+        "names the one that explains them (murmur2, crc32, fnv1a, fnv1a-positive, no key, other).",
+        ("topic", "partitioner"),
+    ),
+    Metric(
         "freshet_joiner_topic_partitions",
         "gauge",
         "partitions",
@@ -185,6 +194,10 @@ def joiner_readings(status: Any) -> Mapping[str, Reading]:
             (figure,): one["share"]
             for figure, one in status.losses.get("recent", {}).items()
             if one["share"] is not None
+        },
+        "freshet_joiner_keys_misplaced": {
+            (topic, name): float(topic in status.placing["trouble"])
+            for topic, name in status.placing.get("partitioners", {}).items()
         },
         "freshet_joiner_topic_partitions": {(topic,): float(n) for topic, n in status.growth.counts.items()},
         "freshet_joiner_topic_partitions_unread": {

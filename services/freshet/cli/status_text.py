@@ -63,6 +63,8 @@ def _figures(services: Mapping[str, Any], versions: Mapping[str, Any]) -> Iterat
             yield f"joined    {counts} since the joiner was started{_which(name, role)}"
             if note := joiner.get("partitions", {}).get("note"):
                 yield f"topics    {note}{_which(name, role)}"
+            for reason in joiner.get("placing", {}).get("trouble", {}).values():
+                yield f"clients   {reason}{_which(name, role)}"
             yield from _lost(joiner, _which(name, role))
     for name, role, trainer in told:
         if role == "trainer" and trainer:

@@ -489,4 +489,5 @@ def _joiner_status(latest: list[Any]) -> dict[str, Any]:
         "ledger": status.ledger.to_json(),
         "partitions": status.growth.to_json(),
         "losses": dict(status.losses),
+        "placing": dict(status.placing),
     }

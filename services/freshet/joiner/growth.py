@@ -20,6 +20,11 @@ class Growth:
     why: str = ""  # why partitions that all topics have cannot be joined; "": they can
 
     @property
+    def sizes(self) -> set[int]:
+        """How many partitions the topics have, or had."""
+        return {self.began_with, self.joined, *self.counts.values()}
+
+    @property
     def unread(self) -> Mapping[str, int]:
         """{topic: partitions that no joiner reads}, without topics of which all are read."""
         return {topic: n - self.joined for topic, n in self.counts.items() if n > self.joined}

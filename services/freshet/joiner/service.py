@@ -21,6 +21,7 @@ from freshet.joiner.entering import Entered, Entering
 from freshet.joiner.flushing import Flush, Flushes
 from freshet.joiner.growth import Growth
 from freshet.joiner.ledger import Ledger
+from freshet.joiner.placing import Placing
 from freshet.joiner.plan import JoinPlan
 from freshet.joiner.recovery import load
 from freshet.joiner.task import Task, Topics
@@ -69,6 +70,7 @@ class JoinerStatus:
     counts: EventCounts  # by this process
     growth: Growth = field(default_factory=lambda: Growth(0, 0, {}))  # partitions of the inputs
     losses: Mapping[str, Any] = field(default_factory=dict)  # shares, as `_shares` makes them
+    placing: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # as `Placing.to_json` makes it
     trouble: str | None = None  # why hardly any event of some stream can be used, or is not read at all
     now_ms: int = 0  # the time that is known to be right
     clock_step_ms: int = 0  # by how much the wall clock differs from it since it was set; 0: it runs evenly
@@ -141,6 +143,8 @@ class JoinerService:
     _counts: EventCounts = field(init=False)
     _bad: BadInARow = field(init=False)
     _growth: Growth = field(init=False)
+    _misplaced: set[str] = field(default_factory=set)  # topics that were told of
+    _placing: Placing = field(default_factory=Placing)
     _recent: Recent = field(default_factory=Recent)
 
     def run(self, *, until_end: bool = False) -> None:
@@ -245,6 +249,10 @@ class JoinerService:
             try:
                 if at not in waiting:
                     refused = task.take(role, records, self._now(at))
+                    if self.watches_growth:
+                        self._placing.note(
+                            at.topic, at.partition, self._growth.sizes, records.keys, self.clock.monotonic()
+                        )
                     disputed |= self._hold(at, refused.disputed)
                     self._bad.note(role, at.topic, len(records), refused)
             except Unavailable as error:
@@ -541,6 +549,7 @@ class JoinerService:
             ),
             counts=self._counts,
             losses=self._shares(),
+            placing=self._placed(),
             growth=self._growth,
             trouble=self._growth.trouble or self._bad.trouble(),
             now_ms=self.steady.now_ms(),
@@ -549,6 +558,14 @@ class JoinerService:
         )
         if self.on_status is not None:
             self.on_status(self.status)
+
+    def _placed(self) -> dict[str, dict[str, str]]:
+        found = self._placing.to_json()
+        for topic, reason in found["trouble"].items():
+            if topic not in self._misplaced:
+                _log.error("clients place the keys of a topic elsewhere", topic=topic, reason=reason)
+        self._misplaced = set(found["trouble"])
+        return found
 
     def _shares(self) -> dict[str, Any]:
         """What of the events teaches nothing: lately, of this process; since the model began, of its

@@ -62,7 +62,7 @@ def test_the_status_says_what_was_lost_lately_and_since_the_beginning() -> None:
         "joiner": service("joiner", {"events": 2, "losses": {"recent": lately, "begun": lately}}),
         "inference": service("inference", {"version": 1, "losses": {"recent": unlogged}}),
     }
-    versions = {"newest": None, "aliases": {}}
+    versions: dict[str, Any] = {"newest": None, "aliases": {}}
     text = as_text({"services": services, "versions": versions})
     assert "lost      unmatched: 1 of 2 (50.0%) in the last 5 min; 1 of 2 (50.0%) since the beginning" in text
     assert "lost      unlogged: 3 of 4 (75.0%) in the last 5 min: served events were not logged" in text
