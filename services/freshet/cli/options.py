@@ -52,6 +52,8 @@ class _Path(click.Path):
             self.fail(f"a path in UTF-8 is expected, found {os.fsencode(text)!r}: rename it", param, ctx)
         if text.startswith("//"):
             text = "/" + text.lstrip("/")
+        if not self.dir_okay and os.path.isdir(text):
+            self.fail(f"{text} is a folder: name the files in it, {text.rstrip('/')}/*", param, ctx)
         return Path(str(super().convert(text, param, ctx)))
 
 

@@ -117,14 +117,25 @@ class TableEncoder:
             at = f"{path}.{name}" if path else name
             found = record.field(name)
             if found is None:
-                known = ", ".join(f.name for f in record.fields)
-                raise BadInput(
-                    f"column {at!r}: no field of the schema {record.name}, which has {known}\n"
-                    "  leave the column out, or add the field to the schema"
-                )
+                raise _unknown(at, record)
             type_ = bare(found.type)[0]
             if isinstance(type_, Record):
                 self._refuse_unknown(inner, type_, at)
+            if inner.array is not None:
+                self._refuse_unknown_parts(inner.array.type, type_, at)
+
+    def _refuse_unknown_parts(self, kind: Any, type_: Type, at: str) -> None:
+        """Refuse a field of a struct that the schema's record does not have."""
+        if isinstance(type_, Array) and _is_list(kind):
+            self._refuse_unknown_parts(kind.value_type, bare(type_.items)[0], at)
+        if not isinstance(type_, Record) or not pa.types.is_struct(kind):
+            return
+        for i in range(kind.num_fields):
+            part, path = kind.field(i), f"{at}.{kind.field(i).name}"
+            found = type_.field(part.name)
+            if found is None:
+                raise _unknown(path, type_)
+            self._refuse_unknown_parts(part.type, bare(found.type)[0], path)
 
 
 @dataclass(slots=True)
@@ -137,6 +148,19 @@ class _Node:
     def child(self, name: str) -> _Node | None:
         """What stands one name further."""
         return self.inner.get(name) or (None if self.array is None else _child(self.array, name))
+
+
+def _unknown(path: str, record: Record) -> BadInput:
+    known = ", ".join(f.name for f in record.fields)
+    return BadInput(
+        f"column {path!r}: no field of the schema {record.name}, which has {known}\n"
+        "  leave the column out, or add the field to the schema"
+    )
+
+
+def _empty_struct(record: Record, array: Any) -> Any:
+    """Structs without values, as many as an array has."""
+    return pa.nulls(len(array), pa.struct([(f.name, pa.null()) for f in record.fields]))
 
 
 def find(batch: Any, path: str) -> Any:
@@ -203,6 +227,8 @@ class _Columns:
     def _field(self, f: AvroField, path: str, node: _Node | None) -> None:
         type_, nullable = bare(f.type)
         if node is None:
+            if not self.strict:
+                raise BadInput(f"no column {path!r}, which a feature needs")
             if not (nullable or f.has_default):
                 if isinstance(type_, Record) and self._all_optional(type_):
                     return self.record(type_, path, _Node())
@@ -210,13 +236,16 @@ class _Columns:
             return None
         if isinstance(type_, Record):
             if node.array is not None and not pa.types.is_struct(node.array.type):
-                if not pa.types.is_null(node.array.type):
+                parts = not self.strict and (pa.types.is_map(node.array.type) or _is_list(node.array.type))
+                if not parts and not pa.types.is_null(node.array.type):
                     raise BadInput(
                         f"column {path!r} is {node.array.type}; expected a struct, or columns "
                         + ", ".join(f"{path}.{x.name}" for x in type_.fields[:3])
                     )
-                if nullable:
-                    return None
+                if pa.types.is_null(node.array.type):
+                    if nullable:
+                        return None
+                    node = _Node(_empty_struct(type_, node.array))
             self._struct(type_, path, node, nullable)
             return None
         if node.array is None:

@@ -293,7 +293,8 @@ def truths(array: Any, form: Form) -> tuple[U8, Bool | None]:
         return _numpy(array.cast(pa.uint8()), 0), nulls
     if _textual(kind):
         cells, none = _words_out(array, form.files.nulls)
-        known = _by_text(cells, lambda text: TRUTHS.get(text.strip().lower()))
+        mark = form.files.decimal
+        known = _by_text(cells, lambda text: TRUTHS.get(text.strip().lower().replace(mark, ".")))
         bad = np.array([v is None for v in known], np.bool_) & ~none
         if bad.any():
             row = int(bad.argmax())
@@ -668,6 +669,8 @@ def _wrong_kind(array: Any, expected: str, hint: str = "") -> Misfit:
     """A column whose type fits no value of the field: its first value is what is refused."""
     nulls = nulls_of(array)
     row = 0 if nulls is None else int((~nulls).argmax())
+    if hasattr(array.type, "value_type"):
+        hint = "a sample is one impression, a row each; whole events are what `freshet replay files` reads"
     return Misfit(row, "", expected, f"{_shown(array, row)} in a column of {array.type}", hint)
 
 

@@ -97,13 +97,16 @@ def events_of_files(
         for role, path in files.items()
     }
     gathered: dict[Role, list[_Event]] = {}
-    count = 0
+    count, served = 0, False
     for event in heapq.merge(*(_tagged(role, events) for role, events in streams.items())):
         gathered.setdefault(event.role, []).append(event)
+        served |= event.role == "served"
         count += 1
         if count == PIECE_EVENTS:
             yield _piece(gathered, seen)
             gathered, count = {}, 0
+    if "served" in files and not served:
+        raise BadInput(f"{files['served']}: expected events that were served, found no events")
     if count:
         yield _piece(gathered, seen)
 

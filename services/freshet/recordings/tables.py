@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 
@@ -36,6 +37,9 @@ CSV_BLOCK_BYTES = 1 << 23
 READ_BYTES = 1 << 20
 UNIT = "\x1f"  # stands for a delimiter of several characters: Arrow knows delimiters of one
 LINE_ENDS = ("\n", "\r")
+CONTROLS = bytes([0, *range(4, 9), *range(14, 32)])
+"""Hardly in texts; 1 to 3 are delimiters of Hive's."""
+
 OTHERS = {
     b"PK\x03\x04": "a zip archive (or a spreadsheet): write csv or Parquet",
     b"\x28\xb5\x2f\xfd": "zstd: decompress it first",
@@ -160,9 +164,13 @@ class TableFile:
                 f"{path}: expected text in {self.files.encoding}, found UTF-16\n"
                 '  the spec says so: [files] encoding = "utf-16"'
             )
-        if b"\0" in head and self.files.encoding != "utf-16":
+        if (
+            len(head) - len(head.translate(None, CONTROLS)) > len(head) / 20
+            and self.files.encoding != "utf-16"
+        ):
             raise BadInput(f"{path}: expected a csv, csv.gz, Parquet or Arrow file, found binary data")
-        if head.lstrip()[:1] == b"{" and not self.files.columns:
+        start = b"".join(head[:200].split())
+        if start.startswith((b"{", b"[{")) and not self.files.columns:
             raise BadInput(
                 f"{path}: expected columns, found JSON objects\n"
                 "  events as JSON lines are what `freshet replay files` reads, from a file named .jsonl"
@@ -200,7 +208,7 @@ class TableFile:
         hint = f"did you mean {near[0]!r}?" if near else f"it has {has}"
         if self.cells and self.files.columns:
             hint += "\n  the names are those of [files] columns"
-        elif self.cells and not any(c.isalpha() for n in self.names for c in n[:1]):
+        elif self.cells and any(n and not n.strip("0123456789.-+ ") for n in self.names):
             hint += (
                 '\n  if the file has no header line, the spec names its columns: [files] columns = ["..."]'
             )
@@ -263,7 +271,8 @@ class TableFile:
                     null_values=[""],
                 )
                 with pa_csv.open_csv(pa.PythonFile(text, "r"), read, parse, convert) as reader:
-                    for block in reader:
+                    for read_block in reader:
+                        block = self._restored(read_block)
                         for start in range(0, len(block), CHUNK_ROWS):
                             if held is not None:
                                 yield held
@@ -274,6 +283,14 @@ class TableFile:
             raise self._unreadable(error) from error
         if held is not None:
             yield held[0], 1.0
+
+    def _restored(self, block: Any) -> Any:
+        """The block with its delimiter in cells again: there it stood in quotes."""
+        if len(self.files.delimiter) == 1:
+            return block
+        mark, delimiter = UNIT.encode(), self.files.delimiter.encode()
+        columns = [pc.replace_substring(c, mark, delimiter) for c in block.columns]
+        return pa.RecordBatch.from_arrays(columns, schema=block.schema)
 
     def _text(self) -> _Text:
         return _Text(self.path, self.zipped, self.size, self.files)
@@ -327,9 +344,9 @@ class TableFile:
                 elif self.files.columns and len(record) == 1:
                     hint = f"is the delimiter {self.files.delimiter!r} the file's?"
                 elif any('"' in cell and not cell.startswith('"') for cell in record) or any(
-                    cell.count("\n") > 20 for cell in record
+                    cell.count("\n") > 3 for cell in record
                 ):
-                    hint = "if quotes are characters like others in this file: [files] quotes = false"
+                    hint = "is a quote never closed? if quotes are plain characters: [files] quotes = false"
                 return BadInput(
                     f"{self.path}, line {line} (row {number}): expected {wanted} cells, as the"
                     f" {'spec names' if self.files.columns else 'header has'}, found {len(record)}:"

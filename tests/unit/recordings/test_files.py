@@ -486,3 +486,39 @@ def test_a_column_that_is_missing_is_named_with_the_nearest(tmp_path: Path) -> N
 
     with pytest.raises(ConfigError, match=r"no column 'user.country'[\s\S]*did you mean"):
         read(spec_in(tmp_path), path)
+
+
+def test_a_value_of_a_map_is_found_by_its_key(tmp_path: Path) -> None:
+    counts = {"type": "map", "values": "double"}
+    fields = [f for f in SCHEMA["fields"] if f["name"] != "user"]  # type: ignore[index]
+    user = {"type": "record", "name": "User", "fields": [*SCHEMA["fields"][2]["type"]["fields"]]}  # type: ignore[index]
+    user["fields"][3] = field("born", counts)  # type: ignore[index]
+    schema = {**SCHEMA, "fields": [*fields, field("user", user)]}
+    spec = spec_in(tmp_path, schema=schema)
+    born = next(f for f in spec.features if f.name == "born")
+    features = tuple(replace(f, field="user.born.today") if f is born else f for f in spec.features)
+    spec = replace(spec, features=features)
+    path = tmp_path / "samples.parquet"
+    maps = pa.array([[("today", 2.0)], [], None], pa.map_(pa.string(), pa.float64()))
+    pq.write_table(table_of(**{"user.born": maps}), path)
+
+    assert [row["user"]["born"]["today"] for row in read(spec, path)] == [2.0, None, None]
+
+
+def test_a_struct_that_lacks_a_field_is_refused_by_its_path(tmp_path: Path) -> None:
+    plain = table_of().drop_columns(["user.id", "user.country", "user.member", "user.born", "user.seen"])
+    path = tmp_path / "samples.parquet"
+    pq.write_table(plain.append_column("user", pa.array([{"id": 7}] * 3)), path)
+
+    with pytest.raises(BadInput, match=r"no column 'user.country'"):
+        read(spec_in(tmp_path), path)
+
+
+def test_events_that_are_not_exploded_are_no_samples(tmp_path: Path) -> None:
+    plain = table_of().drop_columns(["items.sku", "items.kind", "items.price"])
+    path = tmp_path / "samples.parquet"
+    items = pa.array([[{"sku": "s", "kind": "TOY", "price": 1.5}]] * 3)
+    pq.write_table(plain.append_column("items", items), path)
+
+    with pytest.raises(BadInput, match=r"row 1: items.kind: expected one of BOOK, TOY[\s\S]*freshet replay files"):
+        read(spec_in(tmp_path), path)
