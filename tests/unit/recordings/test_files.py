@@ -520,5 +520,5 @@ def test_events_that_are_not_exploded_are_no_samples(tmp_path: Path) -> None:
     items = pa.array([[{"sku": "s", "kind": "TOY", "price": 1.5}]] * 3)
     pq.write_table(plain.append_column("items", items), path)
 
-    with pytest.raises(BadInput, match=r"row 1: items.kind: expected one of BOOK, TOY[\s\S]*freshet replay files"):
+    with pytest.raises(BadInput, match=r"row 1: items.kind: expected one of[\s\S]*freshet replay files"):
         read(spec_in(tmp_path), path)
