@@ -18,7 +18,9 @@ BENCH ?=
 DEMO ?=
 
 BIN := $(VENV)/bin
-export PATH := $(abspath $(BIN)):$(PATH)
+# Not abspath, which takes a path that holds spaces for several.
+BIN_PATH := $(if $(filter /%,$(BIN)),$(BIN),$(CURDIR)/$(BIN))
+export PATH := $(BIN_PATH):$(PATH)
 
 .PHONY: help setup build demo docs test test-compose unit lint native-test bench wheel clean
 
@@ -48,7 +50,7 @@ $(READY_TO_TEST): pyproject.toml | $(BIN)/python
 	touch $@
 
 build: $(READY_TO_TEST) ## Build the native core in place, for work on the code.
-	$(BIN)/cmake -S . -B build/dev -G Ninja -DPython_EXECUTABLE=$(abspath $(BIN)/python) > /dev/null
+	$(BIN)/cmake -S . -B build/dev -G Ninja -DPython_EXECUTABLE="$(BIN_PATH)/python" > /dev/null
 	$(BIN)/cmake --build build/dev
 
 docs: build ## Write docs/reference/ anew from the code; a test says when a page is stale.
