@@ -237,6 +237,24 @@ def losses_of(look: Look) -> list[dict[str, Any]]:
     return [{"figure": name, "lost": lost, "of": of} for name, (lost, of) in sums.items()]
 
 
+ORPHANS, ORPHANS_SHARE = 50, 0.2
+"""Orphans of the last five minutes from which on the page calls the system degraded."""
+
+
+def _lost(services: Sequence[Service]) -> list[str]:
+    """What joiners say of clients whose events do not meet."""
+    notes = []
+    for s in services:
+        trouble = _at(s.figures, ("placing", "trouble")) if s.role == "joiner" else None
+        if isinstance(trouble, Mapping):
+            notes += [f"{s.name}: {reason}" for reason in trouble.values() if isinstance(reason, str)]
+        orphans = _at(s.figures, ("losses", "recent", "orphans")) if s.role == "joiner" else None
+        lost, of = whole(_at(orphans, ("lost",))), whole(_at(orphans, ("of",)))
+        if lost is not None and of and lost >= ORPHANS and lost >= ORPHANS_SHARE * of:
+            notes.append(f"{s.name}: {lost:,} of {of:,} actions of the last 5 minutes found no impression")
+    return notes
+
+
 def health_of(services: Sequence[Service], edges: Sequence[Edge]) -> tuple[Health, list[str]]:
     """(health, why it is not good) of the whole; the console itself does not count."""
     others = [s for s in services if s.role != "console"]
@@ -253,6 +271,7 @@ def health_of(services: Sequence[Service], edges: Sequence[Edge]) -> tuple[Healt
         for key in ("served_log", "rows", "versions")  # it says there what is wrong, if anything is
         if isinstance(said := s.figures.get(key), str) and said
     ]
+    notes += _lost(others)
     down = [s for s in others if s.state == "down"]
     if others and len(down) == len(others):
         return "down", notes

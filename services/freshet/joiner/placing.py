@@ -19,8 +19,8 @@ from freshet.types import BytesColumn
 __all__ = ["PARTITIONERS", "Placing", "fnv1a_of"]
 
 KEYS_A_LOOK = 4
-LOOK_EVERY_S = 0.02
-"""Of a topic: at most 200 keys a second are looked at."""
+LOOK_EVERY_S = 0.05
+"""Of a topic: at most 80 keys a second are looked at, some 70 µs each look."""
 
 ENOUGH = 64
 """Keys of a topic before anything is said of it."""

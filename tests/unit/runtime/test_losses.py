@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from freshet.cli.outcome import Outcome, outcome_text
 from freshet.cli.status_text import as_text
-from freshet.console.core import Look, losses_of
+from freshet.console.core import Look, health_of, losses_of
 from freshet.console.seen import Service
 from freshet.joiner.ledger import EVENT_COUNTERS, Ledger
 from freshet.runtime.losses import INFERENCE_FIGURES, JOINER_FIGURES, Recent, counted, losses_text
@@ -80,6 +80,21 @@ def test_the_console_adds_the_losses_of_all_joiners_up() -> None:
     services["joiner-2"] = seen("joiner-2", {"losses": {"recent": {"unmatched": "odd"}}})
     losses = losses_of(Look(services, {}, {}, log_served=True))
     assert {"figure": "unmatched", "lost": 3, "of": 17} in losses
+
+
+def test_many_orphans_and_a_clients_partitioner_degrade_the_console() -> None:
+    few = counted(JOINER_FIGURES, {"actions_matched": 1, "actions_orphan": 49})
+    many = counted(JOINER_FIGURES, {"actions_matched": 100, "actions_orphan": 50})
+    trouble = {"trouble": {"t": "records of t are placed by CRC32"}}
+
+    assert health_of([seen("joiner", {"losses": {"recent": few}})], []) == ("good", [])
+    health, notes = health_of([seen("joiner", {"losses": {"recent": many}, "placing": trouble})], [])
+    assert health == "degraded"
+    assert notes == [
+        "joiner: records of t are placed by CRC32",
+        "joiner: 50 of 150 actions of the last 5 minutes found no impression",
+    ]
+    assert health_of([seen("joiner", {"losses": 5, "placing": {"trouble": {"t": 5}}})], []) == ("good", [])
 
 
 def seen(name: str, figures: dict[str, Any]) -> Service:
