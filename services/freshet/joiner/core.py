@@ -330,7 +330,9 @@ class Joiner:
             parts = [Column(aggregates[rows, a], np.isnan(aggregates[rows, a])) for a in columns]
             value = label.value.finish(parts).filled(np.nan)
             matched = samples.values[rows] == 1.0
-            missing = ~np.isfinite(value.astype(np.float32))
+            with np.errstate(over="ignore"):  # beyond 32 bits it is no number either
+                value = value.astype(np.float32)
+            missing = ~np.isfinite(value)
             for was in matched[missing]:
                 self._state.no_value(index, bool(was))
             samples.values[rows] = value
