@@ -31,7 +31,9 @@ MUTANTS = int(os.environ.get("FRESHET_TEST_POISON", "0")) * 2_000 or 20_000
 BATCH = 500
 LOG_MS = 10_000
 INPUTS = {"served": "served", "shown": "shown", "action": "actions"}
-TOPICS = Topics(INPUTS, "m.samples", "m.samples.late", "m.joiner", "m.dead-letters", {}, limits_for(16 << 20))
+TOPICS = Topics(
+    INPUTS, "m.samples", "m.samples.late", "m.joiner", "m.dead-letters", {}, limits_for(16 << 20), 1
+)
 PIECES = [
     b"\xff" * 10,
     b"\xfe\xff\xff\xff\x0f",
