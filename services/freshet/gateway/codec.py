@@ -123,9 +123,9 @@ class StreamCodec:
             self._fill(found, rows, schema_id, records if len(rows) == len(ids) else take(records, rows))
         return found
 
-    def sample_bytes(self, record: bytes) -> tuple[int, int]:
-        """Payload bytes of the largest sample of a served event that was taken, and of all of them together,
-        one label each."""
+    def sample_bytes(self, record: bytes) -> tuple[int, int, int]:
+        """Payload bytes of the largest sample of a served event that was taken, of all of them together, one
+        label each, and how many there are."""
         values = BytesColumn.of([record])
         schema_id = self.schema_id
         if self._stream.format == "json":
@@ -136,7 +136,7 @@ class StreamCodec:
         assert isinstance(extractor, EventExtractor), "this record was taken"
         spans = extractor.extract(values, framed=True).spans
         sizes = (spans[:, 1::2] - spans[:, ::2]).sum(axis=1)
-        return int(sizes.max(initial=0)), int(sizes.sum())
+        return int(sizes.max(initial=0)), int(sizes.sum()), len(sizes)
 
     def _fill(self, found: U64, rows: I64, schema_id: int, records: BytesColumn) -> None:
         extractor = self._extractors[schema_id]

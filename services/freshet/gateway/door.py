@@ -39,7 +39,7 @@ from freshet.runtime.rates import Payer
 from freshet.runtime.requests import Request
 from freshet.runtime.routes import Reply
 from freshet.spec.model import Stream
-from freshet.spec.records import RecordLimits
+from freshet.spec.records import MAX_ELEMENTS, RecordLimits
 from freshet.tracing import Context, active
 from freshet.types import BytesColumn
 from freshet.wire.schemas import frame
@@ -150,7 +150,9 @@ class Door:
         if stream.role == "served":
             safe = rules.limits.safe_event_bytes(rules.labels)
             # Avro may be longer than the JSON that it is made of, such as numbers of one digit.
-            self._safe_bytes = min(self._safe_bytes, safe // 8 if stream.format == "json" else safe)
+            self._safe_bytes = min(
+                self._safe_bytes, safe // 8 if stream.format == "json" else safe, MAX_ELEMENTS
+            )
         # By kind, and by how acknowledgements are wanted; what nobody has looked at yet.
         self._gathered: dict[tuple[str, bool], list[_Asked]] = {}
         self._gathered_bytes = 0
@@ -256,8 +258,10 @@ class Door:
             )
         if role != "served":
             return None
-        largest, together = self._codec.sample_bytes(record)
+        largest, together, elements = self._codec.sample_bytes(record)
         together *= self._rules.labels
+        if elements > MAX_ELEMENTS:
+            return f"an event of at most {MAX_ELEMENTS:,} elements", f"{elements:,}"
         if largest > limits.sample_bytes:
             return f"an event whose samples have at most {limits.sample_bytes:,} bytes each", _bytes(largest)
         if together > limits.expanded_bytes:

@@ -39,6 +39,11 @@ class Skips:
     # role -> (offset, place in the record)
     elements: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
 
+    @property
+    def elements_count(self) -> int:
+        """Single impressions or actions that it names."""
+        return sum(map(len, self.elements.values()))
+
     def add(self, role: str, offsets: I64) -> None:
         """Leave out whole records."""
         if len(offsets):

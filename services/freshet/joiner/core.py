@@ -261,6 +261,11 @@ class Joiner:
         """Are there decided or late samples to be taken."""
         return bool(self._state.ready(False)[0] or self._state.ready(True)[0])
 
+    @property
+    def ready_bytes(self) -> int:
+        """Payload bytes of the decided and late samples to be taken."""
+        return int(self._state.ready(False)[1] + self._state.ready(True)[1])
+
     def take(self) -> Samples:
         """The samples decided since the last call."""
         samples, aggregates = self._take(late=False)

@@ -8,7 +8,7 @@ from typing import Protocol
 import numpy as np
 
 from freshet.joiner.core import ActionColumns, ImpressionColumns, ShownColumns
-from freshet.spec.records import RecordLimits
+from freshet.spec.records import MAX_ELEMENTS, RecordLimits
 from freshet.types import I64, Records
 
 __all__ = ["REFUSALS", "Disputed", "EventColumns", "EventDecoder", "Refused", "refuse_too_large"]
@@ -108,18 +108,19 @@ def refuse_too_large(
     if not len(columns):
         return columns
     longest = int((columns.ends - columns.begins).max())
-    if (
-        longest <= min(limits.sample_bytes, limits.safe_event_bytes(labels))
-        and len(columns) <= len(columns.data)  # so elements have bytes
-    ):
+    safe = min(limits.sample_bytes, limits.safe_event_bytes(labels), MAX_ELEMENTS)
+    if longest <= safe and len(columns) <= len(columns.data):  # the usual case; elements have bytes
         return columns
+    counts = np.bincount(columns.events, minlength=len(columns.offsets))
     context = columns.prefix_ends - columns.begins + columns.ends - columns.suffix_begins  # (E,)
     sizes = context[columns.events] + columns.element_ends - columns.element_begins  # (N,)
     events = len(context)
     largest = np.zeros(events, np.int64)
     np.maximum.at(largest, columns.events, sizes)
     together = np.bincount(columns.events, sizes.astype(np.float64), events) * labels
-    bad = np.flatnonzero((largest > limits.sample_bytes) | (together > limits.expanded_bytes))
+    bad = np.flatnonzero(
+        (largest > limits.sample_bytes) | (together > limits.expanded_bytes) | (counts > MAX_ELEMENTS)
+    )
     if not len(bad):
         return columns
     for event in bad.tolist():
@@ -129,6 +130,8 @@ def refuse_too_large(
             f"a sample of it would have {int(largest[event]):,} bytes, more than the {limits.sample_bytes:,} "
             "that the log takes"
             if largest[event] > limits.sample_bytes
+            else f"it has {int(counts[event]):,} elements, more than {MAX_ELEMENTS:,}"
+            if counts[event] > MAX_ELEMENTS
             else f"its samples would have {int(together[event]):,} bytes together, as its context is copied "
             f"into each; at most {limits.expanded_bytes:,} are taken"
         )

@@ -24,7 +24,7 @@ from freshet.joiner.ledger import Ledger
 from freshet.joiner.placing import Placing
 from freshet.joiner.plan import JoinPlan
 from freshet.joiner.recovery import load
-from freshet.joiner.task import Task, Topics
+from freshet.joiner.task import Task, Topics, pieces
 from freshet.joiner.times import Now
 from freshet.runtime.losses import JOINER_FIGURES, RECENT_S, Recent, counted
 from freshet.seams.eventlog import EventLog, Reader, Writer
@@ -35,6 +35,9 @@ from freshet.types import Records, TopicPartition
 __all__ = ["JoinerService", "JoinerStatus", "Pace"]
 
 _log = structlog.get_logger("freshet.joiner")
+
+_LONGEST_PAUSE_S = 60.0
+"""Before a partition that cannot be joined is tried again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +74,7 @@ class JoinerStatus:
     growth: Growth = field(default_factory=lambda: Growth(0, 0, {}))  # partitions of the inputs
     losses: Mapping[str, Any] = field(default_factory=dict)  # shares, as `_shares` makes them
     placing: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # as `Placing.to_json` makes it
-    trouble: str | None = None  # why hardly any event of some stream can be used, or is not read at all
+    trouble: str | None = None  # why events of a stream, or a partition, are not used
     now_ms: int = 0  # the time that is known to be right
     clock_step_ms: int = 0  # by how much the wall clock differs from it since it was set; 0: it runs evenly
     disputed_ms: Mapping[int, int] = field(
@@ -90,6 +93,15 @@ class _Held:
 
 _LONELY_S = 5 * CONFIRMED_S
 """The log's time for one record, with no later record that confirms it, is given up after this long."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Failed:
+    """A partition that stands still for a reason that lasts."""
+
+    error: FreshetError
+    pause_s: float
+    again_s: float  # when it is tried again, monotonic
 
 
 @dataclass(slots=True)
@@ -146,6 +158,7 @@ class JoinerService:
     _misplaced: set[str] = field(default_factory=set)  # topics that were told of
     _placing: Placing = field(default_factory=Placing)
     _recent: Recent = field(default_factory=Recent)
+    _failed: dict[int, _Failed] = field(default_factory=dict)  # shared partitions that wait to be tried again
 
     def run(self, *, until_end: bool = False) -> None:
         """Join until told to stop. `until_end`: up to the streams' present ends, then close all windows and
@@ -210,6 +223,8 @@ class JoinerService:
         self.shares.look(self._let_go)
         self._let_in(self._entering.take())
         here = self.tasks.keys() | self._entering.partitions
+        now = self.clock.monotonic()
+        here |= {p for p, failed in self._failed.items() if now < failed.again_s}
         self._entering.begin(self._groups([p for p in self.shares.fences if p not in here]))
 
     def step(self) -> None:
@@ -245,16 +260,16 @@ class JoinerService:
         waiting: dict[TopicPartition, Unavailable] = {}
         disputed = False
         for at, records in polled:
-            task, role = self.tasks[at.partition], self._roles[at.topic]
+            task, role = self.tasks.get(at.partition), self._roles[at.topic]
+            if task is None:  # given up meanwhile
+                continue
             try:
                 if at not in waiting:
-                    refused = task.take(role, records, self._now(at))
                     if self.watches_growth:
                         self._placing.note(
                             at.topic, at.partition, self._growth.sizes, records.keys, self.clock.monotonic()
                         )
-                    disputed |= self._hold(at, refused.disputed)
-                    self._bad.note(role, at.topic, len(records), refused)
+                    disputed |= self._take_pieces(at, task, role, records)
             except Unavailable as error:
                 waiting[at] = error
             task.watermark.behind(role)
@@ -302,6 +317,28 @@ class JoinerService:
             self._paused.clear()
             self._assign()
 
+    def _take_pieces(self, at: TopicPartition, task: Task, role: str, records: Records) -> bool:
+        """Join records, and flush in between where the task is full; returns whether clocks disagree on one
+        of them, at which it stops. Raises Unavailable as `Task.take` does, with what came before it taken."""
+        for piece in pieces(records):
+            refused = task.take(role, piece, self._now(at))
+            self._bad.note(role, at.topic, len(piece), refused)
+            if self._hold(at, refused.disputed):
+                return True
+            if task.is_full:
+                self._flush_now(task)
+                if self.tasks.get(at.partition) is not task:  # its next owner reads what follows
+                    break
+        return False
+
+    def _flush_now(self, task: Task) -> None:
+        """Append what one task has, with those that share its writer, and wait for it."""
+        self._settle([task.partition])
+        self._begin_flush(
+            [(w, group) for w, group in self._writers if task.partition in group], commit_all=True
+        )
+        self._settle([task.partition])
+
     def flush(self, *, only_due: bool = True) -> None:
         """Append, atomically, the output and commit of every partition that has something to say, and wait
         for it."""
@@ -316,6 +353,8 @@ class JoinerService:
         for task in self.tasks.values():
             task.watermark.close(task.joiner.horizon_ms)
         self.flush(only_due=False)
+        while any(task.has_output for task in self.tasks.values()):  # what one flush does not hold
+            self.flush(only_due=False)
         self._tell()
 
     def close(self) -> None:
@@ -473,6 +512,7 @@ class JoinerService:
     def _count(self, flush: Flush) -> None:
         for task, output in flush.done:
             self._since[task.partition] = (output.commit.since, output.commit.low)
+            self._failed.pop(task.partition, None)
             self._samples += output.samples
             self._commits += 1
             self._counts.add(output.outcomes, output.refused)
@@ -481,11 +521,26 @@ class JoinerService:
 
     def _mourn(self, void: Mapping[int, FreshetError]) -> None:
         """Tasks that could not begin, or whose last append is not known to be written. A shared partition
-        stops alone: it is let in again, if it still is this one's."""
+        stops alone: it is let in again, if it still is this one's; after a pause, if trying again may not
+        help, as where the log takes smaller records than before. Its neighbours go on."""
         for partition, error in void.items():
-            if self.shares is None or not isinstance(error, Fenced | Unavailable):
+            if self.shares is None:
                 raise error
-            _log.warning("a partition is given up", partition=partition, reason=str(error))
+            if isinstance(error, Fenced | Unavailable):
+                _log.warning("a partition is given up", partition=partition, reason=str(error))
+                continue
+            pause_s = (
+                min(2 * self._failed[partition].pause_s, _LONGEST_PAUSE_S)
+                if partition in self._failed
+                else 1.0
+            )
+            self._failed[partition] = _Failed(error, pause_s, self.clock.monotonic() + pause_s)
+            _log.error(
+                "a partition cannot be joined, tried again; the others go on",
+                partition=partition,
+                reason=str(error),
+                again_s=pause_s,
+            )
         here = [p for p in void if p in self.tasks]
         if here:
             self._leave(here)
@@ -551,7 +606,7 @@ class JoinerService:
             losses=self._shares(),
             placing=self._placed(),
             growth=self._growth,
-            trouble=self._growth.trouble or self._bad.trouble(),
+            trouble=self._trouble(),
             now_ms=self.steady.now_ms(),
             clock_step_ms=self.steady.step_ms,
             disputed_ms={at.partition: held.disputed.ahead_ms for at, held in self._held.items()},
@@ -579,6 +634,11 @@ class JoinerService:
             "recent": counted(JOINER_FIGURES, self._recent.take(lately, self.clock.monotonic())),
             "begun": counted(JOINER_FIGURES, {**begun.events, "refused": begun.refused}),
         }
+
+    def _trouble(self) -> str | None:
+        """None, or why hardly any event of some stream can be used, or a partition cannot be joined."""
+        said = [f"partition {p} is not joined: {failed.error}" for p, failed in sorted(self._failed.items())]
+        return "\n".join(filter(None, [self._growth.trouble, self._bad.trouble(), *said])) or None
 
     def _room(self, partition: int) -> int:
         _, low = self._since[partition]

@@ -21,12 +21,22 @@ from freshet.joiner.plan import JoinPlan
 from freshet.joiner.times import Now, Timed, judge_times
 from freshet.joiner.tracing import Joined, noted
 from freshet.joiner.watermark import Watermark
-from freshet.spec.records import RecordLimits
+from freshet.spec.records import COMMIT_SKIPS, RecordLimits
 from freshet.tracing import active
 from freshet.types import I64, U8, Append, BytesColumn, Records
 from freshet.wire.letters import letter
 
-__all__ = ["Outputs", "Task", "Topics"]
+__all__ = ["READY_BYTES", "Outputs", "Task", "Topics", "pieces"]
+
+READY_BYTES = 64 << 20
+"""Of decided samples that one flush holds, beyond those of the last event: a second's worth of windows that
+close in a catch-up may be gigabytes, as each sample has its event's context."""
+
+PIECE_BYTES = 256 << 10
+"""Of records that are joined before it is looked whether the task is full; one record at least. It bounds the
+elements of one piece, and so a commit (`freshet.spec.records.COMMIT_SKIPS`)."""
+
+_STAGE_MS, _STAGES = 1000, 1000
 
 LONGEST_REASON = 2_000
 """Characters of a reason that a decoder's error gives."""
@@ -102,6 +112,7 @@ class Task:
     _skips: Skips = field(default_factory=Skips)
     _steps: deque[_Step] = field(default_factory=deque)
     _committed_next: dict[str, int] = field(default_factory=dict)
+    _advanced_ms: int | None = None  # the watermark that the join has advanced to; at most `watermark.value`
 
     def __post_init__(self) -> None:
         self.joiner = Joiner(self.plan)
@@ -156,7 +167,7 @@ class Task:
     def flush(self, now_ms: int) -> Outputs:
         """Advance to the watermark, and make the commit with all that it holds."""
         if self.watermark.value is not None:
-            self.joiner.advance(self.watermark.value)
+            self._advance(self.watermark.value)
         appends = []
         decided, late = self.joiner.take(), self.joiner.take_late()
         for topic, samples in ((self.topics.samples, decided), (self.topics.late, late)):
@@ -174,6 +185,27 @@ class Task:
         before = self._committed_events
         outcomes = {name: events - before[name] for name, events in commit.ledger.events.items()}
         return Outputs(appends, letters, commit, len(decided), newest_ms, outcomes, refused, joined)
+
+    def _advance(self, target_ms: int) -> None:
+        """Advance to a watermark, or to an earlier one at which samples of READY_BYTES are decided: the next
+        flush goes on from there. Stages of a second, or of a thousandth of the way if that is longer, bound
+        what one flush holds in memory; where W pauses on its way decides nothing else."""
+        at = self._advanced_ms
+        if at is None or not self.joiner.due(target_ms):
+            at = target_ms
+        stage = max(_STAGE_MS, (target_ms - at) // _STAGES)
+        while True:
+            at = min(target_ms, at + stage)
+            self.joiner.advance(at)
+            if at == target_ms or self.joiner.ready_bytes >= READY_BYTES:
+                break
+        self._advanced_ms = at
+
+    @property
+    def is_full(self) -> bool:
+        """Whether it should be flushed before it takes more: many samples are decided, or a commit would name
+        many events that a replay leaves out."""
+        return self.joiner.ready_bytes >= READY_BYTES or self._skips.elements_count >= COMMIT_SKIPS
 
     def appended(self, outputs: Outputs, commit_offset: int) -> None:
         """The flush is in the log; its commit at this offset."""
@@ -241,6 +273,7 @@ class Task:
         self.next = dict(last.next)
         self._committed_next = dict(last.next)
         self._committed_events = last.ledger.events
+        self._advanced_ms = last.watermark_ms
         self.watermark.resume(last.watermark_ms, last.clocks, now_ms - last.written_ms)
 
     # -- within
@@ -319,7 +352,11 @@ class Task:
         if not chosen.any():
             return
         offsets, places = columns.places
-        self._skips.add_elements(role, offsets[chosen], places[chosen])
+        # A record that is left out as a whole, such as one that was sent again, is named as a whole.
+        _, record, counts = np.unique(offsets, return_inverse=True, return_counts=True)
+        whole = (np.bincount(record, chosen) == counts)[record]
+        self._skips.add(role, np.unique(offsets[whole]))
+        self._skips.add_elements(role, offsets[chosen & ~whole], places[chosen & ~whole])
 
     def _refuse(self, role: str, records: Records, refused: Refused) -> None:
         self.refused += len(refused)
@@ -345,7 +382,7 @@ class Task:
         return Commit(
             next=dict(self.next),
             low=low,
-            watermark_ms=self.watermark.value,
+            watermark_ms=self._advanced_ms,
             clocks=dict(self.watermark.clocks),
             since=self._steps[0].offset,
             start=self.start,
@@ -374,3 +411,22 @@ def _without(
         pairs = zip(offsets.tolist(), places.tolist(), strict=True)
         kept &= np.array([pair not in elements for pair in pairs], bool)
     return columns.where(kept)
+
+
+def pieces(records: Records) -> Iterator[Records]:
+    """Records in pieces of about PIECE_BYTES, one record at least."""
+    ends = records.values.ends
+    if len(records.values.data) <= PIECE_BYTES or len(records) == 1:
+        yield records
+        return
+    start = before = 0
+    while start < len(records):
+        stop = max(start + 1, int(np.searchsorted(ends, before + PIECE_BYTES, side="right")))
+        yield Records(
+            records.offsets[start:stop],
+            records.times_ms[start:stop],
+            records.keys.slice(start, stop),
+            records.values.slice(start, stop),
+            records.next_offset if stop == len(records) else int(records.offsets[stop - 1]) + 1,
+        )
+        start, before = stop, int(ends[stop - 1])

@@ -20,6 +20,7 @@ __all__ = [
     "BLOCK_BYTES",
     "COMMIT_SKIPS",
     "LEAST_TOPIC_BYTES",
+    "MAX_ELEMENTS",
     "MAX_EXPANDED_BYTES",
     "RecordLimits",
     "block_bytes",
@@ -37,8 +38,12 @@ LEAST_TOPIC_BYTES = 1_000_000
 """What each topic of a model must take as one record. Deltas of rows (768 KiB) and the joiner's commits are
 the largest records that do not depend on the size of an event. Kafka's default for topics is 1,048,588."""
 
-COMMIT_SKIPS = 16_384
-"""Events that one commit of the joiner names as left out of a replay: about 50 bytes each at most."""
+COMMIT_SKIPS = 8_192
+"""Single impressions or actions that a commit of the joiner names as left out of a replay, about 20 bytes
+each, before it is written; those of the last 256 KiB of records, or of one event, come on top."""
+
+MAX_ELEMENTS = 32_768
+"""Of one event: a repeat of which some are known may leave out each of them."""
 
 _BLOCK_HEAD_BYTES, _SAMPLE_BYTES = 16, 37
 """Of a block, and of a sample in it beside its payload (schemas/README.md, "Samples: blocks")."""

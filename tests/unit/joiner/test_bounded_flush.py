@@ -1,0 +1,168 @@
+"""One flush holds a bounded part of what is decided, one commit names a bounded number of events, and a
+partition that fails leaves its neighbours alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from collections.abc import Set as AbstractSet
+from pathlib import Path
+from typing import ClassVar, cast
+
+import pytest
+
+from freshet.errors import TooLarge
+from freshet.joiner import task as tasks
+from freshet.joiner.commit import Commit
+from freshet.joiner.service import JoinerService, Pace
+from freshet.seams.eventlog import Writer
+from freshet.seams.eventlog.sharing import Shares
+from freshet.types import Append, Fence
+
+from .support import Served, label, plan_of
+from .world import World
+
+PLAN = plan_of(label("click", 300), grace_ms=100, early=False)
+CONTEXT = "c" * 5_000
+
+
+def requests(count: int, every_ms: int = 1_000, items: int = 4) -> list[Served]:
+    names = tuple(f"i{n}" for n in range(items))
+    return [Served(f"{CONTEXT}{r}", names, 1_000 + r * every_ms) for r in range(count)]
+
+
+def commits(world: World) -> list[Commit]:
+    return [Commit.decode(value, "test") for _, value in world.values("m.joiner")]
+
+
+def test_windows_that_close_together_are_flushed_in_parts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tasks, "READY_BYTES", 200_000)  # those of ten requests
+    whole, parts = World(tmp_path / "whole", PLAN, 1), World(tmp_path / "parts", PLAN, 1)
+    for world in (whole, parts):
+        world.send(requests(100))
+    parts.joiner().run(until_end=True)
+    monkeypatch.setattr(tasks, "READY_BYTES", 1 << 40)
+    whole.joiner().run(until_end=True)
+
+    assert sorted(parts.samples()) == sorted(whole.samples())
+    assert len(parts.samples()) == 400
+    trained = [c.ledger.labels["click"]["trained_negative"] for c in commits(parts)]
+    assert max(b - a for a, b in zip([0, *trained], trained, strict=False)) <= 4 * 11
+    watermarks = [c.watermark_ms for c in commits(parts) if c.watermark_ms is not None]
+    assert watermarks == sorted(watermarks)
+    whole.close()
+    parts.close()
+
+
+def test_a_joiner_killed_between_the_parts_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tasks, "READY_BYTES", 200_000)
+    world = World(tmp_path, PLAN, 1)
+    world.send(requests(60))
+    for _ in range(40):
+        joiner = world.joiner(Pace(flush_interval_ms=0, look_interval_ms=10**9, keep_interval_ms=0))
+        joiner.open()
+        joiner.step()
+        joiner.close()
+    world.joiner().run(until_end=True)
+
+    assert len(world.samples()) == len({sample.id for sample in world.samples()}) == 240
+    world.close()
+
+
+def test_repeats_that_a_commit_names_are_few_or_whole_records(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tasks, "COMMIT_SKIPS", 40)
+    monkeypatch.setattr(tasks, "PIECE_BYTES", 10_000)
+    world = World(tmp_path, PLAN, 1)
+    first = requests(80, every_ms=1, items=8)
+    again = [Served(r.request, r.items, r.time + 5) for r in first]
+    wider = [Served(r.request, (*r.items, "new"), r.time + 5) for r in first]
+    world.send([*first, *again, *wider])
+    world.joiner().run(until_end=True)
+
+    named = [c.skips.elements_count for c in commits(world)]
+    assert sum(named) == 80 * 8
+    assert max(named) <= 40 + 8 * 3
+    assert sum(len(c.skips.records.get("served", ())) for c in commits(world)) == 80
+    assert len(world.samples()) == 80 * 9
+    world.close()
+
+
+class Refusing:
+    """A writer of a log that does not take this partition's samples, while `refuses`."""
+
+    refuses = True
+
+    def __init__(self, inner: Writer, partition: int) -> None:
+        self._inner, self._partition = inner, partition
+
+    def append(self, appends: Sequence[Append]) -> Sequence[int]:
+        if Refusing.refuses and any(
+            a.topic == "m.samples" and a.partition == self._partition for a in appends
+        ):
+            raise TooLarge("a record is too large; the topic takes less than before")
+        return self._inner.append(appends)
+
+    def close(self) -> None:
+        self._inner.close()
+
+
+class Mine:
+    """All partitions are this joiner's."""
+
+    fences: ClassVar = {p: Fence(1) for p in range(4)}
+
+    def sit(self, wait_s: float) -> None:
+        """The seat is free."""
+
+    def look(self, letting_go: Callable[[AbstractSet[int]], None]) -> bool:
+        return False
+
+
+def test_a_partition_that_cannot_be_written_leaves_others_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Refusing.refuses = True
+    world = World(tmp_path, PLAN, 4)
+    world.send([Served(f"r{n}", ("a", "b"), 1_000 + n) for n in range(200)])
+    world.send([Served(f"late{n}", ("a",), 50_000) for n in range(200)])
+    pace = Pace(flush_interval_ms=0, commit_interval_ms=0, look_interval_ms=0, share_interval_ms=0)
+    joiner = JoinerService(
+        world.log, "m", PLAN, world.topics(), world.joiner().decoder, range(4),
+        all_partitions=False, shares=cast(Shares, Mine()), clock=world.clock, pace=pace,
+    )  # fmt: skip
+    inner = joiner._writer_of
+
+    def writer_of(group: tuple[int, ...]) -> Writer:
+        return Refusing(inner(group), 2)
+
+    monkeypatch.setattr(joiner._entering, "_writer_of", writer_of)
+    joiner.open()
+
+    def until(done: Callable[[], bool]) -> None:
+        for _ in range(2_000):
+            world.clock.seconds += 0.05
+            joiner.step()
+            if done():
+                return
+        raise AssertionError("it did not come to that")
+
+    until(
+        lambda: (
+            {s.partition for s in world.samples()} == {0, 1, 3}
+            and joiner.status is not None
+            and bool(joiner.status.trouble)
+        )
+    )
+    assert joiner.status is not None
+    assert "partition 2 is not joined: a record is too large" in str(joiner.status.trouble)
+    Refusing.refuses = False
+    until(lambda: {s.partition for s in world.samples()} == {0, 1, 2, 3})
+    until(lambda: joiner.status is not None and joiner.status.trouble is None)
+    joiner.finish()
+    joiner.close()
+    ids = [sample.id for sample in world.samples()]
+    assert len(ids) == len(set(ids)) == 600
+    world.close()
