@@ -126,6 +126,7 @@ class Alone(Generic[Result]):
 
     candidates: int
     score: Callable[[], Result]  # called in its turn; what it raises is its answer
+    size: int = 0  # bytes that it holds while it waits
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -144,6 +145,7 @@ class Batcher(Generic[Result]):
         *,
         budget_s: float,
         most_wait_s: float = float("inf"),
+        most_bytes: float = float("inf"),
         observe: Callable[[int], None] = lambda requests: None,
         shed: Callable[[str], None] = lambda why: None,
         clock: Callable[[], float] = time.perf_counter,
@@ -153,6 +155,7 @@ class Batcher(Generic[Result]):
 
         Args:
             most_wait_s: a request that would be answered later than that is refused at once.
+            most_bytes: of requests that wait; one more is refused, but one alone is always taken.
             observe: is told how many requests each batch held.
             shed: is told of each request that is not scored: "wait" of those that are refused, "gone" of
                 those whose clients have gone.
@@ -160,6 +163,7 @@ class Batcher(Generic[Result]):
         self._score, self._observe, self._shed, self._clock = score, observe, shed, clock
         self._pace, self._throughput, self._most_wait_s = Pace(budget_s), Throughput(), most_wait_s
         self._candidates = 0  # of those that wait
+        self._bytes, self._most_bytes = 0, most_bytes
         self._alone = self._alone_candidates = 0  # of them, those that have a turn to themselves
         self._before: tuple[float, int] | None = None  # began, candidates: of a turn that left some waiting
         self._waiting: deque[_Waiting[Result]] = deque()
@@ -179,6 +183,13 @@ class Batcher(Generic[Result]):
         Raises Overloaded: so many wait that it would be answered too late. Whoever comes alone is taken.
         """
         self.refuse_if_late()
+        if self._waiting and self._bytes + request.size > self._most_bytes:
+            self._shed("wait")
+            raise Overloaded(
+                f"{len(self._waiting)} requests of {self._bytes:,} bytes wait to be scored; at most "
+                f"{self._most_bytes:,} bytes (FRESHET_INFERENCE_MAX_BODIES_BYTES)",
+                retry_after_s=RETRY_AFTER_S,
+            )
         self._waiting.append(_Waiting(request, done, gone))
         self._count(request, 1)
         if not self._due:
@@ -205,6 +216,7 @@ class Batcher(Generic[Result]):
 
     def _count(self, request: Encoded | Alone[Result], n: int) -> None:
         self._candidates += n * request.candidates
+        self._bytes += n * request.size
         if isinstance(request, Alone):
             self._alone += n
             self._alone_candidates += n * request.candidates

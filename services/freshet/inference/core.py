@@ -19,7 +19,7 @@ from freshet import _native
 from freshet.errors import BadInput, FreshetError, TooLarge
 from freshet.spec.model import Explore, Spec, TimeField
 from freshet.types import F32, I64, U64, Bool, Fence, bucket_of
-from freshet.wire.json_text import MOST_LEVELS, shown, too_deep
+from freshet.wire.json_text import MOST_LEVELS, shown, too_deep, written
 
 __all__ = [
     "BucketView",
@@ -32,6 +32,7 @@ __all__ = [
     "not_finite",
     "order",
     "parse_rank",
+    "refuse_expanded",
     "set_path",
     "time_ms_of",
     "time_value",
@@ -90,6 +91,29 @@ def parse_rank(body: bytes, max_candidates: int) -> RankRequest:
         if not isinstance(flag, bool):
             raise BadInput(f"{key}: expected true or false, found {shown(flag)}")
     return RankRequest(context, candidates, min(k, len(candidates)), request_id, dry_run, explain)
+
+
+EXPANDED_BODIES = 4
+"""What a request may grow to where each candidate carries the context, in bodies of the largest size."""
+
+
+def refuse_expanded(explode: str | None, request: RankRequest, body_bytes: int, max_body_bytes: int) -> None:
+    """Refuse a request of a spec that explodes no array if its context, copied to every candidate, would
+    exceed EXPANDED_BODIES bodies of the largest size. Called before anything is copied.
+
+    Raises TooLarge, naming the bound.
+    """
+    most, copies = EXPANDED_BODIES * max_body_bytes, len(request.candidates)
+    if explode is not None or copies * body_bytes <= most:
+        return
+    context = len(written(request.context, "context"))
+    if copies * context > most:
+        raise TooLarge(
+            f"context: {context:,} bytes, which each of {copies:,} candidates carries, as the spec explodes no "
+            f"array: {copies * context:,} bytes together\n"
+            f"  expected at most {most:,} ({EXPANDED_BODIES} times FRESHET_INFERENCE_MAX_BODY_BYTES): send fewer "
+            "candidates a request, or a smaller context"
+        )
 
 
 def get_path(tree: Mapping[str, Any], path: str) -> Any:

@@ -11,12 +11,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from freshet import _native
-from freshet.errors import BadInput
-from freshet.features import EventExtractor, JsonTranscoder
+from freshet.errors import BadInput, TooLarge
+from freshet.features import EventColumns, EventExtractor, JsonTranscoder
 from freshet.inference.served import placed, places_of
 from freshet.spec.avro import SERVED_FIELD, Array, AvroField, Primitive, Record, Type, Union, served_schema
 from freshet.spec.model import Spec
+from freshet.spec.records import MAX_ELEMENTS, RecordLimits
+from freshet.types import BytesColumn
 from freshet.wire.json_text import written
 
 __all__ = ["Loggable", "NativeRules"]
@@ -25,18 +29,26 @@ NativeRules = tuple[_native.WriterSchema | None, _native.EventPlan | None, _nati
 """Writer schema, event plan, program and latest time in ms, as `RankText.read` takes them."""
 
 _HINT = "what is ranked is logged as an impression, and the log's schema needs this; a dry_run logs nothing"
+
+AVRO_GROWTH = 4
+"""Bytes of Avro for a byte of JSON at most, as in `1,1,1` of doubles; defaults of the schema come on top."""
+
+_SERVED_BYTES, _KEY_BYTES = 48, 1_000
+"""Of `freshet_served` without its predictions, and of a record's key."""
+
 _WHY = re.compile(r"record \d+: ")
 
 
 class Loggable:
     """Checks rank requests of one spec against the schema of the served log. Thread-safe."""
 
-    def __init__(self, spec: Spec, served: Record) -> None:
+    def __init__(self, spec: Spec, served: Record, limits: RecordLimits) -> None:
         """Compile.
 
         Args:
             spec: names the stream, and the fields that take an item's place in the answer.
             served: the user's schema of served events.
+            limits: of records that are derived from events.
 
         Raises:
             ConfigError: the schema does not have what the spec names.
@@ -47,10 +59,42 @@ class Loggable:
         self._transcoder = JsonTranscoder(logged, ignore_unknown=True)
         self._extractor = EventExtractor(stream, logged)
         self._max_ahead_ms = spec.join.max_ahead_ms
+        self._limits, self._labels = limits, len(spec.labels)
         # RankText writes places after scoring, so its check has defaults in their stead.
         self._text_writer = JsonTranscoder(
             _with_places(logged, stream.explode, self._places), ignore_unknown=True
         )
+
+    def is_small(self, body_bytes: int, candidates: int) -> bool:
+        """Whether a request is so small that `check` need not look at the size of what is logged. Avro is at
+        most about AVRO_GROWTH times its JSON, as of numbers of one digit."""
+        grown = AVRO_GROWTH * body_bytes
+        return (
+            grown <= self._limits.event_bytes["served"] // 2
+            and grown * candidates * self._labels <= self._limits.expanded_bytes
+            and candidates <= MAX_ELEMENTS
+        )
+
+    def _refuse_too_large(self, records: BytesColumn, columns: EventColumns) -> None:
+        """Raise TooLarge if an event, or samples of it, would exceed what the log takes."""
+        limits, more = self._limits, _SERVED_BYTES + 4 * self._labels  # of `freshet_served`
+        spans = columns.spans
+        sizes = (spans[:, 1::2] - spans[:, ::2]).sum(axis=1) + more
+        counts = np.bincount(columns.event_index, minlength=len(records))
+        events = np.diff(records.ends, prepend=0) + counts * more + _KEY_BYTES
+        together = np.bincount(columns.event_index, sizes, len(records)) * self._labels
+        for what, found, most in (
+            ("the event that is logged", events, limits.event_bytes["served"]),
+            ("a sample: the context and one candidate", sizes, limits.sample_bytes),
+            ("samples, which have the context each, together", together, limits.expanded_bytes),
+        ):
+            if int(found.max(initial=0)) > most:
+                raise TooLarge(
+                    f"the request: expected at most {most:,} bytes of {what}, found {int(found.max()):,}\n"
+                    "  send fewer candidates a request, or a smaller context"
+                )
+        if int(counts.max(initial=0)) > MAX_ELEMENTS:
+            raise TooLarge(f"candidates: expected at most {MAX_ELEMENTS:,}, found {int(counts.max()):,}")
 
     def native(self, now_ms: int) -> NativeRules:
         """The check as the native reader of plain requests makes it, for requests that come now."""
@@ -68,6 +112,7 @@ class Loggable:
 
         Raises:
             BadInput: names the field that the log's schema or the joiner does not take.
+            TooLarge: what would be logged, or samples of it, exceed what the log takes as one record.
         """
         if self._spec.events.served.explode is None:
             events = [{k: v for k, v in event.items() if k != SERVED_FIELD} for event in events]
@@ -81,6 +126,7 @@ class Loggable:
         columns = self._extractor.extract(made.records, framed=False)
         if len(columns.bad):
             raise BadInput(f"{_WHY.sub('', columns.why[0], count=1)}; {_HINT}")
+        self._refuse_too_large(made.records, columns)
         if len(columns) and (
             int(columns.times_ms.min()) < 0 or int(columns.times_ms.max()) > now_ms + self._max_ahead_ms
         ):

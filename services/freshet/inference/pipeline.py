@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from freshet.errors import BadInput
+from freshet.errors import BadInput, TooLarge
 from freshet.features import (
     Decoded,
     DecodedRequests,
@@ -41,6 +41,10 @@ from freshet.wire.json_text import written
 __all__ = ["Encoded", "Lookup", "Pipeline", "Scored"]
 
 STEPS = ("number", "label", "+", "-", "*", "negate")  # ScoreStep::Op in request_scorer.hpp
+MOST_OCCURRENCES = 64 << 20
+"""Values of a request's context repeated for each candidate, where a model or an explanation needs them so:
+256 MiB of positions."""
+
 MOST_STEPS = 31
 """Of a score in native code: so many never need more than the 16 numbers at a time that it keeps."""
 
@@ -70,6 +74,11 @@ class Encoded:
 
     events: BytesColumn  # one, or one a candidate in a spec that explodes no array
     candidates: int
+
+    @property
+    def size(self) -> int:
+        """Bytes that it holds while it waits."""
+        return len(self.events.data)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -148,6 +157,7 @@ class Pipeline:
         `explain`, say what the rows are."""
         inputs, groups = self._inputs(samples, table, touched=explain)
         if explain or not scores_requests(scorer):
+            _refuse_expanded(inputs)
             inputs = inputs.expanded()
         predictions = scorer.score(inputs)
         (unknown,) = self._unknown(samples, groups)
@@ -257,6 +267,22 @@ class Pipeline:
                 mine = one.positions[one.feature_starts[f] : one.feature_starts[f + 1]]
                 facts[name] = rows_of_feature(mine, ends, group.found, group.touched, inputs.size)
         return facts
+
+
+def _refuse_expanded(inputs: ModelInputs) -> None:
+    """Raise TooLarge where lists of the context, repeated for every candidate, exceed MOST_OCCURRENCES."""
+    if inputs.request_ends is None:
+        return
+    shared = 0
+    for group in inputs.groups:
+        if group.shared is not None:
+            shared += int(np.diff(group.feature_starts)[group.shared.astype(bool)].sum())
+    if shared * inputs.size > MOST_OCCURRENCES:
+        raise TooLarge(
+            f"lists of the context hold {shared:,} values, which are repeated for each of {inputs.size:,} "
+            f"candidates: expected at most {MOST_OCCURRENCES:,} together\n"
+            "  send fewer candidates a request, or bound lists by `max` in the spec"
+        )
 
 
 def _joined(asked: Sequence[Encoded]) -> BytesColumn:

@@ -17,7 +17,7 @@ from prometheus_client import CollectorRegistry, Counter
 
 from freshet.clock import Clock
 from freshet.inference import metrics
-from freshet.inference.core import Order, RankRequest, events_of, get_path, order, parse_rank
+from freshet.inference.core import Order, RankRequest, events_of, get_path, order, parse_rank, refuse_expanded
 from freshet.inference.explaining import explained
 from freshet.inference.filling import Filling
 from freshet.inference.live import Live
@@ -135,12 +135,14 @@ class Ranker:
         is_served = self._live.version() is not None
         if is_served and self._plain is not None:
             plain = self._plain.read(request.body, self._clock.now_ms())
-            if plain is not None:
+            if plain is not None and self._is_small(len(request.body), plain):
                 came = self._came(request)
                 answer = partial(self._answer_plain, plain, reply, came)
                 self._scoring.ask(plain.encoded, answer, request.gone)
                 return
         asked = parse_rank(request.body, self._settings.max_candidates)
+        explode, most = self._spec.events.served.explode, self._settings.max_body_bytes
+        refuse_expanded(explode, asked, len(request.body), most)
         came = self._came(request)
         if is_served:
             self._rank(asked, reply, came, request.gone)
@@ -148,6 +150,12 @@ class Ranker:
             loop = asyncio.get_running_loop()
             deadline = loop.time() + self._settings.start_wait_ms / 1e3
             self._rank_once_served(asked, reply, came, request.gone, loop, deadline)
+
+    def _is_small(self, body_bytes: int, plain: PlainRequest) -> bool:
+        """Whether what is logged of a request is surely small enough; else `_rank` checks it."""
+        if self._loggable is None or plain.dry_run:
+            return True
+        return self._loggable.is_small(body_bytes, plain.encoded.candidates)
 
     @staticmethod
     def _came(request: Request) -> Came | None:

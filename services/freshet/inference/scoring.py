@@ -48,6 +48,7 @@ class Scoring:
             self._score_all,
             budget_s=settings.batch_budget_ms / 1e3,
             most_wait_s=settings.queue_wait_ms / 1e3 or float("inf"),
+            most_bytes=settings.max_bodies_bytes,
             shed=lambda why: counted[why](),
             observe=metrics.BATCH_REQUESTS.histogram(registry).observe,
         )
@@ -77,7 +78,7 @@ class Scoring:
             table, serving = self._live.now()
             return self._pipeline.score_one(request, table, serving.scorer, explain=True), serving
 
-        self._batcher.ask(Alone(request.candidates, score), done, gone)
+        self._batcher.ask(Alone(request.candidates, score, request.size), done, gone)
 
     async def of_rows(self, count: int, made: Callable[[], Rows]) -> Result:
         """Scores of so many rows, which are made when it is their turn: that, too, takes the loop's time.

@@ -60,6 +60,7 @@ from freshet.spec.avro import Record, served_schema
 from freshet.spec.layout import layout_of
 from freshet.spec.model import Spec
 from freshet.spec.outcomes import check_outcomes
+from freshet.spec.records import RecordLimits
 from freshet.spec.topics import topics_of
 from freshet.tracing import active
 from freshet.wire.schemas import SchemaRegistry
@@ -108,8 +109,10 @@ class Inference:
         spec = parts.spec
         pipeline = Pipeline(spec, parts.served)
         topics = topics_of(spec)
+        takes = {}
         for plan in topics.plans:  # whoever of the services starts first
-            ensure_topic(parts.log, plan)
+            takes[plan.name] = ensure_topic(parts.log, plan).max_record_bytes
+        limits = RecordLimits.of(spec, takes)
         registry = service_registry()
         layout = layout_of(spec)
 
@@ -172,7 +175,7 @@ class Inference:
             self._live,
             settings,
             logger=self.logger,
-            loggable=Loggable(spec, parts.served) if spec.serve.log_served else None,
+            loggable=Loggable(spec, parts.served, limits) if spec.serve.log_served else None,
             tally=self._tally,
             clock=clock,
             rng=rng or random.Random(),  # nosec B311  # exploring

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from freshet.errors import BadInput, TooLarge
 from freshet.features import EventExtractor, JsonTranscoder
-from freshet.inference.core import Order, RankRequest, events_of, parse_rank
+from freshet.inference.core import Order, RankRequest, events_of, parse_rank, refuse_expanded
 from freshet.inference.filling import Filling
 from freshet.inference.loggable import Loggable
 from freshet.inference.pipeline import Pipeline
@@ -27,6 +27,7 @@ from freshet.spec.model import Spec
 from freshet.spec.parse import load_spec, parse_spec
 from freshet.types import BytesColumn
 from tests.integration.serving import FEED, schema
+from tests.unit.joiner.world import limits_for
 
 NOW_MS = 1_700_000_000_000
 MOST = 4
@@ -80,7 +81,10 @@ class Way:
         stream = self.spec.events.served
         logged = served_schema(self.served, stream.explode)
         filling = Filling.of(stream, self.served)
-        pipeline, check = Pipeline(self.spec, self.served), Loggable(self.spec, self.served)
+        pipeline, check = (
+            Pipeline(self.spec, self.served),
+            Loggable(self.spec, self.served, limits_for(16 << 20)),
+        )
         made = {
             "filling": filling,
             "pipeline": pipeline,
@@ -215,3 +219,70 @@ def test_an_ordinary_request_is_still_read_as_text() -> None:
     )
 
     assert WAYS["feed"].plain.read(body, NOW_MS) is not None  # type: ignore[attr-defined]
+
+
+def body_of(context: int, candidates: int, **more: Any) -> bytes:
+    return orjson.dumps(
+        {"context": {"note": "c" * context}, "candidates": [{"i": i} for i in range(candidates)], **more}
+    )
+
+
+@given(st.integers(0, 3_000), st.integers(1, 60), st.integers(100, 5_000))
+def test_a_context_copied_too_often_is_refused_first(context: int, candidates: int, most: int) -> None:
+    body = body_of(context, candidates)
+    asked = parse_rank(body, 100)
+    copied = len(orjson.dumps(asked.context)) * candidates
+
+    if copied > 4 * most:
+        with pytest.raises(TooLarge, match="FRESHET_INFERENCE_MAX_BODY_BYTES"):
+            refuse_expanded(None, asked, len(body), most)
+    else:
+        refuse_expanded(None, asked, len(body), most)
+    refuse_expanded("items", asked, len(body), most)
+
+
+@given(st.integers(1, 20_000), st.integers(1, 30), st.integers(10_000, 60_000))
+def test_a_request_too_large_to_log_is_refused(context: int, candidates: int, limit: int) -> None:
+    spec, served = wide_spec()
+    labels = len(spec.labels)
+    limits = replace(limits_for(limit), expanded_bytes=200_000)
+    check = Loggable(spec, served, limits)
+    event = {
+        "request": "r",
+        "at": NOW_MS,
+        "note": "c" * context,
+        "items": [{"sku": i} for i in range(candidates)],
+    }
+    spare = 1_100 + candidates * (60 + 4 * labels)
+    try:
+        check.check([event], NOW_MS)
+    except TooLarge:
+        assert context + spare > limit or (context + spare) * candidates * labels > 200_000
+    else:
+        assert context <= limit
+        assert context * candidates * labels <= 200_000
+
+
+def wide_spec() -> tuple[Spec, Record]:
+    spec = parse_spec("""
+name = "wide"
+[events]
+served = { explode = "items", key = ["request", "items.sku"], time = "at:ms" }
+action = { key = ["request", "sku"], time = "at:ms" }
+[labels]
+click = { on = "action.sku > 0" }
+buy = { on = "action.sku > 1" }
+[tables]
+item = { dim = 4 }
+[features]
+item = { field = "items.sku", table = "item" }
+""")
+    item = {"type": "record", "name": "I", "fields": [{"name": "sku", "type": "long"}]}
+    fields = [
+        ("request", "string"),
+        ("at", "long"),
+        ("note", "string"),
+        ("items", {"type": "array", "items": item}),
+    ]
+    made = {"type": "record", "name": "S", "fields": [{"name": n, "type": t} for n, t in fields]}
+    return spec, parse_schema(made)
