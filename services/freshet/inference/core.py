@@ -109,10 +109,10 @@ def refuse_expanded(explode: str | None, request: RankRequest, body_bytes: int, 
     context = len(written(request.context, "context"))
     if copies * context > most:
         raise TooLarge(
-            f"context: {context:,} bytes, which each of {copies:,} candidates carries, as the spec explodes no "
-            f"array: {copies * context:,} bytes together\n"
-            f"  expected at most {most:,} ({EXPANDED_BODIES} times FRESHET_INFERENCE_MAX_BODY_BYTES): send fewer "
-            "candidates a request, or a smaller context"
+            f"context: {context:,} bytes, which each of {copies:,} candidates carries, as the spec explodes "
+            f"no array: {copies * context:,} bytes together\n"
+            f"  expected at most {most:,} ({EXPANDED_BODIES} times FRESHET_INFERENCE_MAX_BODY_BYTES): send "
+            "fewer candidates a request, or a smaller context"
         )
 
 
