@@ -146,6 +146,14 @@ TRAINER_METRICS = (
     ),
     *refused_metrics("trainer"),
     Metric("freshet_shard_rows", "gauge", "rows", "Rows resident, by table.", ("table",)),
+    Metric(
+        "freshet_shard_max_rows",
+        "gauge",
+        "rows",
+        "Rows that a table may have: its `max_rows`, or its share of the memory for rows; beyond it the "
+        "least recently used are evicted.",
+        ("table",),
+    ),
     Metric("freshet_shard_evicted_rows", "counter", "rows", "Rows evicted, by table.", ("table",)),
     Metric(
         "freshet_shard_row_bytes",
@@ -266,6 +274,7 @@ def _of_shard(status: Mapping[str, Any]) -> dict[str, Reading]:
     shard = status["shard"]
     return {
         "freshet_shard_rows": {(str(table),): float(n) for table, n in status["rows"].items()},
+        "freshet_shard_max_rows": {(str(t),): float(n) for t, n in status.get("max_rows", {}).items()},
         "freshet_shard_evicted_rows": {(str(table),): float(n) for table, n in status["evicted"].items()},
         "freshet_shard_row_bytes": {(str(table),): float(n) for table, n in status["row_bytes"].items()},
         "freshet_shard_memory_bytes": status["bytes"],

@@ -54,9 +54,11 @@ class Training:
         device: str = "cpu",
         drain_s: float | None = None,
         stop: threading.Event | None = None,
+        most_bytes: int = 0,
     ) -> None:
         """Claim buckets, partitions and the seat, load rows and the last version. After `stop` the last flush
-        has what is left of `drain_s` (None: all the time that it takes).
+        has what is left of `drain_s` (None: all the time that it takes). Rows take up to `most_bytes` (0: no
+        bound); the least recently used go beyond it.
 
         Raises:
             ConfigError: the model cannot be computed on `device`.
@@ -68,7 +70,7 @@ class Training:
         self.spec, self._stores, self._clock = spec, stores, clock
         self._drain = None if drain_s is None else Drain(drain_s, clock)
         with Cleanup() as cleanup:
-            self._open(cleanup, spec_hash, lanes, device, stop)
+            self._open(cleanup, spec_hash, lanes, device, stop, most_bytes)
             self._cleanup = cleanup.pop_all()
         self.shard.on_failed = self.trainer.stop.set
         for held in self._held:
@@ -81,6 +83,7 @@ class Training:
         lanes: int | None,
         device: str,
         stop: threading.Event | None,
+        most_bytes: int,
     ) -> None:
         spec, stores, clock = self.spec, self._stores, self._clock
         topics = ensure_topics(stores.log, spec)
@@ -108,7 +111,12 @@ class Training:
             fence=shard_claim.fence,
             clock=clock,
             held=lambda: not shard_claim.lost.is_set(),
+            most_bytes=most_bytes,
         )
+        if most_bytes:
+            names = {table.id: table.name for table in spec.tables}
+            bounds = {names[table]: rows for table, rows in self.shard.store.max_rows.items()}
+            log.info("rows are bounded", bytes=most_bytes, max_rows=bounds)
         self.shard.load(stop)
         dense = restored(spec, stores.log, stores.versions, topics, spec_hash, device)
         self.ledger, self.quality = dense.ledger, dense.quality
@@ -221,6 +229,7 @@ class Training:
             "lag_blocks": self._lag(),
             "rows": {names[table]: rows for table, rows in memory.rows.items()},
             "evicted": {names[table]: rows for table, rows in self.shard.store.evicted().items()},
+            "max_rows": {names[table]: rows for table, rows in self.shard.store.max_rows.items() if rows},
             "row_bytes": {names[table]: size for table, size in memory.row_bytes.items()},
             "bytes": memory.bytes,
             "measures": quality.summary,

@@ -22,7 +22,7 @@ from freshet.runtime.addresses import Address, reached_by
 from freshet.runtime.admin import Admin
 from freshet.runtime.lifecycle import CLOSE_S, Cleanup
 from freshet.runtime.metrics import register
-from freshet.runtime.process_metrics import service_registry
+from freshet.runtime.process_metrics import machine_memory_bytes, service_registry
 from freshet.seams.open import open_eventlog, open_rowstore, open_versions
 from freshet.settings import Common, Settings
 from freshet.settings import Gateway as GatewaySettings
@@ -173,6 +173,7 @@ def run_trainer(spec: Spec, settings: Settings, stop: threading.Event) -> None:
                         device=settings.trainer.device,
                         drain_s=settings.common.drain_ms / 1000,
                         stop=stop,
+                        most_bytes=settings.trainer.memory_bytes or machine_memory_bytes() // 4,
                     )
                 )
         if not training:

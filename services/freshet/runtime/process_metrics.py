@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,7 +17,7 @@ from freshet.seams.certificates import seconds_left
 from freshet.seams.eventlog.tombstones import tombstones
 from freshet.skipped import skipped
 
-__all__ = ["PROCESS_METRICS", "memory_limit", "service_registry"]
+__all__ = ["PROCESS_METRICS", "machine_memory_bytes", "memory_limit", "service_registry"]
 
 PROCESS_METRICS = (
     SPANS,
@@ -81,6 +82,12 @@ def _readings() -> Mapping[str, Reading]:
     }
     limit = memory_limit()
     return readings if limit is None else readings | {"freshet_process_memory_limit_bytes": limit}
+
+
+def machine_memory_bytes() -> int:
+    """Memory that processes here may take together: the machine's, or the cgroup's limit if that is less."""
+    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return min(machine, memory_limit() or machine)
 
 
 def memory_limit(paths: tuple[str, ...] = _LIMITS) -> int | None:

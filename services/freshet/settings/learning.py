@@ -55,6 +55,15 @@ class Trainer:
     gradients: Literal["fp32", "bf16", "fp16", "int8"] = option(
         "deployment", "how gradients travel to embedder processes, or to the shards", CODEC, default="fp32"
     )
+    memory_bytes: int = option(
+        "deployment",
+        "what rows, with their indexes, may take in a trainer that holds them itself (batches = own); beyond "
+        "it the least recently used are evicted, table by table. Tables with max_rows keep that; the others "
+        "share the rest evenly. 0: a quarter of this machine's memory, or of the cgroup's limit; inference "
+        "holds the same rows in its own process",
+        Integer(0, 1 << 46),
+        default=0,
+    )
     device: str = option(
         "deployment",
         "where the network of kinds dlrm, deepfm, dcnv2 and classes of your own computes: cpu, cuda, or "
