@@ -116,6 +116,12 @@ TRAINER_METRICS = (
         "Versions that could not be written; training went on, and the next one was tried.",
     ),
     Metric(
+        "freshet_trainer_outliers",
+        "counter",
+        "labels",
+        "Numeric labels that measures and the gate left out: beyond 1,000 medians of the label's others.",
+    ),
+    Metric(
         "freshet_trainer_quality",
         "gauge",
         "figure",
@@ -250,6 +256,7 @@ def _of_training(status: Mapping[str, Any]) -> dict[str, Reading]:
         "freshet_trainer_event_time_ms": status["event_time_ms"],
         "freshet_trainer_version": status["version"],
         "freshet_trainer_versions_failed": status["versions_failed"],
+        "freshet_trainer_outliers": status.get("outliers", 0),
         "freshet_trainer_ranks": status.get("ranks", ALONE)["ranks"],
         "freshet_trainer_worlds": status.get("ranks", ALONE)["worlds"],
         "freshet_trainer_lost": status.get("ranks", ALONE)["lost"],

@@ -129,6 +129,7 @@ class RemoteTraining:
             "steps": progress.steps,
             "event_time_ms": progress.event_time_ms,
             "version": progress.version,
+            "outliers": self.quality.outliers,
             "versions_failed": progress.versions_failed,
             "version_error": progress.version_error,
             "applied": dict(self.ledger.applied),

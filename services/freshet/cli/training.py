@@ -220,6 +220,7 @@ class Training:
             "steps": self.trainer.progress.steps,
             "event_time_ms": self.trainer.progress.event_time_ms,
             "version": self.trainer.progress.version,
+            "outliers": self.quality.outliers,
             "versions_failed": self.trainer.progress.versions_failed,
             "version_error": self.trainer.progress.version_error,
             "applied": dict(self.ledger.applied),

@@ -7,11 +7,12 @@ Pure; the trainer brings the predictions (PROTOCOL 23). Letters: B samples, L la
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from freshet.measures.grouping import PROBABILITY_FLOOR
+from freshet.measures.outliers import largest_usual, winsorised
 from freshet.spec.model import Gate, Label, Spec
 from freshet.types import F32, F64, U8
 
@@ -41,30 +42,41 @@ class Verdict:
     reason: str
 
 
-def judge(spec: Spec, candidate: Scored, stable: Scored | None) -> Verdict:
+def judge(spec: Spec, candidate: Scored, stable: Scored | None, *, untrained: bool = False) -> Verdict:
     """Judge a candidate against `stable` on the same samples (None: nothing serves yet).
 
     It is held if a prediction is not finite; if a label's mean prediction over its mean label leaves the
     spec's bounds by more than chance, unless `stable` is as far off; or if its normalised entropy (for a
     number: mean squared error) is worse than `stable`'s by more than the spec's share. With fewer samples
-    of a label than the spec asks for, that last difference must exceed chance too.
+    of a label than the spec asks for, that last difference must exceed chance too. With fewer samples than
+    `serve.gate.floor` it is held, unless `stable` is `untrained`: the initial weights know nothing.
+
+    One sample cannot decide. A number that is an outlier among the label's others is left out
+    (`largest_usual`), and of the losses of both versions the largest hundredth counts as the next smaller one
+    (`winsorised`).
     """
     wrong = int((~np.isfinite(candidate.predictions)).sum())
     if wrong:
         return Verdict(
             False, f"not finite: {wrong} of {candidate.predictions.size} predictions are NaN or infinite"
         )
-    samples = len(candidate.label)
-    if samples == 0:
-        return Verdict(True, "no labelled samples to judge by yet")
-    gate = spec.serve.gate
+    gate, samples = spec.serve.gate, len(candidate.label)
+    if samples < gate.floor and stable is not None and not untrained:
+        return Verdict(
+            False, f"{samples:,} labelled samples to judge by, fewer than serve.gate.floor = {gate.floor:,}"
+        )
     good = []
     for label in spec.labels:
         mine = candidate.label == label.index
+        if label.loss != "logloss":
+            values = candidate.value.astype(np.float64)
+            mine &= ~(np.abs(values) > largest_usual(values[mine]))
         if not mine.any():
             continue
         now = _Head.of(candidate, label, mine)
         then = _Head.of(stable, label, mine) if stable is not None else None
+        most = winsorised(np.concatenate([head.losses for head in (now, then) if head is not None]))
+        now, then = replace(now, most=most), None if then is None else replace(then, most=most)
         for complaint in _complaints(gate, label, now, then, enough=len(now.y) >= gate.samples):
             return Verdict(False, f"{label.name}: {complaint}, on {len(now.y):,} samples")
         good.append(f"{label.name}: {now.figure(label)}, calibration {now.calibration:.3f}")
@@ -79,6 +91,7 @@ class _Head:
     y: F64
     w: F64
     number: bool
+    most: float = float("inf")  # a sample's loss counts as this at most
 
     @classmethod
     def of(cls, scored: Scored, label: Label, mine: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> _Head:
@@ -90,11 +103,11 @@ class _Head:
     def losses(self) -> F64:
         """Each sample's loss: squared error of a number, else logloss."""
         if self.number:
-            squares: F64 = (self.p - self.y) ** 2
+            squares: F64 = np.minimum((self.p - self.y) ** 2, self.most)
             return squares
         q = np.clip(self.p, PROBABILITY_FLOOR, 1 - PROBABILITY_FLOOR)
         losses: F64 = -(self.y * np.log(q) + (1 - self.y) * np.log1p(-q))
-        return losses
+        return np.minimum(losses, self.most)
 
     @property
     def loss(self) -> float:

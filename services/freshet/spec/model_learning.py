@@ -172,6 +172,12 @@ class Gate:
         Integer(1, 10_000_000),
         default=2_000,
     )
+    floor: int = option(
+        "tunable",
+        "with fewer samples to judge by, no version takes the place of `stable`",
+        Integer(0, 10_000_000),
+        default=100,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

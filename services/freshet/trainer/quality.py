@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from freshet.measures import SOURCES, Figures, LabelKind, Measures, Popularity
+from freshet.measures.outliers import Typical
 from freshet.measures.popularity import Tally
 from freshet.model.inputs import Labels
 from freshet.seams.batches import TrainBatch
@@ -72,6 +73,7 @@ class Quality:
         explore = spec.serve.explore
         self._explores = explore.policy != "none" and explore.share > 0
         self._names = [label.name for label in spec.labels]
+        self._typical = {label.index: Typical() for label in spec.labels if label.loss != "logloss"}
         self._own: dict[str, Measures] | None = None  # of a rank among others: not yet told
         self._tallies: list[Tally] = []  # likewise
         self._lock = threading.Lock()  # guards all of it but what waits; taken first
@@ -145,6 +147,11 @@ class Quality:
             closed = {name: measures.finished() for name, measures in self._of.items()}
         return [_record(name, figures) for name, windows in closed.items() for figures in windows]
 
+    @property
+    def outliers(self) -> int:
+        """Numbers of labels that this process left out as outliers."""
+        return sum(typical.outliers for typical in self._typical.values())
+
     def summary(self) -> dict[str, Any]:
         """{of: {label: {measure: value}}} since the beginning, without segments."""
         return self.now().summary
@@ -196,8 +203,15 @@ class Quality:
         self._add(POPULARITY, [part], [(rate, which)])
         at_once = self._early[labels.index] & (labels.value > 0)
         known_ms = times_ms + np.where(at_once, ACTION_MS, self._waits_ms[labels.index])
-        if len(items):
-            tally = self._popularity.tally(items, labels.index, labels.value, labels.weight, known_ms)
+        counted = np.isfinite(labels.value)
+        if counted.any():
+            tally = self._popularity.tally(
+                items[counted],
+                labels.index[counted],
+                labels.value[counted],
+                labels.weight[counted],
+                known_ms[counted],
+            )
             if self._own is None:
                 self._popularity.take(tally)
             else:
@@ -216,13 +230,29 @@ class Quality:
             waiting, self._waiting, self._waiting_rows = self._waiting, [], 0
         if not waiting:
             return
-        seen = [_Seen.of(batch, predictions, self._names) for batch, predictions in waiting]
+        seen = [self._usual(_Seen.of(batch, predictions, self._names)) for batch, predictions in waiting]
         self._add(TRAINING, seen, [(part.predictions, None) for part in seen])
         self._add(SERVED, seen, [(part.served, part.known) for part in seen])
         self._add(RANDOM, seen, [(part.served, part.random) for part in seen])
         for part in seen:  # one by one: popularity predicts each batch before it learns from it
             if part.items is not None:
                 self._beside(part, part.random if self._explores else np.ones_like(part.random))
+
+    def _usual(self, part: _Seen) -> _Seen:
+        """The same with NaN, which measures leave out, for numbers that are outliers among their label's.
+
+        Sums since the beginning would never get over one.
+        """
+        value = part.labels.value
+        for index, typical in self._typical.items():
+            mine = np.flatnonzero(part.labels.index == index)
+            if len(mine):
+                own = value[mine].astype(np.float64)
+                usual = typical.without_outliers(own)
+                if usual is not own:
+                    value = value.copy()
+                    value[mine] = usual
+        return part if value is part.labels.value else replace(part, labels=replace(part.labels, value=value))
 
     def _add(self, name: str, seen: Sequence[_Seen], predicted: Sequence[tuple[F32, Bool | None]]) -> None:
         """Add of each batch's predictions the samples that its mask (B,) keeps; None: all of them."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -17,6 +17,7 @@ from freshet.errors import Corrupt, FreshetError, Mismatch
 from freshet.measures.gate import Scored, Verdict, judge
 from freshet.model import DenseModel
 from freshet.model.inputs import ModelInputs
+from freshet.model.judging import arrays_of, inputs_of, joined
 from freshet.seams.eventlog import Writer
 from freshet.seams.versions import Manifest, Version, VersionStore
 from freshet.skipped import skip
@@ -31,6 +32,12 @@ __all__ = ["Snapshot", "Versioner", "restart_point", "versions_record"]
 log = structlog.get_logger("freshet.trainer")
 
 Tensors = Mapping[str, NDArray[Any]]
+
+JUDGING = "judging/"
+"""Before the names of the tensors that hold the samples to judge by."""
+
+JUDGING_EVERY = 8
+"""One of so many versions carries them, and each before the first of these."""
 
 _MOST_NUMBER = 10**15
 """Versions once a second for 30 million years."""
@@ -127,6 +134,8 @@ class Versioner:
     scorer: Callable[[], DenseModel]  # a new model to score with, without optimiser state
     recent: Callable[[int], Sequence[ModelInputs]]
     pins: Pins  # where an operator has put `stable` to stay, if one has
+    _kept: ModelInputs | None = field(default=None, init=False)  # samples that a version carried
+    _resumed: bool = field(default=False, init=False)
 
     def first(self, snapshot: Snapshot) -> Manifest:
         """Version 0: the initial weights, promoted at creation."""
@@ -193,9 +202,18 @@ class Versioner:
             sha256="",
             transforms=self._outcomes,
         )
-        stored = self.store.put(manifest, snapshot.tensors)
+        stored = self.store.put(manifest, {**snapshot.tensors, **self._carried(number)})
         self._announce("version", number=number, step=snapshot.step, event_time_ms=snapshot.event_time_ms)
         return stored
+
+    def _carried(self, number: int) -> Mapping[str, NDArray[Any]]:
+        """The samples to judge by, in one of JUDGING_EVERY versions: they are larger than most weights."""
+        if number >= JUDGING_EVERY and number % min(JUDGING_EVERY, self.spec.train.keep_versions):
+            return {}
+        batches = [batch for batch in self._judging() if batch.labels is not None and batch.size]
+        if not batches:
+            return {}
+        return {f"{JUDGING}{name}": array for name, array in arrays_of(joined(batches)).items()}
 
     @cached_property
     def _outcomes(self) -> Outcomes:
@@ -208,9 +226,33 @@ class Versioner:
         if pin is not None:
             return Verdict(False, pin.reason)
         stable = self._stable()
-        inputs = self.recent(self.spec.serve.gate.samples)
+        inputs = self._judging()
         candidate = self._score(snapshot.tensors, inputs)
-        return judge(self.spec, candidate, self._scored_stable(stable, inputs))
+        untrained = stable is not None and stable.manifest.number == 0
+        return judge(self.spec, candidate, self._scored_stable(stable, inputs), untrained=untrained)
+
+    def _judging(self) -> list[ModelInputs]:
+        """The newest samples; where this process has not seen as many yet, a version's too."""
+        if not self._resumed:
+            self._resumed = True
+            self._resume(self.store.numbers())
+        wanted = self.spec.serve.gate.samples
+        newest = list(self.recent(wanted))
+        if self._kept is not None and sum(batch.size for batch in newest) >= wanted:
+            self._kept = None
+        return newest if self._kept is None else [self._kept, *newest]
+
+    def _resume(self, numbers: Sequence[int]) -> None:
+        """Judge by the samples that the newest of these versions carries, until others have come."""
+        for number in sorted(numbers, reverse=True):
+            try:
+                tensors = self.store.get(number, (JUDGING,)).tensors
+                mine = {k[len(JUDGING) :]: v for k, v in tensors.items() if k.startswith(JUDGING)}
+                if mine:
+                    self._kept = inputs_of(mine)
+                    return
+            except (FreshetError, KeyError, ValueError) as error:
+                log.warning("samples to judge by cannot be read", version=number, reason=str(error))
 
     def _scored_stable(self, stable: Version | None, inputs: Sequence[ModelInputs]) -> Scored | None:
         """None if there is no stable version, or its weights do not fit the model."""

@@ -11,6 +11,7 @@ from freshet.measures.gate import Scored, judge
 from tests.unit.model.specs import make_spec
 
 SPEC = make_spec()
+FEW = replace(SPEC, serve=replace(SPEC.serve, gate=replace(SPEC.serve.gate, floor=0)))
 
 
 def scored(
@@ -83,14 +84,48 @@ def test_a_rare_label_among_many_samples_is_judged_by_its_own() -> None:
 
 
 def test_with_few_samples_a_difference_within_chance_is_no_reason() -> None:
-    worse = [judge(SPEC, scored(60, noise=0.3, seed=s), scored(60, seed=s)) for s in range(20)]
+    worse = [judge(FEW, scored(60, noise=0.3, seed=s), scored(60, seed=s)) for s in range(20)]
     assert sum(v.promote for v in worse) >= 15
 
 
-def test_nothing_to_judge_by_promotes() -> None:
-    verdict = judge(SPEC, scored(0), None)
-    assert verdict.promote
-    assert verdict.reason == "no labelled samples to judge by yet"
+@pytest.mark.parametrize("n", [0, 1, 99])
+def test_too_few_samples_to_judge_by_hold_a_version(n: int) -> None:
+    verdict = judge(SPEC, scored(n), scored(n))
+    assert not verdict.promote
+    assert verdict.reason == f"{n} labelled samples to judge by, fewer than serve.gate.floor = 100"
+
+
+def test_initial_weights_are_replaced_by_what_has_learned_from_few() -> None:
+    assert judge(SPEC, scored(0), scored(0), untrained=True).promote
+    assert judge(SPEC, scored(0), None).promote
+
+
+NUMBER = make_spec(losses=("huber",))
+
+
+@pytest.mark.parametrize("extreme", [1e18, -1e18, 1e30, 3e38])
+@pytest.mark.parametrize("times", [1, 3, 15])
+def test_a_few_extreme_labels_do_not_open_the_gate(extreme: float, times: int) -> None:
+    rng = np.random.default_rng(0)
+    y = (rng.normal(size=2000) * 5 + 30).astype(np.float32)
+    wrong = y.copy()
+    wrong[rng.choice(2000, times, replace=False)] = extreme
+
+    def number(error: float, factor: float = 1.0) -> Scored:
+        p = (factor * y + rng.normal(size=2000) * error)[:, None].astype(np.float32)
+        return Scored(p, np.zeros(2000, np.uint8), wrong, np.ones(2000, np.float32))
+
+    assert judge(NUMBER, number(1.0), number(1.0)).promote
+    assert not judge(NUMBER, number(8.0), number(1.0)).promote
+    assert not judge(NUMBER, number(60.0), number(1.0)).promote
+
+
+@pytest.mark.parametrize("extreme", [0.0, 1.0])
+def test_a_few_predictions_that_are_certain_and_wrong_do_not_close_the_gate(extreme: float) -> None:
+    candidate, stable = scored(noise=0.0), scored(noise=0.2)
+    sure = np.flatnonzero(candidate.value != extreme)[:3]
+    candidate.predictions[sure] = extreme
+    assert judge(SPEC, candidate, stable).promote
 
 
 def test_a_number_is_judged_by_its_squared_error() -> None:

@@ -271,3 +271,27 @@ def test_other_threads_may_ask_while_samples_come() -> None:
     assert not wrong
     assert seen == sorted(seen)
     assert counts(quality)["training"] == 300 * N
+
+
+@pytest.mark.parametrize("extreme", [1e18, -1e30, 3e38, np.nan, np.inf])
+def test_one_label_does_not_ruin_the_measures_since_the_beginning(extreme: float) -> None:
+    [click] = SPEC.labels
+    spec = replace(exploring(0.25), labels=(replace(click, loss="huber", value="sum(action.amount)"),))
+    quality = Quality(spec)
+    for turn in range(4):
+        made, predictions = batch(turn)
+        labels = made.inputs.labels
+        assert labels is not None
+        value = np.random.default_rng(turn).uniform(1, 9, N).astype(np.float32)
+        if turn == 2:
+            value[7] = extreme
+        inputs = replace(made.inputs, labels=replace(labels, value=value))
+        quality.add(replace(made, inputs=inputs), predictions * 20)
+    summary = quality.summary()
+
+    assert quality.outliers == (0 if np.isnan(extreme) else 1)
+    for of in ("training", "popularity"):
+        assert 0 < summary[of]["click"]["mse"] < 100, of
+    versions = Quality(spec)
+    versions.load_state(quality.state())
+    assert versions.summary()["training"]["click"]["mse"] < 100

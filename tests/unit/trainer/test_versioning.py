@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 
 from freshet.clock import SYSTEM_CLOCK
-from freshet.model import build_model
-from freshet.model.inputs import ModelInputs
+from freshet.model import DenseModel, build_model
+from freshet.model.inputs import GroupInputs, Labels, ModelInputs
 from freshet.seams.eventlog import EventLog
 from freshet.seams.eventlog.sqlite import SqliteEventLog
 from freshet.seams.versions.folder import FolderVersionStore
 from freshet.seams.versions.moves import move
+from freshet.spec.layout import layout_of
 from freshet.spec.parse import parse_spec
 from freshet.trainer.pins import Pins
 from freshet.trainer.versioning import Snapshot, Versioner
@@ -32,6 +33,8 @@ click = { on = "action.click == 1" }
 all = { dim = 4 }
 [features]
 user = { field = "user", table = "all" }
+[serve]
+gate = { floor = 0 }
 """)
 
 
@@ -45,9 +48,14 @@ class Bench:
     steps: int = 0
     versioner: Versioner = field(init=False)
 
+    judged_by: Sequence[ModelInputs] = ()
+
     def recent(self, _rows: int) -> Sequence[ModelInputs]:
+        return self.judged_by
+
+    def scorer(self) -> DenseModel:
         self.meanwhile()
-        return []
+        return build_model(SPEC, training=False)
 
     def snapshot(self) -> Snapshot:
         self.steps += 1
@@ -82,7 +90,7 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
         topic="toy.versions",
         fence=Fence(1),
         clock=SYSTEM_CLOCK,
-        scorer=lambda: build_model(SPEC, training=False),
+        scorer=made.scorer,
         recent=made.recent,
         pins=pins,
     )
@@ -221,3 +229,52 @@ def test_strays_among_versions_stop_no_publishing(bench: Bench, tmp_path: Path, 
     for _ in range(6):
         assert bench.next() == "promoted"
     assert 3 < bench.stable < 12
+
+
+def batch_of(n: int, seed: int) -> ModelInputs:
+    """Samples of the spec, some without a user."""
+    rng = np.random.default_rng(seed)
+    rows = rng.normal(size=(n, WIDTH)).astype(np.float32)
+    positions = np.arange(n, dtype=np.int32)
+    positions[rng.random(n) < 0.2] = -1
+    group = GroupInputs(rows, positions, np.array([0, n], np.uint32), [None])
+    labels = Labels(np.zeros(n, np.uint8), rng.integers(0, 2, n).astype(np.float32), np.ones(n, np.float32))
+    return ModelInputs(n, [group], np.empty((n, 0), np.float32), labels)
+
+
+WIDTH = layout_of(SPEC).groups[0].width
+
+
+def restarted(bench: Bench) -> Versioner:
+    """The versioner of the next process."""
+    return replace(bench.versioner, spec=FLOOR)
+
+
+FLOOR = replace(SPEC, serve=replace(SPEC.serve, gate=replace(SPEC.serve.gate, floor=100)))
+
+
+def test_a_restarted_trainer_judges_by_the_samples_that_versions_carry(bench: Bench) -> None:
+    bench.judged_by = [batch_of(30, 1), batch_of(90, 2)]
+    before = bench.versioner._score(bench.snapshot().tensors, bench.judged_by)
+    assert bench.next() == "promoted"
+    bench.judged_by = []
+    after = restarted(bench)
+
+    [kept] = after._judging()
+    scored = after._score(bench.snapshot().tensors, [kept])
+
+    assert kept.size == 120
+    assert np.array_equal(scored.predictions, before.predictions)
+    assert np.array_equal(scored.value, before.value)
+    assert after.next(bench.snapshot()).verdict == "promoted"
+
+
+@pytest.mark.parametrize("n", [0, 1, 99])
+def test_a_restarted_trainer_promotes_nothing_on_a_few_samples(bench: Bench, n: int) -> None:
+    bench.next()
+    bench.judged_by = [batch_of(n, 1)] if n else []
+    held = restarted(bench).next(bench.snapshot())
+
+    assert held.verdict == "held"
+    assert held.reason == f"{n} labelled samples to judge by, fewer than serve.gate.floor = 100"
+    assert bench.stable == 1
