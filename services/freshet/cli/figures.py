@@ -68,6 +68,27 @@ JOINER_METRICS = (
         ("partition",),
     ),
     Metric(
+        "freshet_joiner_event_time_ahead_ms",
+        "gauge",
+        "milliseconds",
+        "By how much the watermark is ahead of the time that the joiner knows to be right, below 0 as a "
+        "rule. Events of now are late where it exceeds the longest window and twice the grace.",
+        ("partition",),
+    ),
+    Metric(
+        "freshet_joiner_clock_step_ms",
+        "gauge",
+        "milliseconds",
+        "By how much this machine's wall clock was set, until that is believed or undone; 0 while it runs "
+        "evenly.",
+    ),
+    Metric(
+        "freshet_joiner_disputed_partitions",
+        "gauge",
+        "partitions",
+        "Partitions whose next event is dated ahead while clocks disagree on that: they wait.",
+    ),
+    Metric(
         "freshet_joiner_impressions",
         "gauge",
         "impressions",
@@ -220,6 +241,11 @@ def joiner_readings(status: Any) -> Mapping[str, Reading]:
         "freshet_joiner_watermark_ms": {
             (str(p),): float(w) for p, w in status.watermark_ms.items() if w is not None
         },
+        "freshet_joiner_event_time_ahead_ms": {
+            (str(p),): float(w - status.now_ms) for p, w in status.watermark_ms.items() if w is not None
+        },
+        "freshet_joiner_clock_step_ms": status.clock_step_ms,
+        "freshet_joiner_disputed_partitions": len(status.disputed_ms),
         "freshet_joiner_impressions": {
             (label, outcome): float(n)
             for label, counts in status.ledger.labels.items()

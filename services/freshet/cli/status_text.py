@@ -12,6 +12,9 @@ from freshet.runtime.losses import losses_text
 
 __all__ = ["as_text", "clock_of"]
 
+AHEAD_MS = 60_000
+"""Event time that is further ahead of now is told: the most that one event's date may be ahead by default."""
+
 OF_WORDS = {"random": "served, random slates", "popularity": "popularity, the baseline"}
 SHOWN_MEASURES = ("n", "auc", "ne", "calibration", "mse")
 SHOWN_ENDINGS = 8
@@ -61,6 +64,7 @@ def _figures(services: Mapping[str, Any], versions: Mapping[str, Any]) -> Iterat
         if role == "joiner" and joiner:
             counts = f"{joiner.get('samples', 0)} samples of {joiner.get('events', 0)} events"
             yield f"joined    {counts} since the joiner was started{_which(name, role)}"
+            yield from (f"{line}{_which(name, role)}" for line in _of_clocks(joiner))
             if note := joiner.get("partitions", {}).get("note"):
                 yield f"topics    {note}{_which(name, role)}"
             for reason in joiner.get("placing", {}).get("trouble", {}).values():
@@ -91,6 +95,32 @@ def _lost(figures: Mapping[str, Any], which: str) -> Iterator[str]:
     losses = figures.get("losses", {})
     for line in losses_text(losses.get("recent"), losses.get("begun")):
         yield f"lost      {line}{which}"
+
+
+def _of_clocks(joiner: Mapping[str, Any]) -> Iterator[str]:
+    """What wrong clocks have done to a joiner's events, if they have."""
+    events = joiner.get("ledger", {}).get("events", {})
+    if late := events.get("impressions_late", 0):
+        share = late / (late + events.get("impressions", 0))
+        yield f"late      {late} impressions ({share:.1%}) came after their windows closed and teach nothing"
+    if bad := sum(counts.get("bad_time", 0) for counts in joiner.get("refused", {}).values()):
+        first = "".join(f": {text}" for text in [*joiner.get("bad_times", {}).values()][:1])
+        yield f"times     {bad} events are dated wrongly, since the joiner was started{first}"
+    marks = [w for w in joiner.get("watermark_ms", {}).values() if w is not None]
+    ahead_ms = max(marks, default=0) - joiner.get("now_ms", 0)
+    if joiner.get("now_ms") and ahead_ms > AHEAD_MS:
+        yield (
+            f"clock     event time is {ahead_ms / 1000:.0f} s ahead of now: a clock was wrong, and events of "
+            "now are late until then"
+        )
+    if step_ms := joiner.get("clock_step_ms", 0):
+        step_s = f"{step_ms / 1000:+.0f}"
+        yield f"clock     the joiner's wall clock was set by {step_s} s; what it said before still counts"
+    if disputed := joiner.get("disputed_ms", {}):
+        yield (
+            f"clock     {len(disputed)} partitions wait: an event is dated "
+            f"{max(disputed.values()) / 1000:.0f} s ahead, and clocks disagree on that"
+        )
 
 
 def _which(name: str, role: str) -> str:

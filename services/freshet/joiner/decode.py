@@ -42,6 +42,7 @@ class Refused:
     no_schema: int = 0  # of these, for their schema
     bad_time: int = 0  # of these, for their time
     too_large: int = 0  # of these, for the size of their samples
+    first_bad_time: str = ""  # offset and reason of the first of these
     disputed: Disputed | None = None  # the record on which clocks disagree; none from it on is refused
 
     def by_reason(self) -> dict[str, int]:
@@ -70,6 +71,7 @@ class Refused:
             min(self.no_schema, n - bad_time),
             bad_time,
             min(self.too_large, n - bad_time),
+            self.first_bad_time,
         )
 
     def __len__(self) -> int:

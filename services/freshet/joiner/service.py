@@ -75,6 +75,7 @@ class JoinerStatus:
     losses: Mapping[str, Any] = field(default_factory=dict)  # shares, as `_shares` makes them
     placing: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # as `Placing.to_json` makes it
     trouble: str | None = None  # why events of a stream, or a partition, are not used
+    bad_times: Mapping[str, str] = field(default_factory=dict)  # stream -> the first event dated wrongly
     now_ms: int = 0  # the time that is known to be right
     clock_step_ms: int = 0  # by how much the wall clock differs from it since it was set; 0: it runs evenly
     disputed_ms: Mapping[int, int] = field(
@@ -141,6 +142,7 @@ class JoinerService:
         True  # the log's time is the log's own clock, not what writers say (Kafka's CreateTime)
     )
     _steady: SteadyClock | None = None
+    _bad_times: dict[str, str] = field(default_factory=dict)  # role -> the first event dated wrongly
     _history: bool = False  # joins what is there, up to its end: the log's time is the only one
     _held: dict[TopicPartition, _Held] = field(default_factory=dict)
     _paused: set[TopicPartition] = field(default_factory=set)  # of those, until they are looked at again
@@ -323,6 +325,8 @@ class JoinerService:
         for piece in pieces(records):
             refused = task.take(role, piece, self._now(at))
             self._bad.note(role, at.topic, len(piece), refused)
+            if refused.first_bad_time and role not in self._bad_times:
+                self._bad_times[role] = f"{at}, offset {refused.first_bad_time}"
             if self._hold(at, refused.disputed):
                 return True
             if task.is_full:
@@ -607,6 +611,7 @@ class JoinerService:
             placing=self._placed(),
             growth=self._growth,
             trouble=self._trouble(),
+            bad_times=self._bad_times,
             now_ms=self.steady.now_ms(),
             clock_step_ms=self.steady.step_ms,
             disputed_ms={at.partition: held.disputed.ahead_ms for at, held in self._held.items()},

@@ -81,6 +81,10 @@ def judge_times(
                 if worst > max_ahead_ms
                 else "its time is before 1970"
             )
+        if bad.any():
+            first = int(rows[bad].min())
+            reason = refused.reasons[refused.rows.index(first)]
+            refused.first_bad_time = f"{int(records.offsets[first])}: {reason}"
         good = ~np.isin(rows, rows[bad])
         columns, times, logged = columns.where(good), times[good], logged[good]
         if not len(columns):
