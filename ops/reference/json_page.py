@@ -139,8 +139,7 @@ fields `request_id` (string), `item` and `ts` (long), `score` (null or double), 
 `tags` (map of long).
 
 `freshet.client` writes the JSON itself: it raises `BadInput` for NaN, infinities, half surrogate pairs and
-integers beyond 64 bits before it sends anything. A rank request of JSON is not an event: its general reader
-takes the last of a name that stands twice.
+integers beyond 64 bits before it sends anything. `/v1/rank` refuses a name that stands twice as well (400).
 """
 
 BODY = """

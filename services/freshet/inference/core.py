@@ -64,6 +64,8 @@ def parse_rank(body: bytes, max_candidates: int) -> RankRequest:
         tree = orjson.loads(body)
     except orjson.JSONDecodeError as error:
         raise BadInput(f"the body is not JSON: {error}") from None
+    if (name := _native.repeated_name(body)) is not None:
+        raise BadInput(f"{name:.60}: expected each name once in an object, found it again")
     if not isinstance(tree, dict):
         raise BadInput(f"expected an object with context and candidates, found {type(tree).__name__}")
     unknown = tree.keys() - set(KEYS)

@@ -5,6 +5,7 @@
 #include "freshet/avro_columns.hpp"
 #include "freshet/avro_validate.hpp"
 #include "freshet/json_avro.hpp"
+#include "freshet/json_parse.hpp"
 
 namespace freshet {
 namespace {
@@ -51,6 +52,21 @@ nb::tuple body(const WriterSchema& schema, const nb::bytes& data, bool ignore_un
   return transcoded(std::move(made));
 }
 
+// The first name that stands twice in an object of a JSON text; none if there is none, or the text is not JSON.
+nb::object repeated_name(const nb::bytes& data) {
+  const std::span<const std::uint8_t> bytes{static_cast<const std::uint8_t*>(data.data()), data.size()};
+  JsonParser parser;
+  std::size_t position = 0;
+  if (parser.parse(bytes, position)) return nb::none();
+  for (std::uint32_t n = 0; n < parser.nodes().size(); ++n) {
+    if (parser.nodes()[n].kind != JsonKind::kObject) continue;
+    if (const std::uint32_t key = parser.repeated(n); key != JsonParser::kNone) {
+      return text(std::string(parser.text(parser.nodes()[key])));
+    }
+  }
+  return nb::none();
+}
+
 // A column is (kind, values or data, ends, nulls); arrays that a kind does not need are empty.
 nb::tuple columns(const WriterSchema& schema, const nb::list& sources, const In<std::int32_t>& source_of, std::size_t rows) {
   std::vector<SourceColumn> made_sources;
@@ -95,6 +111,7 @@ void bind_avro(nb::module_& m) {
       });
   m.def("transcode_each", &each);
   m.def("transcode_body", &body);
+  m.def("repeated_name", &repeated_name);
   m.def("encode_columns", &columns);
   m.def("validate_avro", &validate);
 }

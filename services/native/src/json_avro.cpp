@@ -242,7 +242,7 @@ class JsonWriter {
   bool map(std::uint32_t i, std::uint32_t at) {
     const JsonNode& j = json(at);
     if (j.kind != JsonKind::kObject) return fail(JsonWhy::kType, i, at);
-    if (const std::uint32_t again = repeated(at); again != kAbsent) return twice(i, again);
+    if (const std::uint32_t again = parser.repeated(at); again != kAbsent) return twice(i, again);
     if (j.count) {
       write_long(j.count, *out_);
       std::uint32_t key = at + 1;
@@ -314,7 +314,7 @@ class JsonWriter {
       ++guess;
     }
     if (unknown < 2) return true;
-    const std::uint32_t again = repeated(at);
+    const std::uint32_t again = parser.repeated(at);
     return again == kAbsent || twice(i, again);
   }
 
@@ -325,39 +325,11 @@ class JsonWriter {
     return inside(name);
   }
 
-  // The first member of the object whose name stood there before, escapes resolved; kAbsent if there is none.
-  std::uint32_t repeated(std::uint32_t at) {
-    constexpr std::uint32_t kFew = 32;
-    const std::uint32_t count = json(at).count;
-    if (count < 2) return kAbsent;
-    std::string_view few[kFew];
-    std::uint64_t seen = 0;  // a bit for each size and letters of a name so far: another bit is another name
-    std::uint32_t key = at + 1, m = 0;
-    for (; m < count && count <= kFew && !json(key).escaped; ++m, key = json(key + 1).next) {
-      const std::string_view name = few[m] = parser.text(json(key));
-      const auto letters = name.empty() ? 0u : static_cast<unsigned>(name.front() ^ (name.back() << 1));
-      const std::uint64_t bit = std::uint64_t{1} << ((name.size() * 7 + letters) % 64);
-      if ((seen & bit) && std::find(few, few + m, name) != few + m) return key;
-      seen |= bit;
-    }
-    if (m == count) return kAbsent;
-    std::vector<std::pair<std::string, std::uint32_t>> names;
-    names.reserve(count);
-    key = at + 1;
-    for (m = 0; m < count; ++m, key = json(key + 1).next) names.emplace_back(plain(json(key)), key);
-    std::sort(names.begin(), names.end());
-    std::uint32_t first = kAbsent;
-    for (std::size_t n = 1; n < names.size(); ++n) {
-      if (names[n].first == names[n - 1].first) first = std::min(first, names[n].second);
-    }
-    return first;
-  }
-
-  // As `repeated`, of all objects of a value that the schema does not know.
+  // As `JsonParser::repeated`, of all objects of a value that the schema does not know.
   std::uint32_t repeated_within(std::uint32_t at) {
     for (std::uint32_t n = at; n < json(at).next; ++n) {
       if (json(n).kind != JsonKind::kObject) continue;
-      if (const std::uint32_t again = repeated(n); again != kAbsent) return again;
+      if (const std::uint32_t again = parser.repeated(n); again != kAbsent) return again;
     }
     return kAbsent;
   }

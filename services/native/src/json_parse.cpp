@@ -1,6 +1,9 @@
 #include "freshet/json_parse.hpp"
 
+#include <algorithm>
 #include <cstring>
+#include <string>
+#include <utility>
 
 #include "freshet/avro_utf8.hpp"
 
@@ -196,6 +199,38 @@ JsonError JsonParser::number(std::size_t& i) {
   nodes_.push_back({JsonKind::kNumber, false, static_cast<std::uint32_t>(start), static_cast<std::uint32_t>(i - start),
                     static_cast<std::uint32_t>(nodes_.size() + 1), 0});
   return {};
+}
+
+std::uint32_t JsonParser::repeated(std::uint32_t object) const {
+  constexpr std::uint32_t kFew = 32;
+  const std::uint32_t count = nodes_[object].count;
+  if (count < 2) return kNone;
+  std::string_view few[kFew];
+  std::uint64_t seen = 0;  // a bit for each size and letters of a name so far: another bit is another name
+  std::uint32_t key = object + 1, m = 0;
+  for (; m < count && count <= kFew && !nodes_[key].escaped; ++m, key = nodes_[key + 1].next) {
+    const std::string_view name = few[m] = text(nodes_[key]);
+    const auto letters = name.empty() ? 0u : static_cast<unsigned>(name.front() ^ (name.back() << 1));
+    const std::uint64_t bit = std::uint64_t{1} << ((name.size() * 7 + letters) % 64);
+    if ((seen & bit) && std::find(few, few + m, name) != few + m) return key;
+    seen |= bit;
+  }
+  if (m == count) return kNone;
+  std::vector<std::pair<std::string, std::uint32_t>> names;
+  names.reserve(count);
+  std::vector<std::uint8_t> name;
+  key = object + 1;
+  for (m = 0; m < count; ++m, key = nodes_[key + 1].next) {
+    name.clear();
+    unescape(nodes_[key], name);
+    names.emplace_back(std::string(name.begin(), name.end()), key);
+  }
+  std::sort(names.begin(), names.end());
+  std::uint32_t first = kNone;
+  for (std::size_t n = 1; n < names.size(); ++n) {
+    if (names[n].first == names[n - 1].first) first = std::min(first, names[n].second);
+  }
+  return first;
 }
 
 void JsonParser::unescape(const JsonNode& node, std::vector<std::uint8_t>& out) const {

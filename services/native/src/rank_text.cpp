@@ -87,21 +87,6 @@ struct Members {
   }
 };
 
-// Whether no name stands twice among an object's members: of such, readers differ in which they take.
-bool distinct(const JsonParser& parser, std::uint32_t object) {
-  constexpr std::uint32_t most = 64;
-  const auto& nodes = parser.nodes();
-  std::string_view names[most];
-  std::uint32_t key = object + 1;
-  if (nodes[object].count > most) return false;
-  for (std::uint32_t m = 0; m < nodes[object].count; ++m, key = nodes[key + 1].next) {
-    names[m] = parser.text(nodes[key]);
-    for (std::uint32_t other = 0; other < m; ++other)
-      if (names[m] == names[other]) return false;
-  }
-  return true;
-}
-
 bool is_flag(const JsonNode* node) { return !node || node->kind == JsonKind::kTrue || node->kind == JsonKind::kFalse; }
 bool is_true(const JsonNode* node) { return node && node->kind == JsonKind::kTrue; }
 bool is_id(const JsonParser& parser, const JsonNode& node) {
@@ -168,7 +153,7 @@ bool RankText::read_members(JsonParser& parser, const RankRules& rules, std::str
   if (parser.parse(bytes(body_), position).expected || JsonParser::skip_space(bytes(body_), position) < body_.size()) return false;
   const auto& nodes = parser.nodes();
   for (std::uint32_t n = 0; n < nodes.size(); ++n) {
-    if (nodes[n].kind == JsonKind::kObject && !distinct(parser, n)) return false;
+    if (nodes[n].kind == JsonKind::kObject && parser.repeated(n) != JsonParser::kNone) return false;
     if (nodes[n].kind == JsonKind::kNumber && !fits_double(parser.text(nodes[n]))) return false;
   }
   Members members;

@@ -331,3 +331,16 @@ def test_deltas_that_a_buckets_scan_has_brought_are_left_out() -> None:
 def test_an_error_is_explained_in_one_line() -> None:
     assert explain(Corrupt("weights\n  more")) == "weights"
     assert explain(ValueError("odd")) == "ValueError: odd"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"context": {}, "context": {}, "candidates": [{}]}',
+        b'{"context": {"user": 1, "us\\u0065r": 2}, "candidates": [{}]}',
+        b'{"context": {}, "candidates": [{"a": 1}, {"a": {"user": 1, "user": 1}}]}',
+    ],
+)
+def test_a_name_that_stands_twice_is_refused(body: bytes) -> None:
+    with pytest.raises(BadInput, match="expected each name once in an object, found it again"):
+        parse_rank(body, 10)

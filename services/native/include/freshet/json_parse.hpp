@@ -32,6 +32,7 @@ struct JsonError {
 class JsonParser {
  public:
   static constexpr std::size_t kMaxDepth = 64;
+  static constexpr std::uint32_t kNone = UINT32_MAX;
 
   // Parse the value that starts at `position` (after white space) and set `position` to the byte after it.
   // Text of 4 GiB and more is refused. The tape is valid until the next call.
@@ -41,6 +42,8 @@ class JsonParser {
   std::string_view text(const JsonNode& node) const {
     return {reinterpret_cast<const char*>(text_.data()) + node.start, node.size};
   }
+  // The first name of the object that stood there before, escapes resolved; kNone if each stands once.
+  std::uint32_t repeated(std::uint32_t object) const;
   // Append a string's value, escapes resolved, as UTF-8.
   void unescape(const JsonNode& node, std::vector<std::uint8_t>& out) const;
 
