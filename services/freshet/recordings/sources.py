@@ -207,11 +207,10 @@ def _json_lines(path: Path) -> Iterator[tuple[int, bytes]]:
     """Lines that are not empty, with their numbers."""
     try:
         with path.open("rb") as raw:
-            zipped = raw.read(2) == b"\x1f\x8b"
-            raw.seek(0)
-            if path.suffix == ".gz" and not zipped and raw.read(1):
+            head = raw.peek(2)[:2]  # a pipe cannot be read twice
+            zipped = head == b"\x1f\x8b"
+            if path.suffix == ".gz" and head and not zipped:
                 raise BadInput(f"{path}: expected gzip, as its name ends in .gz; found other bytes")
-            raw.seek(0)
             file: Any = gzip.GzipFile(fileobj=raw) if zipped else raw
             for number, line in enumerate(file, 1):
                 text = line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line
@@ -247,6 +246,8 @@ def is_columnar(path: Path) -> bool:
     """Whether a file has columns: by its name, or by the first bytes of Parquet and Arrow."""
     if path.name.removesuffix(".gz").endswith(COLUMNAR):
         return True
+    if not path.is_file():
+        return False
     try:
         with path.open("rb") as file:
             return file.read(6).startswith((b"PAR1", b"ARROW1"))

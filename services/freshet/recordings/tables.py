@@ -11,6 +11,7 @@ import codecs
 import csv
 import gzip
 import io
+import shutil
 import sys
 import zlib
 from collections.abc import Iterator, Sequence
@@ -18,6 +19,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import Any, BinaryIO
 
 import pyarrow as pa
@@ -69,6 +71,7 @@ class TableFile:
         Raises BadInput for a file that is not there, is empty, or is nothing that is read here.
         """
         self.path, self.files = path, files
+        self._at = self._kept()  # where its bytes are
         head = self._head()
         self.cells = False
         if head.startswith(b"PAR1"):
@@ -120,6 +123,19 @@ class TableFile:
 
     # --- what it is
 
+    def _kept(self) -> Path:
+        """The file itself, or a copy of what a pipe gives, which can be read once only."""
+        if not self.path.exists() or self.path.is_file() or self.path.is_dir():
+            return self.path
+        self._copy = NamedTemporaryFile(prefix="freshet-", suffix=self.path.suffix)  # noqa: SIM115 - lives on
+        try:
+            with self.path.open("rb") as pipe:
+                shutil.copyfileobj(pipe, self._copy, READ_BYTES)
+            self._copy.flush()
+        except OSError as error:
+            raise BadInput(f"{self.path}: cannot be read: {error.strerror}") from error
+        return Path(self._copy.name)
+
     def _head(self) -> bytes:
         path = self.path
         try:
@@ -128,7 +144,7 @@ class TableFile:
                     f"{path} is a folder; expected a csv, csv.gz, Parquet or Arrow file\n"
                     f"  name the files in it, in order of time: {path}/part-*.parquet"
                 )
-            with path.open("rb") as file:
+            with self._at.open("rb") as file:
                 head = file.read(4096)
                 self.size = file.seek(0, io.SEEK_END)
         except OSError as error:
@@ -140,7 +156,7 @@ class TableFile:
             )
         if self.zipped:
             try:
-                with gzip.open(path) as unzipped:
+                with gzip.open(self._at) as unzipped:
                     head = unzipped.read(4096)
             except (OSError, EOFError, zlib.error) as error:
                 raise self._unreadable(error) from error
@@ -220,8 +236,8 @@ class TableFile:
 
     def _source(self) -> Any:
         if not self.zipped:
-            return str(self.path)
-        with gzip.open(self.path) as file:
+            return str(self._at)
+        with gzip.open(self._at) as file:
             return pa.BufferReader(file.read())
 
     def _parquet(self, wanted: list[str]) -> Iterator[tuple[Any, float]]:
@@ -293,7 +309,7 @@ class TableFile:
         return pa.RecordBatch.from_arrays(columns, schema=block.schema)
 
     def _text(self) -> _Text:
-        return _Text(self.path, self.zipped, self.size, self.files)
+        return _Text(self.path, self._at, self.zipped, self.size, self.files)
 
     # --- where it is wrong
 
@@ -374,10 +390,10 @@ class TableFile:
 class _Text(io.RawIOBase):
     """A csv's bytes in UTF-8 with delimiters of one character; knows how much of the file it has read."""
 
-    def __init__(self, path: Path, zipped: bool, size: int, files: Files) -> None:
+    def __init__(self, path: Path, at: Path, zipped: bool, size: int, files: Files) -> None:
         super().__init__()
         self._path, self._size = path, size
-        self._file: BinaryIO = path.open("rb")
+        self._file: BinaryIO = at.open("rb")
         self._bytes: Any = gzip.GzipFile(fileobj=self._file) if zipped else self._file
         self._decoder = (
             None if files.encoding == "utf-8" else codecs.getincrementaldecoder(files.encoding)("strict")

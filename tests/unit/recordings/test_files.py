@@ -5,6 +5,8 @@ from __future__ import annotations
 import datetime as dt
 import gzip
 import json
+import os
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from decimal import Decimal
@@ -522,3 +524,14 @@ def test_events_that_are_not_exploded_are_no_samples(tmp_path: Path) -> None:
 
     with pytest.raises(BadInput, match=r"row 1: items.kind: expected one of[\s\S]*freshet replay files"):
         read(spec_in(tmp_path), path)
+
+
+def test_a_pipe_is_read_as_a_file_is(tmp_path: Path) -> None:
+    text = csv_of(tmp_path, [{"items.sku": "00017"}] * 3).read_bytes()
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    writer = threading.Thread(target=pipe.write_bytes, args=(text,))
+    writer.start()
+
+    assert values(spec_in(tmp_path), pipe, "items.sku") == ["00017"] * 3
+    writer.join(10)

@@ -1,4 +1,6 @@
 import gzip
+import os
+import threading
 from pathlib import Path
 
 import orjson
@@ -99,3 +101,15 @@ def test_an_event_without_time_is_refused_with_its_place(tmp_path):
 def test_a_folder_without_the_retail_file_is_refused(tmp_path):
     with pytest.raises(ConfigError, match=r"online_retail_ii_events.csv.gz"):
         next(online_retail(tmp_path))
+
+
+def test_json_lines_come_from_a_pipe_too(tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    writer = threading.Thread(target=pipe.write_bytes, args=(b'{"ts": 1}\n{"ts": 2}\n',))
+    writer.start()
+
+    (piece,) = events_of_files({"served": pipe}, {"served": TS})
+
+    assert piece.events == 2
+    writer.join(10)
