@@ -62,7 +62,8 @@ def skip(kind: str, where: str, reason: str, count: int = 1) -> None:
             del _remembered[next(iter(_remembered))]
         _counts[kind] += count
         _newest[kind] = reason if where in reason else f"{where}: {reason}"
-    _log.error("damaged state was left out", why=kind, path=where, reason=reason)
+    if structlog.is_configured():  # a verb of the command line prints its result and nothing else
+        _log.error("damaged state was left out", why=kind, path=where, reason=reason)
 
 
 def skipped() -> Mapping[str, int]:

@@ -73,7 +73,7 @@ def run_demo(folder: Path, wish: Wish, *, seconds: float | None, as_json: bool) 
     def simulator(settings: Settings) -> Sequence[Process]:
         command = [sys.executable, "-m", "freshet.cli", "simulate", "--folder", str(folder), *options]
         host = reached_by(settings.common.bind_address)
-        return [Process("simulator", command, settings.simulator.admin_port, host=host)]
+        return [Process("simulator", command, settings.simulator.admin_port, host=host, watched=False)]
 
     run = prepare(spec_file, folder, again=wish.again(folder), more=simulator)
     stop = threading.Event()

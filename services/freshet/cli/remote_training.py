@@ -120,6 +120,10 @@ class RemoteTraining:
             return "it is in no world of ranks yet"
         return self._batches.missing()
 
+    def stuck(self) -> str | None:
+        """None: a rank may wait for others as long as they are away."""
+        return None
+
     def status(self) -> Mapping[str, Any]:
         """Figures for `freshet status` and metrics."""
         progress, quality = self.trainer.progress, self.quality.now()

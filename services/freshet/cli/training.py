@@ -210,6 +210,10 @@ class Training:
         lost = [held.what for held in self._held if held.lost.is_set()]
         return f"the claim of {', '.join(lost)} was lost" if lost else self.refused.trouble()
 
+    def stuck(self) -> str | None:
+        """None, or for how long the lanes have stood still."""
+        return self.trainer.pulse.stuck()
+
     def status(self) -> Mapping[str, Any]:
         """Figures for `freshet status` and metrics."""
         memory = self.shard.store.memory()

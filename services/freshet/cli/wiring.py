@@ -23,6 +23,7 @@ from freshet.runtime.admin import Admin
 from freshet.runtime.lifecycle import CLOSE_S, Cleanup
 from freshet.runtime.metrics import register
 from freshet.runtime.process_metrics import machine_memory_bytes, service_registry
+from freshet.runtime.pulse import Pulse
 from freshet.seams.open import open_eventlog, open_rowstore, open_versions
 from freshet.settings import Common, Settings
 from freshet.settings import Gateway as GatewaySettings
@@ -82,6 +83,7 @@ def run_joiner(spec: Spec, settings: Settings, stop: threading.Event) -> None:
         log = open_eventlog(settings.common.log_url)
         cleanup.add("log", log.close)
         latest: list[JoinerStatus] = []
+        pulse = Pulse()
 
         def note(status: JoinerStatus) -> None:
             latest[:] = [status]
@@ -99,6 +101,7 @@ def run_joiner(spec: Spec, settings: Settings, stop: threading.Event) -> None:
                 else "the state is being rebuilt from the log, or its seat is taken"
             ),
             status=lambda: _joiner_status(latest),
+            stuck=pulse.stuck,
         )
         cleanup.add("admin", admin.close)
         pace = pace_of(
@@ -110,9 +113,11 @@ def run_joiner(spec: Spec, settings: Settings, stop: threading.Event) -> None:
         if shared:
             cleanup.add("claims", shared[0].close)
         theirs = _schemas_of_others(settings)
-        make(
+        joiner = make(
             spec, log, shares=shared and shared[1], theirs=theirs, pace=pace, stop=stop, on_status=note
-        ).run()
+        )
+        joiner.pulse = pulse
+        joiner.run()
 
 
 def _schemas_of_others(settings: Settings) -> RestRegistry | None:
@@ -150,6 +155,7 @@ def run_trainer(spec: Spec, settings: Settings, stop: threading.Event) -> None:
             ready=lambda: training[0].ready() if training else "claiming what it owns and loading it",
             status=lambda: training[0].status() if training else {},
             progress=lambda: training[0].progress() if training else {},
+            stuck=lambda: training[0].stuck() if training else None,
         )
         cleanup.add("admin", admin.close)
         log = open_eventlog(settings.common.log_url)

@@ -27,6 +27,7 @@ from freshet.joiner.recovery import load
 from freshet.joiner.task import Task, Topics, pieces
 from freshet.joiner.times import Now
 from freshet.runtime.losses import JOINER_FIGURES, RECENT_S, Recent, counted
+from freshet.runtime.pulse import Pulse
 from freshet.seams.eventlog import EventLog, Reader, Writer
 from freshet.seams.eventlog.claims import LEASE_S
 from freshet.seams.eventlog.sharing import Shares
@@ -131,6 +132,7 @@ class JoinerService:
     pace: Pace = field(default_factory=Pace)
     stop: Event = field(default_factory=Event)
     on_status: Callable[[JoinerStatus], None] | None = None
+    pulse: Pulse = field(default_factory=Pulse)
     status: JoinerStatus | None = None
     tasks: dict[int, Task] = field(default_factory=dict)
     _writers: list[tuple[Writer, tuple[int, ...]]] = field(default_factory=list)
@@ -175,6 +177,7 @@ class JoinerService:
             self.shares.sit(2 * LEASE_S)
         while not self.stop.is_set():
             try:
+                self.pulse.rest()
                 self.open()
                 ends = self._ends() if until_end else None
                 while not self.stop.is_set():
@@ -232,6 +235,7 @@ class JoinerService:
     def step(self) -> None:
         """Read once, join, and flush what is due."""
         assert self._reader is not None, "open() comes first"
+        self.pulse.beat()
         if self.shares is not None and self._due("share", self.pace.share_interval_ms):
             self.share()
             if not self.tasks:

@@ -157,19 +157,21 @@ class Admin:
         status: Callable[[], Mapping[str, Any]],
         progress: Callable[[], Mapping[str, Any]] | None = None,
         hosts: str = "",
+        stuck: Callable[[], str | None] = lambda: None,
     ) -> None:
         """Start to serve.
 
         Args:
             registry: gets the metrics of the process, too: its memory, when it began, its files.
             hosts: names by which the port may be asked, besides its address: FRESHET_COMMON_HOSTS.
+            stuck: returns None, or why the process should be started again: see `freshet.runtime.pulse`.
 
         Raises ConfigError if the address cannot be had, naming who has the port.
         """
         ProcessCollector(registry=registry)
         sites = Sites(address, hosts)
         routes: dict[str, Callable[[], tuple[int, str, bytes]]] = {
-            LIVE.path: lambda: (200, "application/json", b'{"status":"live"}'),
+            LIVE.path: lambda: _liveness(stuck()),
             READY.path: lambda: _readiness(ready()),
             METRICS_PAGE.path: lambda: (200, CONTENT_TYPE_LATEST, generate_latest(registry)),
             STATUS.path: lambda: (200, "application/json", _json({**status(), "skipped": skipped_status()})),
@@ -221,6 +223,12 @@ class Admin:
 
 def _unknown(path: str, known: Sequence[str]) -> tuple[int, str, bytes]:
     raise HttpError(404, "not_found", "no such path", expected=known, found=path[:200])
+
+
+def _liveness(reason: str | None) -> tuple[int, str, bytes]:
+    if reason is None:
+        return 200, "application/json", b'{"status":"live"}'
+    return 503, "application/json", _json({"status": "stuck", "reason": reason})
 
 
 def _readiness(reason: str | None) -> tuple[int, str, bytes]:

@@ -174,8 +174,16 @@ def _told(shape: Shape, doc: str) -> Shape:
 LIVE = Endpoint(
     "GET",
     "/health/live",
-    "Whether the process runs.",
-    (Answer(200, "it does", (json(record("Live", {"status": words(["live"])}), {"status": "live"}),)),),
+    "Whether the process runs, and its main loop turns. `freshet up` starts a service again that does not "
+    "answer.",
+    (
+        Answer(200, "it does", (json(record("Live", {"status": words(["live"])}), {"status": "live"}),)),
+        Answer(
+            503,
+            "the main loop of a joiner or trainer has stood still for two minutes: start the process again",
+            (json(record("Stuck", {"status": words(["stuck"]), "reason": text("for how long")})),),
+        ),
+    ),
 )
 
 METRICS_PAGE = Endpoint(

@@ -3,9 +3,31 @@
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["birth_of", "is_alive", "memory_mb"]
+__all__ = ["Activity", "activity_of", "birth_of", "is_alive", "memory_mb"]
+
+
+@dataclass(frozen=True, slots=True)
+class Activity:
+    """What a process does, as the kernel says."""
+
+    state: str  # R runs or waits for a processor, S sleeps, D waits for a disk, T is stopped
+    cpu_s: float  # processor time so far, of all its threads
+    traced: bool  # a debugger holds it
+
+
+def activity_of(pid: int) -> Activity | None:
+    """None where that cannot be found out: the process has ended, or the system has no /proc."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+        status = Path(f"/proc/{pid}/status").read_text(errors="replace")
+        ticks = int(fields[11]) + int(fields[12])
+        traced = any(line.startswith("TracerPid:") and line.split()[1] != "0" for line in status.splitlines())
+        return Activity(fields[0].upper(), ticks / os.sysconf("SC_CLK_TCK"), traced)
+    except (OSError, ValueError, IndexError):
+        return None
 
 
 def birth_of(pid: int) -> str:

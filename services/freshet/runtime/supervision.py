@@ -1,11 +1,77 @@
-"""When a service that died is started again: a pure policy, the clock an argument."""
+"""When a service that died, or hangs, is started again: pure policies, the clock an argument."""
 
 from __future__ import annotations
 
 import signal
 from dataclasses import dataclass, field
 
-__all__ = ["Policy", "Watch", "exit_in_words"]
+from freshet.runtime.processes import Activity
+
+__all__ = ["HangPolicy", "Policy", "Silence", "Watch", "exit_in_words"]
+
+
+@dataclass(frozen=True, slots=True)
+class HangPolicy:
+    """When a service that runs and does not answer counts as hung.
+
+    A wrong restart costs a lease and a replay, a late one costs that time: so the limits are many times what
+    a slow machine takes. Only a service that has answered once is judged, so a first load may take any time.
+    """
+
+    idle_s: float = 60.0
+    """No answer, and no processor time either: it is stopped, or waits for what never comes."""
+    busy_s: float = 600.0
+    """No answer, but it works, or waits for a processor or a disk: the machine may be slow."""
+    stuck_s: float = 10.0
+    """It answers that its main loop stands still, which has its own limit."""
+    longest_gap_s: float = 8.0
+    """Of the time between two looks at most this counts: in a longer one the supervisor stood still, too."""
+    working: float = 0.02
+    """Of a processor: less is no work."""
+
+
+@dataclass(slots=True)
+class Silence:
+    """How long one process has not answered. Times are monotonic seconds."""
+
+    policy: HangPolicy = field(default_factory=HangPolicy)
+    answered: bool = False  # ever
+    silent_s: float = 0.0
+    stuck_s: float = 0.0
+    _busy_s: float = 0.0
+    _looked_at: float | None = None
+    _cpu_s: float | None = None
+
+    def look(self, now: float, said: str | None, activity: Activity | None) -> str:
+        """Take note of one look.
+
+        Args:
+            said: "" if the service answered that it lives, why it is stuck if it said so, None without an
+            answer. activity: of the process; None where it is not known.
+
+        Returns why the process is to be killed; "" if it is not.
+        """
+        gap_s = 0.0 if self._looked_at is None else min(now - self._looked_at, self.policy.longest_gap_s)
+        cpu_s = None if activity is None else activity.cpu_s
+        worked_s = 0.0 if cpu_s is None or self._cpu_s is None else cpu_s - self._cpu_s
+        self._looked_at, self._cpu_s = now, cpu_s
+        if said == "" or (activity is not None and activity.traced):
+            self.answered = self.answered or said == ""
+            self.silent_s = self.stuck_s = self._busy_s = 0.0
+            return ""
+        if not self.answered:
+            return ""
+        if said is not None:
+            self.silent_s = self._busy_s = 0.0
+            self.stuck_s += gap_s
+            return f"hung: {said}" if self.stuck_s >= self.policy.stuck_s else ""
+        self.silent_s += gap_s
+        if activity is None or activity.state in "RD" or worked_s > self.policy.working * gap_s:
+            self._busy_s += gap_s
+        idle_s = self.silent_s - self._busy_s
+        if idle_s >= self.policy.idle_s or self.silent_s >= self.policy.busy_s:
+            return f"hung: it has not answered for {self.silent_s:.0f} s"
+        return ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,5 @@
-"""The supervisor of `freshet up`: starts the services, starts again what dies, stops them all in order.
+"""The supervisor of `freshet up`: starts the services, starts again what dies or hangs, stops them all in
+order.
 
 It owns the run folder by a lock, and writes what runs and what ended to `state/services.json` for `freshet
 status`.
@@ -20,19 +21,26 @@ import structlog
 
 from freshet.clock import SYSTEM_CLOCK, Clock
 from freshet.errors import ConfigError, Corrupt, Unavailable
+from freshet.runtime.asking import ask
+from freshet.runtime.endpoint import LIVE
 from freshet.runtime.last_words import last_words
-from freshet.runtime.processes import birth_of
+from freshet.runtime.processes import activity_of, birth_of
 from freshet.runtime.run_state import Ended, RunState, last_sign_ms, read_run, write_run
-from freshet.runtime.supervision import Watch, exit_in_words
+from freshet.runtime.supervision import HangPolicy, Silence, Watch, exit_in_words
 from freshet.settings import RunFolder
 
 __all__ = ["Process", "Supervisor"]
 
 log = structlog.get_logger("freshet.supervisor")
 
+DEFAULT_HANG = HangPolicy()
 LOCK_FILE = "supervisor.lock"
 LOOK_S = 0.05
 """How often children are looked at: a restart is at most this late."""
+
+ASK_EVERY_S = 2.0
+ASK_WITHIN_S = 5.0
+"""How often a child is asked whether it lives, and how long it has to answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +52,7 @@ class Process:
     port: int
     environment: Mapping[str, str] = field(default_factory=dict)
     host: str = "127.0.0.1"  # where a process of this machine reaches it
+    watched: bool = True  # asked whether it lives, and started again if it hangs
 
 
 @dataclass(slots=True)
@@ -54,6 +63,7 @@ class _Child:
     birth: str = ""
     since: float = 0.0  # wall clock, s: for people
     log_start: int = 0  # where this process's part of its log begins
+    hung: str = ""  # why this process was killed
 
 
 class Supervisor:
@@ -67,8 +77,12 @@ class Supervisor:
         clock: Clock = SYSTEM_CLOCK,
         *,
         again: str = "",
+        hang: HangPolicy = DEFAULT_HANG,
+        ask_every_s: float = ASK_EVERY_S,
     ) -> None:
-        """`again`: the command that goes on with this folder, for those who find it stopped."""
+        """`again`: the command that goes on with this folder, for those who find it stopped. `hang`: when a
+        child that does not answer is killed and started again."""
+        self._hang, self._ask_every_s, self._over = hang, ask_every_s, threading.Event()
         self._folder, self._clock, self._again = folder, clock, again
         self._children = [_Child(p) for p in processes]
         self._lock = _take_lock(folder.state / LOCK_FILE)
@@ -82,13 +96,19 @@ class Supervisor:
         Raises Unavailable, with everything killed, if the run folder is moved or deleted meanwhile: services
         would go on acknowledging into files that nobody finds, or begin others in its place.
         """
+        for child in self._children:
+            if child.process.watched:
+                name = f"ask {child.process.name}"
+                threading.Thread(target=self._ask, args=(child,), name=name, daemon=True).start()
         try:
             while not stop.is_set():
                 self._look()
                 self._refuse_lost_folder()
                 stop.wait(LOOK_S)
+            self._over.set()
             return self._stop_all(patience_s)
         finally:
+            self._over.set()
             self._kill_all()  # does something only if an error came in between
             for file in self._logs.values():
                 file.close()
@@ -132,9 +152,29 @@ class Supervisor:
         if changed:
             self._write_state()
 
+    def _ask(self, child: _Child) -> None:
+        """Ask one child again and again whether it lives; kill it once it hangs. On a thread of its own: an
+        answer may take as long as it has."""
+        asked: subprocess.Popen[bytes] | None = None
+        silence = Silence(self._hang)
+        while not self._over.wait(self._ask_every_s):
+            popen = child.popen
+            if popen is None:
+                continue
+            if popen is not asked:
+                asked, silence = popen, Silence(self._hang)
+            said = _said(child.process)
+            why = silence.look(self._clock.monotonic(), said, activity_of(popen.pid))
+            if why and child.popen is popen and popen.poll() is None and not self._over.is_set():
+                log.error("service hangs, killing it", child=child.process.name, reason=why)
+                child.hung = why
+                popen.kill()
+
     def _ended(self, child: _Child, code: int, now: float) -> None:
         path = self._folder.process_log(child.process.name)
         again = child.watch.exited(code, now)
+        if child.hung:
+            child.watch.last_exit, child.hung = f"{child.hung}, killed", ""
         why = last_words(path, child.log_start)
         began = child.watch.started_at  # monotonic: the wall clock may have been set back meanwhile
         ran = None if began is None else round(now - began, 1)
@@ -231,6 +271,18 @@ class Supervisor:
                 path=str(self._folder.state),
                 reason=str(error),
             )
+
+
+def _said(process: Process) -> str | None:
+    """ "" if the child says that it lives, why its main loop stands still if it says that, None if it says
+    nothing."""
+    try:
+        code, said = ask(process.port, LIVE.path, host=process.host, timeout_s=ASK_WITHIN_S)
+    except OSError:
+        return None
+    if code != 503 or not isinstance(said, dict) or said.get("status") != "stuck":
+        return ""  # whatever it says, it answers
+    return str(said.get("reason", "its main loop stands still"))
 
 
 def _earlier(folder: RunFolder, now_ms: int) -> list[Ended]:

@@ -12,6 +12,7 @@ import structlog
 from freshet.clock import Clock
 from freshet.errors import Corrupt, Unavailable
 from freshet.model import DenseModel, StepResult
+from freshet.runtime.pulse import Pulse
 from freshet.seams.batches import TrainBatch
 from freshet.seams.eventlog import Writer
 from freshet.seams.versions import Manifest
@@ -68,6 +69,7 @@ class Trainer:
         self.stop = threading.Event()
         self._over = threading.Event()
         self._course = course
+        self.pulse = Pulse()  # beats between two rounds
 
     def run(self) -> None:
         """Train until `stop` is set; then write a last version. Raises what a lane or the version writer
@@ -79,6 +81,7 @@ class Trainer:
         last: Snapshot | None = None  # a lane that failed leaves a vector ahead of the weights: no version
         try:
             self._course.run(self, self.stop)
+            self.pulse.rest()
             self._tell_windows()
             last = self.snapshot() if self._leads and self.progress.steps > self._last_step else None
         finally:
@@ -126,6 +129,7 @@ class Trainer:
 
     def stepped(self, step: int, rows: int) -> None:
         """Between two steps: copy a snapshot when one is due."""
+        self.pulse.beat()
         self.progress.steps = step
         now = self._clock.monotonic()
         if self._failed is not None:

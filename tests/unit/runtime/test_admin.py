@@ -126,3 +126,23 @@ def test_everything_is_closed_in_reverse_order_whatever_fails() -> None:
 
     assert cleanup.run() == ["bad"]
     assert closed == ["last", "first"]
+
+
+def test_a_service_whose_main_loop_stands_still_does_not_live() -> None:
+    reasons: list[str | None] = [None]
+    server = Admin(
+        "127.0.0.1",
+        0,
+        registry=CollectorRegistry(),
+        ready=lambda: None,
+        status=dict,
+        stuck=lambda: reasons[0],
+    )
+    try:
+        assert get(server, "/health/live") == (200, b'{"status":"live"}')
+        reasons[0] = "the main loop has stood still for 121 s"
+        code, body = get(server, "/health/live")
+    finally:
+        server.close()
+
+    assert (code, orjson.loads(body)) == (503, {"status": "stuck", "reason": reasons[0]})

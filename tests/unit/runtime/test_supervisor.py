@@ -1,5 +1,6 @@
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -12,8 +13,10 @@ import pytest
 
 from freshet.clock import SYSTEM_CLOCK, Clock, SystemClock
 from freshet.errors import ConfigError, Corrupt, Unavailable
+from freshet.runtime import supervisor as supervisor_module
 from freshet.runtime.run_state import RunState, read_run, read_state, write_run
-from freshet.runtime.supervisor import Process, Supervisor
+from freshet.runtime.supervision import HangPolicy
+from freshet.runtime.supervisor import DEFAULT_HANG, Process, Supervisor
 from freshet.settings import RunFolder
 
 T = TypeVar("T")
@@ -46,11 +49,18 @@ class WallSetBack(SystemClock):
 
 class Running:
     def __init__(
-        self, folder: RunFolder, code: str, patience_s: float = 10.0, clock: Clock = SYSTEM_CLOCK
+        self,
+        folder: RunFolder,
+        code: str,
+        patience_s: float = 10.0,
+        clock: Clock = SYSTEM_CLOCK,
+        port: int = 7000,
+        hang: HangPolicy = DEFAULT_HANG,
     ) -> None:
         self.folder, self.stop = folder, threading.Event()
         self.ended: dict[str, str] = {}
-        supervisor = Supervisor(folder, [Process("one", [sys.executable, "-c", code], 7000)], clock)
+        process = Process("one", [sys.executable, "-c", code], port)
+        supervisor = Supervisor(folder, [process], clock, hang=hang, ask_every_s=0.02)
         self.thread = threading.Thread(
             target=lambda: self.ended.update(supervisor.run(self.stop, patience_s=patience_s))
         )
@@ -253,3 +263,64 @@ def test_a_service_does_not_outlive_a_killed_supervisor() -> None:
         return state == "Z"
 
     assert until(gone)
+
+
+ANSWERING = (
+    "import http.server, sys\n"
+    "class Handler(http.server.BaseHTTPRequestHandler):\n"
+    "    def do_GET(self):\n"
+    "        body = b'{body}'\n"
+    "        self.send_response({code}); self.send_header('Content-Length', str(len(body))); "
+    "self.end_headers()\n"
+    "        self.wfile.write(body); print('asked', flush=True)\n"
+    "    log_message = lambda *_: None\n"
+    "print('up', flush=True)\n"
+    "http.server.HTTPServer(('127.0.0.1', {port}), Handler).serve_forever()\n"
+)
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+def asked(folder: RunFolder) -> bool:
+    path = folder.process_log("one")
+    return path.exists() and "asked" in path.read_text()
+
+
+def answering(port: int, code: int, body: str) -> str:
+    return ANSWERING.replace("{port}", str(port)).replace("{code}", str(code)).replace("{body}", body)
+
+
+def test_a_service_that_hangs_is_killed_started_again_and_told(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor_module, "ASK_WITHIN_S", 0.2)
+    port = free_port()
+    running = Running(folder, answering(port, 200, "{}"), port=port, hang=HangPolicy(idle_s=0.2))
+    until(lambda: asked(folder))
+    first = running.pid()
+    os.kill(first, signal.SIGSTOP)
+    until(lambda: running.lines() == 2)
+
+    until(lambda: read_state(folder)["one"]["pid"] not in (None, first))
+    (ended,) = running.run().history
+    assert "hung: it has not answered for" in ended.how
+    assert read_state(folder)["one"]["last_exit"] == ended.how
+    running.end()
+
+
+def test_a_service_whose_main_loop_stands_still_is_started_again(folder: RunFolder) -> None:
+    port, alive, stuck = free_port(), '{"status":"live"}', '{"status":"stuck","reason":"still for 125 s"}'
+    code = answering(port, 503, stuck).replace(
+        "        body =", "        Handler.n = getattr(Handler, 'n', 0) + 1\n        body ="
+    )
+    code = code.replace(f"b'{stuck}'", f"b'{stuck}' if Handler.n > 2 else b'{alive}'")
+    code = code.replace("send_response(503)", "send_response(503 if Handler.n > 2 else 200)")
+    running = Running(folder, code, port=port, hang=HangPolicy(stuck_s=0.05))
+    until(lambda: running.lines() >= 2)
+
+    assert running.run().history[0].how == "hung: still for 125 s, killed"
+    running.end()
