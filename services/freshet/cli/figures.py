@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from freshet.embedder.refused import refused_metrics, refused_readings
+from freshet.paramserver.flushing import store_metrics, store_readings
 from freshet.runtime.metrics import Metric, Reading
 
 __all__ = ["JOINER_METRICS", "TRAINER_METRICS", "joiner_readings", "trainer_readings"]
@@ -171,6 +172,20 @@ TRAINER_METRICS = (
         "Copies of rows, looked up ahead, stepped by the rank's own pushes before they were trained on; one "
         "that several pushes have stepped counts for each.",
     ),
+    Metric("freshet_trainer_sent_bytes", "counter", "bytes", "Sent to embedders or shards."),
+    Metric("freshet_trainer_received_bytes", "counter", "bytes", "Received from embedders or shards."),
+    Metric(
+        "freshet_trainer_broken_streams",
+        "counter",
+        "streams",
+        "Streams to embedders or shards that ended with an error; batches in flight are made again.",
+    ),
+    Metric(
+        "freshet_trainer_fenced_batches",
+        "counter",
+        "batches",
+        "Batches of an embedder that another had replaced; they were not trained on.",
+    ),
     *refused_metrics("trainer"),
     Metric("freshet_shard_rows", "gauge", "rows", "Rows resident, by table.", ("table",)),
     Metric(
@@ -190,6 +205,9 @@ TRAINER_METRICS = (
         ("table",),
     ),
     Metric("freshet_shard_memory_bytes", "gauge", "bytes", "Memory of rows, indexes and room to grow."),
+    *store_metrics("shard"),
+    Metric("freshet_shard_fenced", "counter", "pushes", "Pushes of an embedder that another has replaced."),
+    Metric("freshet_shard_skipped", "counter", "pushes", "Pushes that were applied before; in pushes, too."),
     Metric("freshet_shard_pushes", "counter", "pushes", "Pushes applied or skipped."),
     Metric("freshet_shard_refused", "counter", "pushes", "Pushes that did not continue what was applied."),
     Metric("freshet_shard_published_rows", "counter", "rows", "Changed rows published to serving."),
@@ -287,6 +305,10 @@ def _of_training(status: Mapping[str, Any]) -> dict[str, Reading]:
         "freshet_trainer_worlds": status.get("ranks", ALONE)["worlds"],
         "freshet_trainer_lost": status.get("ranks", ALONE)["lost"],
         "freshet_trainer_stepped_rows": status.get("stepped_rows", 0),
+        "freshet_trainer_sent_bytes": status.get("sent_bytes", 0),
+        "freshet_trainer_received_bytes": status.get("received_bytes", 0),
+        "freshet_trainer_broken_streams": status.get("broken", 0),
+        "freshet_trainer_fenced_batches": status.get("fenced", 0),
         **refused_readings("trainer", status),
         "freshet_trainer_quality": _of_quality(status["measures"]),
         "freshet_trainer_quality_lately": _of_quality(status["lately"]),
@@ -312,6 +334,9 @@ def _of_shard(status: Mapping[str, Any]) -> dict[str, Reading]:
         "freshet_shard_row_bytes": {(str(table),): float(n) for table, n in status["row_bytes"].items()},
         "freshet_shard_memory_bytes": status["bytes"],
         "freshet_shard_pushes": shard["pushes"],
+        "freshet_shard_skipped": shard["skipped"],
+        "freshet_shard_fenced": shard["fenced"],
+        **store_readings("shard", status["store"], shard["replaced_buckets"]),
         "freshet_shard_refused": shard["refused"],
         "freshet_shard_published_rows": shard["published_rows"],
         "freshet_shard_flushed_rows": shard["flushed_rows"],

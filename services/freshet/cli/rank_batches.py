@@ -70,6 +70,8 @@ class RankCounts:
     stepped_rows: int = 0  # copies of rows brought up to this rank's own pushes
     seconds: dict[str, float] = field(default_factory=dict)  # of batches in each stage on this side
     refused: dict[str, int] = field(default_factory=dict)  # reason -> samples; empty where embedders decode
+    broken: int = 0  # streams to embedders or shards that ended with an error
+    fenced: int = 0  # batches of an embedder that was replaced
 
 
 class RankBatches(Protocol):
@@ -137,6 +139,8 @@ class FromEmbedders:
             before.sent_bytes + now.sent_bytes,
             before.received_bytes + now.received_bytes,
             before.stepped_rows + self._stream.stepped_rows,
+            broken=before.broken + now.broken,
+            fenced=before.fenced + now.fenced,
         )
 
     def close(self) -> None:
@@ -226,6 +230,7 @@ class FromShards:
             stepped,
             seconds,
             self._refused.counts(),
+            told.broken,
         )
 
     def close(self) -> None:

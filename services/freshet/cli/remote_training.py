@@ -142,6 +142,8 @@ class RemoteTraining:
             "received_bytes": counts.received_bytes,
             "stepped_rows": counts.stepped_rows,
             "refused": counts.refused,
+            "broken": counts.broken,
+            "fenced": counts.fenced,
             "stage_seconds": {**counts.seconds, **self.trainer.stage_seconds()},
             "lag_blocks": self._lag(),
             "ranks": self.course.standing(),

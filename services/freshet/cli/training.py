@@ -242,6 +242,7 @@ class Training:
             "open": quality.open,
             "published": asdict(self.shard.published),
             "shard": asdict(self.shard.counts),
+            "store": asdict(self.shard.store.counts()),
             "unwritten_s": round(self.shard.unwritten_s, 3),
         }
 

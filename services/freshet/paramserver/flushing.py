@@ -19,6 +19,7 @@ from freshet.errors import Fenced, FreshetError, Unavailable
 from freshet.paramserver.core import FlushBook
 from freshet.paramserver.publishing import records_of
 from freshet.paramserver.tracing import published_rows
+from freshet.runtime.metrics import Metric, Reading
 from freshet.seams.eventlog import EventLog
 from freshet.seams.rowstore import RowStore
 from freshet.spec.model import Spec
@@ -54,6 +55,50 @@ class ShardCounts:
     room_blocks: dict[str, int] = field(default_factory=dict)
     """{partition of samples: blocks between the log's start and what a restart replays} as of the last flush,
     or the last attempt at one (PROTOCOL 12)"""
+
+
+def store_metrics(of: str) -> tuple[Metric, ...]:
+    """What a shard's table and its flushes count, as `freshet_<of>_…`."""
+    return (
+        Metric(f"freshet_{of}_created_rows", "counter", "rows", "Rows that came into being."),
+        Metric(
+            f"freshet_{of}_dropped_rows",
+            "counter",
+            "rows",
+            "Rows dropped from memory, evicted or removed.",
+        ),
+        Metric(
+            f"freshet_{of}_not_finite_gradients",
+            "counter",
+            "gradients",
+            "Gradients of rows that were not applied because they, or their squared length, were not finite: "
+            "those samples taught these rows nothing.",
+        ),
+        Metric(
+            f"freshet_{of}_not_admitted_gradients",
+            "counter",
+            "gradients",
+            "Gradients of rows that were dropped because their key had not been seen often enough "
+            "(`admission` of the table).",
+        ),
+        Metric(
+            f"freshet_{of}_replaced_buckets",
+            "counter",
+            "buckets",
+            "Buckets that were written whole because the row store had lost or mixed writes.",
+        ),
+    )
+
+
+def store_readings(of: str, counts: Mapping[str, int], replaced_buckets: int) -> dict[str, Reading]:
+    """Readings of `store_metrics`; `counts` are those of `tables.Counts`."""
+    return {
+        f"freshet_{of}_created_rows": counts["created"],
+        f"freshet_{of}_dropped_rows": counts["evicted"],
+        f"freshet_{of}_not_finite_gradients": counts["not_finite"],
+        f"freshet_{of}_not_admitted_gradients": counts["not_admitted"],
+        f"freshet_{of}_replaced_buckets": replaced_buckets,
+    }
 
 
 @dataclass(frozen=True, slots=True)

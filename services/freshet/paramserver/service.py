@@ -15,6 +15,7 @@ from freshet.clock import SYSTEM_CLOCK, Clock
 from freshet.errors import Unavailable
 from freshet.paramserver.balance import Why
 from freshet.paramserver.balancing import DEFAULT_BOUNDS, Balancing, Bounds
+from freshet.paramserver.flushing import store_metrics, store_readings
 from freshet.paramserver.keeper import Keeper
 from freshet.paramserver.metering import MeteredRows
 from freshet.paramserver.server import identity_of, serve_rows
@@ -100,6 +101,7 @@ PARAMSERVER_METRICS = (
         "Plans of who should own which slice that this shard wrote, by what made them necessary.",
         ("why",),
     ),
+    *store_metrics("paramserver"),
     Metric("freshet_paramserver_flushed_rows", "counter", "rows", "Rows written to the row store."),
     Metric("freshet_paramserver_flushes", "counter", "flushes", "Flushes to the row store that are written."),
     Metric(
@@ -261,6 +263,7 @@ class ParamServer:
             "refused_lookups": self.rows.refused,
             "unwritten_s": round(self.shard.unwritten_s, 3),
             "shard": asdict(self.shard.counts),
+            "store": asdict(self.shard.store.counts()),
             "refused": dict(self.server.counts.refused),
         }
 
@@ -296,6 +299,7 @@ class ParamServer:
             "freshet_paramserver_load_rows_per_second": self.balancing.rate,
             "freshet_paramserver_unevenness": self.balancing.unevenness,
             "freshet_paramserver_plans": {(why.value,): self.balancing.plans[why.value] for why in Why},
+            **store_readings("paramserver", status["store"], counts.replaced_buckets),
             "freshet_paramserver_flushed_rows": counts.flushed_rows,
             "freshet_paramserver_flushes": counts.flushes,
             "freshet_paramserver_flushes_failed": counts.flushes_failed,

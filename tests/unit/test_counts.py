@@ -1,0 +1,170 @@
+"""Every count that the code keeps has a reader: a metric, or the service's status."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import itertools
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import freshet
+from freshet.cli.figures import trainer_readings
+from freshet.cli.rank_batches import RankCounts
+from freshet.paramserver.flushing import ShardCounts
+from freshet.runtime.process_metrics import PROCESS_METRICS
+from freshet.tables.store import Counts
+from freshet.trainer.leveling import Progress
+from ops.reference.metrics_page import SERVICES
+from tests.unit.tables.building import counting_group, store_of
+
+METRICS = {m.name for metrics in (*SERVICES.values(), PROCESS_METRICS) for m in metrics}
+
+PACKAGE = Path(freshet.__path__[0])
+
+COUNTING = re.compile(r"(Counts|Totals)")
+"""In the names of classes that count."""
+
+READERS: Mapping[str, str] = {
+    "cli.rank_batches.RankCounts.batches": "status batches",
+    "cli.rank_batches.RankCounts.broken": "freshet_trainer_broken_streams",
+    "cli.rank_batches.RankCounts.fenced": "freshet_trainer_fenced_batches",
+    "cli.rank_batches.RankCounts.received_bytes": "freshet_trainer_received_bytes",
+    "cli.rank_batches.RankCounts.refused": "freshet_trainer_refused",
+    "cli.rank_batches.RankCounts.seconds": "freshet_trainer_stage_seconds",
+    "cli.rank_batches.RankCounts.sent_bytes": "freshet_trainer_sent_bytes",
+    "cli.rank_batches.RankCounts.stepped_rows": "freshet_trainer_stepped_rows",
+    "embedder.ahead.LaneCounts.batches": "status batches",
+    "embedder.ahead.LaneCounts.lookup_s": "freshet_trainer_stage_seconds",
+    "embedder.ahead.LaneCounts.push_s": "freshet_trainer_stage_seconds",
+    "embedder.ahead.LaneCounts.rewinds": "freshet_embedder_rewinds",
+    "embedder.ahead.LaneCounts.void_rows": "freshet_embedder_void_rows",
+    "inference.ranking.Totals.candidates": "freshet_inference_candidates",
+    "inference.ranking.Totals.explored": "freshet_inference_explored",
+    "inference.ranking.Totals.requests": "status requests",
+    "joiner.counting.EventCounts.outcomes": "freshet_joiner_outcomes",
+    "joiner.counting.EventCounts.refused": "freshet_joiner_dead_letters",
+    "paramserver.flushing.ShardCounts.fenced": "freshet_shard_fenced",
+    "paramserver.flushing.ShardCounts.flushed_rows": "freshet_shard_flushed_rows",
+    "paramserver.flushing.ShardCounts.flushes": "freshet_shard_flushes",
+    "paramserver.flushing.ShardCounts.flushes_failed": "freshet_shard_flushes_failed",
+    "paramserver.flushing.ShardCounts.published_rows": "freshet_shard_published_rows",
+    "paramserver.flushing.ShardCounts.pushes": "freshet_shard_pushes",
+    "paramserver.flushing.ShardCounts.refused": "freshet_shard_refused",
+    "paramserver.flushing.ShardCounts.replaced_buckets": "freshet_shard_replaced_buckets",
+    "paramserver.flushing.ShardCounts.room_blocks": "freshet_shard_room_blocks",
+    "paramserver.flushing.ShardCounts.skipped": "freshet_shard_skipped",
+    "paramserver.keeper.KeeperCounts.doubted": "freshet_paramserver_moved_slices",
+    "paramserver.keeper.KeeperCounts.given": "freshet_paramserver_moved_slices",
+    "paramserver.keeper.KeeperCounts.lost": "freshet_paramserver_moved_slices",
+    "paramserver.keeper.KeeperCounts.taken": "freshet_paramserver_moved_slices",
+    "runtime.grpc_metrics.ListenerCounts.answers": "freshet_grpc_answers",
+    "runtime.grpc_metrics.ListenerCounts.frames": "freshet_grpc_frames",
+    "runtime.grpc_metrics.ListenerCounts.handshakes": "freshet_grpc_handshakes",
+    "runtime.grpc_metrics.ListenerCounts.held_bytes": "freshet_grpc_held_bytes",
+    "runtime.grpc_metrics.ListenerCounts.received_bytes": "freshet_grpc_received_bytes",
+    "runtime.grpc_metrics.ListenerCounts.refused": "freshet_grpc_refused",
+    "runtime.grpc_metrics.ListenerCounts.seconds": "freshet_grpc_answer_seconds",
+    "runtime.grpc_metrics.ListenerCounts.sent_bytes": "freshet_grpc_sent_bytes",
+    "runtime.grpc_metrics.ListenerCounts.streams": "freshet_grpc_streams",
+    "seams.batches.feed.StreamCounts.batches": "status batches",
+    "seams.batches.feed.StreamCounts.broken": "freshet_trainer_broken_streams",
+    "seams.batches.feed.StreamCounts.fenced": "freshet_trainer_fenced_batches",
+    "seams.batches.feed.StreamCounts.received_bytes": "freshet_trainer_received_bytes",
+    "seams.batches.feed.StreamCounts.samples": "freshet_trainer_samples",
+    "seams.batches.feed.StreamCounts.sent_bytes": "freshet_trainer_sent_bytes",
+    "seams.rowservice.link.LinkCounts.broken": "freshet_trainer_broken_streams",
+    "seams.rowservice.link.LinkCounts.received_bytes": "freshet_trainer_received_bytes",
+    "seams.rowservice.link.LinkCounts.sent_bytes": "freshet_trainer_sent_bytes",
+    "seams.rowservice.link.LinkCounts.sent_frames": "freshet_grpc_frames",
+    "tables.store.Counts.created": "freshet_shard_created_rows",
+    "tables.store.Counts.evicted": "freshet_shard_dropped_rows",
+    "tables.store.Counts.not_admitted": "freshet_shard_not_admitted_gradients",
+    "tables.store.Counts.not_finite": "freshet_shard_not_finite_gradients",
+    "testing.simulator.readers.Counts.abandoned": "freshet_simulator_abandoned",
+    "testing.simulator.readers.Counts.clicks": "freshet_simulator_clicks",
+    "testing.simulator.readers.Counts.errors": "freshet_simulator_errors",
+    "testing.simulator.readers.Counts.impressions": "freshet_simulator_impressions",
+    "testing.simulator.readers.Counts.purchases": "freshet_simulator_purchases",
+}
+"""{field of a class that counts: the metric, or the key of the status, in which it can be read}."""
+
+
+def counting_fields() -> set[str]:
+    """Of every dataclass in the package that counts, by its source: importing all of it takes seconds."""
+    fields = set()
+    for path in PACKAGE.rglob("*.py"):
+        module = ".".join(path.relative_to(PACKAGE).with_suffix("").parts)
+        text = path.read_text()
+        if not re.search(r"class \w*(Counts|Totals)", text):
+            continue
+        for kind in ast.walk(ast.parse(text)):
+            if not isinstance(kind, ast.ClassDef) or not COUNTING.search(kind.name):
+                continue
+            if any("dataclass" in ast.unparse(decorator) for decorator in kind.decorator_list):
+                annotated = [one.target for one in kind.body if isinstance(one, ast.AnnAssign)]
+                names = [target.id for target in annotated if isinstance(target, ast.Name)]
+                fields |= {f"{module}.{kind.name}.{name}" for name in names}
+    return fields
+
+
+def test_every_count_has_a_reader() -> None:
+    """A new count needs a metric or a place in the status, which READERS names."""
+    assert counting_fields() == set(READERS)
+
+
+def test_every_reader_is_a_metric_or_stands_in_the_status() -> None:
+    named = {reader for reader in READERS.values() if not reader.startswith("status ")}
+
+    assert named <= METRICS
+
+
+def test_the_native_table_counts_what_its_facade_names() -> None:
+    native = store_of(counting_group(), buckets=4).native.counts()
+
+    assert len(native) == len(dataclasses.fields(Counts))
+
+
+@pytest.mark.parametrize("kind", [ShardCounts, Counts, RankCounts, Progress])
+def test_what_a_trainer_counts_can_be_read_from_its_metrics(kind: Any) -> None:
+    """Each field has a number of its own, and each number is read."""
+    numbers = itertools.count(1_000_003)
+
+    def numbered(counts: type) -> dict[str, Any]:
+        made: dict[str, Any] = {}
+        for field in dataclasses.fields(counts):
+            of_many = field.type.startswith("dict") if isinstance(field.type, str) else False
+            made[field.name] = {"x": next(numbers)} if of_many else next(numbers)
+        return made
+
+    parts: dict[Any, dict[str, Any]] = {
+        each: numbered(each) for each in (ShardCounts, Counts, RankCounts, Progress)
+    }
+    rank = parts[RankCounts]
+    status = {
+        **parts[Progress],
+        **{name: value for name, value in rank.items() if name != "seconds"},
+        "shard": parts[ShardCounts],
+        "store": parts[Counts],
+        "stage_seconds": rank["seconds"],
+        "lag_blocks": 0,
+        "measures": {},
+        "lately": {},
+        "rows": {},
+        "evicted": {},
+        "row_bytes": {},
+        "bytes": 0,
+        "unwritten_s": 0,
+    }
+    read: set[float] = set()
+    for reading in trainer_readings(status).values():
+        read |= set(reading.values()) if isinstance(reading, Mapping) else {reading}
+
+    shown_only = {"batches", "version_error"}  # in the status
+    for name, value in parts[kind].items():
+        if name not in shown_only:
+            assert set(value.values() if isinstance(value, dict) else [value]) <= read, name
