@@ -22,26 +22,21 @@ from freshet.wire.schemas import SchemaRegistry, frame
 
 FEED = Path(__file__).parents[2] / "examples" / "feed"
 
-SCHEMA = {
-    "type": "record",
-    "name": "Ranked",
-    "fields": [
-        {"name": "request_id", "type": "long"},
-        {"name": "ts", "type": "long"},
-        {
-            "name": "items",
-            "type": {
-                "type": "array",
-                "items": {"type": "record", "name": "Item", "fields": [{"name": "id", "type": "long"}]},
-            },
-        },
-    ],
-}
+SCHEMA = json.loads((FEED / "ranked.avsc").read_text())
+SCHEMA["fields"].pop()  # an older one, without the last field
 
 
 def served(log: EventLog, request: int, ts: int, *items: int) -> bytes:
     out = io.BytesIO()
-    event: dict[str, Any] = {"request_id": request, "ts": ts, "items": [{"id": i} for i in items]}
+    candidates = [{"id": i, "age_s": 1.0, "ctr_1h": None, "pos": 0} for i in items]
+    user: dict[str, Any] = {"id": 1, "country": None, "last_items": []}
+    event: dict[str, Any] = {
+        "request_id": request,
+        "ts": ts,
+        "user": user,
+        "device": "tv",
+        "items": candidates,
+    }
     fastavro.schemaless_writer(out, fastavro.parse_schema(SCHEMA), event)
     return frame(SchemaRegistry(log).register(json.dumps(SCHEMA)), out.getvalue())
 

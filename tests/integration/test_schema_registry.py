@@ -25,7 +25,7 @@ from freshet.seams.eventlog import EventLog
 from freshet.seams.eventlog.tail import newest
 from freshet.seams.open import open_eventlog
 from freshet.seams.registry import Access, RestRegistry
-from freshet.spec.avro import Record
+from freshet.spec.avro import Written, spell
 from freshet.spec.model import Spec
 from freshet.spec.parse import load_spec, parse_spec
 from freshet.testing.clock import SettableClock
@@ -108,7 +108,7 @@ class Patient:
     def __init__(self, inner: RestRegistry) -> None:
         self._inner, self.refused, self.back = inner, threading.Event(), threading.Event()
 
-    def get(self, schema_id: int) -> Record:
+    def get(self, schema_id: int) -> Written:
         if self.refused.is_set():
             assert self.back.wait(DEADLINE_S)
         try:
@@ -222,8 +222,8 @@ def test_what_was_not_there_is_asked_for_again_after_a_while(registry: SchemaReg
     with pytest.raises(KeyError):
         client.get(100_001)
     clock.advance(11.0)
-    assert client.get(100_001).name == "Deed"
-    assert client.get(100_001).name == "Deed"
+    assert spell(client.get(100_001)) == "record Deed"
+    assert spell(client.get(100_001)) == "record Deed"
     assert registry.requests("/schemas/ids/100001") == 2
 
 
@@ -245,7 +245,7 @@ def test_a_reference_that_was_not_there_is_asked_for_again(
     assert registry.requests("/subjects/item/versions/1") == 1
     registry.register("item", ITEM)
     clock.advance(11.0)
-    assert client.get(schema_id).name.endswith("View")
+    assert spell(client.get(schema_id)).endswith("View")
 
 
 @pytest.mark.parametrize("kind", ["basic", "bearer"])
@@ -266,12 +266,12 @@ def test_secrets_come_from_files_that_may_change(tmp_path: Path, kind: str) -> N
             client.get(schema_id)
         assert "wrong" not in str(refused.value)
         secret.write_text("open sesame\n")
-        assert client.get(schema_id).name == "Deed"
+        assert spell(client.get(schema_id)) == "record Deed"
 
 
 def test_the_next_registry_is_asked_where_one_is_away(registry: SchemaRegistryServer) -> None:
     schema_id = registry.register("s", DEED)
-    assert RestRegistry(Access(f"http://127.0.0.1:1,{registry.url}")).get(schema_id).name == "Deed"
+    assert spell(RestRegistry(Access(f"http://127.0.0.1:1,{registry.url}")).get(schema_id)) == "record Deed"
 
 
 def test_a_server_that_is_no_registry_is_unavailable_and_no_unknown_id(

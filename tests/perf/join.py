@@ -20,7 +20,7 @@ from freshet.joiner import blocks
 from freshet.joiner.core import Joiner
 from freshet.joiner.events import SpecDecoder
 from freshet.joiner.plan import join_plan
-from freshet.spec.avro import Record, parse_schema
+from freshet.spec.avro import Written, parse_schema
 from freshet.spec.parse import parse_spec
 from freshet.types import BytesColumn, Records
 from tests.perf.report import Figures, command
@@ -73,11 +73,11 @@ BATCH = 8_192
 class Schemas:
     """The two schemas, by id."""
 
-    def get(self, schema_id: int, came_s: float | None = None) -> Record:
+    def get(self, schema_id: int, came_s: float | None = None) -> Written:
         """The schema of an id."""
         return parse_schema(json.dumps({1: SERVED, 2: ACTION}[schema_id]))
 
-    def register(self, schema: Record) -> int:
+    def register(self, schema: Written) -> int:
         """Id of the one schema that the joiner derives: of its samples."""
         return 3
 

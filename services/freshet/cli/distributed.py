@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from freshet.cli.rank_batches import FromEmbedders, FromShards, Wire
@@ -26,6 +27,7 @@ from freshet.seams.rowservice.slices import ShardMap
 from freshet.seams.transport import Transport, transport_of
 from freshet.seams.versions import VersionStore
 from freshet.settings import Settings
+from freshet.spec.avro import Record
 from freshet.spec.layout import layout_of
 from freshet.spec.model import Spec
 from freshet.wire.schemas import SchemaRegistry
@@ -48,9 +50,9 @@ def transport_by(settings: Settings, spec: Spec) -> Transport:
 
 
 def rank_of(
-    spec: Spec, log: EventLog, versions: VersionStore, settings: Settings, spec_hash: str
+    spec: Spec, log: EventLog, versions: VersionStore, settings: Settings, spec_hash: str, reader: Record
 ) -> RemoteTraining:
-    """A trainer whose rows are elsewhere. Raises as `RemoteTraining` does."""
+    """A trainer whose rows are elsewhere; `reader`: see `SampleDecoder`. Raises as `RemoteTraining` does."""
     return RemoteTraining(
         spec,
         log,
@@ -61,7 +63,7 @@ def rank_of(
             RowCodec[settings.trainer.gradients.upper()],
         ),
         spec_hash=spec_hash,
-        batches=FromShards if settings.trainer.batches == "shards" else FromEmbedders,
+        batches=partial(FromShards, reader=reader) if settings.trainer.batches == "shards" else FromEmbedders,
         address=settings.trainer.advertised_host or settings.common.bind_address,
         answer_s=settings.trainer.rank_answer_ms / 1000,
         device=settings.trainer.device,
@@ -71,8 +73,11 @@ def rank_of(
 class Embedding:
     """An embedder process: its claims, its listener, its client of the shards."""
 
-    def __init__(self, spec: Spec, log: EventLog, settings: Settings, spec_hash: str) -> None:
-        """Nothing is claimed before `run`. Raises as opening any of the parts does."""
+    def __init__(
+        self, spec: Spec, log: EventLog, settings: Settings, spec_hash: str, reader: Record | None = None
+    ) -> None:
+        """Nothing is claimed before `run`. `reader`: see `SampleDecoder`. Raises as opening any of the parts
+        does."""
         transport = transport_by(settings, spec)
         topics, served = ensure_topics(log, spec), Served(spec.name, spec_hash)
         with Cleanup() as cleanup:
@@ -88,7 +93,7 @@ class Embedding:
             cleanup.add("rows", rows.close)
             writer = log.writer()
             cleanup.add("writer", writer.close)
-            decoder = SampleDecoder(spec, layout_of(spec), SchemaRegistry(log).get_now)
+            decoder = SampleDecoder(spec, layout_of(spec), SchemaRegistry(log).get_now, reader)
             refused = RefusedSamples(refuser(writer, topics.refused), SYSTEM_CLOCK.monotonic)
             address = str(Address(settings.common.bind_address, settings.embedder.port))
             self.server = GrpcServer(

@@ -25,7 +25,7 @@ from freshet.seams.open import open_eventlog, open_rowstore, open_versions
 from freshet.settings import RunFolder, load_settings
 from freshet.spec.identity import identity_hash
 from freshet.spec.model import Spec
-from freshet.spec.schemas import Schemas
+from freshet.spec.schemas import Schemas, sample_reader
 from freshet.types import TopicPartition
 from freshet.wire.schemas import SchemaRegistry
 
@@ -50,6 +50,7 @@ class Pipeline:
         if not structlog.is_configured():
             configure_logging("freshet", level="warning", form="text")
         self.spec_hash = identity_hash(spec, schemas)
+        self._reader = None if schemas is None else sample_reader(spec, schemas)
         self.spec, self.lanes, self.clock = spec, lanes, clock
         settings = load_settings({}, run_folder=folder).common
         RunFolder(folder).create()
@@ -79,7 +80,12 @@ class Pipeline:
     def train(self, progress: Callable[[float], None]) -> Outcome:
         """Train on everything the log holds."""
         training = Training(
-            self.spec, self.stores, spec_hash=self.spec_hash, clock=self.clock, lanes=self.lanes
+            self.spec,
+            self.stores,
+            spec_hash=self.spec_hash,
+            clock=self.clock,
+            lanes=self.lanes,
+            reader=self._reader,
         )
         behind = max(1, sum(training.stream.lag().values()))
         done = threading.Event()

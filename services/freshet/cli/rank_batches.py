@@ -27,6 +27,7 @@ from freshet.seams.eventlog.claims import Claims
 from freshet.seams.rowservice.remote import RemoteRows, Served
 from freshet.seams.rowservice.slices import ShardMap
 from freshet.seams.transport import Transport
+from freshet.spec.avro import Record
 from freshet.spec.layout import layout_of
 from freshet.spec.model import Spec
 from freshet.spec.topics import Topics
@@ -157,8 +158,8 @@ class FromShards:
     shards refuse what a former world, or an embedder of before, still sends.
     """
 
-    def __init__(self, parts: RankParts, wire: Wire) -> None:
-        """Connects when batches are taken."""
+    def __init__(self, parts: RankParts, wire: Wire, reader: Record | None = None) -> None:
+        """Connects when batches are taken. `reader`: see `SampleDecoder`."""
         self._parts, self._cleanup = parts, Cleanup()
         self._layout = layout_of(parts.spec)
         self._shards = ShardMap(parts.claims, parts.spec.buckets)
@@ -173,7 +174,8 @@ class FromShards:
         writer = parts.log.writer()
         self._cleanup.add("refused", writer.close)
         self._refused = RefusedSamples(refuser(writer, parts.topics.refused), parts.clock.monotonic)
-        self._decoder = SampleDecoder(parts.spec, self._layout, SchemaRegistry(parts.log).get_now)
+        schemas = SchemaRegistry(parts.log)
+        self._decoder = SampleDecoder(parts.spec, self._layout, schemas.get_now, reader)
         self._stream: PipelinedStream | None = None
         self._before = RankCounts()
 

@@ -20,8 +20,9 @@ from freshet.recordings.as_json import json_events
 from freshet.recordings.sources import AvroRecords, Piece, Role
 from freshet.seams.eventlog import EventLog
 from freshet.spec import Spec
+from freshet.spec.avro import Record
 from freshet.spec.model import Stream
-from freshet.spec.schemas import Schemas, load_schemas
+from freshet.spec.schemas import Schemas, load_schemas, readers_of
 from freshet.types import Append, BytesColumn
 
 if TYPE_CHECKING:
@@ -117,10 +118,11 @@ class _Ingest:
     seconds: float = 0.0  # spent here, without the source
     _extractors: dict[tuple[Role, int], EventExtractor] = field(default_factory=dict)
     _streams: Mapping[Role, tuple[Stream, JsonTranscoder, EventExtractor]] = field(init=False)
+    _readers: Mapping[str, Record] = field(init=False)
 
     def __post_init__(self) -> None:
         spec = self.pipeline.spec
-        self._streams = {}
+        self._streams, self._readers = {}, readers_of(spec, self.schemas)
         for stream in streams_of(spec):
             schema = self.schemas.of(stream.role)
             schema_id = self.pipeline.registry.register(schema)
@@ -161,13 +163,15 @@ class _Ingest:
         schema_id = self.pipeline.registry.register(part.schema)
         if (part.role, schema_id) not in self._extractors:
             stream = next(s for s in streams_of(self.pipeline.spec) if s.role == part.role)
-            self._extractors[part.role, schema_id] = EventExtractor(stream, part.schema)
+            self._extractors[part.role, schema_id] = EventExtractor(
+                stream, part.schema, reader=self._readers[part.role]
+            )
         self.events += len(part.payloads)
         records = add_frames(part.payloads, schema_id)
         stream = self._streams[part.role][0]
         values = records
         if stream.format == "json":
-            values = BytesColumn.of(json_events(part.payloads, part.schema))
+            values = BytesColumn.of(json_events(part.payloads, part.schema, self.schemas.of(part.role)))
         return self._placed(stream, self._extractors[part.role, schema_id], records, values, piece)
 
     def _placed(
@@ -207,12 +211,14 @@ def send(
     from freshet.client import Client  # httpx is only needed here
     from freshet.runtime import tls
 
-    sent = 0
+    sent, schemas = 0, load_schemas(spec)
     with Client(gateway=gateway, token=token, **tls.client_files()) as client:
         send = {"served": client.impressions, "shown": client.shown, "action": client.actions}
         for piece in paced(pieces, speed):
             texts = {role: lines.split(b"\n") for role, lines in piece.lines.items()}
-            texts |= {part.role: list(json_events(part.payloads, part.schema)) for part in piece.records}
+            for part in piece.records:
+                texts.setdefault(part.role, [])
+                texts[part.role] += json_events(part.payloads, part.schema, schemas.of(part.role))
             for role in (r for r in send if r in texts):
                 events: list[Any] = [
                     orjson.Fragment(line) for line in texts[role] if line.strip()

@@ -25,6 +25,7 @@ from freshet.seams.eventlog import Writer
 from freshet.seams.eventlog.claims import Claims, Held
 from freshet.seams.eventlog.topics import ensure_topics
 from freshet.seams.rowservice.slices import slices_of
+from freshet.spec.avro import Record
 from freshet.spec.layout import layout_of
 from freshet.spec.model import Spec
 from freshet.trainer.course import OneRank
@@ -55,10 +56,11 @@ class Training:
         drain_s: float | None = None,
         stop: threading.Event | None = None,
         most_bytes: int = 0,
+        reader: Record | None = None,
     ) -> None:
         """Claim buckets, partitions and the seat, load rows and the last version. After `stop` the last flush
         has what is left of `drain_s` (None: all the time that it takes). Rows take up to `most_bytes` (0: no
-        bound); the least recently used go beyond it.
+        bound); the least recently used go beyond it. `reader`: see `SampleDecoder`.
 
         Raises:
             ConfigError: the model cannot be computed on `device`.
@@ -67,7 +69,7 @@ class Training:
             Mismatch, DataLost, Corrupt: the stores do not fit this spec, or each other; or the code of
                 its transforms.
         """
-        self.spec, self._stores, self._clock = spec, stores, clock
+        self.spec, self._stores, self._clock, self._reader = spec, stores, clock, reader
         self._drain = None if drain_s is None else Drain(drain_s, clock)
         with Cleanup() as cleanup:
             self._open(cleanup, spec_hash, lanes, device, stop, most_bytes)
@@ -129,7 +131,7 @@ class Training:
         )
         writer = stores.log.writer()
         cleanup.add("writer", writer.close)
-        decoder = SampleDecoder(spec, layout, SchemaRegistry(stores.log).get_now)
+        decoder = SampleDecoder(spec, layout, SchemaRegistry(stores.log).get_now, self._reader)
         self.refused = RefusedSamples(refuser(writer, topics.refused), clock.monotonic)
         self.stream = LocalStream(
             spec=spec,

@@ -31,7 +31,7 @@ from freshet.settings import GrpcDoor as GrpcDoorSettings
 from freshet.settings import Inference as InferenceSettings
 from freshet.spec.identity import identity_hash
 from freshet.spec.model import Spec
-from freshet.spec.schemas import load_schemas
+from freshet.spec.schemas import load_schemas, sample_reader
 
 if TYPE_CHECKING:
     from freshet.cli.remote_training import RemoteTraining
@@ -162,11 +162,12 @@ def run_trainer(spec: Spec, settings: Settings, stop: threading.Event) -> None:
         cleanup.add("log", log.close)
         versions = open_versions(settings.common.versions_url)
         cleanup.add("versions", versions.close)
-        spec_hash = identity_hash(spec, load_schemas(spec))
+        schemas = load_schemas(spec)
+        spec_hash, reader = identity_hash(spec, schemas), sample_reader(spec, schemas)
         if settings.trainer.batches != "own":
             from freshet.cli.distributed import rank_of
 
-            training.append(rank_of(spec, log, versions, settings, spec_hash))
+            training.append(rank_of(spec, log, versions, settings, spec_hash, reader))
         else:
             rows = open_rowstore(settings.common.rows_url)
             cleanup.add("rows", rows.close)
@@ -180,6 +181,7 @@ def run_trainer(spec: Spec, settings: Settings, stop: threading.Event) -> None:
                         drain_s=settings.common.drain_ms / 1000,
                         stop=stop,
                         most_bytes=settings.trainer.memory_bytes or machine_memory_bytes() // 4,
+                        reader=reader,
                     )
                 )
         if not training:
@@ -228,7 +230,9 @@ def run_embedder(spec: Spec, settings: Settings, stop: threading.Event) -> None:
         cleanup.add("admin", admin.close)
         log = open_eventlog(settings.common.log_url)
         cleanup.add("log", log.close)
-        made.append(Embedding(spec, log, settings, identity_hash(spec, load_schemas(spec))))
+        schemas = load_schemas(spec)
+        reader = sample_reader(spec, schemas)
+        made.append(Embedding(spec, log, settings, identity_hash(spec, schemas), reader))
         made[0].run(stop)
 
 

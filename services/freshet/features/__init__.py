@@ -14,6 +14,7 @@ from freshet.features.events import EventColumn, EventColumns, EventExtractor
 from freshet.features.frames import add_frames, frame_ids, rows_by_id, strip_frames, take
 from freshet.features.hashing import cross_seed, hash_text, key_of, keys_of, partition_of, table_salt
 from freshet.features.intake import EventIntake, TakenBodies
+from freshet.features.program import written_path
 from freshet.features.requests import DecodedRequests, RequestDecoder
 from freshet.features.transcode import JsonTranscoder, RefusedEvent, Transcoded
 from freshet.features.validate import AvroValidator
@@ -52,4 +53,5 @@ __all__ = [
     "strip_frames",
     "table_salt",
     "take",
+    "written_path",
 ]

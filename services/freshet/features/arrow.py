@@ -17,9 +17,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from freshet.errors import BadInput
+from freshet.features.avro_values import encode_value
 from freshet.features.cells import Form, Misfit, plain, reals, texts, times, truths, wholes
 from freshet.features.encoder import WHY, Column, ColumnEncoder
-from freshet.features.writer import encode_value
 from freshet.spec.avro import (
     Array,
     AvroField,

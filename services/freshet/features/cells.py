@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from freshet.spec.avro import Enum, Fixed, Primitive, Type, spell
+from freshet.spec.model_events import UNIT_NS
 from freshet.spec.model_files import Files
 from freshet.types import F64, I64, U8, Bool, BytesColumn
 
@@ -405,7 +406,7 @@ def times(array: Any, form: Form, unit: str, logical_unit: str) -> tuple[I64, Bo
     """(N,) an event's time in whole units, rounded down to them.
 
     Args:
-        unit: of numbers, as the spec says: s, ms or us; "iso": texts.
+        unit: of numbers, as the spec says: s, ms, us, ns or days; "iso": texts.
         logical_unit: of the result: s, ms, us or ns.
 
     Raises Misfit for what is no time.
@@ -434,10 +435,10 @@ def times(array: Any, form: Form, unit: str, logical_unit: str) -> tuple[I64, Bo
 
 
 def _units(values: I64, unit: str, wanted: str, expected: str, array: Any) -> I64:
-    have, want = PER_SECOND[unit], PER_SECOND[wanted]
-    if want <= have:
-        return values // (have // want)
-    factor = want // have
+    have_ns, want_ns = UNIT_NS[unit], UNIT_NS[wanted]
+    if want_ns >= have_ns:
+        return values // (want_ns // have_ns)
+    factor = have_ns // want_ns
     bad = np.abs(values.astype(np.float64)) * factor >= 2.0**63
     if bad.any():
         row = int(bad.argmax())
@@ -446,7 +447,7 @@ def _units(values: I64, unit: str, wanted: str, expected: str, array: Any) -> I6
 
 
 def _real_units(numbers: F64, unit: str, wanted: str, expected: str, array: Any) -> tuple[I64, Bool | None]:
-    scaled = numbers * (PER_SECOND[wanted] / PER_SECOND[unit])
+    scaled = numbers * (UNIT_NS[unit] / UNIT_NS[wanted])
     none = np.isnan(numbers)
     bad = ~none & ~(np.abs(scaled) < 2.0**62)
     if bad.any():

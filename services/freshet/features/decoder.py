@@ -1,7 +1,7 @@
 """Samples to a model's inputs: one program for each writer's schema, one plan for the spec.
 
-Fields are found by name in whatever schema a sample was written with; a schema that lacks a field which
-the spec needs is refused by name. Nothing of a sample becomes a Python object.
+Whatever schema a sample was written with, it is read as the spec's schema (`program`); a schema that cannot
+be is refused by name. Nothing of a sample becomes a Python object.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from freshet.features.program import (
     Want,
     compile_program,
     explain_all,
-    leaf_names,
 )
-from freshet.spec.avro import SERVED_FIELD, Array, Record, field_at
+from freshet.spec.avro import SERVED_FIELD, Array, Record, Written, field_at, spell
+from freshet.spec.avro_logical import leaf_names
 from freshet.spec.layout import Layout
 from freshet.spec.model import Feature, Spec
 from freshet.spec.steps import Column, column_of, native_first
@@ -46,10 +46,26 @@ class SampleDecoder:
     Thread-safe after construction: lanes may share one.
     """
 
-    def __init__(self, spec: Spec, layout: Layout, schemas: Callable[[int], Record]) -> None:
-        """`schemas` gives the sample schema of a writer's schema id; called once for each id."""
+    def __init__(
+        self,
+        spec: Spec,
+        layout: Layout,
+        schemas: Callable[[int], Written],
+        reader: Record | None = None,
+        *,
+        names: bool = False,
+    ) -> None:
+        """Compile nothing yet.
+
+        Args:
+            schemas: gives the sample schema of a writer's schema id; called once for each id.
+            reader: the sample schema that all of them are read as, of the spec's schema
+                (`spec.schemas.sample_reader`); None: each as it is.
+            names: whether names of records, enums and fixed must agree, too. Those of events were compared by
+                the gateway and the joiner, which let them in; in unions they always count.
+        """
         self._spec = spec
-        self._schemas = schemas
+        self._schemas, self._reader, self._names = schemas, reader, names
         self._columns = columns_of(spec, layout)
         self._plan = self._columns.plan(spec, layout)
         self._steps = steps_of(spec, layout)
@@ -59,12 +75,14 @@ class SampleDecoder:
         """The program of a writer's schema, compiled at its first use.
 
         Raises:
-            ConfigError: the schema lacks a field that the spec needs, or has it with another type.
+            ConfigError: what the spec needs cannot be read from what the schema has.
             What `schemas` raises for an id that it does not know.
         """
         if schema_id not in self._programs:
             schema = self._schemas(schema_id)
-            self._programs[schema_id] = self._columns.program(self._spec, schema, f"schema {schema_id}")
+            self._programs[schema_id] = self._columns.program(
+                self._spec, schema, self._reader, f"schema {schema_id}", names=self._names
+            )
         return self._programs[schema_id]
 
     def decode(
@@ -205,16 +223,24 @@ class Columns:
                 )
         return [self.column_of[spec.feature(name).index] for name in cross.parts]
 
-    def program(self, spec: Spec, schema: Record, where: str) -> Compiled:
-        """The program for records of this schema."""
-        wants = [want for f in spec.features for want in self.wants(f, schema, where)]
+    def program(
+        self, spec: Spec, written: Written, reader: Record | None, where: str, *, names: bool
+    ) -> Compiled:
+        """The program for records of a writer's schema, read as the reader's."""
+        if reader is None:
+            if not isinstance(written, Record):
+                raise ConfigError(
+                    where, "type", spell(written), '"record"', "a sample is a record of named fields"
+                )
+            reader = written
+        wants = [want for f in spec.features for want in self.wants(f, reader, where)]
         path = ".".join(p for p in (spec.events.served.explode, SERVED_FIELD) if p)
-        if _has_array(schema, f"{path}.predictions"):
+        if _has_array(reader, f"{path}.predictions"):
             wants.append(Want(f"{path}.predictions", SERVED, 0, NUMBERS, "served predictions", many=True))
-        if _has(schema, f"{path}.explored"):
+        if _has(reader, f"{path}.explored"):
             found = frozenset({"boolean"})
             wants.append(Want(f"{path}.explored", KEY, self.explored_column, found, "served explored"))
-        return compile_program(schema, wants, where=where)
+        return compile_program(written, wants, reader=reader, where=where, names=names)
 
     def wants(self, f: Feature, schema: Record, where: str) -> list[Want]:
         """What a feature reads of a record."""

@@ -16,15 +16,18 @@ import numpy as np
 
 from freshet import _native
 from freshet.errors import ConfigError
-from freshet.features.program import NUMBERS, TEXTS, Want, compile_program, explain_all, leaf_names
-from freshet.spec.avro import Array, Record, field_at, spell
+from freshet.features.program import NUMBERS, TEXTS, Want, compile_program, explain_all
+from freshet.spec.avro import Array, Record, Written, field_at, spell
+from freshet.spec.avro_logical import leaf_names
+from freshet.spec.fields import wrong_unit
 from freshet.spec.model import Stream
+from freshet.spec.model_events import UNIT_NS
 from freshet.types import F64, I64, U64, Bool, BytesColumn
 
 __all__ = ["EventColumn", "EventColumns", "EventExtractor"]
 
 PART, TIME, ID, NUMBER, HASH = range(5)  # EventSink in feature_events.hpp
-UNITS = {"s": 0, "ms": 1, "us": 2, "iso": 3}
+UNITS = {"s": 0, "ms": 1, "us": 2, "iso": 3, "ns": 4, "days": 5}
 IDENTITIES = TEXTS | {"int", "long"}
 
 
@@ -74,19 +77,38 @@ class EventColumns:
 class EventExtractor:
     """Extracts the events of one stream, written by one schema. Thread-safe."""
 
-    def __init__(self, stream: Stream, schema: Record, columns: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        stream: Stream,
+        written: Written,
+        columns: Sequence[str] = (),
+        *,
+        reader: Record | None = None,
+        checked: Sequence[str] = (),
+    ) -> None:
         """Compile.
 
         Args:
             stream: which fields are the envelope.
-            schema: the writer's schema of the events.
+            written: the writer's schema of the events.
             columns: paths of further scalar fields to extract.
+            reader: the spec's schema of the stream, by whose fields paths go; None: the writer's.
+            checked: paths of fields that others read of the events later: an event is refused if one of them
+                cannot be read as the reader's schema has it.
 
         Raises:
-            ConfigError: the schema lacks one of the fields, or has it with a type that cannot be used so.
+            ConfigError: the reader's schema lacks one of the fields, or has it with a type that cannot be
+                used so; or the field cannot be read from what the writer's schema has.
         """
         self.columns = tuple(dict.fromkeys(columns))
-        where = f"schema {schema.name!r} of the {stream.role} events"
+        where = f"schema {spell(written)!r} of the {stream.role} events"
+        if reader is None:
+            if not isinstance(written, Record):
+                raise ConfigError(
+                    where, "type", spell(written), '"record"', "an event is a record of named fields"
+                )
+            reader = written
+        schema = reader
         explode = stream.explode
         if explode is not None and not isinstance(field_at(schema, explode, where).type, Array):
             raise ConfigError(
@@ -100,19 +122,23 @@ class EventExtractor:
                 f"a first part outside {explode!r}",
                 "the key's first part is the request: it decides the partition of the whole event",
             )
+        wrong = wrong_unit(field_at(schema, stream.time.path, where).type, stream.time)
+        if wrong is not None:
+            written_so = f"{stream.time.path}:{stream.time.unit}"
+            raise ConfigError(f"events.{stream.role}", "time", written_so, *wrong)
         kinds = [_column_kind(schema, path, explode, where) for path in self.columns]
         wants = [
             Want(path, PART, k, IDENTITIES, f"events.{stream.role}.key", symbols="texts")
             for k, path in enumerate(stream.key)
         ]
-        takes = frozenset({"string"}) if stream.time.unit == "iso" else NUMBERS - {"boolean"}
-        what = f"events.{stream.role}.time ({stream.time.unit})"
-        wants.append(Want(stream.time.path, TIME, UNITS[stream.time.unit], takes, what))
+        wants.append(time_want(stream, TIME))
         if stream.id is not None:
             wants.append(Want(stream.id, ID, 0, IDENTITIES, f"events.{stream.role}.id", symbols="texts"))
         for c, (path, kind) in enumerate(zip(self.columns, kinds, strict=True)):
             wants.append(Want(path, kind, c, TEXTS if kind == HASH else NUMBERS, "a condition on events"))
-        self._program = compile_program(schema, wants, explode=explode, where=where)
+        self._program = compile_program(
+            written, wants, reader=schema, explode=explode, checked=checked, where=where
+        )
         self._plan = _native.event_plan(
             explode is not None,
             stream.id is not None,
@@ -157,6 +183,14 @@ class EventExtractor:
             bad=failures[:, 0].copy(),
             why=explain_all(failures, [self._program]),
         )
+
+
+def time_want(stream: Stream, kind: int) -> Want:
+    """The event's time, as a sink of that kind with the unit as its slot."""
+    unit = stream.time.unit
+    takes = frozenset({"string"}) if unit == "iso" else NUMBERS - {"boolean"}
+    what = f"events.{stream.role}.time ({unit})"
+    return Want(stream.time.path, kind, UNITS[unit], takes, what, unit_ns=UNIT_NS.get(unit))
 
 
 def _inside(path: str, explode: str | None) -> bool:

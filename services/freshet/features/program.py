@@ -1,20 +1,24 @@
-"""Compiling decoding programs: a writer's schema and a list of wanted values become a flat program for
-the native walker.
+"""Compiling decoding programs: a writer's schema, a reader's and a list of wanted values become a flat
+program for the native walker.
 
-The native side (services/native/include/freshet/avro_program.hpp) runs it over any number of records.
-Nodes stand in preorder, each with the sinks that take its value; what nobody wants is walked past
-without being looked at.
+The native side (services/native/include/freshet/avro_program.hpp) runs it over any number of records. Nodes
+stand in preorder, as the writer's types do, each with the sinks that take its value. Wanted values are named
+by the reader's schema and found in the writer's by the rules of Avro's schema resolution
+(`freshet.spec.avro_resolve`), or are the default that the reader's schema gives. What is not wanted is walked
+past without being looked at, whether or not it resolves.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from freshet import _native
 from freshet.errors import BadInput, ConfigError
+from freshet.features.avro_values import UNFIT, encode_value
 from freshet.spec.avro import (
     Array,
     AvroField,
@@ -23,20 +27,29 @@ from freshet.spec.avro import (
     Map,
     Primitive,
     Record,
+    Recursion,
     Type,
     Union,
+    Written,
     field_at,
     is_null,
     spell,
 )
+from freshet.spec.avro_logical import TimeUnit, decimal_scale, is_uuid, leaf_name, leaf_names, time_unit
+from freshet.spec.avro_resolve import Resolver, fields_of
 from freshet.types import I64, BytesColumn
 
-__all__ = ["ANY_KEY", "NUMBERS", "TEXTS", "Compiled", "Want", "compile_program", "leaf_names"]
+__all__ = ["ANY_KEY", "NUMBERS", "TEXTS", "Compiled", "Want", "compile_program", "written_path"]
 
 OPS = {
     "null": 0, "boolean": 1, "int": 2, "long": 3, "float": 4, "double": 5, "bytes": 6, "string": 7,
     "fixed": 8, "enum": 9, "record": 10, "array": 11, "map": 12, "union": 13,
+    "recursion": 14, "default": 15, "convert": 16, "refuse": 17,
 }  # fmt: skip
+FLOAT_OF_INT, DOUBLE_OF_INT, SCALED_INT, DECIMAL, UUID, SYMBOLS = range(6)  # Conversion in avro_program.hpp
+MAX_NODES = 100_000
+"""Types of a schema, each use of a named one counted: a few lines of JSON could ask for 2^32."""
+
 NUMBERS = frozenset({"boolean", "int", "long", "float", "double"})
 TEXTS = frozenset({"string", "bytes", "fixed", "enum"})
 ANY_KEY = NUMBERS | TEXTS
@@ -58,6 +71,11 @@ WHY = (
     "an event time that cannot be read, or outside the years 1 to 9999",
     "an event id that is null",
     "no Confluent frame (a zero byte and a 4-byte schema id)",
+    "a value that the spec's schema does not take here",
+    "a symbol that the spec's schema does not have, whose enum has no default",
+    "records inside themselves, more than 500 deep",
+    "a decimal of more digits than can be read: 64 bits of an id, 153 digits of a number",
+    "a time beyond 64 bits in the unit of the spec's schema",
 )
 """What the native failures mean, by their number (`Why` in avro_program.hpp)."""
 
@@ -75,6 +93,7 @@ class Want:
     many: bool = False  # takes every element of arrays on the way
     symbols: str = "keys"  # what an enum's words are: "keys" (salted), or "texts" (numbers of strings)
     edges: tuple[float, ...] = ()
+    unit_ns: int | None = None  # of an event's time: what one tick is to be, where the schema says what it is
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,35 +110,65 @@ class Compiled:
         return f"{where}{WHY[why]}, at byte {offset}"
 
 
-def leaf_names(type_: Type) -> set[str]:
-    """Names of the leaf types that a value of this type can have, null left out; containers by their kind."""
-    match type_:
-        case Union(branches):
-            return {name for b in branches if not is_null(b) for name in leaf_names(b)}
-        case Primitive(name):
-            return {name}
-        case _:
-            return {type(type_).__name__.lower()}
-
-
 def compile_program(
-    schema: Record, wants: Iterable[Want], *, explode: str | None = None, where: str = "Avro schema"
+    schema: Written,
+    wants: Iterable[Want],
+    *,
+    reader: Record | None = None,
+    explode: str | None = None,
+    checked: Iterable[str] = (),
+    where: str = "Avro schema",
+    names: bool = True,
 ) -> Compiled:
     """Compile a program for records written by this schema.
 
     Args:
         schema: the writer's schema.
         wants: values to hand over, in the order in which sinks of one field run.
+        reader: the schema that the records are read as; paths of wants are its. None: the writer's.
         explode: path of the array whose elements are impressions (event programs only).
-        where: names the schema in errors.
+        checked: paths whose values are not handed over, but refused if they cannot be read as the reader's.
+        where: names the writer's schema in errors.
+        names: whether names of records, enums and fixed must agree outside of unions, too.
 
     Raises:
-        ConfigError: the schema lacks a wanted field, or has it with a type that cannot be taken.
+        ConfigError: the reader's schema lacks a wanted field, or has it with a type that cannot be taken; or
+            what is wanted of the writer's schema cannot be read as the reader's.
     """
     wanted = list(wants)
+    if reader is None:
+        if not isinstance(schema, Record):
+            raise ConfigError(
+                where, "type", spell(schema), '"record"', "an event is a record of named fields"
+            )
+        reader = schema
     for want in wanted:
-        _check(schema, want, explode, where)
-    return _Compiler(explode).compile(schema, wanted)
+        _check(reader, want, explode, where)
+    compiler = _Compiler(Resolver.of(schema, reader, names=names), explode, where)
+    return compiler.compile(schema, reader, wanted, checked)
+
+
+def written_path(schema: Written, reader: Record, path: str, where: str = "Avro schema") -> str:
+    """The path in the writer's schema of a field that is read as the one at `path` of the reader's, through
+    records only; `path` itself if there is none. Of a union, in the first record that is read as the
+    reader's."""
+    resolver = Resolver.of(schema, reader)
+    branches = schema.branches if isinstance(schema, Union) else (schema,)
+    written = next((b for b in branches if resolver.choose(b, reader) is not None), branches[0])
+    parts: list[str] = []
+    at: Type = reader
+    for part in path.split("."):
+        _, written = nullable(written)
+        _, at = nullable(at)
+        if not isinstance(written, Record) or not isinstance(at, Record):
+            return path
+        found = next((name for name, f in fields_of(written, at).items() if f.name == part), None)
+        if found is None:
+            return path
+        parts.append(found)
+        (written,) = (f.type for f in written.fields if f.name == found)
+        (at,) = (f.type for f in at.fields if f.name == part)
+    return ".".join(parts)
 
 
 def _check(schema: Record, want: Want, explode: str | None, where: str) -> None:
@@ -162,34 +211,51 @@ class _Trie:
     """Wants by path."""
 
     here: list[Want] = field(default_factory=list)
+    checked: bool = False  # whether the value is read, though it is not handed over
     below: dict[str, _Trie] = field(default_factory=dict)
 
-    def add(self, want: Want) -> None:
+    def at(self, path: str) -> _Trie:
         node = self
-        for part in want.path.split("."):
+        for part in path.split("."):
             node = node.below.setdefault(part, _Trie())
-        node.here.append(want)
+        return node
 
 
-_NOTHING = _Trie()
+class _UnresolvedError(Exception):
+    """What is written at a path cannot be read as the reader's schema has it."""
+
+    def __init__(self, path: str, found: str, expected: str, hint: str = "") -> None:
+        super().__init__(path, found, expected, hint)
 
 
 class _Compiler:
     """Emits nodes in preorder."""
 
-    def __init__(self, explode: str | None) -> None:
-        self.explode = explode
+    def __init__(self, resolver: Resolver, explode: str | None, where: str) -> None:
+        self.resolver, self.explode, self.where = resolver, explode, where
         self.nodes: list[list[int]] = []
         self.sinks: list[tuple[int, int, int, int, int]] = []
         self.words: list[int] = []
         self.texts: list[bytes] = []
         self.places: list[tuple[str, str]] = []
+        self.around: dict[
+            str, int
+        ] = {}  # records around the present type of which nothing is wanted: their nodes
 
-    def compile(self, schema: Record, wants: Sequence[Want]) -> Compiled:
+    def compile(
+        self, schema: Written, reader: Record, wants: Sequence[Want], checked: Iterable[str]
+    ) -> Compiled:
         trie = _Trie()
         for want in wants:
-            trie.add(want)
-        self.emit(schema, trie, "")
+            trie.at(want.path).here.append(want)
+        for path in checked:
+            trie.at(path).checked = True
+        if self.explode is not None:
+            trie.at(self.explode)
+        try:
+            self.root(schema, reader, trie)
+        except _UnresolvedError as error:
+            raise ConfigError(self.where, *error.args) from None
         text = BytesColumn.of(self.texts)
         native = _native.Program(
             np.array(self.nodes, np.int64).reshape(-1, 7),
@@ -200,63 +266,285 @@ class _Compiler:
         )
         return Compiled(native, self.places)
 
-    def emit(self, type_: Type, trie: _Trie, path: str) -> int:
-        """Append the subtree of a type; returns its node's index."""
+    def root(self, schema: Written, reader: Record, trie: _Trie) -> None:
+        """The native root is a record. A union is one's only field: no byte stands for a record's begin or
+        end."""
+        if isinstance(schema, Union):
+            with self.node("record", 0, "", spell(schema)):
+                self.read(schema, reader, trie, "")
+        elif trie.below:
+            self.read(schema, reader, trie, "")
+        else:
+            self.skip(schema, "")
+
+    @contextmanager
+    def node(self, op: str, null_branch: int, path: str, type_: str) -> Iterator[list[int]]:
+        """Append a node, its subtree in the block, which may set its argument: [6]."""
+        if len(self.nodes) >= MAX_NODES:
+            found = f"more than {MAX_NODES} types, each use of one counted"
+            raise ConfigError(self.where, path, found, "a smaller schema")
+        made = [OPS[op], null_branch, 0, 0, 0, 0, 0]
+        self.nodes.append(made)
+        self.places.append((path, type_))
+        yield made
+        made[3] = len(self.nodes)
+
+    # --- what is not wanted
+
+    def skip(self, type_: Type, path: str) -> int:
+        """Append the subtree of a type whose values nobody wants; returns its node's index."""
         null_branch, inner = nullable(type_)
         index = len(self.nodes)
-        node = [OPS[op_of(inner)], null_branch, 0, 0, 0, 0, 0]
-        self.nodes.append(node)
-        self.places.append((path, spell(type_)))
-        match inner:
-            case Record(_, fields):
-                self.record(fields, trie, path)
-            case Array(items):
-                node[2] = int(path == self.explode and path != "")
-                node[6] = least_bytes(items)
-                self.emit(items, trie, path)
-            case Map(values):
-                node[6] = self.map(values, trie, path)
-            case Union(branches):
-                children = [self.emit(b, trie, path) for b in branches]
-                node[6] = len(self.words)
-                self.words += [len(children), *children]
-            case _:
-                node[6] = inner.size if isinstance(inner, Fixed) else 0
-                if isinstance(inner, Enum):
-                    node[6] = len(inner.symbols)
-                node[4] = len(self.sinks)
-                for want in trie.here:
-                    if op_of(inner) in want.takes:
-                        self.sink(want, inner)
-                node[5] = len(self.sinks)
-        node[3] = len(self.nodes)
+        if isinstance(inner, Recursion) and inner.name not in self.around:
+            inner = self.resolver.written(inner)
+        with self.node(op_of(inner), null_branch, path, spell(type_)) as node:
+            match inner:
+                case Record(name, fields):
+                    with self.inside(name, index):
+                        for f in fields:
+                            self.skip(f.type, _join(path, f.name))
+                case Recursion(name):
+                    node[6] = self.around[name]
+                case Array(items):
+                    node[6] = least_bytes(items)
+                    self.skip(items, path)
+                case Map(values):
+                    self.skip(values, f"{path}.*")
+                    node[6] = self.say(0)
+                case Union(branches):
+                    children = [self.skip(b, path) for b in branches]
+                    node[6] = self.say(len(children), *children)
+                case Enum(_, symbols):
+                    node[6] = len(symbols)
+                case Fixed(_, size):
+                    node[6] = size
         return index
 
-    def record(self, fields: Sequence[AvroField], trie: _Trie, path: str) -> None:
-        for f in fields:
-            self.emit(f.type, trie.below.get(f.name, _NOTHING), f"{path}.{f.name}" if path else f.name)
+    @contextmanager
+    def inside(self, name: str, index: int) -> Iterator[None]:
+        outer = self.around.get(name)
+        self.around[name] = index
+        yield
+        if outer is None:
+            del self.around[name]
+        else:
+            self.around[name] = outer
 
-    def map(self, values: Type, trie: _Trie, path: str) -> int:
-        self.emit(values, _NOTHING, f"{path}.*")
-        looked_up = [(self.emit(values, sub, f"{path}.{key}"), key) for key, sub in trie.below.items()]
+    def say(self, *words: int) -> int:
         at = len(self.words)
-        self.words.append(len(looked_up))
+        self.words += words
+        return at
+
+    # --- what is wanted
+
+    def read(self, written: Type, read: Type, trie: _Trie, path: str) -> int:
+        """Append the subtree of a writer's type whose values are read as a reader's; returns its node's
+        index.
+
+        Raises _UnresolvedError, having appended some of it, if no value of it can be read.
+        """
+        written = self.resolver.written(written)
+        if not isinstance(written, Union):
+            return self.value(written, self.chosen(written, read, path), trie, path, 0, spell(written))
+        null_branch, inner = nullable(written)
+        null = next((b for b in written.branches if is_null(b)), None)
+        if null_branch and null is not None and self.resolver.choose(null, read) is not None:
+            mark = self.mark()
+            try:
+                inner = self.resolver.written(inner)
+                into = self.chosen(inner, read, path)
+                return self.value(inner, into, trie, path, null_branch, spell(written))
+            except _UnresolvedError:  # its nulls can be read
+                self.back_to(mark)
+        index = len(self.nodes)
+        with self.node("union", 0, path, spell(written)) as node:
+            children: list[int] = []
+            errors: list[_UnresolvedError] = []
+            for branch in written.branches:
+                children.append(len(self.nodes))
+                mark = self.mark()
+                try:
+                    self.read(branch, read, trie, path)
+                except _UnresolvedError as error:
+                    errors.append(error)
+                    self.back_to(mark)
+                    with self.node("refuse", 0, path, f"{spell(branch)}, for {spell(read)}"):
+                        pass
+            if len(errors) == len(children):
+                raise errors[0]
+            node[6] = self.say(len(children), *children)
+        return index
+
+    def mark(self) -> tuple[int, ...]:
+        return len(self.nodes), len(self.sinks), len(self.words), len(self.texts)
+
+    def back_to(self, mark: tuple[int, ...]) -> None:
+        nodes, sinks, words, texts = mark
+        del (
+            self.nodes[nodes:],
+            self.places[nodes:],
+            self.sinks[sinks:],
+            self.words[words:],
+            self.texts[texts:],
+        )
+
+    def chosen(self, written: Type, read: Type, path: str) -> Type:
+        into = self.resolver.choose(written, read)
+        if into is None:
+            raise _UnresolvedError(
+                path, spell(written), f"what the spec's schema can read as {spell(read)}", HINT
+            )
+        return into
+
+    def value(self, written: Type, read: Type, trie: _Trie, path: str, null_branch: int, type_: str) -> int:
+        """Append the subtree of two types that match, neither of them a union."""
+        index = len(self.nodes)
+        match written, read:
+            case Record(), Record():
+                with self.node("record", null_branch, path, type_):
+                    self.record(written, read, trie, path)
+            case Array(items), Array(into):
+                with self.node("array", null_branch, path, type_) as node:
+                    node[2] = int(path == self.explode and path != "")
+                    node[6] = least_bytes(items)
+                    self.wanted(items, into, trie, path)
+            case Map(values), Map(into):
+                with self.node("map", null_branch, path, type_) as node:
+                    node[6] = self.map(values, into, trie, path)
+            case _:
+                self.leaf(written, read, trie, path, null_branch, type_)
+        return index
+
+    def wanted(self, written: Type, read: Type, trie: _Trie, path: str) -> int:
+        if trie.here or trie.below or trie.checked or path == self.explode:
+            return self.read(written, read, trie, path)
+        return self.skip(written, path)
+
+    def record(self, written: Record, read: Record, trie: _Trie, path: str) -> None:
+        into = fields_of(written, read)
+        for f in written.fields:
+            found = into.get(f.name)
+            if found is None or found.name not in trie.below:
+                self.skip(f.type, _join(path, f.name))
+            else:
+                self.wanted(f.type, found.type, trie.below[found.name], _join(path, found.name))
+        have = {f.name for f in into.values()}
+        for f in read.fields:
+            if f.name in trie.below and f.name not in have:
+                self.default(f, trie.below[f.name], _join(path, f.name))
+
+    def default(self, f: AvroField, trie: _Trie, path: str) -> None:
+        """A field that is not written: what its default is, as if it were there."""
+        on_the_way = self.explode is not None and f"{self.explode}.".startswith(f"{path}.")
+        if not f.has_default or on_the_way:
+            raise _UnresolvedError(
+                path,
+                "no such field",
+                f"{spell(f.type)}" + ("" if on_the_way else ", or a default in the spec's schema"),
+                "the array that `explode` names must be there" if on_the_way else HINT_DEFAULT,
+            )
+        try:
+            written = encode_value(f.type, f.default, self.resolver.reader)
+        except UNFIT:
+            raise ConfigError(
+                self.where, f"{path}.default", f.default, f"a value of the field's type, {spell(f.type)}"
+            ) from None
+        own = _Compiler(Resolver(self.resolver.reader, self.resolver.reader), self.explode, self.where)
+        own.nodes, own.sinks, own.words = self.nodes, self.sinks, self.words
+        own.texts, own.places = self.texts, self.places
+        with self.node("default", 0, path, spell(f.type)) as node:
+            node[6] = len(self.texts)
+            self.texts.append(written)
+            own.read(f.type, f.type, trie, path)
+
+    def map(self, values: Type, read: Type, trie: _Trie, path: str) -> int:
+        self.skip(values, f"{path}.*")
+        below = trie.below.items()
+        looked_up = [(self.read(values, read, sub, f"{path}.{key}"), key) for key, sub in below]
+        at = self.say(len(looked_up))
         for child, key in looked_up:
-            self.words += [child, len(self.texts)]
+            self.say(child, len(self.texts))
             self.texts.append(key.encode())
         return at
 
-    def sink(self, want: Want, inner: Type) -> None:
+    # --- leaves
+
+    def leaf(self, written: Type, read: Type, trie: _Trie, path: str, null_branch: int, type_: str) -> None:
+        taken = [want for want in trie.here if leaf_name(read) in want.takes]
+        how = self.conversion(written, read, taken, path) if taken or trie.checked else ()
+        with self.node("convert" if how else op_of(written), null_branch, path, type_) as node:
+            if how:
+                node[6] = self.say(*how)
+            elif isinstance(written, Fixed):
+                node[6] = written.size
+            elif isinstance(written, Enum):
+                node[6] = len(written.symbols)
+            node[4] = len(self.sinks)
+            for want in taken:
+                self.sink(want, written, read)
+            node[5] = len(self.sinks)
+
+    def conversion(self, written: Type, read: Type, wants: Sequence[Want], path: str) -> tuple[int, ...]:
+        """Words of the conversion that a value needs; none if it is handed over as it is written."""
+        scale = decimal_scale(read)
+        if scale is not None:
+            theirs = decimal_scale(written)
+            exact = any(not want.takes <= NUMBERS for want in wants)
+            size = written.size + 1 if isinstance(written, Fixed) else 0
+            return DECIMAL, size, scale if theirs is None else theirs, int(exact)
+        if is_uuid(read):
+            return (UUID,)
+        if isinstance(written, Enum) and isinstance(read, Enum):
+            bad = [int(s not in read.symbols and read.default is None) for s in written.symbols]
+            return (SYMBOLS, len(bad), *bad) if any(bad) else ()
+        if isinstance(written, Primitive) and written.name in ("int", "long"):
+            return self.conversion_of_int(written, read, wants, path)
+        return ()
+
+    def conversion_of_int(
+        self, written: Primitive, read: Type, wants: Sequence[Want], path: str
+    ) -> tuple[int, ...]:
+        is_int = int(written.name == "int")
+        if leaf_name(read) in ("float", "double"):
+            return (FLOAT_OF_INT if leaf_name(read) == "float" else DOUBLE_OF_INT), is_int
+        found, wanted = time_unit(written), self.unit_of(read, wants)
+        if found is not None and found.of_day and any(want.unit_ns is not None for want in wants):
+            raise _UnresolvedError(
+                path, spell(written), "a date or timestamp: an event's time has a day", HINT
+            )
+        if found is None or wanted is None or found == wanted or found.of_day != wanted.of_day:
+            return ()
+        factor, divisor = max(1, found.ns // wanted.ns), max(1, wanted.ns // found.ns)
+        return SCALED_INT, is_int, factor, divisor
+
+    @staticmethod
+    def unit_of(read: Type, wants: Sequence[Want]) -> TimeUnit | None:
+        """What a tick of the reader's is: as its type says, else as the spec says of the event's time."""
+        ours = time_unit(read)
+        ns = next((want.unit_ns for want in wants if want.unit_ns is not None), None)
+        return ours if ours is not None or ns is None else TimeUnit(of_day=False, ns=ns)
+
+    def sink(self, want: Want, written: Type, read: Type) -> None:
         begin = len(self.words)
         if want.edges:
             self.words += np.array(want.edges, np.float64).view(np.uint64).tolist()
-        elif isinstance(inner, Enum) and want.symbols == "keys":
-            symbols = BytesColumn.of([s.encode() for s in inner.symbols])
-            self.words += _native.keys_of_bytes(symbols.data, symbols.ends, want.salt).tolist()
-        elif isinstance(inner, Enum):
-            self.words += range(len(self.texts), len(self.texts) + len(inner.symbols))
-            self.texts += [s.encode() for s in inner.symbols]
+        elif isinstance(written, Enum) and isinstance(read, Enum):
+            symbols = [(s if s in read.symbols else read.default or "").encode() for s in written.symbols]
+            if want.symbols == "keys":
+                column = BytesColumn.of(symbols)
+                self.words += _native.keys_of_bytes(column.data, column.ends, want.salt).tolist()
+            else:
+                self.words += range(len(self.texts), len(self.texts) + len(symbols))
+                self.texts += symbols
         self.sinks.append((want.kind, want.slot, want.salt, begin, len(self.words) - begin))
+
+
+HINT = "the rules are those of Avro's schema resolution; change the spec's schema so that it can read both"
+HINT_DEFAULT = "with a default there, records without the field can be read"
+
+
+def _join(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name
 
 
 def explain_all(failures: I64, programs: Sequence[Compiled]) -> list[str]:
@@ -286,7 +574,8 @@ def op_of(type_: Type) -> str:
 
 
 def least_bytes(type_: Type) -> int:
-    """Fewest bytes that a value of this type takes."""
+    """Fewest bytes that a value of this type takes. A record inside itself is inside of a union, array or
+    map, too, and these take one."""
     match type_:
         case Primitive(name):
             return {"null": 0, "float": 4, "double": 8}.get(name, 1)

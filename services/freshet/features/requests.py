@@ -17,8 +17,8 @@ import numpy as np
 from freshet import _native
 from freshet.features.decoded import GroupKeys
 from freshet.features.decoder import columns_of, steps_of
-from freshet.features.events import IDENTITIES, UNITS
-from freshet.features.program import NUMBERS, Compiled, Want, compile_program, explain_all
+from freshet.features.events import IDENTITIES, time_want
+from freshet.features.program import Compiled, Want, compile_program, explain_all
 from freshet.spec.avro import Record
 from freshet.spec.layout import Layout
 from freshet.spec.model import Feature, Spec
@@ -155,6 +155,4 @@ class _Sides:
             Want(path, PART, k, IDENTITIES, "events.served.key", symbols="texts")
             for k, path in enumerate(stream.key)
         ]
-        takes = frozenset({"string"}) if stream.time.unit == "iso" else NUMBERS - {"boolean"}
-        unit = stream.time.unit
-        return [*parts, Want(stream.time.path, TIME, UNITS[unit], takes, f"events.served.time ({unit})")]
+        return [*parts, time_want(stream, TIME)]

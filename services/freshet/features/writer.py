@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import json
-import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from freshet import _native
 from freshet.errors import ConfigError
-from freshet.features.program import OPS, least_bytes, nullable, op_of
-from freshet.spec.avro import Array, Enum, Fixed, Map, Primitive, Record, Type, Union, is_null, spell
+from freshet.features.avro_values import UNFIT, encode_value
+from freshet.features.program import MAX_NODES, OPS, least_bytes, nullable, op_of
+from freshet.spec.avro import Array, Enum, Fixed, Map, Record, Recursion, Type, Union, spell
+from freshet.spec.avro_resolve import definitions
 from freshet.types import BytesColumn
 
-__all__ = ["Writer", "compile_writer", "encode_value", "write_long"]
+__all__ = ["Writer", "compile_writer"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +30,7 @@ class Writer:
 
 def compile_writer(schema: Record, where: str = "Avro schema") -> Writer:
     """Compile. Raises ConfigError for a default that is not of its field's type."""
-    compiler = _Compiler(where)
+    compiler = _Compiler(where, definitions(schema))
     compiler.emit(schema, "")
     text = BytesColumn.of(compiler.texts)
     native = _native.WriterSchema(
@@ -49,8 +48,9 @@ def compile_writer(schema: Record, where: str = "Avro schema") -> Writer:
 class _Compiler:
     """Emits nodes in preorder; records and enums are described by words (avro_write.hpp)."""
 
-    def __init__(self, where: str) -> None:
-        self.where = where
+    def __init__(self, where: str, named: dict[str, Record]) -> None:
+        self.where, self.named = where, named
+        self.around: dict[str, int] = {}  # records at work, by name: their nodes
         self.nodes: list[list[int]] = []
         self.words: list[int] = []
         self.texts: list[bytes] = []
@@ -60,13 +60,29 @@ class _Compiler:
     def emit(self, type_: Type, path: str) -> int:
         null_branch, inner = nullable(type_)
         index = len(self.nodes)
+        if index > MAX_NODES:
+            raise ConfigError(
+                self.where,
+                path,
+                f"more than {MAX_NODES} types",
+                "a smaller schema, each use of a type counted",
+            )
+        if isinstance(inner, Recursion) and inner.name not in self.around:
+            inner = self.named[inner.name]
         node = [OPS[op_of(inner)], null_branch, 0, 0, 0, 0, 0]
         self.nodes.append(node)
         self.places.append(path)
         self.types.append(type_)
         match inner:
-            case Record():
+            case Recursion(name):
+                node[6] = self.around[name]
+            case Record(name):
+                outer = self.around.get(name)
+                self.around[name] = index
                 node[6] = self.record(inner, path)
+                self.around.pop(name)
+                if outer is not None:
+                    self.around[name] = outer
             case Array(items):
                 node[6] = least_bytes(items)
                 self.emit(items, f"{path}[]")
@@ -98,8 +114,8 @@ class _Compiler:
             if f.has_default:
                 words[-1] = len(self.texts) + 1
                 try:
-                    self.texts.append(encode_value(f.type, f.default))
-                except (TypeError, ValueError, KeyError, OverflowError, struct.error):
+                    self.texts.append(encode_value(f.type, f.default, self.named))
+                except UNFIT:
                     raise ConfigError(
                         self.where,
                         f"{inside}.default",
@@ -107,94 +123,3 @@ class _Compiler:
                         f"a value of the field's type, {spell(f.type)}",
                     ) from None
         return self.say(*words)
-
-
-def write_long(value: int) -> bytes:
-    """An Avro long: zigzag, then 7 bits a byte."""
-    if not -(1 << 63) <= value < 1 << 63:
-        raise ValueError(value)
-    raw = (value << 1) ^ (value >> 63)
-    out = bytearray()
-    while raw >= 0x80:
-        out.append(raw & 0x7F | 0x80)
-        raw >>= 7
-    out.append(raw)
-    return bytes(out)
-
-
-def encode_value(type_: Type, value: Any) -> bytes:  # noqa: PLR0911 - one for each kind of type
-    """Avro bytes of one JSON value, as defaults in schemas are; a union's default is of the first branch
-    that fits.
-
-    For defaults and single values: events go through the native writers. Raises ValueError or TypeError.
-    """
-    match type_:
-        case Primitive(name):
-            return _primitive(name, value)
-        case Fixed(_, size):
-            raw: bytes = value.encode("latin-1")
-            return raw if len(raw) == size else _wrong(value)
-        case Enum(_, symbols):
-            return write_long(symbols.index(value))
-        case Array(items):
-            _demand(value, list)
-            return _counted([encode_value(items, v) for v in value])
-        case Map(values):
-            _demand(value, dict)
-            return _counted([_primitive("string", k) + encode_value(values, v) for k, v in value.items()])
-        case Record(_, fields):
-            _demand(value, dict)
-            return b"".join(encode_value(f.type, value.get(f.name, f.default)) for f in fields)
-        case Union(branches):
-            return _union(branches, value)
-
-
-def _union(branches: Sequence[Type], value: Any) -> bytes:
-    for i, branch in enumerate(branches):
-        if is_null(branch) != (value is None):
-            continue
-        try:
-            return write_long(i) + encode_value(branch, value)
-        except (TypeError, ValueError, KeyError, AttributeError, OverflowError, struct.error):
-            continue
-    return _wrong(value)
-
-
-def _primitive(name: str, value: Any) -> bytes:  # noqa: PLR0911 - one for each type
-    if name == "null":
-        return b"" if value is None else _wrong(value)
-    if name == "boolean":
-        _demand(value, bool)
-        return bytes([value])
-    if name in ("int", "long"):
-        if (
-            isinstance(value, bool)
-            or not isinstance(value, int)
-            or (name == "int" and value != _int32(value))
-        ):
-            return _wrong(value)
-        return write_long(value)
-    if name in ("float", "double"):
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
-            return _wrong(value)
-        return struct.pack("<f" if name == "float" else "<d", value)
-    _demand(value, str)
-    raw: bytes = value.encode("utf-8" if name == "string" else "latin-1")
-    return write_long(len(raw)) + raw
-
-
-def _counted(parts: Sequence[bytes]) -> bytes:
-    return (write_long(len(parts)) + b"".join(parts) if parts else b"") + b"\x00"
-
-
-def _int32(value: int) -> int:
-    return max(-(1 << 31), min(value, (1 << 31) - 1))
-
-
-def _demand(value: Any, kind: type) -> None:
-    if not isinstance(value, kind):
-        _wrong(value)
-
-
-def _wrong(value: Any) -> bytes:
-    raise TypeError(json.dumps(value, default=str))

@@ -23,7 +23,7 @@ from freshet.features import (
     take,
 )
 from freshet.gateway.core import Refusal, check_count, refusal_of
-from freshet.spec.avro import Record
+from freshet.spec.avro import Record, Written
 from freshet.spec.model import Stream
 from freshet.types import I64, U64, BytesColumn
 from freshet.wire.schemas import FRAME_BYTES, SchemaRegistry
@@ -63,27 +63,31 @@ class StreamCodec:
         registry: SchemaRegistry,
         *,
         partitions: int,
-        fits: Callable[[Record], None] = lambda schema: None,
+        reader: Record | None = None,
+        checked: Sequence[str] = (),
+        fits: Callable[[Written, Record], None] = lambda written, reader: None,
     ) -> None:
         """Register the stream's schema.
 
         Args:
             schema: of the stream's events, as the spec names it: JSON is encoded by it.
             partitions: of the stream's topic.
-            fits: raises ConfigError for a writer's schema that the spec does not fit.
+            reader: what events of any writer's schema are read as; None: `schema`.
+            checked: fields that features read, see `EventExtractor`.
+            fits: raises ConfigError for a writer's schema that the spec does not fit, read as the reader's.
 
         Raises ConfigError if the schema lacks the envelope's fields, or the spec does not fit it.
         """
         self._stream, self._registry, self._fits = stream, registry, fits
-        self._partitions = partitions
-        fits(schema)
+        self._partitions, self._reader, self._checked = partitions, reader or schema, checked
+        fits(schema, self._reader)
         self._extractors: dict[int, EventExtractor | ConfigError] = {}
         self.schema_id = registry.register(schema)
         # A topic in JSON keeps the events as they came: fields beyond the schema are left alone there.
         self._transcoder = JsonTranscoder(
             schema, schema_id=self.schema_id, ignore_unknown=stream.format == "json"
         )
-        self._extractors[self.schema_id] = EventExtractor(stream, schema)
+        self._extractors[self.schema_id] = EventExtractor(stream, schema, reader=self._reader)
 
     def take_json(self, bodies: list[bytes], *, latest_ms: int, max_events: int) -> TakenBodies:
         """Take bodies of JSON that are good in all: of up to `max_events` events, dated up to `latest_ms`."""
@@ -226,10 +230,10 @@ class StreamCodec:
             return "a schema that the spec fits", f"schema {schema_id}: {found}"
         return None
 
-    def _compiled(self, schema: Record) -> EventExtractor | ConfigError:
+    def _compiled(self, written: Written) -> EventExtractor | ConfigError:
         try:
-            self._fits(schema)
-            return EventExtractor(self._stream, schema)
+            self._fits(written, self._reader)
+            return EventExtractor(self._stream, written, reader=self._reader, checked=self._checked)
         except ConfigError as error:
             return error
 

@@ -10,7 +10,7 @@ import structlog
 
 from freshet.clock import STEADY_CLOCK, Clock
 from freshet.errors import ConfigError, FreshetError
-from freshet.features import SampleDecoder
+from freshet.features import SampleDecoder, written_path
 from freshet.gateway import api, metrics
 from freshet.gateway.codec import StreamCodec
 from freshet.gateway.commit import Committer
@@ -31,7 +31,8 @@ from freshet.seams.eventlog.topics import ensure_topic
 from freshet.settings import Common
 from freshet.settings import Gateway as Settings
 from freshet.skipped import skipped_status
-from freshet.spec.avro import Record, sample_schema
+from freshet.spec.avro import Record, Written, sample_schema, served_schema
+from freshet.spec.fields import feature_fields
 from freshet.spec.layout import layout_of
 from freshet.spec.model import Spec, Stream
 from freshet.spec.records import RecordLimits
@@ -153,9 +154,11 @@ def codecs_of(
     registry = SchemaRegistry(log, clock)
     layout = layout_of(spec)
 
-    def fits(schema: Record) -> None:
-        sample = sample_schema(schema, spec.events.served.explode)
-        SampleDecoder(spec, layout, lambda _: sample).program(0)
+    def fits(written: Written, reader: Record) -> None:
+        explode = spec.events.served.explode
+        there = explode and written_path(written, reader, explode)
+        sample = sample_schema(written, there)
+        SampleDecoder(spec, layout, lambda _: sample, sample_schema(reader, explode)).program(0)
 
     codecs: dict[str, StreamCodec] = {}
     for stream in (spec.events.served, spec.events.shown, spec.events.action):
@@ -171,8 +174,10 @@ def codecs_of(
             stream,
             schemas[stream.role],
             registry,
+            reader=served_schema(schemas[stream.role], stream.explode) if served else None,
+            checked=feature_fields(spec) if served else (),
             partitions=spec.partitions,
-            fits=fits if served else lambda schema: None,
+            fits=fits if served else lambda written, reader: None,
         )
     return codecs
 

@@ -18,6 +18,7 @@ import orjson
 from freshet import _native
 from freshet.errors import BadInput, FreshetError, TooLarge
 from freshet.spec.model import Explore, Spec, TimeField
+from freshet.spec.model_events import UNIT_NS
 from freshet.types import F32, I64, U64, Bool, Fence, bucket_of
 from freshet.wire.json_text import MOST_LEVELS, shown, too_deep, written
 
@@ -180,6 +181,10 @@ def time_value(now_ms: int, field: TimeField) -> int | float | str:
             return now_ms // 1_000
         case "us":
             return now_ms * 1_000
+        case "ns":
+            return now_ms * 1_000_000
+        case "days":
+            return now_ms // 86_400_000
         case "ms":
             return now_ms
 
@@ -197,7 +202,8 @@ def time_ms_of(value: Any, field: TimeField) -> int | None:
         return (moment - _EPOCH) // _MS
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) < 2**63:
         return None
-    return int(value) // 1_000 if field.unit == "us" else int(value * (1_000 if field.unit == "s" else 1))
+    ns = UNIT_NS[field.unit]
+    return int(value) // (10**6 // ns) if ns < 10**6 else int(value * (ns // 10**6))
 
 
 _EPOCH = datetime.fromtimestamp(0, UTC)

@@ -12,16 +12,12 @@ from typing import Any
 
 from freshet.errors import ConfigError
 from freshet.spec.avro import Array, AvroField, Map, Primitive, Record, Type, Union, field_at
+from freshet.spec.fields import feature_fields
 from freshet.spec.model import Spec
 
-__all__ = ["feature_paths", "request_schema", "row_schema"]
+__all__ = ["request_schema", "row_schema"]
 
 _NULL = Primitive("null")
-
-
-def feature_paths(spec: Spec) -> list[str]:
-    """Fields that features read, each once, in the spec's order."""
-    return list(dict.fromkeys(f.field for f in spec.features if f.field is not None))
 
 
 def row_schema(sample: Record, paths: Iterable[str]) -> Record:
@@ -34,7 +30,7 @@ def request_schema(spec: Spec, served: Record) -> Record:
     """The served event's schema with the fields of features, key and time only; optional but for the
     exploded array."""
     stream = spec.events.served
-    paths = [*feature_paths(spec), *stream.key, stream.time.path]
+    paths = [*feature_fields(spec), *stream.key, stream.time.path]
     if stream.explode is not None:
         paths.append(stream.explode)
     explode = tuple(stream.explode.split(".")) if stream.explode else ()

@@ -18,10 +18,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from freshet.errors import BadInput
-from freshet.inference.fields import feature_paths
 from freshet.inference.oip import Tensor
 from freshet.inference.oip_limits import InputLimits
 from freshet.spec.avro import Array, Primitive, Record, Type, Union, field_at
+from freshet.spec.fields import feature_fields
 from freshet.spec.model import Spec
 
 __all__ = ["SCORE", "Input", "inputs_of", "limits_of", "metadata", "model_config", "rows_of"]
@@ -61,7 +61,7 @@ class Input:
 def inputs_of(spec: Spec, sample: Record) -> tuple[Input, ...]:
     """Inputs of a model, in the order of its features; the event's time last, if a feature reads it."""
     lists = {f.field: f.max or DEFAULT_MAX for f in spec.features if f.kind == "list"}
-    paths = feature_paths(spec)
+    paths = list(feature_fields(spec))
     time = spec.events.served.time.path
     if any(f.kind == "time" for f in spec.features) and time not in paths:
         paths.append(time)

@@ -11,14 +11,22 @@ from numpy.typing import NDArray
 
 from freshet.clock import SYSTEM_CLOCK, Clock
 from freshet.errors import ConfigError
-from freshet.features import EventColumns, EventExtractor, frame_ids, rows_by_id, take
+from freshet.features import (
+    EventColumns,
+    EventExtractor,
+    frame_ids,
+    rows_by_id,
+    take,
+    written_path,
+)
 from freshet.features.decoder import columns_of
 from freshet.features.transcode import JsonTranscoder
 from freshet.joiner.core import ActionColumns, ImpressionColumns, ShownColumns
 from freshet.joiner.decode import Refused
 from freshet.joiner.plan import JoinPlan
-from freshet.spec.avro import Record, sample_schema
+from freshet.spec.avro import Record, Written, sample_schema
 from freshet.spec.expression import Column
+from freshet.spec.fields import feature_fields
 from freshet.spec.layout import layout_of
 from freshet.spec.model import Spec, Stream
 from freshet.types import F64, I64, U8, U32, Records
@@ -29,14 +37,14 @@ __all__ = ["Schemas", "SpecDecoder", "action_fields"]
 class Schemas(Protocol):
     """Where schemas are found by id (`freshet.wire.schemas.SchemaRegistry`)."""
 
-    def get(self, schema_id: int, came_s: float | None = None) -> Record:
+    def get(self, schema_id: int, came_s: float | None = None) -> Written:
         """The schema, whatever was registered before a record came that names it (monotonic clock).
 
         Raises KeyError if there is none of that id, ConfigError if it cannot be used, Unavailable if that
         cannot be known now.
         """
 
-    def register(self, schema: Record) -> int:
+    def register(self, schema: Written) -> int:
         """Id of a schema, which is added if it is not there yet."""
 
 
@@ -52,16 +60,16 @@ def action_fields(plan: JoinPlan) -> tuple[str, ...]:
 class SchemasOfOthers(Protocol):
     """Where schemas of topics of others are found (`freshet.seams.registry.RestRegistry`)."""
 
-    def get(self, schema_id: int) -> Record:
+    def get(self, schema_id: int) -> Written:
         """As `Schemas.get`, but asked for again when it thinks fit."""
 
 
 class SpecDecoder:
     """Decodes the three streams of a spec. Used by one thread.
 
-    A record whose schema is unknown or lacks a field that the spec names is refused, as is one that does not
-    decode; extractors are compiled once per schema id. Unavailable, if a schema cannot be looked up now, is
-    raised before anything has changed.
+    A record whose schema is unknown, or cannot be read as the spec's schema in all that the spec names, is
+    refused, as is one that does not decode; extractors are compiled once per schema id. Unavailable, if a
+    schema cannot be looked up now, is raised before anything has changed.
     """
 
     def __init__(
@@ -72,6 +80,7 @@ class SpecDecoder:
         frameless: Mapping[str, Record] | None = None,
         theirs: SchemasOfOthers | None = None,
         clock: Clock = SYSTEM_CLOCK,
+        readers: Mapping[str, Record] | None = None,
     ) -> None:
         """Compile.
 
@@ -80,10 +89,13 @@ class SpecDecoder:
             frameless: role -> schema of every stream of JSON or bare Avro, whose records have no frame.
             theirs: of records of streams of the format confluent, by the id in their frame.
             clock: the one that `schemas` has, too.
+            readers: role -> what events of the stream are read as, whatever schema they were written by
+                (`spec.schemas.readers_of`). A stream that is not there has no schema but its writers'.
 
         Raises ConfigError if the schema of a stream without frames does not fit the spec.
         """
         self._spec, self._plan, self._schemas, self._theirs, self._clock = spec, plan, schemas, theirs, clock
+        self._readers = readers or {}
         events = spec.events
         self._served, self._shown, self._action = events.served, events.shown, events.action
         self._extractors: dict[tuple[str, int], EventExtractor | str] = {}
@@ -156,15 +168,27 @@ class SpecDecoder:
     def _sample_schema(self, schema_id: int) -> int:
         """Id of the schema of the samples that are spliced from events of this schema."""
         if schema_id not in self._sample_schemas:
-            derived = sample_schema(self._schema(self._served, schema_id), self._served.explode)
+            derived = self._derived(self._schema(self._served, schema_id))
             made = self._sample_schemas[schema_id] = self._schemas.register(derived)
             try:
-                self._features.program(self._spec, derived, f"schema {schema_id} of the served events")
+                where = f"schema {schema_id} of the served events"
+                self._features.program(self._spec, derived, self._sample_reader(), where, names=False)
             except ConfigError as error:
                 self._unfit[made] = str(error)
         return self._sample_schemas[schema_id]
 
-    def _schema(self, stream: Stream, schema_id: int, came_s: float | None = None) -> Record:
+    def _sample_reader(self) -> Record | None:
+        """What samples are read as."""
+        reader = self._readers.get("served")
+        return None if reader is None else sample_schema(reader, self._served.explode)
+
+    def _derived(self, written: Written) -> Written:
+        """The schema of the samples that are spliced from events of this schema."""
+        explode, reader = self._served.explode, self._readers.get("served")
+        there = written_path(written, reader, explode) if reader is not None and explode else explode
+        return sample_schema(written, there)
+
+    def _schema(self, stream: Stream, schema_id: int, came_s: float | None = None) -> Written:
         """The schema that a record of the stream was written by, which came at that time."""
         if stream.format != "confluent":
             return self._schemas.get(schema_id, came_s)
@@ -242,9 +266,7 @@ class SpecDecoder:
         if known is not None:
             return known
         try:
-            made: EventExtractor | str = EventExtractor(
-                stream, self._schema(stream, schema_id, came_s), self._fields(stream)
-            )
+            made: EventExtractor | str = self._compiled(stream, self._schema(stream, schema_id, came_s))
         except KeyError:
             place = (
                 "the schema registry, or one that it refers to" if stream.theirs else "the topic of schemas"
@@ -254,6 +276,16 @@ class SpecDecoder:
             made = str(error)
         self._extractors[stream.role, schema_id] = made
         return made
+
+    def _compiled(self, stream: Stream, written: Written) -> EventExtractor:
+        """Raises ConfigError if the join, or the features of its samples, cannot be read from such
+        records."""
+        reader = self._readers.get(stream.role)
+        if stream.role != "served":
+            return EventExtractor(stream, written, self._fields(stream), reader=reader)
+        self._derived(written)
+        checked = () if reader is None else feature_fields(self._spec)
+        return EventExtractor(stream, written, reader=reader, checked=checked)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

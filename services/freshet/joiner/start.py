@@ -22,7 +22,7 @@ from freshet.seams.eventlog.sharing import Shares
 from freshet.seams.eventlog.topics import ensure_topics, limits_of
 from freshet.spec.avro import Record
 from freshet.spec.model import Spec
-from freshet.spec.schemas import load_schemas, streams_of
+from freshet.spec.schemas import load_schemas, readers_of, streams_of
 from freshet.wire.schemas import SchemaRegistry
 
 __all__ = ["make", "pace_of", "run", "shares_of"]
@@ -82,8 +82,8 @@ def make(
     hosts each partition has a writer of its own, whoever joins it, so that every later joiner fences every
     earlier one. `theirs` has the schemas of topics in the format confluent.
 
-    Raises ConfigError if the spec asks for what the joiner cannot do, Mismatch if a topic has other
-    partitions.
+    Raises ConfigError if the spec asks for what the joiner cannot do, or a schema's file cannot be read,
+    Mismatch if a topic has other partitions.
     """
     if theirs is None and any(stream.format == "confluent" for stream in streams_of(spec)):
         raise ConfigError(
@@ -114,7 +114,12 @@ def make(
         limits=limits_of(log, spec),
         samples_partitions=spec.partitions,
     )
-    decoder = partial(SpecDecoder, spec, plan, SchemaRegistry(log), _frameless(spec), theirs)
+    schemas = load_schemas(spec)
+    frameless: dict[str, Record] = {
+        s.role: schemas.of(s.role) for s in streams_of(spec) if s.format in ("json", "bare")
+    }
+    readers = readers_of(spec, schemas)
+    decoder = partial(SpecDecoder, spec, plan, SchemaRegistry(log), frameless, theirs, readers=readers)
     decoder()  # what does not fit the spec stops the start
     return JoinerService(
         log=log,
@@ -131,13 +136,6 @@ def make(
         stop=stop or Event(),
         on_status=on_status,
     )
-
-
-def _frameless(spec: Spec) -> dict[str, Record]:
-    """Schemas of the streams whose records do not name theirs, from their files."""
-    roles = [stream.role for stream in streams_of(spec) if stream.format in ("json", "bare")]
-    schemas = load_schemas(spec) if roles else None
-    return {role: schemas.of(role) for role in roles} if schemas else {}
 
 
 def run(

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from freshet.errors import ConfigError
-from freshet.spec.avro import Array, Enum, Fixed, Map, Primitive, Record, Type, Union
+from freshet.spec.avro import Array, Enum, Fixed, Map, Primitive, Record, Recursion, Type, Union
 from freshet.spec.guess import IDENTIFIER, ITEM, USER, words_of
 from freshet.spec.model import Spec
 
@@ -117,15 +117,21 @@ def _of(type_: Type, path: str, draws: Draws, leave_out: frozenset[str]) -> Make
     match type_:
         case Record():
             return _record(type_, f"{path}.", draws, leave_out)
+        case Array(Recursion()):
+            return list
+        case Map(Recursion()):
+            return dict
+        case Recursion():
+            return lambda: None  # it may be null, or the record would have no end
         case Array(items):
             make = _of(items, path, draws, leave_out)
             return lambda: [make() for _ in range(rng.randint(*LIST_LENGTHS))]
         case Map(values):
             make = _of(values, path, draws, leave_out)
             return lambda: {f"k{i}": make() for i in range(rng.randint(*LIST_LENGTHS))}
-        case Union(branches):
-            others = [_of(b, path, draws, leave_out) for b in type_.others]
-            share = NULL_SHARE if len(others) < len(branches) else 0.0
+        case Union():
+            others = [_of(b, path, draws, leave_out) for b in type_.others if not isinstance(b, Recursion)]
+            share = NULL_SHARE if type_.nullable else 0.0
             return lambda: None if not others or rng.random() < share else rng.choice(others)()
         case Enum(_, symbols):
             return lambda: rng.choice(symbols)

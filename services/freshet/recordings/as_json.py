@@ -10,22 +10,37 @@ from typing import Any
 
 import orjson
 
-from freshet.spec.avro import Array, Fixed, Map, Primitive, Record, Type, Union, to_json
+from freshet.errors import BadInput
+from freshet.spec.avro import Array, Fixed, Map, Primitive, Record, Type, Union, Written, canonical, to_json
 from freshet.types import BytesColumn
 
 __all__ = ["json_events"]
 
 
-def json_events(records: BytesColumn, schema: Record) -> Sequence[bytes]:
+def json_events(records: BytesColumn, schema: Written, reader: Record | None = None) -> Sequence[bytes]:
     """Each record as one line of JSON, as `JsonTranscoder` reads it back: logical types by their numbers,
-    bytes as characters to U+00FF."""
+    bytes as characters to U+00FF.
+
+    Args:
+        records: (N,) Avro without framing.
+        schema: by which they were written.
+        reader: what they are read as; None: as they were written.
+
+    Raises BadInput for a record that cannot be read so.
+    """
     import fastavro  # noqa: PLC0415 - only needed here
 
-    parsed = fastavro.parse_schema(to_json(_bare(schema)))
-    return [
-        orjson.dumps(fastavro.schemaless_reader(io.BytesIO(record), parsed, None), default=_latin)
-        for record in records
-    ]
+    same = reader is None or canonical(reader) == canonical(schema)
+    written = fastavro.parse_schema(to_json(_bare(schema)))
+    read = None if same or reader is None else fastavro.parse_schema(to_json(_bare(reader), aliases=True))
+    lines = []
+    for i, record in enumerate(records):
+        try:
+            value = fastavro.schemaless_reader(io.BytesIO(record), written, read)
+        except Exception as error:  # of bytes and schemas of others: its types are not promised
+            raise BadInput(f"record {i} cannot be read as the spec's schema: {error}") from error
+        lines.append(orjson.dumps(value, default=_latin))
+    return lines
 
 
 def _latin(value: Any) -> str:

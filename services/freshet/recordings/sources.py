@@ -19,8 +19,9 @@ import orjson
 from freshet.errors import BadInput, ConfigError
 from freshet.recordings import retail
 from freshet.recordings.timely import EventTimes
-from freshet.spec.avro import Record
+from freshet.spec.avro import Record, Written
 from freshet.spec.model import Files, TimeField
+from freshet.spec.model_events import UNIT_NS
 from freshet.types import BytesColumn
 
 __all__ = ["ONLINE_RETAIL", "AvroRecords", "Piece", "Role", "events_of_files", "online_retail"]
@@ -32,7 +33,7 @@ ONLINE_RETAIL = Path(__file__).parent / "online_retail" / "freshet.toml"
 
 EVENTS_FILE = "online_retail_ii_events.csv.gz"
 PIECE_EVENTS = 2_000
-UNIT_MS = {"s": 1000.0, "ms": 1.0, "us": 0.001}
+UNIT_MS = {unit: ns / 1e6 for unit, ns in UNIT_NS.items()}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -40,7 +41,7 @@ class AvroRecords:
     """Events of one stream that are Avro already, all written by one schema."""
 
     role: Role
-    schema: Record
+    schema: Written
     payloads: BytesColumn  # without framing
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from freshet.clock import SYSTEM_CLOCK, Clock
+from freshet.spec.model_events import UNIT_NS
 from freshet.types import I64
 
 __all__ = ["EventTimes", "Oddity"]
@@ -101,9 +102,8 @@ class EventTimes:
                     f" the first is {_iso(oddity.first_ms)} at {oddity.first}"
                 )
         if said and (unit := self.likely_unit()):
-            path, spelt = self.name.rpartition(":")[0], "us" if unit == "ns" else unit
-            first = "write microseconds and " if unit == "ns" else ""
-            said.append(f'  the numbers look like {WORDS[unit]}: {first}say time = "{path}:{spelt}"')
+            path = self.name.rpartition(":")[0]
+            said.append(f'  the numbers look like {WORDS[unit]}: say time = "{path}:{unit}"')
         if self.falling.count:
             said.append(
                 f"times: {self.falling.count:,} of {self.rows:,} rows are older than a row before them,"
@@ -117,7 +117,7 @@ class EventTimes:
         odd = self.early if self.early.count else self.future
         if not odd.count or self.unit == "iso" or odd.count < self.rows / 2:
             return None
-        number = odd.first_ms * PER_SECOND[self.unit] / 1000
+        number = odd.first_ms * 10**6 / UNIT_NS[self.unit]
         for unit, per_second in PER_SECOND.items():
             if unit != self.unit and 946_684_800 < number / per_second < self.clock.now_ms() / 1000 + 86_400:
                 return unit

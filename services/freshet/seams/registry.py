@@ -23,7 +23,7 @@ import structlog
 
 from freshet.clock import SYSTEM_CLOCK, Clock
 from freshet.errors import ConfigError, Unavailable
-from freshet.spec.avro import Record, parse_schema
+from freshet.spec.avro import Written, parse_written
 
 __all__ = ["Access", "RestRegistry"]
 
@@ -111,7 +111,7 @@ class RestRegistry:
         self._urls = access.urls.split(",")
         self._first = 0  # the one that answered last
         self._lock = threading.Lock()
-        self._schemas: dict[int, Record | ConfigError] = {}
+        self._schemas: dict[int, Written | ConfigError] = {}
         self._unknown: dict[int, float] = {}  # id: when it was asked for
         self._tls: ssl.SSLContext | None = None
         if any(url.startswith("https:") for url in self._urls):
@@ -126,7 +126,7 @@ class RestRegistry:
                     str(error),
                 ) from None
 
-    def get(self, schema_id: int) -> Record:
+    def get(self, schema_id: int) -> Written:
         """The schema of that id.
 
         Raises:
@@ -142,7 +142,7 @@ class RestRegistry:
             raise found
         return found
 
-    def _asked(self, schema_id: int) -> Record | ConfigError:
+    def _asked(self, schema_id: int) -> Written | ConfigError:
         if schema_id > _LARGEST_ID:
             raise KeyError(f"ids of schemas end at {_LARGEST_ID}, found {schema_id}")
         now = self._clock.monotonic()
@@ -153,7 +153,7 @@ class RestRegistry:
             answer = self._ask(f"/schemas/ids/{schema_id}")
             references: dict[tuple[str, int], str] = {}
             self._refer(answer, references, where)
-            return parse_schema(_text(answer, where), where, references=list(references.values()))
+            return parse_written(_text(answer, where), where, references=list(references.values()))
         except ConfigError as error:
             _log.warning("a schema of the registry cannot be used", schema_id=schema_id, reason=str(error))
             return error

@@ -1,12 +1,18 @@
 """Avro schemas as frozen objects: parsed once, checked, found by path, written back in one canonical form.
 
-Pure: no bytes of records are read here (that is `freshet.features`). Refused, though Avro has them: recursive
-types (a feature path into them has no fixed meaning). Aliases, docs and sort orders are
-dropped: readers resolve fields by name.
+Pure: no bytes of records are read here (that is `freshet.features`). Docs and sort orders are dropped. A
+record inside its own definition is a `Recursion`: it may be there, but no path leads through it.
 """
 
-from freshet.spec.avro_parse import MAX_DEPTH, parse_schema
-from freshet.spec.avro_paths import SERVED_FIELD, Located, field_at, paths, sample_schema, served_schema
+from freshet.spec.avro_parse import MAX_DEPTH, parse_schema, parse_written
+from freshet.spec.avro_paths import (
+    SERVED_FIELD,
+    Located,
+    field_at,
+    paths,
+    sample_schema,
+    served_schema,
+)
 from freshet.spec.avro_types import (
     Array,
     AvroField,
@@ -15,8 +21,10 @@ from freshet.spec.avro_types import (
     Map,
     Primitive,
     Record,
+    Recursion,
     Type,
     Union,
+    Written,
     canonical,
     is_null,
     spell,
@@ -34,12 +42,15 @@ __all__ = [
     "Map",
     "Primitive",
     "Record",
+    "Recursion",
     "Type",
     "Union",
+    "Written",
     "canonical",
     "field_at",
     "is_null",
     "parse_schema",
+    "parse_written",
     "paths",
     "sample_schema",
     "served_schema",

@@ -10,6 +10,7 @@ from typing import Any
 from freshet.errors import ConfigError
 from freshet.spec.avro_types import (
     PRIMITIVES,
+    Aliases,
     Array,
     AvroField,
     Enum,
@@ -17,8 +18,10 @@ from freshet.spec.avro_types import (
     Map,
     Primitive,
     Record,
+    Recursion,
     Type,
     Union,
+    Written,
     spell,
 )
 
@@ -41,15 +44,41 @@ def parse_schema(
         references: schemas of named types that it uses without defining them; each may use those before it.
 
     Raises:
-        ConfigError: not JSON, not Avro, recursive, or not a record at the top; names the place in the schema.
+        ConfigError: not JSON, not Avro, or not a record at the top; names the place in the schema.
     """
-    parser = _Parser(where)
-    for i, reference in enumerate(references):
-        parser.type(_tree(reference, where), "", f"references[{i}]", 0)
-    parsed = parser.type(_tree(source, where), "", "schema", 0)
+    parsed = _parsed(source, where, references)
     if not isinstance(parsed, Record):
         raise ConfigError(where, "type", spell(parsed), '"record"', "an event is a record of named fields")
     return parsed
+
+
+def parse_written(
+    source: str | bytes | Mapping[str, Any],
+    where: str = "Avro schema",
+    *,
+    references: Sequence[str | bytes | Mapping[str, Any]] = (),
+) -> Written:
+    """Parse a schema by which others write events: as `parse_schema`, but a union of records is allowed,
+    too."""
+    parsed = _parsed(source, where, references)
+    if isinstance(parsed, Union) and any(isinstance(b, Record) for b in parsed.branches):
+        return parsed
+    if not isinstance(parsed, Record):
+        raise ConfigError(
+            where,
+            "type",
+            spell(parsed),
+            '"record", or a union of records',
+            "an event is a record of named fields",
+        )
+    return parsed
+
+
+def _parsed(source: Any, where: str, references: Sequence[Any]) -> Type:
+    parser = _Parser(where)
+    for i, reference in enumerate(references):
+        parser.type(_tree(reference, where), "", f"references[{i}]", 0)
+    return parser.type(_tree(source, where), "", "schema", 0)
 
 
 def _tree(source: str | bytes | Mapping[str, Any], where: str) -> Any:
@@ -66,7 +95,7 @@ class _Parser:
 
     def __init__(self, where: str) -> None:
         self.where = where
-        self.named: dict[str, Type | None] = {}  # None: being defined, so a use is recursion
+        self.named: dict[str, Type | None] = {}  # None: being defined, so that a use is a recursion
 
     def fail(self, at: str, found: object, expected: str, hint: str = "") -> ConfigError:
         return ConfigError(self.where, at, found, expected, hint)
@@ -82,14 +111,15 @@ class _Parser:
             raise self.fail(at, tree, 'a type name, a list of types, or an object with "type"')
         kind = tree["type"]
         if not isinstance(kind, str):
-            return self.type(kind, space, at, depth + 1)  # {"type": {...}}: the same type, wrapped
+            made = self.type(kind, space, at, depth + 1)  # {"type": {...}}: the same type, wrapped
+            return _marked(made, tree)
         if kind in PRIMITIVES:
             return Primitive(kind, *_logical(tree))  # type: ignore[arg-type]
         if kind == "array":
             return Array(self.type(self.need(tree, "items", at), space, f"{at}.items", depth + 1))
         if kind == "map":
             return Map(self.type(self.need(tree, "values", at), space, f"{at}.values", depth + 1))
-        if kind in ("record", "enum", "fixed"):
+        if kind in ("record", "error", "enum", "fixed"):
             return self.define(kind, tree, space, at, depth)
         return self.reference(kind, space, at)
 
@@ -102,11 +132,7 @@ class _Parser:
         for full in (name, f"{space}.{name}") if "." in name or not space else (f"{space}.{name}", name):
             if full in self.named:
                 found = self.named[full]
-                if found is None:
-                    raise self.fail(
-                        at, name, "a type that is not recursive", "recursive records are not supported"
-                    )
-                return found
+                return Recursion(full) if found is None else found
         known = ", ".join([*PRIMITIVES, "array", "map", "record", "enum", "fixed", *self.named])
         raise self.fail(at, name, f"one of {known}")
 
@@ -127,19 +153,29 @@ class _Parser:
             raise self.fail(f"{at}.name", full, "a name that is defined once and is not a primitive type's")
         self.named[full] = None
         made: Type
-        if kind == "record":
-            made = self.record(full, tree, full.rpartition(".")[0], at, depth)
+        aliases = self.aliases(tree, full.rpartition(".")[0], at)
+        if kind in ("record", "error"):
+            made = self.record(full, tree, aliases, at, depth)
         elif kind == "enum":
-            made = self.enum(full, tree, at)
+            made = self.enum(full, tree, aliases, at)
         else:
             size = self.need(tree, "size", at)
             if not isinstance(size, int) or isinstance(size, bool) or not 0 <= size < 1 << 24:
                 raise self.fail(f"{at}.size", size, "a number of bytes below 16 MiB")
-            made = Fixed(full, size, *_logical(tree))
+            made = Fixed(full, size, *_logical(tree), aliases)
         self.named[full] = made
         return made
 
-    def record(self, full: str, tree: Mapping[str, Any], space: str, at: str, depth: int) -> Record:
+    def aliases(self, tree: Mapping[str, Any], space: str, at: str) -> Aliases:
+        """Other names, as written; those of types without a namespace also within that of the type."""
+        names = tree.get("aliases") or []
+        if not isinstance(names, list) or not all(isinstance(n, str) for n in names):
+            raise self.fail(f"{at}.aliases", names, "a list of names")
+        inside = [f"{space}.{n}" for n in names if space and "." not in n]
+        return (*names, *inside)
+
+    def record(self, full: str, tree: Mapping[str, Any], aliases: Aliases, at: str, depth: int) -> Record:
+        space = full.rpartition(".")[0]
         entries = self.need(tree, "fields", at)
         if not isinstance(entries, list) or not all(isinstance(e, Mapping) for e in entries):
             raise self.fail(f"{at}.fields", entries, "a list of fields, {name, type}")
@@ -153,12 +189,14 @@ class _Parser:
             if "type" not in entry:
                 raise self.fail(f"{at}.{name}.type", None, "a type")
             made = self.type(entry["type"], space, f"{at}.{name}", depth + 1)
-            if isinstance(entry["type"], str) and "logicalType" in entry and isinstance(made, Primitive):
-                made = Primitive(made.name, *_logical(entry))  # a common slip, which others read as meant too
-            fields[name] = AvroField(name, made, "default" in entry, entry.get("default"))
-        return Record(full, tuple(fields.values()))
+            made = _marked(
+                made, entry
+            )  # beside the field's name: a common slip, which others read as meant, too
+            other_names = self.aliases(entry, "", f"{at}.{name}")
+            fields[name] = AvroField(name, made, "default" in entry, entry.get("default"), other_names)
+        return Record(full, tuple(fields.values()), aliases)
 
-    def enum(self, full: str, tree: Mapping[str, Any], at: str) -> Enum:
+    def enum(self, full: str, tree: Mapping[str, Any], aliases: Aliases, at: str) -> Enum:
         symbols = self.need(tree, "symbols", at)
         if not isinstance(symbols, list) or not symbols or not all(isinstance(s, str) for s in symbols):
             raise self.fail(f"{at}.symbols", symbols, "a list of names")
@@ -167,15 +205,22 @@ class _Parser:
         default = tree.get("default")
         if default is not None and default not in symbols:
             raise self.fail(f"{at}.default", default, f"one of {', '.join(symbols)}")
-        return Enum(full, tuple(symbols), default)
+        return Enum(full, tuple(symbols), default, aliases)
 
 
 def _union_kind(type_: Type) -> str:
     match type_:
-        case Primitive(name) | Record(name) | Enum(name) | Fixed(name):
+        case Primitive(name) | Record(name) | Enum(name) | Fixed(name) | Recursion(name):
             return name
         case _:
             return type(type_).__name__.lower()
+
+
+def _marked(made: Type, tree: Mapping[str, Any]) -> Type:
+    """The type with the logical type that stands outside of its object."""
+    if isinstance(made, Primitive) and made.logical is None and "logicalType" in tree:
+        return Primitive(made.name, *_logical(tree))
+    return made
 
 
 def _logical(tree: Mapping[str, Any]) -> tuple[str | None, tuple[tuple[str, int], ...]]:

@@ -8,10 +8,23 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import overload
 
 from freshet.errors import ConfigError
 from freshet.spec.avro_parse import parse_schema
-from freshet.spec.avro_types import Array, AvroField, Map, Primitive, Record, Type, Union, is_null, spell
+from freshet.spec.avro_types import (
+    Array,
+    AvroField,
+    Map,
+    Primitive,
+    Record,
+    Recursion,
+    Type,
+    Union,
+    Written,
+    is_null,
+    spell,
+)
 
 __all__ = ["SERVED_FIELD", "Located", "field_at", "paths", "sample_schema", "served_schema"]
 
@@ -86,19 +99,35 @@ def paths(schema: Record) -> list[str]:
     return out
 
 
-def sample_schema(served: Record, explode: str | None) -> Record:
+@overload
+def sample_schema(served: Record, explode: str | None) -> Record: ...
+@overload
+def sample_schema(served: Written, explode: str | None) -> Written: ...
+def sample_schema(served: Written, explode: str | None) -> Written:
     """The schema of samples: the served event's, its exploded array replaced by one element.
 
     Args:
-        served: schema of the served events.
+        served: schema of the served events; of a union, the records that have the array are changed.
         explode: path of the array, through records only; None: a served event is one impression already.
 
     Raises:
-        ConfigError: there is no such field, or it is no array.
+        ConfigError: there is no such field, it is no array, or a record contains itself on the way to it.
     """
     if explode is None:
         return served
-    return _replaced(served, explode.split("."), explode, lambda array: array.items)
+    if isinstance(served, Record):
+        return _replaced(served, explode.split("."), explode, lambda array: array.items)
+    made: list[Type] = []
+    errors: list[ConfigError] = []
+    for branch in served.branches:
+        try:
+            made.append(sample_schema(branch, explode) if isinstance(branch, Record) else branch)
+        except ConfigError as error:  # of another kind of record: none of it is an impression
+            errors.append(error)
+            made.append(branch)
+    if len(errors) == sum(isinstance(b, Record) for b in served.branches):
+        raise errors[0]
+    return Union(tuple(made))
 
 
 def served_schema(served: Record, explode: str | None) -> Record:
@@ -119,10 +148,12 @@ def served_schema(served: Record, explode: str | None) -> Record:
                 "an array of records",
                 "each impression gets a field of its own",
             )
+        name = array.items.name
         extended = _with_served(array.items)
         if _count(served, array.items) > 1:  # used elsewhere too: a name has one definition
-            extended = replace(extended, name=f"{extended.name}_served")
-        return Array(extended)
+            extended = replace(extended, name=f"{name}_served")
+        # What others write has the one name, what inference logs may have the other.
+        return Array(replace(extended, aliases=(*extended.aliases, name, f"{name}_served")))
 
     return _replaced(served, explode.split("."), explode, extend)
 
@@ -148,6 +179,14 @@ def _without_null(type_: Type) -> tuple[Type, bool]:
 
 
 def _no_such(path: str, part: str, parent: str, here: Type, where: str) -> ConfigError:
+    if isinstance(here, Recursion):
+        return ConfigError(
+            where,
+            path,
+            f"{here.name} inside itself, at {parent!r}",
+            "a path that does not lead through a recursive record",
+            "such a record may be there, but how deep it goes is not known: name a field of its first level",
+        )
     if isinstance(here, Record):
         names = ", ".join(f.name for f in here.fields)
         return ConfigError(where, path, part, f"a field of {parent}: {names}")
@@ -158,6 +197,14 @@ def _replaced(record: Record, parts: list[str], path: str, change: Change) -> Re
     found = record.field(parts[0])
     if found is None:
         raise _no_such(path, parts[0], record.name, record, "Avro schema")
+    if any(_contains(f.type, record.name) for f in record.fields):
+        raise ConfigError(
+            "Avro schema",
+            path,
+            f"record {record.name}, which contains itself",
+            "records that do not contain themselves on the way to the exploded array",
+            "explode changes the record, and so what it contains; log one event for each impression instead",
+        )
     inner, _ = _without_null(found.type)
     if len(parts) > 1:
         if not isinstance(found.type, Record):
@@ -174,7 +221,7 @@ def _replaced(record: Record, parts: list[str], path: str, change: Change) -> Re
     kept = found.has_default and isinstance(
         made, (Array, Union)
     )  # an array's default says nothing of an element
-    new = AvroField(found.name, made, kept, found.default if kept else None)
+    new = replace(found, type=made, has_default=kept, default=found.default if kept else None)
     return replace(record, fields=tuple(new if f is found else f for f in record.fields))
 
 
@@ -183,6 +230,21 @@ def _with_served(record: Record) -> Record:
         return record
     served = AvroField(SERVED_FIELD, Union((Primitive("null"), _SERVED)), True, None)
     return replace(record, fields=(*record.fields, served))
+
+
+def _contains(type_: Type, name: str) -> bool:
+    """Whether a type uses the record of that name around it."""
+    match type_:
+        case Recursion(used):
+            return used == name
+        case Record(own, fields):
+            return own != name and any(_contains(f.type, name) for f in fields)
+        case Array(inner) | Map(inner):
+            return _contains(inner, name)
+        case Union(branches):
+            return any(_contains(b, name) for b in branches)
+        case _:
+            return False
 
 
 def _count(type_: Type, wanted: Record) -> int:

@@ -11,6 +11,10 @@ from freshet.errors import ConfigError
 PrimitiveName = Literal["null", "boolean", "int", "long", "float", "double", "bytes", "string"]
 PRIMITIVES: tuple[str, ...] = get_args(PrimitiveName)
 
+Aliases = tuple[str, ...]
+"""Other names by which a reader's type or field is found in a writer's schema (`avro_resolve`). They are no
+part of what a schema describes: equality, hash and canonical text leave them out."""
+
 
 @dataclass(frozen=True, slots=True)
 class Primitive:
@@ -28,6 +32,7 @@ class Enum:
     name: str  # with namespace
     symbols: tuple[str, ...]
     default: str | None = None
+    aliases: Aliases = field(default=(), compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +43,7 @@ class Fixed:
     size: int
     logical: str | None = None
     attributes: tuple[tuple[str, int], ...] = ()
+    aliases: Aliases = field(default=(), compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +85,7 @@ class AvroField:
     type: Type
     has_default: bool = False
     default: Any = field(default=None, hash=False)
+    aliases: Aliases = field(default=(), compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,13 +94,24 @@ class Record:
 
     name: str  # with namespace
     fields: tuple[AvroField, ...]
+    aliases: Aliases = field(default=(), compare=False)
 
     def field(self, name: str) -> AvroField | None:
         """The field of that name, if there is one."""
         return next((f for f in self.fields if f.name == name), None)
 
 
-Type = Primitive | Enum | Fixed | Array | Map | Union | Record
+@dataclass(frozen=True, slots=True)
+class Recursion:
+    """A record used inside its own definition: the innermost enclosing record of that name."""
+
+    name: str  # with namespace
+
+
+Type = Primitive | Enum | Fixed | Array | Map | Union | Record | Recursion
+
+Written = Record | Union
+"""The schema of records that others write: a record, or a union of which some branches are records."""
 
 
 def is_null(type_: Type) -> bool:
@@ -114,11 +132,11 @@ def spell(type_: Type) -> str:
             return " or ".join(spell(b) for b in branches)
         case Enum(name):
             return f"enum {name}"
-        case Record(name):
+        case Record(name) | Recursion(name):
             return f"record {name}"
 
 
-def canonical(schema: Record) -> str:
+def canonical(schema: Written) -> str:
     """The schema as text that is equal for equal schemas: what the topic `schemas` holds.
 
     Like Avro's Parsing Canonical Form, but it keeps defaults and logical types, which change what we read.
@@ -126,12 +144,13 @@ def canonical(schema: Record) -> str:
     return json.dumps(to_json(schema), separators=(",", ":"), ensure_ascii=True)
 
 
-def to_json(schema: Type) -> Any:
-    """The schema as the JSON object that `parse_schema` and other Avro libraries read."""
-    return _json(schema, {})
+def to_json(schema: Type, *, aliases: bool = False) -> Any:
+    """The schema as the JSON object that `parse_schema` and other Avro libraries read; with `aliases` as a
+    reader needs it."""
+    return _json(schema, {}, aliases)
 
 
-def _json(type_: Type, seen: dict[str, Type]) -> Any:  # noqa: PLR0911 - one for each kind of type
+def _json(type_: Type, seen: dict[str, Type], aliases: bool) -> Any:  # noqa: PLR0911 - one for each kind of type
     if isinstance(type_, (Record, Enum, Fixed)):
         if type_.name in seen:
             if seen[type_.name] != type_:
@@ -145,20 +164,29 @@ def _json(type_: Type, seen: dict[str, Type]) -> Any:  # noqa: PLR0911 - one for
             return {"type": name, "logicalType": logical, **dict(attributes)}
         case Fixed(name, size, logical, attributes):
             extra = {"logicalType": logical, **dict(attributes)} if logical else {}
+            extra |= _other_names(type_, aliases)
             return {"name": name, "type": "fixed", "size": size, **extra}
         case Enum(name, symbols, default):
-            extra = {} if default is None else {"default": default}
+            extra = _other_names(type_, aliases) | ({} if default is None else {"default": default})
             return {"name": name, "type": "enum", "symbols": list(symbols), **extra}
         case Array(items):
-            return {"type": "array", "items": _json(items, seen)}
+            return {"type": "array", "items": _json(items, seen, aliases)}
         case Map(values):
-            return {"type": "map", "values": _json(values, seen)}
+            return {"type": "map", "values": _json(values, seen, aliases)}
         case Union(branches):
-            return [_json(b, seen) for b in branches]
+            return [_json(b, seen, aliases) for b in branches]
+        case Recursion(name):
+            return name
         case Record(name, fields):
-            return {"name": name, "type": "record", "fields": [_field_json(f, seen) for f in fields]}
+            extra = _other_names(type_, aliases)
+            inside = [_field_json(f, seen, aliases) for f in fields]
+            return {"name": name, "type": "record", "fields": inside, **extra}
 
 
-def _field_json(f: AvroField, seen: dict[str, Type]) -> dict[str, Any]:
-    out = {"name": f.name, "type": _json(f.type, seen)}
+def _other_names(of: Record | Enum | Fixed | AvroField, aliases: bool) -> dict[str, Any]:
+    return {"aliases": list(of.aliases)} if aliases and of.aliases else {}
+
+
+def _field_json(f: AvroField, seen: dict[str, Type], aliases: bool) -> dict[str, Any]:
+    out = {"name": f.name, "type": _json(f.type, seen, aliases), **_other_names(f, aliases)}
     return {**out, "default": f.default} if f.has_default else out

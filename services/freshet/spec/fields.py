@@ -6,12 +6,25 @@ That is all of a type that keys and numbers depend on; the rest of it may change
 
 from __future__ import annotations
 
-from freshet.spec.avro import Array, Enum, Fixed, Primitive, Type, Union, field_at, is_null, sample_schema
+from freshet.spec.avro import (
+    Array,
+    Enum,
+    Fixed,
+    Primitive,
+    Type,
+    Union,
+    field_at,
+    is_null,
+    sample_schema,
+    spell,
+)
+from freshet.spec.avro_logical import decimal_scale, leaf_name, time_unit
 from freshet.spec.expression import compile_condition, compile_value
-from freshet.spec.model import Label, Spec
+from freshet.spec.model import Label, Spec, TimeField
+from freshet.spec.model_events import UNIT_NS
 from freshet.spec.schemas import Schemas, streams_of
 
-__all__ = ["action_fields", "field_kinds", "kind_of"]
+__all__ = ["action_fields", "feature_fields", "field_kinds", "kind_of", "wrong_unit"]
 
 KINDS = {
     "int": "integer",
@@ -28,6 +41,9 @@ def kind_of(type_: Type) -> str:
     """`integer`, `fraction`, `truth`, `text`, `list of ...`, `record`, `map`, `null`, or several joined by
     " or ".
     """
+    scale = decimal_scale(type_)
+    if scale is not None:
+        return "fraction" if scale else "integer"
     match type_:
         case Array(items):
             return f"list of {kind_of(items)}"
@@ -38,7 +54,27 @@ def kind_of(type_: Type) -> str:
         case Enum() | Fixed():
             return "text"
         case _:
-            return type(type_).__name__.lower()
+            return leaf_name(type_)
+
+
+def wrong_unit(type_: Type, time: TimeField) -> tuple[str, str] | None:
+    """What was expected of an event's time, and a hint, where the field's logical type says another unit than
+    the spec; None if they agree, or the type says none."""
+    unit = time_unit(type_)
+    if unit is None:
+        return None
+    if unit.of_day:
+        return (
+            f"a date or timestamp, found {spell(type_)}",
+            "a time of the day says no day: name another field",
+        )
+    right = next(name for name, ns in UNIT_NS.items() if ns == unit.ns)
+    if time.unit == right:
+        return None
+    return (
+        f'"{time.path}:{right}", as the field is {spell(type_)}',
+        "write it so, or mend the schema's logicalType",
+    )
 
 
 def action_fields(label: Label) -> tuple[str, ...]:
@@ -47,6 +83,11 @@ def action_fields(label: Label) -> tuple[str, ...]:
     if label.value is not None:
         used += compile_value(label.value).fields()
     return tuple(dict.fromkeys(used))
+
+
+def feature_fields(spec: Spec) -> tuple[str, ...]:
+    """Paths of the fields of served events that features read, each once."""
+    return tuple(dict.fromkeys(f.field for f in spec.features if f.field is not None))
 
 
 def field_kinds(spec: Spec, schemas: Schemas) -> dict[str, str]:

@@ -15,7 +15,7 @@ from freshet.spec.expression import compile_condition, compile_value
 from freshet.spec.expression.compile import walk
 from freshet.spec.expression.kinds import Kind
 from freshet.spec.expression.tree import Binary, Field, In, Literal, Node
-from freshet.spec.fields import kind_of
+from freshet.spec.fields import kind_of, wrong_unit
 from freshet.spec.model import Feature, Label, Spec, Stream
 from freshet.spec.schemas import Schemas, streams_of
 
@@ -70,10 +70,13 @@ class _Fit:
         wanted = "text" if stream.time.unit == "iso" else "integer"
         written = f"{stream.time.path}:{stream.time.unit}"
         if kind_of(time.type) not in ((wanted, "fraction") if wanted == "integer" else (wanted,)):
-            other = "iso is for text, s, ms and us are for numbers"
+            other = "iso is for text, the other units are for numbers"
             raise self.error(
                 f"{prefix}.time", written, f"a field of {wanted}, found {spell(time.type)}", other
             )
+        wrong = wrong_unit(time.type, stream.time)
+        if wrong is not None:
+            raise self.error(f"{prefix}.time", written, *wrong)
         if time.nullable or time.repeated:
             raise self.error(f"{prefix}.time", written, "one time an event, never null")
 

@@ -241,7 +241,9 @@ def _time(path: str, schema: Record, key: Sequence[str]) -> str:
         if leaf.nullable or leaf.repeated or leaf.path in key:
             continue
         logical = leaf.type.logical if isinstance(leaf.type, Primitive) else None
-        unit = {"timestamp-millis": "ms", "timestamp-micros": "us"}.get(logical or "")
+        unit = {"millis": "ms", "micros": "us", "nanos": "ns"}.get(
+            (logical or "").rpartition("timestamp-")[2]
+        )
         named = bool(set(leaf.words) & TIME)
         if leaf.kind == "integer" and (unit or named):
             by_name = (

@@ -9,7 +9,10 @@ from typing import Any, Literal
 from freshet.options import Choice, Duration, ListOf, Number, Text, Wrong, option
 from freshet.spec.model_forms import DAY, MINUTE, NAME, PATH, SECOND
 
-__all__ = ["Events", "Join", "Label", "Retention", "Stream", "TimeField"]
+__all__ = ["UNIT_NS", "Events", "Join", "Label", "Retention", "Stream", "TimeField"]
+
+UNIT_NS = {"s": 10**9, "ms": 10**6, "us": 10**3, "ns": 1, "days": 86_400 * 10**9}
+"""Nanoseconds of a tick, by the units of times that are numbers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,25 +20,25 @@ class TimeField:
     """Where an event's time stands and how it is written, `"ts:ms"`."""
 
     path: str
-    unit: Literal["s", "ms", "us", "iso"]
+    unit: Literal["s", "ms", "us", "ns", "days", "iso"]
 
 
 class TimeText:
     """The form `"ts:ms"`: a path and how the time is written there."""
 
-    expected = 'a path and a unit, "field:ms", the unit one of s, ms, us, iso'
+    expected = 'a path and a unit, "field:ms", the unit one of s, ms, us, ns, days, iso'
 
     def read(self, value: Any) -> TimeField:
         """The path and unit."""
         path, colon, unit = value.rpartition(":") if isinstance(value, str) else ("", "", "")
-        if not colon or unit not in ("s", "ms", "us", "iso"):
+        if not colon or unit not in (*UNIT_NS, "iso"):
             raise Wrong(self.expected)
         return TimeField(path=PATH.read(path), unit=unit)  # type: ignore[arg-type]
 
     def json_schema(self) -> dict[str, Any]:
         """Text of this form."""
         path = PATH.json_schema()["pattern"].removesuffix("$")
-        return {"type": "string", "pattern": f"{path}:(?:s|ms|us|iso)$"}
+        return {"type": "string", "pattern": f"{path}:(?:{'|'.join((*UNIT_NS, 'iso'))})$"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

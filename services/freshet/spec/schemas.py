@@ -7,11 +7,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from freshet.errors import ConfigError
-from freshet.spec.avro import Record, parse_schema
+from freshet.spec.avro import Record, parse_schema, sample_schema, served_schema
 from freshet.spec.files import read_small
 from freshet.spec.model import Spec, Stream
 
-__all__ = ["Schemas", "load_schema", "load_schemas", "streams_of", "written_by_us"]
+__all__ = [
+    "Schemas",
+    "load_schema",
+    "load_schemas",
+    "readers_of",
+    "sample_reader",
+    "streams_of",
+    "written_by_us",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +47,23 @@ def written_by_us(spec: Spec) -> Spec:
     """The spec where topics that others alone write are written by us, as a replay of files does."""
     streams = {s.role: replace(s, format="avro") if s.theirs else s for s in streams_of(spec)}
     return replace(spec, events=replace(spec.events, **streams))
+
+
+def readers_of(spec: Spec, schemas: Schemas) -> dict[str, Record]:
+    """What events of each stream are read as, whatever schema they were written by, by role: the spec's
+    schema; served events with what our inference server adds.
+
+    Raises ConfigError if the array that `explode` names is no array of records.
+    """
+    found: dict[str, Record] = {stream.role: schemas.of(stream.role) for stream in streams_of(spec)}
+    found["served"] = served_schema(schemas.served, spec.events.served.explode)
+    return found
+
+
+def sample_reader(spec: Spec, schemas: Schemas) -> Record:
+    """What samples are read as. Raises ConfigError as `readers_of`."""
+    explode = spec.events.served.explode
+    return sample_schema(served_schema(schemas.served, explode), explode)
 
 
 def load_schemas(spec: Spec, where: str = "freshet.toml") -> Schemas:

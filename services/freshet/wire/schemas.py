@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from freshet.clock import SYSTEM_CLOCK, Clock
 from freshet.errors import ConfigError, Corrupt, Unavailable
-from freshet.spec.avro import Record, canonical, parse_schema
+from freshet.spec.avro import Written, canonical, parse_written
 from freshet.spec.topics import SCHEMAS_TOPIC
 from freshet.types import Append, BytesColumn, Records, TopicPartition
 
@@ -92,16 +92,16 @@ class SchemaRegistry:
         self._looks = 0  # at the topic for an id that it did not hold
         self._asked: dict[int, int] = {}  # looks before an id was first asked for, the latest such ids
         self._ids: dict[str, int] = {}
-        self._schemas: dict[int, Record | ConfigError] = {}
+        self._schemas: dict[int, Written | ConfigError] = {}
         log.create_topic(SCHEMAS_TOPIC, partitions=1, retention_ms=None)
 
-    def register(self, schema: Record | str | bytes) -> int:
+    def register(self, schema: Written | str | bytes) -> int:
         """Id of a schema, given parsed or as JSON text; it is appended if the topic does not hold it yet.
 
         Raises ConfigError if the text is no schema of a record, Unavailable as the log does, but for silences
         of a reader (see `SILENCES`).
         """
-        text = canonical(schema if isinstance(schema, Record) else parse_schema(schema))
+        text = canonical(parse_written(schema) if isinstance(schema, (str, bytes)) else schema)
         with self._lock:
             if text not in self._ids:
                 self._read_on(SILENCES)
@@ -114,7 +114,7 @@ class SchemaRegistry:
                 self._read_on(SILENCES)
             return self._ids[text]
 
-    def get(self, schema_id: int, came_s: float | None = None) -> Record:
+    def get(self, schema_id: int, came_s: float | None = None) -> Written:
         """The schema of that id.
 
         Args:
@@ -133,11 +133,11 @@ class SchemaRegistry:
             raise found
         return found
 
-    def get_now(self, schema_id: int) -> Record:
+    def get_now(self, schema_id: int) -> Written:
         """As `get`, for a record that has just been read: whatever was registered before is found."""
         return self.get(schema_id, self.clock.monotonic())
 
-    def find(self, schema_id: int, came_s: float) -> Record:
+    def find(self, schema_id: int, came_s: float) -> Written:
         """As `get`, for records of strangers, which name what they like: the topic is read once in
         `LOOK_AGAIN_S`.
 
@@ -199,7 +199,7 @@ class SchemaRegistry:
     def _take(self, records: Records) -> None:
         for offset, value in zip(records.offsets.tolist(), records.values, strict=True):
             try:
-                schema = parse_schema(value, f"{SCHEMAS_TOPIC} offset {offset}")
+                schema = parse_written(value, f"{SCHEMAS_TOPIC} offset {offset}")
             except ConfigError as error:  # somebody else's: it must not keep us from ours
                 self._schemas[offset + 1] = error
                 continue

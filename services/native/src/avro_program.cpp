@@ -47,7 +47,7 @@ Program::Program(std::span<const std::int64_t> nodes, std::span<const std::uint6
   demand(nodes_[0].op == Op::kRecord && nodes_[0].end == count, "the root is one record");
   for (std::size_t i = nodes_.size(); i-- > 0;) {
     Node& node = nodes_[i];
-    node.wanted |= node.sink_begin < node.sink_end || node.explode;
+    node.wanted |= node.sink_begin < node.sink_end || node.explode || node.op == Op::kRefuse;
     for (std::uint32_t c = static_cast<std::uint32_t>(i) + 1; c < node.end; c = nodes_[c].end) node.wanted |= nodes_[c].wanted;
   }
 }
@@ -81,9 +81,41 @@ void Program::check(std::uint32_t i, std::uint32_t limit, std::size_t depth) {
     case Op::kUnion:
       listed(node.arg, 1, 0);
       break;
+    case Op::kDefault:
+      demand(children.size() == 1, "a default has one child");
+      demand(node.arg < text_ends_.size(), "no such string");
+      break;
+    case Op::kRecursion:
+      demand(children.empty(), "a leaf has no children");
+      demand(node.arg < i && nodes_[node.arg].op == Op::kRecord && nodes_[node.arg].end > i, "a recursion is to a record around it");
+      break;
+    case Op::kConvert:
+      demand(children.empty(), "a leaf has no children");
+      check_conversion(node);
+      break;
     default:
       demand(children.empty(), "a leaf has no children");
   }
+}
+
+void Program::check_conversion(const Node& node) const {
+  demand(node.arg < words_.size(), "words out of range");
+  const std::size_t left = words_.size() - node.arg - 1;
+  const std::uint64_t* w = words_.data() + node.arg;
+  switch (static_cast<Conversion>(w[0])) {
+    case Conversion::kFloatOfInt:
+    case Conversion::kDoubleOfInt:
+      return demand(left >= 1, "words out of range");
+    case Conversion::kScaledInt:
+      return demand(left >= 3 && w[2] > 0 && w[2] <= INT64_MAX && w[3] > 0 && w[3] <= INT64_MAX, "no factor or divisor");
+    case Conversion::kDecimal:
+      return demand(left >= 3 && w[1] <= UINT32_MAX && w[2] <= INT32_MAX, "no such decimal");
+    case Conversion::kUuid:
+      return;
+    case Conversion::kSymbols:
+      return demand(left >= 1 && w[1] <= left - 1, "words out of range");
+  }
+  demand(false, "no such conversion");
 }
 
 std::string_view Program::text(std::size_t i) const {

@@ -242,7 +242,7 @@ void EventPlan::check(const Program& program) const {
         demand(s.slot < part_in_element.size(), "no such part of the key");
         break;
       case EventSink::kTime:
-        demand(s.slot <= static_cast<std::uint32_t>(TimeUnit::kIso), "no such unit of time");
+        demand(s.slot <= static_cast<std::uint32_t>(TimeUnit::kDays), "no such unit of time");
         break;
       case EventSink::kId:
         break;

@@ -228,7 +228,7 @@ void RequestPlan::check(const Program& program) const {
         case static_cast<std::uint32_t>(FeatureSink::kDense): side(dense_in_element); break;
         case static_cast<std::uint32_t>(RequestSink::kPart): side(part_in_element); break;
         case static_cast<std::uint32_t>(RequestSink::kTime):
-          demand(s.slot <= static_cast<std::uint32_t>(TimeUnit::kIso), "no such unit of time");
+          demand(s.slot <= static_cast<std::uint32_t>(TimeUnit::kDays), "no such unit of time");
           demand(time_in_element == within, "the time stands on the other side of the array");
           break;
         default: demand(false, "no such sink");

@@ -117,6 +117,12 @@ class JsonWriter {
       write_long((node.null_branch == 1) == null ? 0 : 1, *out_);
       if (null) return true;
     }
+    return present(node, i, at);
+  }
+
+  // A value of the node's type, null left out.
+  bool present(const Node& node, std::uint32_t i, std::uint32_t at) {
+    const JsonNode& j = json(at);
     switch (node.op) {
       case Op::kNull:
         return j.kind == JsonKind::kNull || fail(JsonWhy::kType, i, at);
@@ -147,8 +153,14 @@ class JsonWriter {
         return map(i, at);
       case Op::kUnion:
         return any(i, at);
+      case Op::kRecursion:  // as deep as the parser lets objects be
+        return present(schema_.nodes()[node.arg], node.arg, at);
+      case Op::kDefault:
+      case Op::kConvert:
+      case Op::kRefuse:
+        break;  // of reading alone
     }
-    return false;
+    return fail(JsonWhy::kType, i, at);
   }
 
   bool integer(std::uint32_t i, std::uint32_t at) {
@@ -349,6 +361,7 @@ class JsonWriter {
         return j.kind == JsonKind::kArray;
       case Op::kMap:
       case Op::kRecord:
+      case Op::kRecursion:
         return j.kind == JsonKind::kObject;
       default:
         return j.kind == JsonKind::kString;

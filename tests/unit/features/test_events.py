@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from freshet import _native
 from freshet.errors import ConfigError
 from freshet.features import EventExtractor, add_frames, frame_ids, hash_text, rows_by_id, strip_frames, take
-from freshet.features.writer import write_long
+from freshet.features.avro_values import write_long
 from freshet.spec.avro import Record, parse_schema, sample_schema
 from freshet.spec.model import Stream, TimeField
 from freshet.types import BytesColumn

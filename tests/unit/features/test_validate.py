@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from freshet.features import AvroValidator
-from freshet.features.writer import write_long
+from freshet.features.avro_values import write_long
 from freshet.spec.avro import Record, parse_schema
 from freshet.types import BytesColumn
 from tests.unit.features import oracle

@@ -12,10 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from freshet.errors import BadInput, ConfigError
-from freshet.inference.fields import feature_paths, request_schema, row_schema
+from freshet.inference.fields import request_schema, row_schema
 from freshet.inference.oip import Tensor, parse_infer
 from freshet.inference.oip_rows import inputs_of, limits_of, metadata, model_config, rows_of
 from freshet.spec.avro import Record, field_at, parse_schema, sample_schema, to_json
+from freshet.spec.fields import feature_fields
 from freshet.spec.parse import load_spec
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
@@ -61,7 +62,7 @@ def test_the_schema_is_one_that_avro_readers_accept() -> None:
 
 
 def test_a_row_has_what_was_asked_for_and_nothing_else() -> None:
-    schema = row_schema(SAMPLE, feature_paths(FEED))
+    schema = row_schema(SAMPLE, feature_fields(FEED))
 
     assert names(schema) == ["user", "items"]
     assert names(field_at(schema, "items").type) == ["id", "age_s", "ctr_1h", "pos"]

@@ -16,7 +16,7 @@ from freshet.joiner.core import Joiner
 from freshet.joiner.events import SpecDecoder
 from freshet.joiner.plan import join_plan
 from freshet.seams.eventlog.sqlite import open_url
-from freshet.spec.avro import Record, canonical, parse_schema
+from freshet.spec.avro import Written, canonical, parse_schema
 from freshet.spec.parse import parse_spec
 from freshet.testing.clock import SettableClock
 from freshet.types import BytesColumn, Records
@@ -90,15 +90,15 @@ class Fixed:
     """Schemas by id, as a test gives them."""
 
     def __init__(self) -> None:
-        self.known = {
+        self.known: dict[int, Written] = {
             i: parse_schema(json.dumps(schema))
             for i, schema in enumerate([SERVED, WIDER, SHOWN, ACTION, LEFT_OUT], start=1)
         }
 
-    def get(self, schema_id: int, came_s: float | None = None) -> Record:
+    def get(self, schema_id: int, came_s: float | None = None) -> Written:
         return self.known[schema_id]
 
-    def register(self, schema: Record) -> int:
+    def register(self, schema: Written) -> int:
         for schema_id, known in self.known.items():
             if known == schema:
                 return schema_id

@@ -19,7 +19,7 @@ from freshet.features import hash_text
 from freshet.joiner.events import SpecDecoder
 from freshet.joiner.plan import join_plan
 from freshet.seams.registry import Access, RestRegistry
-from freshet.spec.avro import Record, parse_schema
+from freshet.spec.avro import Record, Written, parse_schema, spell
 from freshet.spec.parse import parse_spec
 from freshet.types import BytesColumn, Records
 
@@ -87,7 +87,7 @@ def answering() -> Iterator[Answering]:
     answering.close()
 
 
-def got(answering: Answering, status: int, body: bytes, cut: int = 0) -> Record:
+def got(answering: Answering, status: int, body: bytes, cut: int = 0) -> Written:
     answering.status, answering.body, answering.cut = status, body, cut
     return RestRegistry(Access(answering.url)).get(1)
 
@@ -121,11 +121,11 @@ def test_any_answer_is_a_schema_or_an_error_of_ours(answering: Answering, status
     except (KeyError, ConfigError, Unavailable):
         return
     assert status == 200
-    assert found.name == "View"
+    assert spell(found) == "record View"
 
 
 def test_a_schema_is_read(answering: Answering) -> None:
-    assert got(answering, 200, json.dumps({"schema": json.dumps(SCHEMA)}).encode()).name == "View"
+    assert spell(got(answering, 200, json.dumps({"schema": json.dumps(SCHEMA)}).encode())) == "record View"
 
 
 def test_an_answer_that_is_cut_off_is_no_answer(answering: Answering) -> None:
@@ -155,7 +155,7 @@ def test_what_is_no_schema_is_not_kept_for_one(answering: Answering) -> None:
     with pytest.raises(Unavailable, match="is this a schema registry"):
         registry.get(1)
     answering.body = json.dumps({"schema": json.dumps(SCHEMA)}).encode()
-    assert registry.get(1).name == "View"
+    assert spell(registry.get(1)) == "record View"
 
 
 def test_a_registry_that_is_behind_the_others_does_not_make_a_schema_unknown(answering: Answering) -> None:
@@ -167,7 +167,7 @@ def test_a_registry_that_is_behind_the_others_does_not_make_a_schema_unknown(ans
     behind = Answering()
     try:
         behind.status, behind.body = 404, b'{"error_code": 40403}'
-        assert RestRegistry(Access(f"{behind.url},{answering.url}")).get(1).name == "View"
+        assert spell(RestRegistry(Access(f"{behind.url},{answering.url}")).get(1)) == "record View"
     finally:
         behind.close()
 
@@ -194,7 +194,7 @@ class Fixed:
             raise KeyError(schema_id)
         return parse_schema(SCHEMA)
 
-    def register(self, schema: Record) -> int:
+    def register(self, schema: Written) -> int:
         return 1
 
 

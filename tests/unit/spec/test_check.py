@@ -98,7 +98,7 @@ def test_an_example_fits_its_schemas(name: str) -> None:
             'time = "ts:iso"',
             "freshet.toml: events.served.time = 'ts:iso'\n"
             "  expected a field of text, found long\n"
-            "  iso is for text, s, ms and us are for numbers",
+            "  iso is for text, the other units are for numbers",
         ),
         (
             'key = ["reqId", "item.id"], time = "at:iso" }\naction',

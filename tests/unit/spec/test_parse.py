@@ -97,7 +97,7 @@ def test_the_smallest_spec_is_complete() -> None:
         (
             WHOLE.replace('"ts:ms" }\naction', '"ts" }\naction'),
             "freshet.toml: events.served.time = 'ts'\n"
-            '  expected a path and a unit, "field:ms", the unit one of s, ms, us, iso\n'
+            '  expected a path and a unit, "field:ms", the unit one of s, ms, us, ns, days, iso\n'
             "  time: field that holds the event's time, and its unit",
         ),
         (

@@ -1,4 +1,5 @@
-// A decoding program: the tree of a writer's Avro schema, in preorder, with what to do with the values on the way.
+// A decoding program: the tree of a writer's Avro schema, in preorder, with what to do with the values on the way. Where
+// a reader's schema differs, nodes convert the value, refuse it, or stand for the default of a field that is not written.
 //
 // Compiled by Python (freshet.features.program) from a schema and a list of wanted paths, checked here once, then run
 // over any number of records by the walker (avro_walk.hpp). A program is immutable and may be shared by threads.
@@ -13,19 +14,35 @@ namespace freshet {
 
 enum class Op : std::uint8_t {
   kNull, kBool, kInt, kLong, kFloat, kDouble, kBytes, kString, kFixed, kEnum, kRecord, kArray, kMap, kUnion,
+  kRecursion,  // the record around this node whose node is `arg`; nothing inside is handed over
+  kDefault,    // nothing is written: the bytes of string `arg` are read by the one child
+  kConvert,    // a leaf that the reader's schema has otherwise: its words say how (Conversion)
+  kRefuse,     // a value that the reader's schema cannot take
 };
-inline constexpr std::int64_t kOps = 14;
+inline constexpr std::int64_t kOps = 18;
+
+// How a kConvert node's value becomes what is handed over. At the node's arg, words: the conversion, then as listed.
+enum class Conversion : std::uint64_t {
+  kFloatOfInt,    // is_int. An int or long as float
+  kDoubleOfInt,   // is_int. An int or long as double
+  kScaledInt,     // is_int, factor, divisor. A time in another unit: value * factor / divisor, rounded down
+  kDecimal,       // size, scale, exact. A big-endian number / 10^scale. size: of a fixed, + 1; 0: bytes. exact: a number
+                  // without fraction that has no 64 bits is refused, as it is an id
+  kUuid,          // A fixed of 16 bytes as the 36 characters of a UUID
+  kSymbols,       // n, then n flags. An enum; symbols whose flag is 1 are refused
+};
 
 // A node of the schema's tree. Its children are the nodes up to `end`, each followed by its own subtree.
 struct Node {
   Op op;
   std::uint8_t null_branch;  // 0: not nullable; 1: union of (null, this); 2: union of (this, null)
   bool explode;              // the array whose elements are impressions
-  bool wanted;               // a sink lies in the subtree
+  bool wanted;               // a sink lies in the subtree, or a value that is refused
   std::uint32_t end;         // one past the subtree
   std::uint32_t sink_begin;
   std::uint32_t sink_end;
-  std::uint32_t arg;  // fixed: size; enum: symbols; array: least bytes of an item; map, union: where its words start
+  std::uint32_t arg;  // fixed: size; enum: symbols; array: least bytes of an item; map, union, convert: where its words
+                      // start; recursion: a node; default: a string
 };
 
 // What to do with a value; what the fields mean is the handler's affair (feature_decode, feature_events).
@@ -41,7 +58,9 @@ class Program {
  public:
   static constexpr std::size_t kNodeFields = 7;
   static constexpr std::size_t kSinkFields = 5;
-  static constexpr std::size_t kMaxDepth = 80;  // a schema's 32 levels of types, unions between them
+  // Two schemas' 32 levels of types, unions between them: of what is written, and of a default or of records inside
+  // themselves that are written out once more.
+  static constexpr std::size_t kMaxDepth = 160;
 
   // Args:
   //   nodes: (n * 7) op, null_branch, explode, end, sink_begin, sink_end, arg.
@@ -62,6 +81,7 @@ class Program {
 
  private:
   void check(std::uint32_t i, std::uint32_t limit, std::size_t depth);
+  void check_conversion(const Node& node) const;
 
   std::vector<Node> nodes_;
   std::vector<Sink> sinks_;
@@ -88,6 +108,11 @@ enum class Why : std::uint8_t {
   kTime,            // a time that cannot be read, or out of range
   kMissingId,       // the event's id is null
   kFrame,           // no Confluent frame: too short, or another magic byte
+  kUnresolved,      // a value that the reader's schema cannot take
+  kSymbol,          // a symbol that the reader's enum has not, nor a default
+  kDepth,           // records inside themselves, more than kMaxRecursion deep
+  kDecimal,         // a decimal of too many digits
+  kTimeRange,       // a time that has no 64 bits in the reader's unit
 };
 
 struct Failure {

@@ -11,18 +11,33 @@
 namespace freshet {
 
 inline constexpr std::int64_t kMaxTimeMs = 253'402'300'799'999;  // the end of the year 9999
+inline constexpr std::int64_t kDayMs = 86'400'000;
 inline constexpr std::int64_t kNoTime = std::numeric_limits<std::int64_t>::min();
 inline constexpr std::int64_t kBadTime = kNoTime + 1;
 
 inline std::int64_t time_in_range(std::int64_t ms) { return ms >= -kMaxTimeMs && ms <= kMaxTimeMs ? ms : kBadTime; }
 
 inline std::int64_t time_of_int(TimeUnit unit, std::int64_t v) {
-  if (unit == TimeUnit::kSeconds) return v > kMaxTimeMs / 1000 || v < -kMaxTimeMs / 1000 ? kBadTime : v * 1000;
-  return time_in_range(unit == TimeUnit::kMicros ? v / 1000 - (v % 1000 < 0) : v);
+  switch (unit) {
+    case TimeUnit::kSeconds: return v > kMaxTimeMs / 1000 || v < -kMaxTimeMs / 1000 ? kBadTime : v * 1000;
+    case TimeUnit::kDays: return v > kMaxTimeMs / kDayMs || v < -kMaxTimeMs / kDayMs ? kBadTime : v * kDayMs;
+    case TimeUnit::kMicros: return time_in_range(v / 1000 - (v % 1000 < 0));
+    case TimeUnit::kNanos: return time_in_range(v / 1'000'000 - (v % 1'000'000 < 0));
+    default: return time_in_range(v);
+  }
+}
+
+inline double millis_of(TimeUnit unit) {
+  switch (unit) {
+    case TimeUnit::kSeconds: return 1e3;
+    case TimeUnit::kDays: return static_cast<double>(kDayMs);
+    default: return 1;
+  }
 }
 
 inline std::int64_t time_of_double(TimeUnit unit, double v) {
-  const double ms = std::floor(unit == TimeUnit::kSeconds ? v * 1e3 : unit == TimeUnit::kMicros ? v / 1e3 : v);
+  const double divisor = unit == TimeUnit::kMicros ? 1e3 : unit == TimeUnit::kNanos ? 1e6 : 1;
+  const double ms = std::floor(v * millis_of(unit) / divisor);
   const bool fits = std::fabs(ms) <= static_cast<double>(kMaxTimeMs);  // false for NaN
   return fits ? static_cast<std::int64_t>(ms) : kBadTime;
 }

@@ -22,7 +22,7 @@ enum class EventSink : std::uint32_t {
   kHash,    // column `slot`, the unsalted key of a string; an enum's stand in the words
 };
 
-enum class TimeUnit : std::uint32_t { kSeconds, kMillis, kMicros, kIso };
+enum class TimeUnit : std::uint32_t { kSeconds, kMillis, kMicros, kIso, kNanos, kDays };
 
 struct EventPlan {
   bool explode = false;   // impressions are the elements of an array
