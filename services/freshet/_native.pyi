@@ -545,7 +545,7 @@ TranscodedTuple = tuple[
 ColumnTuple = tuple[int, I64 | F64 | U8, I64, U8]  # kind, values or data, ends, nulls
 
 class WriterSchema:
-    def __init__(self, nodes: I64, words: U64, text: U8, text_ends: I64, /) -> None: ...
+    def __init__(self, nodes: I64, words: U64, text: U8, text_ends: I64, decimals: I64, /) -> None: ...
 
 def transcode_each(
     schema: WriterSchema, data: U8, ends: I64, ignore_unknown: bool, prefix: bytes, /

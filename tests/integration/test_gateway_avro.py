@@ -54,6 +54,24 @@ def test_avro_of_a_later_schema_is_taken_once_it_is_registered(gateway: Running)
     assert gateway.post("impressions", frame(schema_id, out.getvalue()), AVRO).status_code == 202
 
 
+def test_avro_of_an_older_schema_is_read_by_defaults_or_refused(gateway: Running) -> None:
+    older = to_json(RANKED)
+    (user,) = (f["type"] for f in older["fields"] if f["name"] == "user")
+    user["fields"] = [f for f in user["fields"] if f["name"] != "country"]  # null by default in the spec's
+    unread = to_json(RANKED)
+    (user,) = (f["type"] for f in unread["fields"] if f["name"] == "user")
+    user["fields"] = [f for f in user["fields"] if f["name"] != "id"]
+    ids = [SchemaRegistry(gateway.log).register(parse_schema(tree)) for tree in (older, unread)]
+    answers = []
+    for schema_id, tree in zip(ids, (older, unread), strict=True):
+        out = io.BytesIO()
+        fastavro.schemaless_writer(out, fastavro.parse_schema(tree), ranked(1))
+        answers.append(gateway.post("impressions", frame(schema_id, out.getvalue()), AVRO))
+
+    assert [a.status_code for a in answers] == [202, 422]
+    assert "user.id = 'no such field'" in answers[1].text
+
+
 def test_of_a_batch_all_schema_ids_are_known_when_it_comes_again(tmp_path: Path) -> None:
     log, clock = open_url(f"sqlite:{tmp_path}/log"), SettableClock()
     codec = codecs_of(SPEC, SCHEMAS, log, clock)["served"]

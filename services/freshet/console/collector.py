@@ -29,7 +29,7 @@ from freshet.console.services import Services
 from freshet.console.state import quality_of, segments_of, simulator_of, tables_of
 from freshet.console.tracing import Traces
 from freshet.console.versions import Versions
-from freshet.errors import FreshetError
+from freshet.errors import ConfigError, FreshetError
 from freshet.release import RELEASE
 from freshet.runtime import tls
 from freshet.runtime.token import TOKEN_FILE
@@ -37,7 +37,9 @@ from freshet.seams.eventlog import EventLog
 from freshet.seams.eventlog.topics import ensure_topics
 from freshet.seams.versions import VersionStore
 from freshet.settings import Console as Settings
+from freshet.spec.avro import Record
 from freshet.spec.model import Spec
+from freshet.spec.schemas import load_schemas, readers_of
 from freshet.spec.topics import topics_of
 from freshet.types import TopicPartition
 
@@ -220,7 +222,7 @@ class Collector:
             measures,
             Versions(self._sources.versions, event_log, self._topics.versions),
             Letters(event_log, refused=self._topics.refused, dead_letters=self._topics.dead_letters),
-            ServedSample(spec, event_log, self._topics.served, self._unreadable.inc),
+            ServedSample(spec, event_log, self._topics.served, self._unreadable.inc, _reader_of(spec)),
             Commits(event_log, self._topics.joiner),
             Recorder(spec, event_log.writer(), self._topics.measures, self._settings.vitals_ms, self._clock),
         )
@@ -325,3 +327,11 @@ class Collector:
         self._services.close()
         if self._reading is not None:
             self._reading.close()
+
+
+def _reader_of(spec: Spec) -> Record | None:
+    """What served events are read as; None where the schemas' files are not here."""
+    try:
+        return readers_of(spec, load_schemas(spec))["served"]
+    except ConfigError:
+        return None

@@ -14,6 +14,7 @@ from typing import Any
 import fastavro
 import orjson
 import structlog
+from fastavro.read import SchemaResolutionError
 
 from freshet.console.events import grouped, leaves, request_of, without_logical_types
 from freshet.console.following import newest
@@ -21,7 +22,7 @@ from freshet.console.texts import fixed_texts
 from freshet.errors import Corrupt, Unavailable
 from freshet.features import key_of
 from freshet.seams.eventlog import EventLog
-from freshet.spec.avro import canonical
+from freshet.spec.avro import Record, canonical, to_json
 from freshet.spec.model import Feature, Spec
 from freshet.types import TopicPartition
 from freshet.wire.schemas import FRAME_BYTES, SchemaRegistry, framed_id
@@ -51,9 +52,17 @@ class ServedSample:
     """What is known of served events by looking at some. Used by one thread, but `requests` by any."""
 
     def __init__(
-        self, spec: Spec, log: EventLog, topic: str, unreadable: Callable[[], None] = lambda: None
+        self,
+        spec: Spec,
+        log: EventLog,
+        topic: str,
+        unreadable: Callable[[], None] = lambda: None,
+        reader: Record | None = None,
     ) -> None:
-        """`unreadable` is called for each event that cannot be shown."""
+        """`unreadable` is called for each event that cannot be shown; `reader` is what events are read as,
+        whatever schema they were written by."""
+        tree = None if reader is None else without_logical_types(to_json(reader, aliases=True))
+        self._reader = None if tree is None else fastavro.parse_schema(tree)
         self._spec, self._log, self._topic, self._unreadable = spec, log, topic, unreadable
         self._schemas: dict[int, Any] = {}
         self._registry = SchemaRegistry(log)
@@ -135,12 +144,18 @@ class ServedSample:
         if self._spec.events.served.format == "json":
             event = orjson.loads(value)
         else:
-            event = fastavro.schemaless_reader(
-                io.BytesIO(value[FRAME_BYTES:]), self._schema(framed_id(value)), None
-            )
+            event = self._read(value[FRAME_BYTES:], self._schema(framed_id(value)))
         if not isinstance(event, dict):
             raise Corrupt(f"an event: expected a record, found {type(event).__name__}")
         return event
+
+    def _read(self, record: bytes, written: Any) -> Any:
+        """A record as the spec's schema has it; as it was written, where a field that nothing reads is in the
+        way."""
+        try:
+            return fastavro.schemaless_reader(io.BytesIO(record), written, self._reader)
+        except SchemaResolutionError:
+            return fastavro.schemaless_reader(io.BytesIO(record), written, None)
 
     def _schema(self, schema_id: int) -> Any:
         if schema_id not in self._schemas:

@@ -2,6 +2,7 @@
 
 - An int or long is a JSON number without fraction or exponent, in range, kept exactly; -0 is 0. Float and
   double take the nearest value of any number within their range, and 0 for one that is nearer to 0.
+- A decimal is a number with no more digits than it has, or its bytes, as below.
 - A string is a string. Bytes and fixed are strings of the characters U+0000 to U+00FF, as in Avro's own JSON.
 - A union takes the first branch that fits (no `{"string": ...}` wrapping).
 - A missing field takes its default, or null if it may be null; a field that the schema does not have is
@@ -18,7 +19,8 @@ from dataclasses import dataclass
 
 from freshet import _native
 from freshet.features.writer import Writer, compile_writer
-from freshet.spec.avro import Array, Enum, Fixed, Record, Type, Union, spell
+from freshet.spec.avro import Array, Enum, Fixed, Primitive, Record, Type, Union, spell
+from freshet.spec.avro_logical import decimal_scale
 from freshet.types import I64, BytesColumn
 
 __all__ = ["JsonTranscoder", "RefusedEvent", "Transcoded"]
@@ -138,6 +140,10 @@ def _expected(type_: Type, why: int, syntax: str, position: int) -> str:
 
 def _in_json(type_: Type) -> str:
     """A type in words for somebody who writes JSON."""
+    scale = decimal_scale(type_)
+    if scale is not None and isinstance(type_, Primitive | Fixed):
+        digits = dict(type_.attributes)["precision"]
+        return f"a number (decimal of {digits} digits, {scale} of them behind the point)"
     match type_:
         case Record():
             return "an object"

@@ -11,7 +11,8 @@ from freshet import _native
 from freshet.errors import ConfigError
 from freshet.features.avro_values import UNFIT, encode_value
 from freshet.features.program import MAX_NODES, OPS, least_bytes, nullable, op_of
-from freshet.spec.avro import Array, Enum, Fixed, Map, Record, Recursion, Type, Union, spell
+from freshet.spec.avro import Array, Enum, Fixed, Map, Primitive, Record, Recursion, Type, Union, spell
+from freshet.spec.avro_logical import decimal_scale
 from freshet.spec.avro_resolve import definitions
 from freshet.types import BytesColumn
 
@@ -38,6 +39,7 @@ def compile_writer(schema: Record, where: str = "Avro schema") -> Writer:
         np.array(compiler.words, np.uint64),
         text.data,
         text.ends,
+        np.array(compiler.decimals, np.int64),
     )
     first: dict[str, int] = {}
     for i, place in enumerate(compiler.places):
@@ -56,6 +58,7 @@ class _Compiler:
         self.texts: list[bytes] = []
         self.places: list[str] = []
         self.types: list[Type] = []
+        self.decimals: list[int] = []  # node, precision, scale of each
 
     def emit(self, type_: Type, path: str) -> int:
         null_branch, inner = nullable(type_)
@@ -73,6 +76,9 @@ class _Compiler:
         self.nodes.append(node)
         self.places.append(path)
         self.types.append(type_)
+        scale = decimal_scale(inner)
+        if scale is not None and isinstance(inner, Primitive | Fixed):
+            self.decimals += [index, dict(inner.attributes)["precision"], scale]
         match inner:
             case Recursion(name):
                 node[6] = self.around[name]

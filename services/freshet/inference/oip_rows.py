@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 from freshet.errors import BadInput
 from freshet.inference.oip import Tensor
 from freshet.inference.oip_limits import InputLimits
-from freshet.spec.avro import Array, Primitive, Record, Type, Union, field_at
+from freshet.spec.avro import Array, Fixed, Record, Type, Union, field_at
+from freshet.spec.avro_logical import leaf_name
 from freshet.spec.fields import feature_fields
 from freshet.spec.model import Spec
 
@@ -72,13 +73,14 @@ def _input(sample: Record, path: str, longest: int | None) -> Input:
     leaf = field_at(sample, path).type
     while isinstance(leaf, Array):
         leaf = _bare(leaf.items)
-    kind = leaf.name if isinstance(leaf, Primitive) else type(leaf).__name__.lower()
+    kind = leaf_name(leaf)  # a decimal is a number
     parts = path.split(".")
     through = tuple(
         isinstance(_bare(field_at(sample, ".".join(parts[: i + 1])).type), Array) and i + 1 < len(parts)
         for i in range(len(parts))
     )
-    return Input(path, _DATATYPES.get(kind, "BYTES"), longest, through, kind in ("bytes", "fixed"))
+    latin = kind not in _DATATYPES and (isinstance(leaf, Fixed) or kind == "bytes")
+    return Input(path, _DATATYPES.get(kind, "BYTES"), longest, through, latin)
 
 
 def _bare(type_: Type) -> Type:

@@ -106,8 +106,8 @@ nb::object validate(const Program& program, const In<std::uint8_t>& data, const 
 void bind_avro(nb::module_& m) {
   nb::class_<WriterSchema>(m, "WriterSchema")
       .def("__init__", [](WriterSchema* self, const In2<std::int64_t>& nodes, const In<std::uint64_t>& words,
-                          const In<std::uint8_t>& data, const In<std::int64_t>& ends) {
-        new (self) WriterSchema(Program(flat(nodes), {}, view(words), view(data), view(ends)));
+                          const In<std::uint8_t>& data, const In<std::int64_t>& ends, const In<std::int64_t>& decimals) {
+        new (self) WriterSchema(Program(flat(nodes), {}, view(words), view(data), view(ends)), view(decimals));
       });
   m.def("transcode_each", &each);
   m.def("transcode_body", &body);

@@ -4,7 +4,8 @@
 
 namespace freshet {
 
-WriterSchema::WriterSchema(Program program) : program_(std::move(program)), fields_(program_.nodes().size()) {
+WriterSchema::WriterSchema(Program program, std::span<const std::int64_t> decimals)
+    : program_(std::move(program)), fields_(program_.nodes().size()) {
   const auto& words = program_.words();
   const auto demand = [](bool ok) {
     if (!ok) throw std::invalid_argument("writer schema: a record or enum is not described by its words");
@@ -26,6 +27,10 @@ WriterSchema::WriterSchema(Program program) : program_(std::move(program)), fiel
       child = nodes()[child].end;
     }
     demand(child == node.end);
+  }
+  for (std::size_t i = 0; i + 2 < decimals.size(); i += 3) {
+    demand(decimals[i] >= 0 && decimals[i] < static_cast<std::int64_t>(nodes().size()) && decimals[i + 2] >= 0);
+    decimals_[static_cast<std::uint32_t>(decimals[i])] = {decimals[i + 1], decimals[i + 2]};
   }
 }
 

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <limits>
 
+#include "freshet/avro_convert.hpp"
 #include "freshet/json_parse.hpp"
 
 namespace freshet {
@@ -205,7 +206,24 @@ class JsonWriter {
   }
 
   // Bytes stand in a string as in Avro's own JSON: one character of U+0000 to U+00FF for each.
+  // A decimal is a number; or its bytes, as those that are none.
+  bool decimal(const WriterSchema::Decimal& is, std::uint32_t i, std::uint32_t at) {
+    const Node& node = schema_.nodes()[i];
+    std::vector<std::uint8_t> raw;
+    const std::size_t size = node.op == Op::kFixed ? node.arg : 0;
+    if (!decimal_bytes(parser.text(json(at)), is.scale, is.precision, size, raw)) return fail(JsonWhy::kRange, i, at);
+    if (node.op == Op::kBytes) {
+      write_bytes(raw.data(), raw.size(), *out_);
+    } else {
+      out_->insert(out_->end(), raw.begin(), raw.end());
+    }
+    return true;
+  }
+
   bool bytes(std::uint32_t i, std::uint32_t at) {
+    if (json(at).kind == JsonKind::kNumber) {
+      if (const auto* is = schema_.decimal(i)) return decimal(*is, i, at);
+    }
     if (json(at).kind != JsonKind::kString) return fail(JsonWhy::kType, i, at);
     const auto text = plain(json(at));
     std::vector<std::uint8_t> raw;
@@ -375,7 +393,8 @@ class JsonWriter {
     const std::size_t size = out_->size(), noted = found_fields_.size();
     for (std::uint64_t b = 0; b < words[0]; ++b) {
       const auto child = static_cast<std::uint32_t>(words[1 + b]);
-      if (!may_be(schema_.nodes()[child], json(at))) continue;
+      const bool decimal = json(at).kind == JsonKind::kNumber && schema_.decimal(child);
+      if (!decimal && !may_be(schema_.nodes()[child], json(at))) continue;
       ++tried;
       write_long(static_cast<std::int64_t>(b), *out_);
       if (value(child, at)) return true;

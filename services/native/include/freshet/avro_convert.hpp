@@ -6,6 +6,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <string>
+#include <string_view>
+#include <vector>
 
 namespace freshet {
 
@@ -95,6 +98,61 @@ class Decimal {
   std::int32_t scale_;
   bool negative_ = false;
 };
+
+// A JSON number as the bytes of a decimal: digits, a point, an exponent, each as RFC 8259 has it. `size`: of a fixed; 0:
+// as few bytes as hold it. False if it has more digits than `precision`, or any but zeros behind `scale` of them.
+inline bool decimal_bytes(std::string_view text, std::int64_t scale, std::int64_t precision, std::size_t size,
+                          std::vector<std::uint8_t>& out) {
+  const bool negative = text.front() == '-';
+  std::size_t at = negative ? 1 : 0;
+  std::string digits;
+  std::int64_t behind = 0;  // digits behind the point
+  for (bool point = false; at < text.size() && text[at] != 'e' && text[at] != 'E'; ++at) {
+    if (text[at] == '.') {
+      point = true;
+      continue;
+    }
+    if (!digits.empty() || text[at] != '0') digits.push_back(text[at]);
+    behind += point;
+  }
+  std::int64_t exponent = 0;
+  if (at < text.size()) {
+    at += text[at + 1] == '+' ? 2 : 1;
+    const auto read = std::from_chars(text.data() + at, text.data() + text.size(), exponent);
+    const bool readable = read.ec == std::errc{} && exponent > -100'000 && exponent < 100'000;
+    if (!readable && !digits.empty()) return false;
+  }
+  if (digits.empty()) digits = "0", exponent = behind = 0;
+  std::int64_t shift = scale + exponent - behind;
+  for (; shift < 0 && digits.size() > 1 && digits.back() == '0'; ++shift) digits.pop_back();
+  if (digits == "0") shift = 0;
+  const auto width = static_cast<std::int64_t>(digits.size());
+  if (shift < 0 || shift > precision || width + shift > precision || precision > 150) return false;
+  digits.append(static_cast<std::size_t>(shift), '0');
+  std::array<std::uint8_t, 64> number{};  // big-endian
+  for (const char digit : digits) {
+    unsigned carry = static_cast<unsigned>(digit - '0');
+    for (std::size_t i = number.size(); i-- > 0; carry >>= 8) {
+      carry += number[i] * 10u;
+      number[i] = static_cast<std::uint8_t>(carry);
+    }
+  }
+  if (negative) {
+    unsigned carry = 1;
+    for (std::size_t i = number.size(); i-- > 0; carry >>= 8) {
+      carry += static_cast<std::uint8_t>(~number[i]);
+      number[i] = static_cast<std::uint8_t>(carry);
+    }
+  }
+  const std::uint8_t sign = number[0] & 0x80 ? 0xFF : 0;
+  std::size_t first = 0;
+  while (first + 1 < number.size() && number[first] == sign && (number[first + 1] & 0x80) == (sign & 0x80)) ++first;
+  const std::size_t needed = number.size() - first;
+  if (size && needed > size) return false;
+  out.assign(size ? size - needed : 0, sign);
+  out.insert(out.end(), number.begin() + static_cast<std::ptrdiff_t>(first), number.end());
+  return true;
+}
 
 // 16 bytes as 8-4-4-4-12 hexadecimal digits in small letters, 36 characters.
 inline void uuid_text(const std::uint8_t* p, std::uint8_t* out) {

@@ -3,7 +3,9 @@
 
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string_view>
+#include <unordered_map>
 #include <vector>
 
 #include "freshet/avro_program.hpp"
@@ -38,13 +40,23 @@ class WriterSchema {
     std::string_view default_bytes;
   };
 
+  struct Decimal {
+    std::int64_t precision, scale;
+  };
+
+  // decimals: (k * 3) node, precision and scale of bytes and fixed that are decimals.
   // Throws std::invalid_argument if a record or enum is not described so.
-  explicit WriterSchema(Program program);
+  explicit WriterSchema(Program program, std::span<const std::int64_t> decimals = {});
 
   const std::vector<Node>& nodes() const { return program_.nodes(); }
   const Program& program() const { return program_; }
   // Fields of the record at this node; empty for other nodes.
   const std::vector<Field>& fields(std::uint32_t node) const { return fields_[node]; }
+  // What a decimal's node is; null: it is none.
+  const Decimal* decimal(std::uint32_t node) const {
+    const auto found = decimals_.find(node);
+    return found == decimals_.end() ? nullptr : &found->second;
+  }
   std::uint32_t symbols(std::uint32_t node) const { return static_cast<std::uint32_t>(program_.words()[nodes()[node].arg]); }
   // Index of an enum's symbol, if it has it.
   std::optional<std::uint32_t> symbol(std::uint32_t node, std::string_view text) const;
@@ -52,6 +64,7 @@ class WriterSchema {
  private:
   Program program_;
   std::vector<std::vector<Field>> fields_;
+  std::unordered_map<std::uint32_t, Decimal> decimals_;
 };
 
 }  // namespace freshet
