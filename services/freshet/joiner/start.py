@@ -9,6 +9,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from threading import Event
 
+import structlog
+
 from freshet.clock import SYSTEM_CLOCK, Clock
 from freshet.errors import ConfigError
 from freshet.features import hash_text
@@ -26,6 +28,8 @@ from freshet.spec.schemas import load_schemas, readers_of, streams_of
 from freshet.wire.schemas import SchemaRegistry
 
 __all__ = ["make", "pace_of", "run", "shares_of"]
+
+_log = structlog.get_logger("freshet.joiner")
 
 
 def pace_of(log: EventLog, *, commit_interval_ms: int, poll_records: int) -> Pace:
@@ -114,6 +118,13 @@ def make(
         limits=limits_of(log, spec),
         samples_partitions=spec.partitions,
     )
+    by_writers = [topic for topic in inputs.values() if not known[topic].append_time]
+    if by_writers:
+        _log.warning(
+            "records carry their writers' time: this joiner's clock alone bounds event time; set the topics' "
+            "message.timestamp.type=LogAppendTime",
+            topics=by_writers,
+        )
     schemas = load_schemas(spec)
     frameless: dict[str, Record] = {
         s.role: schemas.of(s.role) for s in streams_of(spec) if s.format in ("json", "bare")
@@ -133,6 +144,7 @@ def make(
         shares=shares,
         clock=clock,
         pace=pace or Pace(),
+        append_time=not by_writers,
         stop=stop or Event(),
         on_status=on_status,
     )

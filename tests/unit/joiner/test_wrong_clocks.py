@@ -220,3 +220,38 @@ def test_jumps_of_any_clocks_leave_what_follows_alone(
     after = {r for r, at in system.asked.items() if right_from < at < right_from + 12}
     assert {r: values.get(r) for r in after if values.get(r) != [1.0]} == {}
     assert set(ledger.unexplained().values()) == {0}
+
+
+@pytest.mark.parametrize("ahead_s", [HOUR_S, DAY_S])
+@pytest.mark.parametrize("append_time", [False, True], ids=["CreateTime", "LogAppendTime"])
+def test_one_record_that_its_writer_dates_ahead_moves_nothing(
+    ahead_s: int, append_time: bool, tmp_path: Path
+) -> None:
+    system = System(tmp_path, brokers=True)
+    system.joiner.append_time = append_time
+    system.run(8)
+    wrong = Served("wrong", ("a",), system.clocks["client"].now_ms() + ahead_s * 1_000)
+    system.world._writer.append(
+        [Append("served", 0, BytesColumn.of([wrong.record()]), times_ms=np.array([wrong.time], np.int64))]
+    )
+    system.run(10)
+    ledger = system.drain()
+
+    assert ledger.refused == 1
+    assert late(ledger) == 0
+    assert [v for r, v in system.values().items() if v != [1.0]] in ([], [[0.0]])
+
+
+def test_the_first_event_dated_wrongly_is_told(tmp_path: Path) -> None:
+    system = System(tmp_path, brokers=False)
+    system.run(4)
+    for request, time in (("seconds", START_MS // 1_000), ("past", -5), ("ahead", 3 * START_MS)):
+        system.append(Served(request, ("a",), time))
+    system.run(4)
+    system.joiner._tell()
+    assert system.joiner.status is not None
+    told = system.joiner.status.bad_times["served"]
+
+    assert told.startswith("served[0], offset 3: ") or told.startswith("served[0], offset 2: ")
+    assert "1970" in told or "ahead of now" in told
+    assert system.joiner.status.counts.refused["served"]["bad_time"] == 2

@@ -21,6 +21,7 @@ class TopicInfo:
     log_id: LogId
     retention_ms: int | None  # None: kept for ever
     max_record_bytes: int  # largest record, with its key, that an append to it may hold
+    append_time: bool = True  # records carry the log's own time, and not what their writers say
 
 
 @dataclass(frozen=True, slots=True)

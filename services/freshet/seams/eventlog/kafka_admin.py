@@ -209,6 +209,7 @@ class KafkaAdmin:
                 log_id,
                 None if retention < 0 else retention,
                 min(limit, self._settings.max_record_bytes),
+                append_time=config["message.timestamp.type"].value == "LogAppendTime",
             )
         return infos
 
