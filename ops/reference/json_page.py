@@ -125,8 +125,9 @@ or `application/jsonl`; gRPC as `JSON` or `JSON_LINES`, by `Put` and `PutStream`
 `freshet replay files`; topics of the format `json` that others write. The tables are written from its
 answers, and tests send each case by every one of these ways.
 
-What is refused over HTTP and gRPC is kept in `<model>.refused` byte for byte as it was sent, with the reason;
-the others are accepted. In a topic of others it becomes a dead letter. `freshet replay files` stops at it and
+What is refused over HTTP and gRPC is kept in `<model>.refused` byte for byte as it was sent, with its index
+and the reason; only bytes beyond the topic's largest record are left out, and counted. The others are
+accepted. In a topic of others a refused record becomes a dead letter. `freshet replay files` stops at it and
 names the line. What is taken stands in a topic of the format `json` as it was sent, in others as Avro by the
 stream's schema.
 """

@@ -151,6 +151,7 @@ def dead_letter(refusal: Refusal, *, topic: str, now_ms: int, max_bytes: int) ->
         "kind": "refused",
         "time_ms": now_ms,
         "topic": topic,
+        "index": refusal.index,
         "path": refusal.path,
         "expected": refusal.expected,
         "found": refusal.found,

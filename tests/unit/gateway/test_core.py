@@ -150,6 +150,7 @@ def test_a_dead_letter_keeps_the_bytes_and_the_reason() -> None:
     )
 
     assert base64.b64decode(letter["value"]) == b"\xff\x00"
+    assert letter["index"] == 3
     assert (letter["kind"], letter["path"], letter["topic"], letter["time_ms"]) == (
         "refused",
         "p",
