@@ -11,7 +11,7 @@ import click
 import orjson
 
 from freshet.cli.options import emit, examples, existing_folder, folder_option, json_option, table
-from freshet.errors import BadInput, ConfigError, Unavailable
+from freshet.errors import BadInput, ConfigError, Corrupt, Unavailable
 
 if TYPE_CHECKING:
     from freshet.client import Ranking, Rows
@@ -130,9 +130,13 @@ def _url_of(folder: Path) -> str:
     from freshet.runtime import tls
     from freshet.runtime.addresses import Address
     from freshet.runtime.run_state import read_state
-    from freshet.settings import RunFolder
+    from freshet.settings import RunFolder, load_settings
 
-    state = read_state(RunFolder(existing_folder(folder)))
+    try:
+        state = read_state(RunFolder(existing_folder(folder)))
+    except (Corrupt, Unavailable):  # `freshet status` says so; inference is where the settings say
+        settings = load_settings(run_folder=folder)
+        return f"{tls.scheme()}://{Address('127.0.0.1', settings.inference.port)}"
     if "inference" not in state:
         raise ConfigError(
             "rank",

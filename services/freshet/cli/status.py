@@ -67,7 +67,13 @@ def collect(folder: Path) -> dict[str, Any]:
     from freshet.settings import RunFolder, load_settings
 
     tls.use(load_settings(run_folder=existing_folder(folder)))
-    run = read_run(RunFolder(existing_folder(folder)))
+    run, damage = None, ""
+    try:
+        run = read_run(RunFolder(existing_folder(folder)))
+    except (Corrupt, Unavailable) as error:  # what runs is asked all the same, where the settings say
+        damage = str(error)
+    if run is None and damage:
+        return {"services": _asked(folder), "versions": _versions(folder), "state_damaged": damage}
     return {
         "folder": str(folder),
         "supervisor": _supervisor(folder, run) if run is not None else None,
@@ -77,12 +83,26 @@ def collect(folder: Path) -> dict[str, Any]:
     }
 
 
+def _asked(folder: Path) -> dict[str, Any]:
+    """What the services of a run say whose state cannot be read."""
+    from freshet.cli.ports import ports_of
+    from freshet.cli.status_listed import ask_all
+    from freshet.console.instances import listed_places
+    from freshet.settings import load_settings
+
+    ports = ports_of(load_settings(run_folder=folder))
+    return ask_all(listed_places(",".join(f"{role}=127.0.0.1:{port}" for role, port in ports.items())))
+
+
 def _has_run(folder: Path) -> bool:
     """Whether `freshet up` ever ran there."""
     from freshet.runtime.run_state import read_run
     from freshet.settings import RunFolder
 
-    return folder.is_dir() and read_run(RunFolder(folder)) is not None
+    try:
+        return folder.is_dir() and read_run(RunFolder(folder)) is not None
+    except (Corrupt, Unavailable):
+        return True
 
 
 def _supervisor(folder: Path, run: RunState) -> dict[str, Any]:

@@ -28,6 +28,9 @@ def as_text(status: Mapping[str, Any], now_ms: int | None = None) -> str:
     if "folder" not in status:
         listed = [[name, s["address"], s["state"], s["reason"]] for name, s in services.items()]
         lines = [table(["service", "address", "state", "note"], listed), ""]
+        if "state_damaged" in status:
+            lines.append("the state of this run cannot be read; services were asked where the settings say:")
+            lines.append(f"  {status['state_damaged']}")
         return "\n".join([*lines, *_figures(services, status["versions"])]).rstrip()
     if not services:
         return (

@@ -17,7 +17,7 @@ from freshet.errors import Corrupt, Unavailable
 from freshet.runtime.files import replace_file
 from freshet.settings import RunFolder
 
-__all__ = ["Ended", "RunState", "last_sign_ms", "read_run", "read_state", "write_run"]
+__all__ = ["STATE_FILE", "Ended", "RunState", "last_sign_ms", "read_run", "read_state", "write_run"]
 
 STATE_FILE = "services.json"
 
@@ -64,7 +64,7 @@ def read_run(folder: RunFolder) -> RunState | None:
     except (orjson.JSONDecodeError, KeyError, TypeError, ValueError, AttributeError) as error:
         raise Corrupt(
             f"{path}: expected the state of services, found {error}\n"
-            "  delete it: `freshet up` writes it anew, and no event, row or version lies in it"
+            "  `freshet up` writes it anew within seconds, and no event, row or version lies in it"
         ) from error
 
 

@@ -25,9 +25,10 @@ from freshet.runtime.asking import ask
 from freshet.runtime.endpoint import LIVE
 from freshet.runtime.last_words import last_words
 from freshet.runtime.processes import activity_of, birth_of
-from freshet.runtime.run_state import Ended, RunState, last_sign_ms, read_run, write_run
+from freshet.runtime.run_state import STATE_FILE, Ended, RunState, last_sign_ms, read_run, write_run
 from freshet.runtime.supervision import HangPolicy, Silence, Watch, exit_in_words
 from freshet.settings import RunFolder
+from freshet.skipped import skip
 
 __all__ = ["Process", "Supervisor"]
 
@@ -85,6 +86,8 @@ class Supervisor:
         self._hang, self._ask_every_s, self._over = hang, ask_every_s, threading.Event()
         self._folder, self._clock, self._again = folder, clock, again
         self._children = [_Child(p) for p in processes]
+        self._state_due = 0.0
+        self._state_stamp: tuple[int, int, int] | None = None
         self._lock = _take_lock(folder.state / LOCK_FILE)
         self._logs: dict[str, IO[bytes]] = {}
         self._history = _earlier(folder, clock.now_ms())
@@ -140,6 +143,9 @@ class Supervisor:
     def _look(self) -> None:
         changed = False
         now = self._clock.monotonic()
+        if now >= self._state_due:
+            self._state_due = now + ASK_EVERY_S
+            changed = self._state_is_lost()
         for child in self._children:
             code = child.popen.poll() if child.popen is not None else None
             if child.popen is not None and code is not None:
@@ -248,6 +254,18 @@ class Supervisor:
                 child.popen.kill()
                 child.popen.wait()
 
+    def _stamp(self) -> tuple[int, int, int] | None:
+        return _stamp_of(self._folder.state / STATE_FILE)
+
+    def _state_is_lost(self) -> bool:
+        """Whether somebody has deleted or changed the state since it was written: it is written anew."""
+        if self._state_stamp is None or self._stamp() == self._state_stamp:
+            return False
+        path = str(self._folder.state / STATE_FILE)
+        log.error("the state of the services was changed or deleted, it is written anew", path=path)
+        skip("run_state", path, "it was changed or deleted by something else than its supervisor")
+        return True
+
     def _write_state(self, stopped_ms: int | None = None) -> None:
         services = {
             child.process.name: {
@@ -265,12 +283,21 @@ class Supervisor:
         run = RunState(me, services, self._again, stopped_ms, self._history, birth_of(me))
         try:
             write_run(self._folder, run)
+            self._state_stamp = self._stamp()
         except OSError as error:  # a full disk stops no service that can do without it
             log.error(
                 "the state of the services could not be written",
                 path=str(self._folder.state),
                 reason=str(error),
             )
+
+
+def _stamp_of(path: Path) -> tuple[int, int, int] | None:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_size, found.st_mtime_ns
 
 
 def _said(process: Process) -> str | None:

@@ -324,3 +324,26 @@ def test_a_service_whose_main_loop_stands_still_is_started_again(folder: RunFold
 
     assert running.run().history[0].how == "hung: still for 125 s, killed"
     running.end()
+
+
+@pytest.mark.parametrize("damage", [None, b"", b"garbage", b"{}"])
+def test_a_state_that_is_deleted_or_damaged_is_written_anew(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch, damage: bytes | None
+) -> None:
+    monkeypatch.setattr(supervisor_module, "ASK_EVERY_S", 0.0)
+    running = Running(folder, OBEDIENT)
+    pid = running.pid()
+    path = folder.state / "services.json"
+    if damage is None:
+        path.unlink()
+    else:
+        path.write_bytes(damage)
+
+    def is_whole() -> bool:
+        try:
+            return read_state(folder).get("one", {}).get("pid") == pid
+        except Corrupt:
+            return False
+
+    until(is_whole)
+    running.end()

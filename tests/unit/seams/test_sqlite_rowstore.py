@@ -9,6 +9,7 @@ import sqlite3
 import subprocess
 import sys
 import threading
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from freshet.seams.rowstore.segments import parse_directory, parts_of, write_dir
 from freshet.seams.rowstore.sqlite import BLOBS_A_CONNECTION, SqliteRowStore, decide
 from freshet.seams.rowstore.sqlite_file import NO_STAMP
 from freshet.seams.sqlite import BlobCounting
+from freshet.skipped import skipped
 from freshet.tables.runs import merge_runs, runs_of, widths_of
 from freshet.testing.contracts.rowstore import (
     BUCKETS,
@@ -37,6 +39,7 @@ from freshet.testing.contracts.rowstore import (
     starting,
 )
 from freshet.types import Bucket, Fence, RowRuns
+from tests.integration.redis_world import KEYS, Owner
 
 
 @pytest.fixture
@@ -481,3 +484,22 @@ def test_a_store_whose_owner_is_killed_holds_each_bucket_old_or_new(tmp_path: Pa
             assert stored.seq >= last, "an acknowledged flush was lost"
             assert rows_of(store, bucket) == {(0, key): stored.seq % 251 for key in range(200)}
         store.close()
+
+
+@pytest.mark.parametrize("change", ["body = x''", "directory = x'00'"])
+def test_damage_that_a_merge_finds_is_mended_by_the_owner(tmp_path: Path, change: str) -> None:
+    store = SqliteRowStore(tmp_path / "rows.sqlite")
+    owner = Owner(store, 5)
+    owner.flush()
+    with closing(sqlite3.connect(tmp_path / "rows.sqlite")) as db, db:
+        db.execute(f"UPDATE segments SET {change} WHERE id = 1")
+    with pytest.raises(Corrupt):
+        list(store.scan([Bucket(b) for b in range(BUCKETS)]))
+
+    for _ in range(40):  # some merge of these comes upon it
+        owner.flush()
+
+    assert owner.replaced > 0
+    assert all(len(rows_of(store, bucket)) == len(KEYS) for bucket in range(BUCKETS))
+    assert skipped()["row_page"] > 0
+    store.close()

@@ -14,7 +14,7 @@ from freshet.seams.rowstore.sources import Shape, Source, read_since, rows_of
 from freshet.seams.rowstore.sqlite_file import PART_BYTES, insert_segment, write_bases
 from freshet.tables.runs import merge_runs
 
-__all__ = ["compact_span", "crowded_levels", "full_spans", "merge_level"]
+__all__ = ["compact_span", "crowded_levels", "drop_dead_segments", "full_spans", "merge_level"]
 
 FAN_IN = 16
 """Segments of a level before they become one of the next."""
@@ -86,9 +86,15 @@ def compact_span(db: sqlite3.Connection, shape: Shape, span: int, budget: int) -
         n, runs = rows_of(db, shape, waiting, most_bytes=most_bytes, run_bytes=PART_BYTES)
         written += write_bases(db, waiting[:n], runs)
         del waiting[:n]
+    drop_dead_segments(db, shape, span)
+    return written
+
+
+def drop_dead_segments(db: sqlite3.Connection, shape: Shape, span: int) -> None:
+    """Delete segments of a span that no bucket reads any more, in the caller's transaction."""
+    buckets = shape.buckets_of(span)
     db.execute(
         "DELETE FROM segments WHERE span = ? AND id <= "
         "(SELECT min(since) FROM metas WHERE bucket >= ? AND bucket < ?)",
         (span, buckets.start, buckets.stop),
     )
-    return written

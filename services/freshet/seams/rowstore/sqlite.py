@@ -16,10 +16,16 @@ from typing import TypeVar
 
 import numpy as np
 
-from freshet.errors import Fenced, Unavailable
+from freshet.errors import Corrupt, Fenced, Unavailable
 from freshet.seams.rowstore import FlushOutcome, Sound, StoreIdentity
 from freshet.seams.rowstore.checks import check_flush, check_identity
-from freshet.seams.rowstore.compact import compact_span, crowded_levels, full_spans, merge_level
+from freshet.seams.rowstore.compact import (
+    compact_span,
+    crowded_levels,
+    drop_dead_segments,
+    full_spans,
+    merge_level,
+)
 from freshet.seams.rowstore.segments import gapped, parts_of
 from freshet.seams.rowstore.sources import (
     Shape,
@@ -42,6 +48,7 @@ from freshet.seams.rowstore.sqlite_file import (
     write_segments,
 )
 from freshet.seams.sqlite import BlobCounting, connect, folder_of, open_file, transaction, translated
+from freshet.skipped import skip
 from freshet.tables.runs import merge_runs, runs_of
 from freshet.types import I64, U8, U64, Bool, Bucket, BucketMeta, Fence, Flush, RowRuns
 
@@ -82,6 +89,7 @@ class SqliteRowStore:
         self._write_lock, self._read_lock = threading.Lock(), threading.Lock()
         self._known_shape: Shape | None = None
         self._closed = False
+        self._damaged: set[int] = set()  # buckets that must be written whole
         open_file(path, FORMAT)
         self._writer = self._connect_writer()
         self._reader = connect(path, FORMAT)
@@ -163,11 +171,15 @@ class SqliteRowStore:
         with self._writing("flush") as db:
             stored = read_stamps(db, shape.buckets)[flush.buckets]
             outcomes, written = decide(stored, flush)
+            if self._damaged and not flush.whole:  # its owner writes it whole, and the damage is gone
+                again = written & np.isin(flush.buckets, list(self._damaged))
+                outcomes[again], written = FlushOutcome.REPLACE, written & ~again
             write_metas_of(db, flush, written)
             buckets = flush.buckets[written]
             runs = flush.runs if written.all() else _runs_of_buckets(flush.runs, buckets)
             if flush.whole:
                 size = write_bases(db, buckets.tolist(), runs)
+                self._damaged -= set(buckets.tolist())
             else:
                 for span in range(shape.spans) if len(runs.directory) else ():
                     within = shape.buckets_of(span)
@@ -189,12 +201,31 @@ class SqliteRowStore:
         budget = max(_LEAST_COMPACTION_BYTES, _COMPACTION_PER_FLUSHED_BYTE * flushed)
         with contextlib.suppress(Unavailable):
             for span, level in self._ask(crowded_levels):
-                with self._writing("merge segments") as db:
+                with self._damage_found(shape, span), self._writing("merge segments") as db:
                     merge_level(db, shape, span, level)
             for span in self._ask(lambda db: full_spans(db, shape)):
                 if budget > 0:
-                    with self._writing("compact segments") as db:
+                    with self._damage_found(shape, span), self._writing("compact segments") as db:
                         budget -= compact_span(db, shape, span, budget)
+
+    @contextlib.contextmanager
+    def _damage_found(self, shape: Shape, span: int) -> Iterator[None]:
+        """Damage ends no flush: the buckets that have it are remembered, so that their owner, which has their
+        rows in memory, writes them whole with its next flush."""
+        try:
+            yield
+        except Corrupt as error:
+            with self._writing("drop segments") as db:
+                drop_dead_segments(db, shape, span)
+            for bucket in map(Bucket, shape.buckets_of(span)):
+                try:
+                    for _ in self.scan([bucket]):
+                        pass
+                except Corrupt as damage:
+                    self._damaged.add(bucket)
+                    skip("row_page", f"{self._path}: bucket {bucket}", f"written anew by its owner: {damage}")
+            if not self._damaged:
+                skip("row_page", str(self._path), str(error))
 
     def _shape(self) -> Shape:
         if self._known_shape is None:
