@@ -16,6 +16,7 @@ from freshet.console.seen import number
 from freshet.console.segments import Segments
 from freshet.console.series import POINTS, Series, added
 from freshet.seams.versions.moves import PEOPLE
+from freshet.skipped import skip
 
 __all__ = ["History", "Reliability", "parsed", "version_event"]
 
@@ -33,12 +34,15 @@ LATEST_MS = 1 << 48
 
 
 def parsed(value: bytes) -> dict[str, Any] | None:
-    """A JSON record of a topic of ours; None if it is none that we know."""
+    """A JSON record of a topic of ours; None, and counted, if it is none that we know. An empty one is not
+    counted."""
     try:
         record = orjson.loads(value)
     except orjson.JSONDecodeError:
-        return None
+        record = None
     if not isinstance(record, dict) or record.get("v") != 1 or not isinstance(record.get("kind"), str):
+        if value:
+            skip("console", "a record that the console reads", f"expected format 1, found {value[:60]!r}")
         return None
     return record
 

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from freshet.console.history import History, Reliability, parsed, version_event
+from freshet.skipped import skipped
 
 DAY, HOUR = 86_400_000, 3_600_000
 NOW = 1_800_000_000_000
@@ -191,3 +192,11 @@ def test_a_reliability_curve_forgets_old_windows() -> None:
         curves.add("served", "click", [[1, 0.5, 0.5]])
 
     assert curves.to_json()["click"][0][0] == 12
+
+
+@pytest.mark.parametrize("value", [b"garbage", b"null", b'{"v":9,"kind":"window"}', b'{"v":1}'])
+def test_records_that_a_console_cannot_read_are_counted(value: bytes) -> None:
+    assert parsed(value) is None
+    assert parsed(b"") is None
+
+    assert skipped()["console"] == 1
