@@ -303,7 +303,8 @@ class JoinerService:
             held = self._held[at] = _Held(disputed, now_s)
             _log.warning(
                 "an event is dated ahead and clocks disagree on that: it waits",
-                at=str(at),
+                topic=at.topic,
+                partition=at.partition,
                 offset=disputed.offset,
                 ahead_ms=disputed.ahead_ms,
                 clock_step_ms=self.steady.step_ms,
@@ -311,7 +312,11 @@ class JoinerService:
         waited_s = now_s - held.since_s
         moved_ms = disputed.newest_ms - held.disputed.logged_ms
         if waited_s >= CONFIRMED_S and moved_ms >= CONFIRMED_S * 500:
-            _log.warning("this machine's clock is behind the log's, which is followed", at=str(at))
+            _log.warning(
+                "this machine's clock is behind the log's, which is followed",
+                topic=at.topic,
+                partition=at.partition,
+            )
             self.steady.lead(disputed.newest_ms)
         held.lonely = waited_s >= _LONELY_S
         self._paused.add(at)
@@ -404,7 +409,7 @@ class JoinerService:
             "topics grew, their new partitions are joined from their start",
             topics=sorted(set(self.topics.inputs.values())),
             partitions=every,
-            before=known,
+            partitions_before=known,
         )
         if self.shares is not None:
             self.shares.partitions = every
@@ -547,7 +552,7 @@ class JoinerService:
                 "a partition cannot be joined, tried again; the others go on",
                 partition=partition,
                 reason=str(error),
-                again_s=pause_s,
+                again_in_s=pause_s,
             )
         here = [p for p in void if p in self.tasks]
         if here:
