@@ -105,6 +105,8 @@ class World:
         partitions = dict.fromkeys(range(self.spec.partitions), 0)
         meta = BucketMeta(Fence(-1), 0, 0, partitions, 0, TimeMs(0))
         buckets = [Bucket(b) for b in range(self.spec.buckets)]
+        claims = [b"{}", b"{}"]  # a fence is the offset of a claim
+        self.writer.append([Append(self.topics.control, 0, BytesColumn.of(claims))])
         self.store.create(
             StoreIdentity(self.spec.name, HASH, self.spec.buckets, ids, sizes, "log"),
             dict.fromkeys(buckets, meta),

@@ -136,6 +136,8 @@ def _url_of(folder: Path) -> str:
         state = read_state(RunFolder(existing_folder(folder)))
     except (Corrupt, Unavailable):  # `freshet status` says so; inference is where the settings say
         settings = load_settings(run_folder=folder)
+        if not settings.inference.port:  # any free one
+            raise
         return f"{tls.scheme()}://{Address('127.0.0.1', settings.inference.port)}"
     if "inference" not in state:
         raise ConfigError(

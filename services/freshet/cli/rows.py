@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
-import numpy as np
 
 from freshet.cli.options import emit, examples, existing_folder, folder_option, json_option, table
 from freshet.errors import ConfigError, Corrupt, Unavailable
@@ -67,9 +66,9 @@ def check(folder: Path, as_json: bool) -> None:
 def mend(folder: Path, give_up_rows: bool, as_json: bool) -> None:
     """Write damaged buckets anew with the rows that can be read, so that training starts again.
 
-    Lost rows begin anew, as rows that were never learned; offsets stay, so no sample is learned twice. An
-    owner that
-    runs meanwhile writes its own rows over this. Restore a copy of the store instead, if there is one.
+    Lost rows begin anew, as rows that were never learned; offsets stay, so no sample is learned twice.
+    An owner that runs meanwhile writes its own rows over this. Restore a copy of the store instead, if there
+    is one.
     """
     store = _store(folder)
     try:
@@ -136,6 +135,8 @@ def _meta(store: RowStore, bucket: Bucket) -> BucketMeta:
 
 def _mend(store: RowStore, found: Found) -> None:
     """Replace one bucket whole (PROTOCOL 11), under a sequence that no owner has sent."""
+    import numpy as np
+
     from freshet.seams.rowstore import FlushOutcome, TellsDamage
     from freshet.types import Bucket, Flush
 

@@ -91,7 +91,8 @@ def _asked(folder: Path) -> dict[str, Any]:
     from freshet.settings import load_settings
 
     ports = ports_of(load_settings(run_folder=folder))
-    return ask_all(listed_places(",".join(f"{role}=127.0.0.1:{port}" for role, port in ports.items())))
+    named = [f"{role}=127.0.0.1:{port}" for role, port in ports.items() if port]  # 0 is any free one
+    return ask_all(listed_places(",".join(named))) if named else {}
 
 
 def _has_run(folder: Path) -> bool:

@@ -80,8 +80,8 @@ def _figures(services: Mapping[str, Any], versions: Mapping[str, Any]) -> Iterat
         why = f" ({versions['reason']})" if versions["reason"] else ""
         aliases = ", ".join(f"{alias} {number}" for alias, number in versions["aliases"].items()) or "none"
         yield f"versions  newest {versions['newest']} {versions['verdict']}{why}; aliases: {aliases}"
-        for alias, damage in versions.get("damaged", {}).items():
-            yield f"          {alias} is damaged: {damage}"
+    for alias, damage in versions.get("damaged", {}).items():
+        yield f"aliases   {alias} is damaged: {damage}"
     for name, _, figures in told:
         for kind, left_out in figures.get("skipped", {}).items():
             yield f"left out  {name}: {left_out['count']} damaged of {kind}: {left_out['newest']}"

@@ -79,6 +79,7 @@ def test_a_trainer_that_holds_rows_tells_how_its_flushes_go() -> None:
         "row_bytes": {},
         "bytes": 0,
         "shard": asdict(counts),
+        "store": {"created": 5, "evicted": 1, "not_finite": 0, "not_admitted": 3},
         "unwritten_s": 31.5,
     }
 
