@@ -39,7 +39,7 @@ def test_a_run_is_found_at_the_address_that_it_listens_on(
     monkeypatch.setenv("FRESHET_COMMON_BIND_ADDRESS", bound)
     monkeypatch.setenv("FRESHET_GATEWAY_GRPC_PORT", str(events))
     monkeypatch.setenv("FRESHET_INFERENCE_GRPC_PORT", str(scores))
-    asked = {"context": {"reader": "u1"}, "candidates": [{"article": "a7"}]}
+    asked = {"context": {"reader": "u1"}, "candidates": [{"article": "a7", "topic": "music"}]}
 
     with local(QUICKSTART, folder=folder, console=True) as run:
         for port in (events, scores):
