@@ -3,6 +3,9 @@
 import csv
 import gzip
 import json
+import re
+import shutil
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -12,12 +15,13 @@ from click.testing import CliRunner
 
 from freshet.cli import cli, replaying
 from freshet.cli.replaying import join_all
-from freshet.errors import ConfigError, Mismatch
+from freshet.errors import BadInput, ConfigError, Mismatch
 from freshet.recordings.sources import ONLINE_RETAIL, online_retail
 from freshet.seams.open import open_eventlog
 from freshet.settings import RunFolder
 from freshet.spec import load_spec
-from freshet.types import TopicPartition
+from freshet.types import Append, BytesColumn, TopicPartition
+from freshet.wire.schemas import SchemaRegistry
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 DAY = 86_400
@@ -65,6 +69,63 @@ def test_the_topics_of_one_run_are_the_events_of_another(retail, tmp_path):
 
     assert second["samples"] == first["samples"]
     assert second["ledger"] == first["ledger"]
+
+
+def test_topics_set_bad_records_aside_and_go_on(retail, tmp_path):
+    first = run_replay("online-retail", retail, "--lanes", 1, "--keep", tmp_path / "old")
+    spill(
+        tmp_path / "old",
+        impressions=[("none", b"no frame"), ("unknown", b"\2"), ("own", b"\xff")],
+        actions=[(STRANGE, b"\2"), (STRANGE, b"\4")],
+    )
+
+    spec = EXAMPLES / "online-retail" / "freshet.toml"
+    second = run_replay("topics", spec, "--from", tmp_path / "old", "--lanes", 1)
+
+    assert second["ledger"] == first["ledger"]
+    aside = second["set_aside"]
+    assert {s: {r: k["records"] for r, k in reasons.items()} for s, reasons in aside.items()} == {
+        "served": {"unreadable": 2, "no_schema": 1},
+        "action": {"no_schema": 2},
+    }
+    assert re.search(r"impressions\[0\], offset \d+: .*no schema has id 99", str(aside["served"]))
+    assert re.search(r"actions\[0\], offset \d+: .*strange", str(aside["action"]))
+
+
+def test_topics_of_which_a_whole_stream_is_bad_are_refused(retail, tmp_path):
+    run_replay("online-retail", retail, "--lanes", 1, "--keep", tmp_path / "old")
+    folder = tmp_path / "new-spec"
+    shutil.copytree(EXAMPLES / "online-retail", folder)
+    schema = json.loads((folder / "actions.avsc").read_text())
+    next(f for f in schema["fields"] if f["name"] == "event_id")["name"] = "renamed"
+    (folder / "actions.avsc").write_text(json.dumps(schema))
+    spec = (folder / "freshet.toml").read_text()
+    (folder / "freshet.toml").write_text(spec.replace('id = "event_id"', 'id = "renamed"'))
+
+    with pytest.raises(BadInput, match=r"the action stream .* found none among 180(.|\n)*renamed"):
+        run_replay("topics", folder / "freshet.toml", "--from", tmp_path / "old")
+
+
+STRANGE = {"type": "record", "name": "strange", "fields": [{"name": "n", "type": "int"}]}
+
+
+def spill(folder, **bad):
+    """Append records by topic, each (its schema, "own", "unknown" or "none"; payload)."""
+    log = open_eventlog(f"sqlite:{RunFolder(folder).log}")
+    registry = SchemaRegistry(log)
+    own = {t: (EXAMPLES / "online-retail" / f"{t}.avsc").read_text() for t in ("impressions", "actions")}
+    with closing(log), closing(log.writer()) as writer:
+        for topic, records in bad.items():
+            values = []
+            for schema, payload in records:
+                text = own[topic] if schema == "own" else json.dumps(schema)
+                schema_id = 99 if schema == "unknown" else 0 if schema == "none" else registry.register(text)
+                values.append((b"" if schema == "none" else frame(schema_id)) + payload)
+            writer.append([Append(topic, 0, BytesColumn.of(values))])
+
+
+def frame(schema_id):
+    return b"\0" + schema_id.to_bytes(4, "big")
 
 
 def test_peek_shows_the_fields_of_events_and_the_shape_of_blocks(retail, tmp_path):

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from freshet.cli.options import table
+from freshet.recordings.set_aside import SetAside
 from freshet.recordings.timely import EventTimes
 from freshet.runtime.losses import JOINER_FIGURES, counted, losses_text
 
@@ -27,6 +28,7 @@ class Outcome:
     ledger: Mapping[str, Any] | None = None  # of the joiner: what became of every impression
     windows: Sequence[Mapping[str, Any]] = ()  # records of `<model>.measures`, by event time
     times: Mapping[str, EventTimes] = field(default_factory=dict)  # by stream: what is odd about them
+    set_aside: SetAside | None = None  # of topics: what the spec cannot read
 
     @property
     def losses(self) -> dict[str, Any]:
@@ -49,6 +51,7 @@ class Outcome:
             "lanes": self.lanes,
             "labels": {name: dict(values) for name, values in self.measures.items()},
             "stages": dict(self.stages),
+            **({"set_aside": aside} if self.set_aside and (aside := self.set_aside.as_json()) else {}),
             **({"times": odd} if (odd := _odd(self.times)) else {}),
             **({} if self.ledger is None else {"ledger": dict(self.ledger), "losses": self.losses}),
         }
@@ -63,6 +66,8 @@ def outcome_text(outcome: Outcome) -> str:
     lost = "".join(f"lost: {line}\n" for line in losses_text(None, outcome.losses))
     if outcome.ledger is not None and not lost:
         lost = "lost: nothing; every event was joined\n"
+    if outcome.set_aside is not None:
+        lost = "".join(f"{line}\n" for line in outcome.set_aside.lines()) + lost
     samples = f"{outcome.samples:,} samples, {outcome.lanes} lanes"
     return f"{samples}\n{lost}{rates}\n{table(['label', *names], rows)}{said}"
 

@@ -16,6 +16,7 @@ from freshet.cli.options import FILE, PATH, SEED, FiniteRange, emit, examples, j
 from freshet.errors import ConfigError
 
 if TYPE_CHECKING:
+    from freshet.recordings.set_aside import SetAside
     from freshet.recordings.sources import Piece, Role
     from freshet.recordings.timely import EventTimes
     from freshet.spec import Spec
@@ -128,9 +129,13 @@ def topics_command(
 ) -> None:
     """Events of another run, as it acknowledged them: how a new model learns from an old one's log.
 
+    Records that the spec cannot read are set aside: they are counted by stream and reason, and the first of
+    each is shown. If none of a stream's can be read, the command ends with an error.
+
     Into a log of their own only; with --keep the folder can go on with `freshet up --folder`.
     """
     from freshet.cli.options import existing_folder
+    from freshet.recordings.set_aside import SetAside
     from freshet.recordings.topics import events_of_topics
     from freshet.seams.open import open_eventlog
     from freshet.spec import load_spec
@@ -146,7 +151,9 @@ def topics_command(
     spec = load_spec(spec_file)
     log = open_eventlog(f"sqlite:{existing_folder(source) / 'log'}")
     try:
-        _run(spec, events_of_topics(log, spec, since_ms=_ms(since), until_ms=_ms(until)), **options)
+        set_aside = SetAside()
+        pieces = events_of_topics(log, spec, set_aside, since_ms=_ms(since), until_ms=_ms(until))
+        _run(spec, pieces, set_aside=set_aside, **options)
     finally:
         log.close()
 
@@ -165,6 +172,7 @@ def _run(
     speed: float | None,
     as_json: bool,
     seen: Mapping[Role, EventTimes] | None = None,
+    set_aside: SetAside | None = None,
 ) -> None:
     from freshet.cli.outcome import outcome_text
     from freshet.cli.replaying import replay, send
@@ -188,6 +196,8 @@ def _run(
         sent = send(spec, pieces, gateway, speed, progress, token)
         emit({"events": sent}, as_json=as_json, text=f"\nsent {sent:,} events")
         return
-    outcome = replay(spec, pieces, keep=keep, lanes=lanes, speed=speed, progress=progress)
+    outcome = replay(
+        spec, pieces, keep=keep, lanes=lanes, speed=speed, progress=progress, set_aside=set_aside
+    )
     outcome = replace(outcome, times={str(role): times for role, times in (seen or {}).items()})
     emit(outcome.as_json(), as_json=as_json, text="\n" + outcome_text(outcome))

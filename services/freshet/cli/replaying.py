@@ -14,16 +14,17 @@ from freshet.cli.keeping import folder_of_a_pass
 from freshet.cli.outcome import Outcome
 from freshet.cli.pipeline import Pipeline
 from freshet.clock import SYSTEM_CLOCK, Clock
-from freshet.errors import BadInput
-from freshet.features import EventExtractor, JsonTranscoder, add_frames, partition_of, take
+from freshet.errors import BadInput, ConfigError
+from freshet.features import EventColumns, EventExtractor, JsonTranscoder, add_frames, partition_of, take
 from freshet.recordings.as_json import json_events
+from freshet.recordings.set_aside import SetAside
 from freshet.recordings.sources import AvroRecords, Piece, Role
 from freshet.seams.eventlog import EventLog
 from freshet.spec import Spec
 from freshet.spec.avro import Record
 from freshet.spec.model import Stream
 from freshet.spec.schemas import Schemas, load_schemas, readers_of
-from freshet.types import Append, BytesColumn
+from freshet.types import I64, Append, BytesColumn
 
 if TYPE_CHECKING:
     from freshet.joiner.service import JoinerStatus
@@ -42,6 +43,7 @@ def replay(
     speed: float | None = None,
     window_ms: int = DAY_MS,
     progress: Callable[[str, int], None] = lambda stage, done: None,
+    set_aside: SetAside | None = None,
 ) -> Outcome:
     """Encode events, join them and learn from the samples, each stage through the real log; then return the
     measures.
@@ -53,8 +55,10 @@ def replay(
         speed:     events a second; without it, as fast as possible.
         window_ms: length of a window of measures, in event time.
         progress:  called with the stage's name and how much of it is done.
+        set_aside: of the pieces, if they have one: told in the outcome.
 
-    Raises BadInput if an event does not fit the spec's schemas, ConfigError if a schema is missing.
+    Raises BadInput if an event does not fit the spec's schemas (of pieces with `set_aside`: if no event of a
+    stream does), ConfigError if a schema is missing.
     """
     spec = replace(spec, train=replace(spec.train, measure_window_ms=window_ms))
     with folder_of_a_pass(keep) as folder:
@@ -66,6 +70,8 @@ def replay(
             for piece in paced(pieces, speed):
                 ingest.append(piece)
                 progress("events", ingest.events)
+            if set_aside is not None:
+                set_aside.refuse_bad_streams()
             appended = time.perf_counter()
             status = join_all(spec, pipeline.log)
             joined = time.perf_counter()
@@ -76,7 +82,12 @@ def replay(
                 "events joined": status.events / (joined - appended),
                 "samples joined": status.samples / (joined - appended),
             }
-            return replace(outcome, stages={**stages, **outcome.stages}, ledger=status.ledger.to_json())
+            return replace(
+                outcome,
+                stages={**stages, **outcome.stages},
+                ledger=status.ledger.to_json(),
+                set_aside=set_aside,
+            )
         finally:
             pipeline.close()
 
@@ -116,7 +127,7 @@ class _Ingest:
     schemas: Schemas
     events: int = 0
     seconds: float = 0.0  # spent here, without the source
-    _extractors: dict[tuple[Role, int], EventExtractor] = field(default_factory=dict)
+    _extractors: dict[tuple[Role, int], EventExtractor | ConfigError] = field(default_factory=dict)
     _streams: Mapping[Role, tuple[Stream, JsonTranscoder, EventExtractor]] = field(init=False)
     _readers: Mapping[str, Record] = field(init=False)
 
@@ -135,64 +146,83 @@ class _Ingest:
         began = time.perf_counter()
         appends: list[Append] = []
         for role, lines in piece.lines.items():
-            if lines:
-                appends += self._encoded(role, lines, piece)
+            texts = BytesColumn.of([line for line in lines.split(b"\n") if line.strip()])
+            appends += self._encoded(role, texts, piece)
+        for role, texts in piece.texts.items():
+            appends += self._encoded(role, texts, piece)
         for part in piece.records:
             appends += self._framed(part, piece)
         if appends:
             self.pipeline.writer.append(appends)
         self.seconds += time.perf_counter() - began
 
-    def _encoded(self, role: Role, lines: bytes, piece: Piece) -> Sequence[Append]:
+    def _encoded(self, role: Role, texts: BytesColumn, piece: Piece) -> Sequence[Append]:
+        if not len(texts):
+            return ()
         stream, transcoder, extractor = self._streams[role]
-        texts = BytesColumn.of([line for line in lines.split(b"\n") if line.strip()])
         made = transcoder.column(texts)
-        if made.bad:
-            bad = made.bad[0]
-            raise BadInput(
-                f"{piece.place(role, bad.index)}: {bad.path or 'the event'}: expected {bad.expected}, found"
-                f" {bad.found}\n  the spec's schema of this stream says what fits"
-            )
-        self.events += made.total
+        for bad in made.bad:
+            said = f"{bad.path or 'the event'}: expected {bad.expected}, found {bad.found}"
+            if piece.set_aside is None:
+                hint = "\n  the spec's schema of this stream says what fits"
+                raise BadInput(f"{piece.place(role, bad.index)}: {said}{hint}")
+            piece.set_aside.add(role, "unreadable", f"{piece.place(role, bad.index)}: {said}")
+        good = np.delete(np.arange(len(texts)), [bad.index for bad in made.bad])
+        events = self._read(stream, extractor, made.records, piece, good)
+        self.events += len(events.events)
         # A topic in JSON holds the texts themselves, as the gateway leaves them there.
-        values = texts if stream.format == "json" else made.records
-        return self._placed(stream, extractor, made.records, values, piece)
+        values = take(texts, good) if stream.format == "json" else made.records
+        return self._placed(stream, events, take(values, events.events))
 
     def _framed(self, part: AvroRecords, piece: Piece) -> Sequence[Append]:
         """Records of another log, whose schema ids mean nothing here."""
         schema_id = self.pipeline.registry.register(part.schema)
         if (part.role, schema_id) not in self._extractors:
             stream = next(s for s in streams_of(self.pipeline.spec) if s.role == part.role)
-            self._extractors[part.role, schema_id] = EventExtractor(
-                stream, part.schema, reader=self._readers[part.role]
-            )
-        self.events += len(part.payloads)
-        records = add_frames(part.payloads, schema_id)
+            try:
+                extractor = EventExtractor(stream, part.schema, reader=self._readers[part.role])
+            except ConfigError as error:  # the writer's schema: the spec's own was compiled at the start
+                self._extractors[part.role, schema_id] = error
+            else:
+                self._extractors[part.role, schema_id] = extractor
+        found = self._extractors[part.role, schema_id]
+        if isinstance(found, ConfigError):
+            if piece.set_aside is None:
+                raise found
+            example = f"{piece.place(part.role, 0)}: {found}"
+            piece.set_aside.add(part.role, "no_schema", example, len(part.payloads))
+            return ()
         stream = self._streams[part.role][0]
-        values = records
+        records = add_frames(part.payloads, schema_id)
+        events = self._read(stream, found, records, piece, np.arange(len(records)))
+        self.events += len(events.events)
+        values = take(records, events.events)
         if stream.format == "json":
-            values = BytesColumn.of(json_events(part.payloads, part.schema, self.schemas.of(part.role)))
-        return self._placed(stream, self._extractors[part.role, schema_id], records, values, piece)
+            payloads = take(part.payloads, events.events)
+            values = BytesColumn.of(json_events(payloads, part.schema, self.schemas.of(part.role)))
+        return self._placed(stream, events, values)
 
-    def _placed(
-        self,
-        stream: Stream,
-        extractor: EventExtractor,
-        records: BytesColumn,
-        values: BytesColumn,
-        piece: Piece,
-    ) -> Sequence[Append]:
-        """What the topic will hold of framed records, each with its key in its partition."""
+    @staticmethod
+    def _read(
+        stream: Stream, extractor: EventExtractor, records: BytesColumn, piece: Piece, index: I64
+    ) -> EventColumns:
+        """Framed records as events; those that cannot be read are set aside. `index`: their numbers in the
+        piece."""
         events = extractor.extract(records, framed=True)
-        if len(events.bad):
-            raise BadInput(f"{piece.place(stream.role, int(events.bad[0]))}: {events.why[0]}")
+        for bad, why in zip(events.bad.tolist(), events.why, strict=True):
+            example = f"{piece.place(stream.role, int(index[bad]))}: {why}"
+            if piece.set_aside is None:
+                raise BadInput(example)
+            piece.set_aside.add(stream.role, "unreadable", example)
+        return events
+
+    def _placed(self, stream: Stream, events: EventColumns, values: BytesColumn) -> Sequence[Append]:
+        """What the topic will hold of E events, (E,) values, each with its key in its partition."""
         partitions = partition_of(events.request_keys, self.pipeline.spec.partitions)
         appends = []
         for p in np.unique(partitions).tolist():
             mine = np.flatnonzero(partitions == p)
-            appends.append(
-                Append(stream.topic, p, take(values, events.events[mine]), take(events.request_keys, mine))
-            )
+            appends.append(Append(stream.topic, p, take(values, mine), take(events.request_keys, mine)))
         return appends
 
 

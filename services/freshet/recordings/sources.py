@@ -18,6 +18,7 @@ import orjson
 
 from freshet.errors import BadInput, ConfigError
 from freshet.recordings import retail
+from freshet.recordings.set_aside import SetAside
 from freshet.recordings.timely import EventTimes
 from freshet.spec.avro import Record, Written
 from freshet.spec.model import Files, TimeField
@@ -54,6 +55,12 @@ class Piece:
     events: int
     records: Sequence[AvroRecords] = ()  # beside the lines, or instead of them
     places: Mapping[Role, Callable[[int], str]] = field(default_factory=dict)  # of each stream's events
+    texts: Mapping[Role, BytesColumn] = field(
+        default_factory=dict
+    )  # as `lines`, for JSON that has line breaks
+    set_aside: SetAside | None = (
+        None  # takes the events that cannot be read; without it the first is an error
+    )
 
     def place(self, role: Role, index: int) -> str:
         """Where an event of this piece comes from, for messages."""

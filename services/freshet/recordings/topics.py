@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from freshet.errors import ConfigError, Corrupt, Mismatch
+from freshet.errors import ConfigError, Mismatch
 from freshet.features import frame_ids, take
+from freshet.recordings.set_aside import SetAside
 from freshet.recordings.sources import AvroRecords, Piece, Role
 from freshet.seams.eventlog import EventLog
 from freshet.spec.schemas import streams_of
-from freshet.types import BytesColumn, TopicPartition
+from freshet.types import I64, Records, TopicPartition
 from freshet.wire.schemas import FRAME_BYTES, SchemaRegistry
 
 if TYPE_CHECKING:
@@ -31,19 +33,25 @@ class _Stream:
 
 
 def events_of_topics(
-    log: EventLog, spec: Spec, *, since_ms: int | None = None, until_ms: int | None = None
+    log: EventLog,
+    spec: Spec,
+    set_aside: SetAside,
+    *,
+    since_ms: int | None = None,
+    until_ms: int | None = None,
 ) -> Iterator[Piece]:
     """Everything that the log holds in the spec's event topics now, or what it took in a range of time.
 
     Args:
         log:      of the run that has the events; topics are named as in `spec`.
+        set_aside: takes what is no framed Avro, or has a schema that the log does not have; readers of the
+                  pieces add what else they cannot read.
         since_ms: records that the log took from then on; without it, from its start.
         until_ms: and before then; without it, to its present end.
 
     Raises:
         Mismatch: the log has no topic of that name.
         ConfigError: others alone write a stream: its schemas are not in the log.
-        Corrupt: a record is no framed Avro, or its schema is not in the log.
     """
     events = spec.events
     for stream in streams_of(spec):
@@ -67,7 +75,8 @@ def events_of_topics(
                 wanted = int(np.searchsorted(records.offsets, ends[at]))
                 position[at] = records.next_offset
                 if wanted:
-                    yield _piece(streams[at.topic], records.values.slice(0, wanted), registry, at)
+                    found = records if wanted == len(records) else records.where(range(wanted))
+                    yield from _pieces(streams[at.topic], found, registry, at, set_aside)
     finally:
         reader.close()
 
@@ -88,19 +97,39 @@ def _range(
     return ends, starts
 
 
-def _piece(stream: _Stream, values: BytesColumn, registry: SchemaRegistry, at: TopicPartition) -> Piece:
+def _pieces(
+    stream: _Stream, records: Records, registry: SchemaRegistry, at: TopicPartition, set_aside: SetAside
+) -> Iterator[Piece]:
+    """A piece for each schema of the records."""
+    role = stream.role
+    set_aside.read[role] += len(records)
     if stream.json:
-        return Piece({stream.role: b"\n".join(values)}, len(values))
-    ids = frame_ids(values)
-    if (ids < 0).any():
-        raise Corrupt(f"{at}: a record is no framed Avro; `freshet peek {at.topic}` shows them")
-    parts = []
+        places = {role: partial(_place, at, records.offsets)}
+        yield Piece({}, len(records), places=places, texts={role: records.values}, set_aside=set_aside)
+        return
+    ids = frame_ids(records.values)
     for schema_id in np.unique(ids).tolist():
+        rows = np.flatnonzero(ids == schema_id)
+        place = partial(_place, at, records.offsets[rows])
+        if schema_id < 0:
+            found = "expected Avro in a Confluent frame, found other bytes"
+            set_aside.add(role, "unreadable", f"{place(0)}: {found}", len(rows))
+            continue
         try:
             schema = registry.get(schema_id)
-        except KeyError as error:
-            raise Corrupt(f"{at}: {error}") from None
-        parts.append(
-            AvroRecords(stream.role, schema, take(values, np.flatnonzero(ids == schema_id), FRAME_BYTES))
+        except (KeyError, ConfigError) as error:
+            reason = error.args[0] if isinstance(error, KeyError) else error
+            set_aside.add(role, "no_schema", f"{place(0)}: {reason}", len(rows))
+            continue
+        payloads = take(records.values, rows, FRAME_BYTES)
+        yield Piece(
+            {},
+            len(rows),
+            (AvroRecords(role, schema, payloads),),
+            places={role: place},
+            set_aside=set_aside,
         )
-    return Piece({}, len(values), tuple(parts))
+
+
+def _place(at: TopicPartition, offsets: I64, index: int) -> str:
+    return f"{at}, offset {offsets[index]}"
