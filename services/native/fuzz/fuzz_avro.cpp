@@ -1,4 +1,5 @@
-// Avro records of hostile bytes: checked, decoded to features, extracted as events; the three must agree.
+// Avro records of hostile bytes: checked, decoded to features, extracted as events; the three must agree. Read as they
+// were written, and as another schema has them.
 #include <cstdlib>
 #include <cstring>
 
@@ -8,7 +9,7 @@
 using namespace freshet;
 
 std::vector<std::vector<std::uint8_t>> fuzz_seeds();
-std::vector<std::vector<std::uint8_t>> fuzz_seeds() { return {fixture::record()}; }
+std::vector<std::vector<std::uint8_t>> fuzz_seeds() { return {fixture::record(), fixture::resolved_record()}; }
 
 namespace {
 
@@ -16,16 +17,12 @@ void demand(bool ok) {
   if (!ok) std::abort();
 }
 
-}  // namespace
-
-extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
-  static const Program features = fixture::builder(fixture::For::kFeatures).build();
-  static const Program events = fixture::builder(fixture::For::kEvents).build();
+void read(const Program& features, const Program& events, const std::vector<std::uint8_t>& good, const std::uint8_t* data,
+          std::size_t size) {
   static const DecodePlan plan = fixture::plan();
   static const EventPlan event_plan = fixture::event_plan();
   // An exact copy, so that a sanitizer sees one byte too far; and a good record after it, which must stay readable.
   std::vector<std::uint8_t> bytes(data, data + size);
-  const auto good = fixture::record();
   bytes.insert(bytes.end(), good.begin(), good.end());
   bytes.shrink_to_fit();
   const std::vector<std::int64_t> ends{static_cast<std::int64_t>(size), static_cast<std::int64_t>(bytes.size())};
@@ -58,5 +55,17 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   for (const auto& row : extracted.spans) spans.insert(spans.end(), row.begin(), row.end());
   (void)splice(bytes, spans);
   (void)extract_events(event_plan, events, bytes, ends, true);
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+  using fixture::For;
+  static const Program features = fixture::builder(For::kFeatures).build(), events = fixture::builder(For::kEvents).build();
+  static const Program resolved_features = fixture::resolved_builder(For::kFeatures).build();
+  static const Program resolved_events = fixture::resolved_builder(For::kEvents).build();
+  static const std::vector<std::uint8_t> good = fixture::record(), resolved = fixture::resolved_record();
+  read(features, events, good, data, size);
+  read(resolved_features, resolved_events, resolved, data, size);
   return 0;
 }

@@ -126,6 +126,135 @@ inline Builder builder(For use) {
   return b;
 }
 
+// A record read as another schema has it, with every kind of node that such a reading takes, for the same plans:
+//
+// record { id: decimal in fixed(9), name: int (refused)|string|null|fixed(16) as a UUID,
+//          price: null|decimal(2) in bytes, kind: enum(4) of which one symbol is refused, tags: [bytes|null|int (refused)],
+//          stats: not written, {"clicks": 9} by default, not_read: record R { n: long|null, in: [R|null] }, time: int in
+//          milliseconds for seconds, raw: not written, items: [ { item: int scaled by 1000, w: long as float,
+//          gone: {string: double}, back: null|R written anew } ] }
+inline Builder resolved_builder(For use) {
+  using Sinks = std::vector<std::pair<std::uint64_t, std::uint64_t>>;
+  const bool features = use == For::kFeatures, events = use == For::kEvents;
+  const auto either = [&](Sinks f, Sinks e) { return features ? f : events ? e : Sinks{}; };
+  Builder b;
+  for (std::uint64_t k = 0; k < kSymbols + 1; ++k) b.words.push_back(events ? k % kSymbols : 100 + k);
+  for (const char* symbol : {"A", "B", "C"}) b.string(symbol);
+  const auto said = [&](std::vector<std::uint64_t> words) {
+    const auto at = static_cast<std::int64_t>(b.words.size());
+    b.words.insert(b.words.end(), words.begin(), words.end());
+    return at;
+  };
+  const auto convert = [&](Conversion how, std::vector<std::uint64_t> words, const Sinks& sinks, std::int64_t null_branch = 0) {
+    words.insert(words.begin(), static_cast<std::uint64_t>(how));
+    const auto at = b.open(Op::kConvert, said(words), null_branch);
+    const std::uint64_t symbols = how == Conversion::kSymbols ? kSymbols + 1 : 0;
+    for (const auto& [kind, slot] : sinks) b.sink(kind, slot, 0, symbols);
+    b.close(at);
+    return at;
+  };
+  const auto united = [&](std::size_t at, const std::vector<std::size_t>& branches) {
+    b.close(at);
+    std::vector<std::uint64_t> words{branches.size()};
+    for (const auto branch : branches) words.push_back(static_cast<std::uint64_t>(b.index(branch)));
+    b.nodes[at + 6] = said(words);
+  };
+  const auto given = [&](const std::vector<std::uint8_t>& bytes) {
+    return static_cast<std::int64_t>(b.string({bytes.begin(), bytes.end()}));
+  };
+  // Of a record inside itself; nobody wants it.
+  const auto recursive = [&](std::int64_t null_branch) {
+    const auto record = b.open(Op::kRecord, 0, null_branch);
+    leaf(b, Op::kLong, {}, 0, 2);
+    const auto inside = b.open(Op::kArray, 1);
+    leaf(b, Op::kRecursion, {}, b.index(record), 2);
+    b.close(inside);
+    b.close(record);
+  };
+  const auto root = b.open(Op::kRecord);
+  convert(Conversion::kDecimal, {10, 0, 1}, either({{0, 0}}, {{0, 0}}));
+  const auto name = b.open(Op::kUnion);
+  const auto n0 = leaf(b, Op::kRefuse), n1 = leaf(b, Op::kString, either({{0, 1}}, {{4, 1}})), n2 = leaf(b, Op::kNull),
+             n3 = convert(Conversion::kUuid, {}, either({{0, 1}}, {{4, 1}}));
+  united(name, {n0, n1, n2, n3});
+  convert(Conversion::kDecimal, {0, 2, 0}, either({{2, 0}, {3, 2}}, {{3, 0}}), 1);
+  convert(Conversion::kSymbols, {kSymbols + 1, 0, 0, 0, 1}, either({{0, 3}}, {{2, 0}}));
+  const auto tags = b.open(Op::kArray, 1);
+  const auto tag = b.open(Op::kUnion);
+  const auto t0 = leaf(b, Op::kBytes, either({{1, 0}}, {})), t1 = leaf(b, Op::kNull), t2 = leaf(b, Op::kRefuse);
+  united(tag, {t0, t1, t2});
+  b.close(tags);
+  const auto stats = b.open(Op::kDefault, given({2, 12, 'c', 'l', 'i', 'c', 'k', 's', 18, 0}));
+  const auto map = b.open(Op::kMap);
+  leaf(b, Op::kLong);
+  const auto clicks = convert(Conversion::kDoubleOfInt, {0}, either({{2, 1}}, {}));
+  b.close(map);
+  const auto key = b.string("clicks");
+  b.nodes[map + 6] = said({1, static_cast<std::uint64_t>(b.index(clicks)), key});
+  b.close(stats);
+  recursive(0);
+  convert(Conversion::kScaledInt, {1, 1, 1000}, either({}, {{1, 0}}));
+  const auto raw = b.open(Op::kDefault, given({1, 2, 3}));
+  leaf(b, Op::kFixed, either({{0, 4}}, {}), 3);
+  b.close(raw);
+  const auto items = b.open(Op::kArray, 4, 0, events);
+  const auto element = b.open(Op::kRecord);
+  convert(Conversion::kScaledInt, {0, 1000, 1}, either({{1, 1}}, {{0, 1}}));
+  convert(Conversion::kFloatOfInt, {0}, {});
+  const auto gone = b.open(Op::kMap);
+  leaf(b, Op::kDouble);
+  b.close(gone);
+  b.nodes[gone + 6] = said({0});
+  recursive(1);
+  b.close(element);
+  b.close(items);
+  b.close(root);
+  return b;
+}
+
+// A record that is read so.
+inline std::vector<std::uint8_t> resolved_record() {
+  std::vector<std::uint8_t> r;
+  const auto text = [&](const std::string& s) { write_bytes(reinterpret_cast<const std::uint8_t*>(s.data()), s.size(), r); };
+  const auto recursion = [&](int levels) {
+    for (int i = 0; i < levels; ++i) {
+      write_long(0, r);  // n: a long
+      write_long(i, r);
+      write_long(1, r);  // one inside
+      write_long(0, r);
+    }
+    write_long(1, r);
+    write_long(0, r);
+    for (int i = 0; i < levels; ++i) write_long(0, r);
+  };
+  r.insert(r.end(), {0, 0, 0, 0, 0, 0, 0, 1, 2});
+  write_long(3, r);
+  r.insert(r.end(), {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15});
+  write_long(1, r);
+  text("\xFB\x2E");
+  write_long(2, r);
+  write_long(2, r);
+  write_long(0, r);
+  text("x");
+  write_long(1, r);
+  r.push_back(0);
+  recursion(3);
+  write_long(1'700'000'000, r);
+  write_long(2, r);
+  for (const std::int64_t item : {7, 8}) {
+    write_long(item, r);
+    write_long(1 << 30, r);
+    write_long(1, r);
+    text("k");
+    write_raw(0.5, r);
+    r.push_back(0);
+    write_long(item - 7, r);
+    if (item == 8) recursion(1);
+  }
+  r.push_back(0);
+  return r;
+}
+
 inline DecodePlan plan() {
   DecodePlan p;
   p.groups = {{{false, 0}, {false, 1}, {true, 0}, {false, 5}}, {{false, 2}, {false, 3}, {false, 4}, {true, 1}, {false, 6}}};
