@@ -69,7 +69,10 @@ def test_avro_of_an_older_schema_is_read_by_defaults_or_refused(gateway: Running
         answers.append(gateway.post("impressions", frame(schema_id, out.getvalue()), AVRO))
 
     assert [a.status_code for a in answers] == [202, 422]
-    assert "user.id = 'no such field'" in answers[1].text
+    assert (
+        f"schema {ids[1]}: schema 'record feed.Ranked' of the served events: user.id = 'no such field'"
+        in (answers[1].json()["refused"][0]["found"])
+    )
 
 
 def test_of_a_batch_all_schema_ids_are_known_when_it_comes_again(tmp_path: Path) -> None:

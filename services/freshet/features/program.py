@@ -35,7 +35,15 @@ from freshet.spec.avro import (
     is_null,
     spell,
 )
-from freshet.spec.avro_logical import TimeUnit, decimal_scale, is_uuid, leaf_name, leaf_names, time_unit
+from freshet.spec.avro_logical import (
+    TimeUnit,
+    decimal_digits,
+    decimal_scale,
+    is_uuid,
+    leaf_name,
+    leaf_names,
+    time_unit,
+)
 from freshet.spec.avro_resolve import Resolver, fields_of
 from freshet.types import I64, BytesColumn
 
@@ -46,7 +54,10 @@ OPS = {
     "fixed": 8, "enum": 9, "record": 10, "array": 11, "map": 12, "union": 13,
     "recursion": 14, "default": 15, "convert": 16, "refuse": 17,
 }  # fmt: skip
+UNRESOLVED = 16  # of `Why` in avro_program.hpp: a value that the reader's schema cannot take
 FLOAT_OF_INT, DOUBLE_OF_INT, SCALED_INT, DECIMAL, UUID, SYMBOLS = range(6)  # Conversion in avro_program.hpp
+EXACT_DIGITS = 15
+"""Decimals of so many digits are each another double."""
 MAX_NODES = 100_000
 """Types of a schema, each use of a named one counted: a few lines of JSON could ask for 2^32."""
 
@@ -107,6 +118,8 @@ class Compiled:
         """A failure in words: what was found, at which field and byte."""
         path, type_ = self.places[node]
         where = f"{path} ({type_}): " if path else ""
+        if why == UNRESOLVED and not path:
+            where = f"the event ({type_}): "
         return f"{where}{WHY[why]}, at byte {offset}"
 
 
@@ -191,6 +204,15 @@ def _check(schema: Record, want: Want, explode: str | None, where: str) -> None:
     if wrong or not leaf_names(inner):
         allowed = ", ".join(n for n in OPS if n in want.takes)
         raise ConfigError(where, want.path, spell(inner), f"one of {allowed}, for {want.what}")
+    for leaf in inner.branches if isinstance(inner, Union) else (inner,):
+        if not want.takes <= NUMBERS and decimal_scale(leaf) and decimal_digits(leaf) > EXACT_DIGITS:
+            raise ConfigError(
+                where,
+                want.path,
+                f"{spell(leaf)} of precision {decimal_digits(leaf)}",
+                f"a decimal of at most {EXACT_DIGITS} digits, or of scale 0, for {want.what}",
+                "an id with a fraction is read as a double: ids that differ in later digits would be one",
+            )
 
 
 def _arrays_on(schema: Record, path: str, explode: str | None) -> bool:
@@ -490,8 +512,17 @@ class _Compiler:
         if scale is not None:
             theirs = decimal_scale(written)
             exact = any(not want.takes <= NUMBERS for want in wants)
+            if exact and theirs not in (None, scale):
+                same = f"a decimal of scale {scale}, as an id has one scale"
+                raise _UnresolvedError(path, f"{spell(written)} of scale {theirs}", same, HINT)
+            if exact and scale and decimal_digits(written) > EXACT_DIGITS:
+                few = f"a decimal of at most {EXACT_DIGITS} digits, as an id with a fraction is a double"
+                raise _UnresolvedError(
+                    path, f"{spell(written)} of precision {decimal_digits(written)}", few, HINT
+                )
             size = written.size + 1 if isinstance(written, Fixed) else 0
-            return DECIMAL, size, scale if theirs is None else theirs, int(exact)
+            # An id without a fraction must have 64 bits; one with a fraction is the nearest double.
+            return DECIMAL, size, scale if theirs is None else theirs, int(exact and scale == 0)
         if is_uuid(read):
             return (UUID,)
         if isinstance(written, Enum) and isinstance(read, Enum):

@@ -10,7 +10,8 @@ import structlog
 
 from freshet.clock import STEADY_CLOCK, Clock
 from freshet.errors import ConfigError, FreshetError
-from freshet.features import SampleDecoder, written_path
+from freshet.features import written_path
+from freshet.features.decoder import columns_of
 from freshet.gateway import api, metrics
 from freshet.gateway.codec import StreamCodec
 from freshet.gateway.commit import Committer
@@ -31,7 +32,7 @@ from freshet.seams.eventlog.topics import ensure_topic
 from freshet.settings import Common
 from freshet.settings import Gateway as Settings
 from freshet.skipped import skipped_status
-from freshet.spec.avro import Record, Written, sample_schema, served_schema
+from freshet.spec.avro import Record, Written, sample_schema, served_schema, spell
 from freshet.spec.fields import feature_fields
 from freshet.spec.layout import layout_of
 from freshet.spec.model import Spec, Stream
@@ -152,13 +153,14 @@ def codecs_of(
     Raises ConfigError if a schema is missing, or the spec does not fit one.
     """
     registry = SchemaRegistry(log, clock)
-    layout = layout_of(spec)
+    features = columns_of(spec, layout_of(spec))
 
     def fits(written: Written, reader: Record) -> None:
         explode = spec.events.served.explode
         there = explode and written_path(written, reader, explode)
         sample = sample_schema(written, there)
-        SampleDecoder(spec, layout, lambda _: sample, sample_schema(reader, explode)).program(0)
+        where = f"schema {spell(written)!r} of the served events"
+        features.program(spec, sample, sample_schema(reader, explode), where, names=True)
 
     codecs: dict[str, StreamCodec] = {}
     for stream in (spec.events.served, spec.events.shown, spec.events.action):

@@ -9,7 +9,16 @@ from typing import NamedTuple
 
 from freshet.spec.avro_types import Fixed, Primitive, Recursion, Type, Union, is_null
 
-__all__ = ["DAY_NS", "TimeUnit", "decimal_scale", "is_uuid", "leaf_name", "leaf_names", "time_unit"]
+__all__ = [
+    "DAY_NS",
+    "TimeUnit",
+    "decimal_digits",
+    "decimal_scale",
+    "is_uuid",
+    "leaf_name",
+    "leaf_names",
+    "time_unit",
+]
 
 DAY_NS = 86_400 * 10**9
 _UNIT_NS = {"millis": 10**6, "micros": 10**3, "nanos": 1}
@@ -32,6 +41,11 @@ def decimal_scale(type_: Type) -> int | None:
     attributes = dict(type_.attributes)
     precision, scale = attributes.get("precision", 0), attributes.get("scale", 0)
     return scale if 0 <= scale <= min(precision, LARGEST_SCALE) and precision > 0 else None
+
+
+def decimal_digits(type_: Type) -> int:
+    """Digits that a decimal has at most; 0 where its type does not say."""
+    return dict(type_.attributes).get("precision", 0) if isinstance(type_, Primitive | Fixed) else 0
 
 
 def is_uuid(type_: Type) -> bool:

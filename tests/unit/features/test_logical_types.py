@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from decimal import Decimal
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from freshet.errors import ConfigError
 from freshet.features import Decoded, JsonTranscoder, SampleDecoder
 from freshet.features.avro_values import write_long
 from freshet.spec.avro import Record, parse_schema
@@ -72,6 +74,23 @@ def test_a_decimal_is_the_nearest_number(unscaled: int, scale: int, fixed: bool)
 @given(st.integers(-(2**63), 2**63 - 1))
 def test_a_decimal_without_fraction_is_the_id_that_an_integer_is(value: int) -> None:
     assert key_of(ID, decimal(0), in_bytes(value)) == key_of(ID, "long", write_long(value))
+
+
+@given(st.integers(-(10**15) + 1, 10**15 - 1), st.integers(1, 15), st.booleans())
+def test_an_id_with_a_fraction_has_the_key_of_the_double(unscaled: int, scale: int, fixed: bool) -> None:
+    size = 8 if fixed else 0
+    number = struct.pack("<d", float(Decimal(unscaled).scaleb(-scale)))
+
+    assert key_of(ID, decimal(scale, 15, size), in_bytes(unscaled, size)) == key_of(ID, "double", number)
+
+
+def test_ids_that_would_merge_or_change_their_key_are_refused_by_schema() -> None:
+    with pytest.raises(ConfigError, match=r"precision 16(.|\n)*at most 15 digits, or of scale 0"):
+        decoded(ID, decimal(2, 16), in_bytes(1))
+    for written, said in ((decimal(0, 15), "scale 0"), (decimal(2, 16), "precision 16")):
+        with pytest.raises(ConfigError, match=said):
+            decoded(ID, written, in_bytes(1), decimal(2, 15))
+    assert decoded(DENSE, decimal(0), in_bytes(7), decimal(2, 38)).dense[0, 0] == 7
 
 
 @pytest.mark.parametrize("value", [2**63, -(2**63) - 1])
