@@ -180,10 +180,10 @@ def _avro(registry: Any, value: bytes) -> Any:
             "bytes": value[5:].hex(),
             "hint": "pip install fastavro to see the fields",
         }
-    from freshet.spec.avro import canonical
+    from freshet.spec.avro import to_json, without_defaults
 
     schema = registry.get(int.from_bytes(value[1:5], "big"))
-    return fastavro.schemaless_reader(io.BytesIO(value[5:]), orjson.loads(canonical(schema)), None)
+    return fastavro.schemaless_reader(io.BytesIO(value[5:]), without_defaults(to_json(schema)), None)
 
 
 def _block(value: bytes) -> Any:

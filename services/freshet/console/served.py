@@ -15,6 +15,7 @@ import fastavro
 import orjson
 import structlog
 from fastavro.read import SchemaResolutionError
+from fastavro.schema import SchemaParseException
 
 from freshet.console.events import grouped, leaves, request_of, without_logical_types
 from freshet.console.following import newest
@@ -22,7 +23,7 @@ from freshet.console.texts import fixed_texts
 from freshet.errors import Corrupt, Unavailable
 from freshet.features import key_of
 from freshet.seams.eventlog import EventLog
-from freshet.spec.avro import Record, canonical, to_json
+from freshet.spec.avro import Record, canonical, to_json, without_defaults
 from freshet.spec.model import Feature, Spec
 from freshet.types import TopicPartition
 from freshet.wire.schemas import FRAME_BYTES, SchemaRegistry, framed_id
@@ -62,7 +63,7 @@ class ServedSample:
         """`unreadable` is called for each event that cannot be shown; `reader` is what events are read as,
         whatever schema they were written by."""
         tree = None if reader is None else without_logical_types(to_json(reader, aliases=True))
-        self._reader = None if tree is None else fastavro.parse_schema(tree)
+        self._reader = None if tree is None else _parsed(tree)
         self._spec, self._log, self._topic, self._unreadable = spec, log, topic, unreadable
         self._schemas: dict[int, Any] = {}
         self._registry = SchemaRegistry(log)
@@ -160,5 +161,16 @@ class ServedSample:
     def _schema(self, schema_id: int) -> Any:
         if schema_id not in self._schemas:
             tree = orjson.loads(canonical(self._registry.get(schema_id)))
-            self._schemas[schema_id] = fastavro.parse_schema(without_logical_types(tree))
+            written = without_defaults(without_logical_types(tree))
+            self._schemas[schema_id] = fastavro.parse_schema(written)
         return self._schemas[schema_id]
+
+
+def _parsed(reader: Any) -> Any:
+    """What events are read as. Without defaults, if a field cannot have its own: an event that lacks one is
+    shown as it was written."""
+    try:
+        return fastavro.parse_schema(reader)
+    except SchemaParseException as error:
+        log.warning("events without a field are shown without its default", reason=str(error))
+        return fastavro.parse_schema(without_defaults(reader))

@@ -11,7 +11,19 @@ from typing import Any
 import orjson
 
 from freshet.errors import BadInput
-from freshet.spec.avro import Array, Fixed, Map, Primitive, Record, Type, Union, Written, canonical, to_json
+from freshet.spec.avro import (
+    Array,
+    Fixed,
+    Map,
+    Primitive,
+    Record,
+    Type,
+    Union,
+    Written,
+    canonical,
+    to_json,
+    without_defaults,
+)
 from freshet.types import BytesColumn
 
 __all__ = ["json_events"]
@@ -31,7 +43,7 @@ def json_events(records: BytesColumn, schema: Written, reader: Record | None = N
     import fastavro  # noqa: PLC0415 - only needed here
 
     same = reader is None or canonical(reader) == canonical(schema)
-    written = fastavro.parse_schema(to_json(_bare(schema)))
+    written = fastavro.parse_schema(without_defaults(to_json(_bare(schema))))
     read = None if same or reader is None else fastavro.parse_schema(to_json(_bare(reader), aliases=True))
     lines = []
     for i, record in enumerate(records):

@@ -29,6 +29,7 @@ from freshet.spec.avro_types import (
     is_null,
     spell,
     to_json,
+    without_defaults,
 )
 
 __all__ = [
@@ -56,4 +57,5 @@ __all__ = [
     "served_schema",
     "spell",
     "to_json",
+    "without_defaults",
 ]

@@ -150,6 +150,16 @@ def to_json(schema: Type, *, aliases: bool = False) -> Any:
     return _json(schema, {}, aliases)
 
 
+def without_defaults(tree: Any) -> Any:
+    """A schema's JSON without defaults: fastavro takes no schema with a default that its field cannot have,
+    and what is written needs none."""
+    if isinstance(tree, list):
+        return [without_defaults(part) for part in tree]
+    if isinstance(tree, dict):
+        return {key: without_defaults(part) for key, part in tree.items() if key != "default"}
+    return tree
+
+
 def _json(type_: Type, seen: dict[str, Type], aliases: bool) -> Any:  # noqa: PLR0911 - one for each kind of type
     if isinstance(type_, (Record, Enum, Fixed)):
         if type_.name in seen:

@@ -21,11 +21,13 @@ from freshet.console.texts import texts_of_buckets, texts_of_times
 from freshet.console.trying import body_of
 from freshet.errors import BadInput
 from freshet.features import EventExtractor, SampleDecoder, key_of
+from freshet.recordings.as_json import json_events
 from freshet.seams.eventlog.sqlite import open_url
 from freshet.spec.avro import parse_schema, sample_schema
 from freshet.spec.layout import layout_of
 from freshet.spec.parse import parse_spec
 from freshet.types import Append, BytesColumn
+from freshet.wire.schemas import SchemaRegistry, frame
 
 SPEC = parse_spec("""
 name = "shop"
@@ -85,9 +87,7 @@ def test_a_served_event_becomes_the_request_that_led_to_it() -> None:
     assert served["meta"]["request"] == "r1"
 
 
-def test_a_number_that_no_feature_can_have_hides_nothing_else(tmp_path: Path) -> None:
-    log = open_url(f"sqlite:{tmp_path}/log")
-    text = """
+SHOP = """
 name = "shop"
 [events]
 served = { topic = "served", format = "json", schema = "s.avsc", key = ["r", "id"], time = "ts:ms" }
@@ -101,9 +101,13 @@ reader = { field = "reader", table = "reader" }
 [train]
 segments = ["reader"]
 """
+
+
+def test_a_number_that_no_feature_can_have_hides_nothing_else(tmp_path: Path) -> None:
+    log = open_url(f"sqlite:{tmp_path}/log")
     unreadable: list[int] = []
-    sample = ServedSample(parse_spec(text), log, "served", lambda: unreadable.append(1))
-    log.create_topic("served", partitions=parse_spec(text).partitions, retention_ms=None)
+    sample = ServedSample(parse_spec(SHOP), log, "served", lambda: unreadable.append(1))
+    log.create_topic("served", partitions=parse_spec(SHOP).partitions, retention_ms=None)
     log.create_topic("schemas", partitions=1, retention_ms=None)
     events = [
         b'{"r": "a", "id": 1, "reader": 18446744073709551615}',
@@ -117,6 +121,29 @@ segments = ["reader"]
     assert [r["request_id"] for r in sample.requests] == ["b", "a"]
     assert sample.text("reader", key_of(7, 0)) == "7"
     assert len(unreadable) == 1
+    log.close()
+
+
+@pytest.mark.parametrize("default", [None, "none", 1.5])
+def test_a_default_that_its_field_cannot_have_hides_no_event(tmp_path: Path, default: Any) -> None:
+    fields: list[Any] = [{"name": n, "type": "string"} for n in ("r", "id", "reader")]
+    fields += [{"name": "ts", "type": "long"}, {"name": "n", "type": "long", "default": default}]
+    schema = parse_schema({"type": "record", "name": "Page", "fields": fields})
+    values = {"r": "a", "id": "b", "reader": "c", "ts": 1, "n": 2}
+    payload = written(
+        {"type": "record", "name": "Page", "fields": [*fields[:-1], fields[-1] | {"default": 0}]}, values
+    )
+    log = open_url(f"sqlite:{tmp_path}/log")
+    spec = parse_spec(SHOP.replace('format = "json", ', ""))
+    sample = ServedSample(spec, log, "served", reader=schema)
+    log.create_topic("served", partitions=spec.partitions, retention_ms=None)
+    framed = frame(SchemaRegistry(log).register(schema), payload)
+    log.writer().append([Append("served", 0, BytesColumn.of([framed]))])
+
+    sample.look()
+
+    assert [r["candidates"] for r in sample.requests] == [[{"id": "b", "reader": "c", "n": 2}]]
+    assert list(json_events(BytesColumn.of([payload]), schema)) == [orjson.dumps(values)]
     log.close()
 
 
