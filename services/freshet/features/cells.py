@@ -28,9 +28,18 @@ PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 DAY_S = 86_400
 LOW, HIGH = -(2**63), 2**63 - 1
 NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d{1,9})?", re.ASCII)
+FINE = re.compile(r"[.,]\d{6}\d*[1-9]")  # digits of a text below a microsecond
 TRUTHS = {"true": True, "false": False, "1": True, "0": False, "1.0": True, "0.0": False}
 EXACT_BITS = {"halffloat": 11, "float": 24, "double": 53}
 """Whole numbers of more bits lose their neighbours in a floating-point column."""
+
+UNIT_WORDS = {
+    "d": "days",
+    "s": "seconds",
+    "ms": "milliseconds",
+    "us": "microseconds",
+    "ns": "nanoseconds",
+}
 
 WORDS = {
     "int": "a whole number of 32 bits (int)",
@@ -135,6 +144,8 @@ def _wholes(  # noqa: PLR0911 - one for each kind of column
     if _textual(kind):
         if unit is None or unit.startswith("time"):
             return _whole_texts(array, form, expected)
+        counted = UNIT_WORDS.get(unit, unit)
+        expected = f"{counted} since 1970, or {'a date' if unit == 'd' else 'a time'} as ISO 8601 text"
         return _time_texts(array, form, unit, expected, exact=True)
     raise _wrong_kind(array, expected)
 
@@ -146,7 +157,7 @@ def _whole_floats(array: Any, expected: str, nulls: Bool | None) -> tuple[I64, B
     bad = ~none & ((reals_ != np.floor(reals_)) | (np.abs(reals_) > 2**bits - 1))
     if bad.any():
         row = int(bad.argmax())
-        found = f"{reals_[row]!r}"
+        found = f"{float(reals_[row])!r}"
         if np.isfinite(reals_[row]) and reals_[row] == np.floor(reals_[row]):
             raise Misfit(
                 row,
@@ -166,7 +177,9 @@ def _whole_decimals(array: Any, expected: str, nulls: Bool | None) -> tuple[I64,
     except pa.ArrowInvalid:
         for row, value in enumerate(array.to_pylist()):
             if value is not None and (value != value.to_integral_value() or not LOW <= value <= HIGH):
-                raise Misfit(row, "", expected, format(value, "f"), _text_hint("longer ids")) from None
+                longer = value == value.to_integral_value()
+                hint = _text_hint("longer ids") if longer else "a whole number is written without a fraction"
+                raise Misfit(row, "", expected, format(value, "f"), hint) from None
         whole = [0 if value is None else int(value) for value in array.to_pylist()]
         return np.array(whole, np.int64), nulls
 
@@ -302,7 +315,7 @@ def truths(array: Any, form: Form) -> tuple[U8, Bool | None]:
             raise Misfit(row, "", expected, said(cells[row].as_py()))
         return np.array([bool(v) for v in known], np.uint8), none if none.any() else None
     if pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind):
-        values = _numpy(array.cast(pa.float64()), np.nan)
+        values = _numpy(array.cast(pa.float64(), safe=False), np.nan)
         none = np.isnan(values)
         bad = ~none & (values != 0) & (values != 1)
         if bad.any():
@@ -343,7 +356,7 @@ def texts(array: Any, form: Form, type_: Type) -> tuple[BytesColumn, Bool | None
     elif pa.types.is_timestamp(kind) and not raw:
         array = _iso_texts(array)
     elif pa.types.is_date(kind) and not raw:
-        array = array.cast(pa.date32()).cast(pa.string())
+        array = _date_texts(array)
     elif not _textual(kind):
         raise _wrong_kind(array, _spelt(type_), "write the column as text, as events spell its values")
     if form.cells and form.files.text_nulls:
@@ -383,16 +396,33 @@ def _decimal_bytes(array: Any, form: Form, type_: Type) -> tuple[BytesColumn, Bo
     for row, value in enumerate(values):
         if value is None and not nulls[row]:
             raise Misfit(row, "", expected, _shown(array, row))
-        digits = Decimal(0) if value is None else value.scaleb(scale)
-        if digits != digits.to_integral_value():
+        whole = 0 if value is None else _unscaled(value, scale)
+        if whole is None:
             raise Misfit(row, "", expected, _shown(array, row))
-        whole = int(digits)
         size = type_.size if isinstance(type_, Fixed) else (whole + (whole < 0)).bit_length() // 8 + 1
         try:
             out.append(whole.to_bytes(size, "big", signed=True))
         except OverflowError:
             raise Misfit(row, "", f"a number of {size} bytes ({spell(type_)})", _shown(array, row)) from None
     return BytesColumn.of(out), nulls if nulls.any() else None
+
+
+def _unscaled(value: Decimal, scale: int) -> int | None:
+    """A decimal times 10^scale, exactly: `Decimal` itself rounds to 28 digits. None for a fraction or for
+    more than 1,000 digits."""
+    if not value:
+        return 0
+    sign, digits, exponent = value.as_tuple()
+    if not isinstance(exponent, int) or value.adjusted() + scale > 1000:
+        return None
+    text = "".join(map(str, digits))
+    shift = exponent + scale
+    if shift < 0:
+        if len(text) <= -shift or text[shift:].strip("0"):
+            return None
+        text, shift = text[:shift], 0
+    whole: int = int(text) * 10**shift
+    return -whole if sign else whole
 
 
 def _spelt(type_: Type) -> str:
@@ -412,7 +442,8 @@ def times(array: Any, form: Form, unit: str, logical_unit: str) -> tuple[I64, Bo
     Raises Misfit for what is no time.
     """
     kind, nulls = array.type, nulls_of(array)
-    expected = f"a time (a number of {unit}, or a timestamp)" if unit != "iso" else "a time as ISO 8601 text"
+    other = "ISO 8601 text" if _textual(kind) else "a timestamp"
+    expected = f"a time (a number of {unit}, or {other})" if unit != "iso" else "a time as ISO 8601 text"
     if pa.types.is_timestamp(kind) or pa.types.is_date(kind):
         return _scaled(array, logical_unit, nulls, exact=False, expected=expected), nulls
     if _textual(kind):
@@ -424,7 +455,10 @@ def times(array: Any, form: Form, unit: str, logical_unit: str) -> tuple[I64, Bo
             'times in numbers have their unit in the spec: s, ms or us, such as time = "ts:ms"',
         )
     if pa.types.is_integer(kind):
-        values, nulls = _wholes(array, form, Primitive("long"), None)
+        try:
+            values, nulls = _wholes(array, form, Primitive("long"), None)
+        except Misfit as misfit:
+            raise Misfit(misfit.row, "", expected, misfit.found) from None
         return _units(values, unit, logical_unit, expected, array), nulls
     if pa.types.is_floating(kind) or pa.types.is_decimal(kind):
         numbers = _numpy(array.cast(pa.float64()), np.nan)
@@ -477,24 +511,34 @@ def _time_texts(
             return _real_units(np.where(nulls, np.nan, numbers), str(unit), wanted, expected, array)
         except Misfit as misfit:
             last = max(last, misfit.row)
-    found = _iso(cells, nulls)
+    found = _iso(cells, nulls, exact=exact)
     if isinstance(found, int):
         last = max(last, found)
-        raise Misfit(last, "", expected, said(cells[last].as_py()))
+        text = cells[last].as_py()
+        hint = ""
+        if exact and FINE.search(text):
+            hint = f"the field counts {UNIT_WORDS.get(wanted, wanted)}: round the column to them"
+        elif last and (iso_time(text) is not None or NUMBER.fullmatch(text.strip())):
+            hint = "a column of times holds numbers or ISO 8601 texts: rows before it hold the other kind"
+        raise Misfit(last, "", expected, said(text), hint)
     return _scaled(found, wanted, nulls, exact=exact, expected=expected), some
 
 
-def _iso(cells: Any, nulls: Bool) -> Any:
-    """Timestamps of ISO 8601 texts, which are UTC without an offset; or the row of the first that is none."""
-    for kind in (pa.timestamp("us", "UTC"), pa.timestamp("us")):
-        try:
-            return pc.if_else(pa.array(nulls), None, cells).cast(kind)
-        except pa.ArrowInvalid:
-            continue
+def _iso(cells: Any, nulls: Bool, *, exact: bool) -> Any:
+    """Timestamps of ISO 8601 texts, which are UTC without an offset; or the row of the first that is none,
+    or (`exact`) has digits that are read in no other way."""
+    cells = pc.replace_substring_regex(cells, r"\s*(?:UTC|GMT)\s*$", "Z")  # as BigQuery writes csv
+    for unit in ("us", "ns"):
+        for zone in ("UTC", None):
+            try:
+                return pc.if_else(pa.array(nulls), None, cells).cast(pa.timestamp(unit, zone))
+            except pa.ArrowInvalid:
+                continue
     out = np.zeros(len(cells), np.int64)
     for row in np.flatnonzero(~nulls).tolist():
-        moment = iso_time(cells[row].as_py())
-        if moment is None:
+        text = cells[row].as_py()
+        moment = iso_time(text)
+        if moment is None or (exact and FINE.search(text)):
             return row
         out[row] = moment
     return pa.array(out).cast(pa.timestamp("us", "UTC"))
@@ -515,6 +559,21 @@ def _iso_texts(array: Any) -> Any:
     """Timestamps as ISO 8601 texts in UTC."""
     naive = array.cast(pa.timestamp(array.type.unit))
     return pc.strftime(naive, format="%Y-%m-%dT%H:%M:%SZ")
+
+
+def _date_texts(array: Any) -> Any:
+    """Dates as ISO 8601 texts. Raises Misfit for years that have none."""
+    if pa.types.is_date64(array.type):
+        part = _numpy(array.cast(pa.int64()), 0) % (DAY_S * 1000) != 0
+        if part.any():
+            row = int(part.argmax())
+            raise Misfit(row, "", "a whole day", f"{array[row].value} milliseconds since 1970")
+    out = array.cast(pa.date32()).cast(pa.string())
+    bad = np.asarray(pc.starts_with(out, "<").fill_null(False).to_numpy(zero_copy_only=False))
+    if bad.any():
+        row = int(bad.argmax())
+        raise Misfit(row, "", "a date with a text of its own (years to 32767)", _shown(array, row))
+    return out
 
 
 def _temporal(array: Any, type_: Primitive, unit: str | None, nulls: Bool | None) -> tuple[I64, Bool | None]:
@@ -560,10 +619,9 @@ def _scaled(array: Any, wanted: str, nulls: Bool | None, *, exact: bool, expecte
         bad &= ~nulls
     if bad.any():
         row = int(bad.argmax())
-        unit = {"d": "days", "s": "seconds", "ms": "milliseconds", "us": "microseconds"}.get(wanted, wanted)
-        raise Misfit(
-            row, "", expected, _shown(array, row), f"the field counts {unit}: round the column to them"
-        )
+        unit = UNIT_WORDS.get(wanted, wanted)
+        hint = f"the field counts {unit} in 64 bits: round the column to them"
+        raise Misfit(row, "", expected, _shown(array, row), hint)
     scaled: I64 = (values * up) // down
     return scaled
 
@@ -648,7 +706,10 @@ def _buffers(array: Any) -> BytesColumn:
 
 
 def _shown(array: Any, row: int) -> str:
-    value = array[row].as_py()
+    try:
+        value = array[row].as_py()
+    except (ValueError, OverflowError):  # a time that Python has none for: nanoseconds, the year 17036
+        return _time_shown(array[row])
     if isinstance(value, str):
         return said(value)
     if isinstance(value, bytes):
@@ -658,6 +719,16 @@ def _shown(array: Any, row: int) -> str:
     if isinstance(value, Decimal):
         return format(value, "f")
     return repr(value)[:60]
+
+
+def _time_shown(scalar: Any) -> str:
+    try:
+        text = str(scalar.cast(pa.string()).as_py())
+    except pa.ArrowException:
+        text = "<"
+    if not text.startswith("<"):
+        return text
+    return f"{scalar.value} {UNIT_WORDS[getattr(scalar.type, 'unit', 'd')]} since 1970"
 
 
 def said(text: str, most: int = 60) -> str:

@@ -11,10 +11,11 @@ import codecs
 import csv
 import gzip
 import io
+import itertools
 import shutil
 import sys
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -208,6 +209,8 @@ class TableFile:
 
     def _header(self) -> Sequence[str]:
         names = next(self._records(), ())
+        if not names:
+            raise BadInput(f"{self.path} has no text; expected a header line and rows")
         if len(names) == 1 and self.files.delimiter == ",":
             for other, spelt in (("\t", "\\t"), (";", ";"), ("|", "|"), ("::", "::")):
                 if other in names[0]:
@@ -294,11 +297,20 @@ class TableFile:
                                 yield held
                             held = block.slice(start, CHUNK_ROWS), min(text.share, 0.999)
         except pa.ArrowInvalid as error:
-            raise self._bad_row(error) from error
+            if self._rows_at_all():
+                raise self._bad_row(error) from error
         except (OSError, EOFError, zlib.error) as error:
             raise self._unreadable(error) from error
         if held is not None:
             yield held[0], 1.0
+
+    def _rows_at_all(self) -> bool:
+        """Whether anything follows the header: Arrow takes one without a line end for an error."""
+        records = self._numbered()
+        try:
+            return sum(1 for _ in itertools.islice(records, 2)) > (0 if self.files.columns else 1)
+        finally:
+            records.close()
 
     def _restored(self, block: Any) -> Any:
         """The block with its delimiter in cells again: there it stood in quotes."""
@@ -318,7 +330,7 @@ class TableFile:
         for _, record in self._numbered():
             yield record
 
-    def _numbered(self) -> Iterator[tuple[int, list[str]]]:
+    def _numbered(self) -> Generator[tuple[int, list[str]], None, None]:
         """Records that are not empty, with the line on which each starts."""
         delimiter = self.files.delimiter if len(self.files.delimiter) == 1 else UNIT
         limit = csv.field_size_limit(sys.maxsize)
@@ -453,6 +465,11 @@ class _Text(io.RawIOBase):
                 raise BadInput(
                     f"{self._path}, line {line}: expected text in {self._encoding}, found the byte"
                     f" 0x{error.object[error.start]:02x}, which it does not have\n"
+                    "  another encoding? [files] encoding"
+                ) from None
+            except UnicodeError as error:  # of the whole text: UTF-16 without its mark
+                raise BadInput(
+                    f"{self._path}: expected text in {self._encoding}, found other bytes: {error}\n"
                     "  another encoding? [files] encoding"
                 ) from None
         self._lines += raw.count(b"\n")

@@ -205,7 +205,7 @@ MISFITS = [
     ("items.price", '"1,000.5"', "a finite number", "between thousands"),
     ("user.member", "yes", "true or false", ""),
     ("items.kind", "GAME", "one of BOOK, TOY", ""),
-    ("user.born", "1990-13-01", "a whole number", ""),
+    ("user.born", "1990-13-01", "days since 1970, or a date as ISO 8601 text", ""),
     ("user.seen", "x|1", "a whole number", ""),
     ("ts", "", "a time", ""),
     ("ts", "soon", "a time", ""),
@@ -326,7 +326,15 @@ WRONG_COLUMNS: list[tuple[str, Any, int]] = [
     ("user.born", pa.array([dt.datetime(1970, 1, 3), dt.datetime(1970, 1, 3, 1), None]), 2),
     ("user.seen", pa.array([[1], [1, None], []]), 2),
     ("user.seen", pa.array([[1], [1, 2], [2**63]], pa.list_(pa.uint64())), 3),
+    ("user.id", pa.array([None, 1_790_000_000_123_456_789, None], pa.timestamp("ns")), 2),
+    ("user.born", pa.array([0, 1_790_000_000_123_456_789, None], pa.timestamp("ns")), 2),
+    ("user.born", pa.array([0, 2**62 + 1, None], pa.timestamp("us")), 2),
+    ("user.id", pa.array([2**30, 0, 0], pa.date32()), 1),
+    ("items.sku", pa.array([0, 2**30, None], pa.date32()), 2),
     ("ts", pa.array([T0, None, T0]), 2),
+    ("ts", pa.array([T0, 2**64 - 1, T0], pa.uint64()), 2),
+    ("click", pa.array([0, 2**64 - 1, 1], pa.uint64()), 2),
+    ("click", pa.array([0, 2**53 + 1, 1]), 2),
     ("click", pa.array([0, 1, 2]), 3),
     ("click", pa.array(["false", "true", "maybe"]), 3),
     ("click", pa.array([0.0, 1.0, float("inf")]), 3),
@@ -369,6 +377,9 @@ def test_times_of_every_unit_and_zone_are_the_same_moment(
         "2023-11-14T22:13:20Z",
         "2023-11-14 23:13:20+01:00",
         "2023-11-14T22:13:20.000",
+        "2023-11-14 22:13:20 UTC",
+        "2023-11-14 22:13:20.000001 UTC",
+        "2023-11-14T22:13:20.000999999Z",
     ],
 )
 def test_a_time_in_a_cell_is_a_number_or_iso(tmp_path: Path, text: str) -> None:
@@ -535,3 +546,27 @@ def test_a_pipe_is_read_as_a_file_is(tmp_path: Path) -> None:
 
     assert values(spec_in(tmp_path), pipe, "items.sku") == ["00017"] * 3
     writer.join(10)
+
+
+@pytest.mark.parametrize("end", ["", "\n", "\n\n"])
+def test_a_header_alone_is_a_file_without_rows(tmp_path: Path, end: str) -> None:
+    path = tmp_path / "samples.csv"
+    path.write_text(",".join(ROW) + end)
+
+    assert read(spec_in(tmp_path), path) == []
+
+
+@pytest.mark.parametrize("data", [b"\n\n", b"\xef\xbb\xbf"])
+def test_a_file_without_any_text_is_refused(tmp_path: Path, data: bytes) -> None:
+    path = tmp_path / "samples.csv"
+    path.write_bytes(data)
+
+    with pytest.raises(BadInput, match="has no text; expected a header line"):
+        read(spec_in(tmp_path), path)
+
+
+def test_utf_16_without_its_mark_is_refused(tmp_path: Path) -> None:
+    path = csv_of(tmp_path, [{}])
+
+    with pytest.raises(BadInput, match="expected text in utf-16, found other bytes"):
+        read(spec_in(tmp_path, FILES + 'encoding = "utf-16"'), path)
