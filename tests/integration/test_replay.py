@@ -106,6 +106,31 @@ def test_topics_of_which_a_whole_stream_is_bad_are_refused(retail, tmp_path):
         run_replay("topics", folder / "freshet.toml", "--from", tmp_path / "old")
 
 
+def test_topics_in_json_are_read_by_record_and_not_by_line(retail, tmp_path):
+    folder = tmp_path / "spec"
+    shutil.copytree(EXAMPLES / "online-retail", folder)
+    spec = folder / "freshet.toml"
+    in_json = re.sub(
+        r"^(served|action) = \{", r'\1 = { format = "json",', spec.read_text(), flags=re.MULTILINE
+    )
+    spec.write_text(in_json)
+    replaying.replay(load_spec(spec), online_retail(retail, seed=0), keep=tmp_path / "old", lanes=1)
+    log = open_eventlog(f"sqlite:{RunFolder(tmp_path / 'old').log}")
+    with closing(log), closing(log.reader()) as reader, closing(log.writer()) as writer:
+        reader.assign({TopicPartition("actions", 0): 0})
+        ((_, records),) = reader.poll(1, 1.0)
+        event = json.loads(records.values[0]) | {"event_id": "another"}
+        texts = [json.dumps(event, indent=1), json.dumps(event | {"ts": "x"}), "[1]", "{"]
+        values = BytesColumn.of(text.encode() for text in texts)
+        writer.append([Append("actions", 0, values, BytesColumn.of([records.keys[0]] * 4))])
+
+    outcome = run_replay("topics", spec, "--from", tmp_path / "old", "--lanes", 1)
+
+    assert outcome["ledger"]["events"]["actions_again"] == 1
+    assert outcome["set_aside"]["action"]["unreadable"]["records"] == 3
+    assert "ts: expected long" in outcome["set_aside"]["action"]["unreadable"]["first"]
+
+
 STRANGE = {"type": "record", "name": "strange", "fields": [{"name": "n", "type": "int"}]}
 
 

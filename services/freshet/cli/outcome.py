@@ -64,10 +64,10 @@ def outcome_text(outcome: Outcome) -> str:
     rates = "\n".join(f"  {stage:18} {rate:12,.0f}/s" for stage, rate in outcome.stages.items())
     said = "".join(f"\n{line}" for seen in outcome.times.values() for line in seen.lines())
     lost = "".join(f"lost: {line}\n" for line in losses_text(None, outcome.losses))
-    if outcome.ledger is not None and not lost:
-        lost = "lost: nothing; every event was joined\n"
     if outcome.set_aside is not None:
         lost = "".join(f"{line}\n" for line in outcome.set_aside.lines()) + lost
+    if outcome.ledger is not None and not lost:
+        lost = "lost: nothing; every event was joined\n"
     samples = f"{outcome.samples:,} samples, {outcome.lanes} lanes"
     return f"{samples}\n{lost}{rates}\n{table(['label', *names], rows)}{said}"
 
