@@ -18,13 +18,16 @@ if TYPE_CHECKING:
 
 __all__ = ["command"]
 
-EXAMPLE = 'such as {"context": {"reader": "u1"}, "candidates": [{"article": "a7"}], "k": 10}'
+EXAMPLE = (
+    'such as {"context": {"reader": "u1"}, "candidates": [{"article": "a7", "topic": "music"}], "k": 10}'
+)
 
 
 @click.command(
     epilog=examples(
         "freshet rank request.json",
-        'echo \'{"context": {"reader": "u1"}, "candidates": [{"article": "a7"}]}\' | freshet rank',
+        'echo \'{"context": {"reader": "u1"}, "candidates": [{"article": "a7", "topic": "film"}]}\''
+        " | freshet rank",
     )
 )
 @click.argument("request_file", type=click.File("rb"), default="-")

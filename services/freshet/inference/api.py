@@ -101,7 +101,11 @@ RANK = Endpoint(
     bodies=(
         json(
             RANK_REQUEST,
-            {"context": {"reader": "u1"}, "candidates": [{"article": "a7"}, {"article": "a9"}], "k": 1},
+            {
+                "context": {"reader": "u1"},
+                "candidates": [{"article": "a7", "topic": "music"}, {"article": "a9", "topic": "film"}],
+                "k": 1,
+            },
         ),
     ),
     scope="rank",
