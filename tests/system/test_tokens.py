@@ -35,7 +35,7 @@ def test_a_run_with_tokens_serves_who_shows_one(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setenv("FRESHET_COMMON_TOKENS_FILE", str(tokens))
     monkeypatch.setenv("FRESHET_COMMON_CLIENT_TOKEN_FILE", str(tmp_path / "mine"))
     event = {"event_id": "1", "request_id": "r", "article": "a", "type": "click", "ts": 1_700_000_000_000}
-    asked = {"context": {"reader": "u1"}, "candidates": [{"article": "a7"}]}
+    asked = {"context": {"reader": "u1"}, "candidates": [{"article": "a7", "topic": "music"}]}
 
     with local(QUICKSTART, folder=tmp_path / "run", console=True) as run:
         at = {role: f"http://127.0.0.1:{run.ports[role]}" for role in ("gateway", "inference", "console")}
