@@ -110,14 +110,24 @@ class _Runs:
     def numbers(self, array: Any) -> U64:
         """(N,) for the values of a column."""
         cells = plain(array)
+        if pa.types.is_nested(cells.type):
+            raise BadInput(f"the column of requests is {cells.type}; expected numbers, texts or times")
         coded = cells.dictionary_encode()
         codes = coded.indices.fill_null(-1).to_numpy(zero_copy_only=False)
-        first, last = cells[0].as_py(), cells[len(cells) - 1].as_py()
+        first, last = _python(cells[0]), _python(cells[len(cells) - 1])
         change = np.diff(codes, prepend=codes[0]) != 0
         change[0] = first != self._last
         numbers = (np.cumsum(change) + self._number).astype(np.uint64)
         self._last, self._number = last, int(numbers[-1])
         return numbers
+
+
+def _python(scalar: Any) -> object:
+    """A value to compare: of times that Python has none for, the number and its type."""
+    try:
+        return scalar.as_py()
+    except (ValueError, OverflowError):
+        return scalar.value, str(scalar.type)
 
 
 class _Reader:
@@ -141,7 +151,7 @@ class _Reader:
         if self._request is None:
             requests = np.arange(first_row + 1, first_row + len(rows) + 1, dtype=np.uint64)
         else:
-            requests = self._runs.numbers(find(rows, self._request))
+            requests = self._at(batch, self._request, self._runs.numbers)
         return SampleRows(first_row, self._schema, payloads, times_ms, labels, requests, share)
 
     def _at(self, batch: Batch, column: str, make: Callable[[Any], Any]) -> Any:

@@ -570,3 +570,23 @@ def test_utf_16_without_its_mark_is_refused(tmp_path: Path) -> None:
 
     with pytest.raises(BadInput, match="expected text in utf-16, found other bytes"):
         read(spec_in(tmp_path, FILES + 'encoding = "utf-16"'), path)
+
+
+def test_requests_may_be_told_apart_by_times_in_nanoseconds(tmp_path: Path) -> None:
+    paths = [tmp_path / "1.parquet", tmp_path / "2.parquet"]
+    moments = pa.array([None, T0 * 10**6 + 1, T0 * 10**6 + 2], pa.timestamp("ns"))
+    pq.write_table(table_of(session=moments), paths[0])
+    pq.write_table(table_of(session=moments[::-1]), paths[1])
+
+    numbers = [rows.requests.tolist() for rows in read_samples(spec_in(tmp_path), paths, "session")]
+
+    assert numbers[0] == [numbers[0][0] + i for i in range(3)]
+    assert numbers[1] == [numbers[0][2] + i for i in range(3)]
+
+
+def test_a_column_of_requests_that_holds_lists_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "samples.parquet"
+    pq.write_table(table_of(session=pa.array([[1], [2], [2]])), path)
+
+    with pytest.raises(BadInput, match=r"samples.parquet: the column of requests is list"):
+        list(read_samples(spec_in(tmp_path), [path], "session"))
