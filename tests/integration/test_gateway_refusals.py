@@ -51,6 +51,26 @@ def test_an_event_dated_ahead_is_refused_and_one_within_the_limit_is_taken(gatew
     assert (refused["path"], refused["found"]) == ("ts", "61 s ahead")
 
 
+@pytest.mark.parametrize("others", [[], [ranked(1)]])
+@pytest.mark.parametrize(
+    ("ts", "found"),
+    [
+        (-1, "1 ms before 1970"),
+        (-5_000, "5000 ms before 1970"),
+        (2**53 + 1, "an event time that cannot be read, or outside the years 1 to 9999, at byte "),
+    ],
+)
+def test_a_time_the_joiner_would_refuse_is_refused(
+    gateway: Running, others: list[dict[str, Any]], ts: int, found: str
+) -> None:
+    answer = gateway.send("impressions", [*others, ranked(2, ts=ts)])
+
+    assert (answer.status_code, answer.json()["accepted"]) == (422, len(others))
+    [refused] = answer.json()["refused"]
+    assert (refused["path"], refused["expected"]) == ("ts", "a time since 1970 (unit ms)")
+    assert refused["found"].startswith(found)
+
+
 BOTH = pytest.mark.parametrize("kind", ["application/json", "application/x-ndjson"])
 
 

@@ -12,6 +12,7 @@ import orjson
 
 from freshet.cli.options import emit, examples, existing_folder, folder_option, json_option, table
 from freshet.errors import BadInput, ConfigError, Corrupt, Unavailable
+from freshet.wire.json_text import kind_of
 
 if TYPE_CHECKING:
     from freshet.client import Ranking, Rows
@@ -55,7 +56,7 @@ def command(
     except orjson.JSONDecodeError as error:
         raise BadInput(f"the request must be one JSON object: {error}\n  {EXAMPLE}") from None
     if not isinstance(request, dict):
-        raise BadInput(f"the request must be one JSON object, found {type(request).__name__}; {EXAMPLE}")
+        raise BadInput(f"the request must be one JSON object, found {kind_of(request)}; {EXAMPLE}")
     settings = load_settings(run_folder=folder)
     tls.use(settings)
     token = read_token(settings.common.client_token_file)

@@ -282,13 +282,13 @@ TRY = Endpoint(
     "Rank candidates without logging or exploring, with the rows explained.",
     (Answer(200, "as inference answers /v1/rank; its errors, too", (json(ANY),)),
      *refusals("bad_input", *TOKEN_CODES, "host", "origin", "body_timeout", "body_too_large", "too_large",
-               "content_type", "overloaded", "unavailable")),
+               "content_type", "encoding", "overloaded", "unavailable")),
     bodies=(json(record("TryRequest", {"candidates": RANKABLE["candidates"]},
                         {"context": RANKABLE["context"], "k": integer(minimum=1)})),),
 )  # fmt: skip
 _MOVES = (Answer(200, "it is done, and written to `<model>.versions`", (json(MOVED),)),
           *refusals("bad_input", *TOKEN_CODES, "host", "origin", "no_such_version",
-                    "body_timeout", "version_damaged", "body_too_large", "content_type",
+                    "body_timeout", "version_damaged", "body_too_large", "content_type", "encoding",
                     "unavailable"))  # fmt: skip
 PROMOTE = Endpoint(
     "POST",

@@ -15,7 +15,7 @@ from freshet.runtime.addresses import Address
 from freshet.runtime.answers import Response
 from freshet.runtime.asking import whole_body
 from freshet.runtime.token_file import token_headers
-from freshet.wire.json_text import written
+from freshet.wire.json_text import kind_of, written
 
 __all__ = ["asked", "body_of"]
 
@@ -39,7 +39,7 @@ def body_of(body: bytes) -> bytes:
     except orjson.JSONDecodeError as error:
         raise BadInput(f"the body is not JSON: {error}") from None
     if not isinstance(wanted, dict):
-        raise BadInput(f"expected an object with context and candidates, found {type(wanted).__name__}")
+        raise BadInput(f"expected an object with context and candidates, found {kind_of(wanted)}")
     unknown = sorted(wanted.keys() - KEYS)
     if unknown:
         raise BadInput(f"expected context, candidates and k, found {unknown[0]!r:.60}")

@@ -248,12 +248,32 @@ class StreamCodec:
         found = extractor.extract(BytesColumn.of(records), framed=True)
         times = np.zeros(len(records), np.int64)
         np.maximum.at(times, found.event_index, found.times_ms)
+        early = np.zeros(len(records), np.int64)
+        np.minimum.at(early, found.event_index, found.times_ms)
         good = [
             Accepted(indexes[at], key, int(times[at]), records[at], sent[at])
             for at, key in zip(found.events.tolist(), found.request_keys, strict=True)
+            if early[at] == 0
         ]
         bad = [
-            refusal_of(indexes[at], why, sent[at])
+            self._named(refusal_of(indexes[at], why, sent[at]))
             for at, why in zip(found.bad.tolist(), found.why, strict=True)
         ]
+        bad += [
+            self._early(indexes[at], int(early[at]), sent[at]) for at in np.flatnonzero(early < 0).tolist()
+        ]
         return Checked(good, bad)
+
+    def _named(self, refusal: Refusal) -> Refusal:
+        """With the field of the event's time, where the time is what is wrong."""
+        time = self._stream.time
+        if refusal.path or not refusal.found.startswith("an event time"):
+            return refusal
+        return replace(refusal, path=time.path, expected=f"a time since 1970 (unit {time.unit})")
+
+    def _early(self, index: int, time_ms: int, sent: bytes) -> Refusal:
+        """The joiner refuses times before 1970: what is acknowledged can be joined."""
+        time = self._stream.time
+        return Refusal(
+            index, time.path, f"a time since 1970 (unit {time.unit})", f"{-time_ms} ms before 1970", sent
+        )

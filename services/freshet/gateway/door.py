@@ -33,8 +33,8 @@ from freshet.gateway.core import (
     too_far_ahead,
 )
 from freshet.gateway.tracing import Sending, sending, sending_one
-from freshet.runtime.answers import HttpError, Response, error_response, json_response
-from freshet.runtime.browsers import wrong_type
+from freshet.runtime.answers import Response, error_response, json_response
+from freshet.runtime.browsers import require_identity, wrong_type
 from freshet.runtime.rates import Payer
 from freshet.runtime.requests import Request
 from freshet.runtime.routes import Reply
@@ -423,11 +423,7 @@ def _events_of(request: Request) -> tuple[bytes, str]:
     """A request's events, and how they stand, by its headers. Raises BadInput or HttpError for what is not
     taken."""
     headers = request.headers
-    if headers.get(b"content-encoding", b"identity") != b"identity":
-        raise HttpError(
-            415, "encoding", "compressed bodies are not taken", expected="identity",
-            found=headers[b"content-encoding"].decode("latin-1"),
-        )  # fmt: skip
+    require_identity(request)
     kind = request.content_type
     if kind == JSON or kind in JSON_LINES:
         return request.body, JSON

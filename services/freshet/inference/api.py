@@ -88,6 +88,7 @@ RANK = Endpoint(
             "body_too_large",
             "too_large",
             "content_type",
+            "encoding",
             "overloaded",
             "internal",
             "unavailable",

@@ -20,7 +20,7 @@ from freshet.errors import BadInput, FreshetError, TooLarge
 from freshet.spec.model import Explore, Spec, TimeField
 from freshet.spec.model_events import UNIT_NS
 from freshet.types import F32, I64, U64, Bool, Fence, bucket_of
-from freshet.wire.json_text import MOST_LEVELS, shown, too_deep, written
+from freshet.wire.json_text import MOST_LEVELS, kind_of, shown, too_deep, written
 
 __all__ = [
     "BucketView",
@@ -68,20 +68,20 @@ def parse_rank(body: bytes, max_candidates: int) -> RankRequest:
     if (name := _native.repeated_name(body)) is not None:
         raise BadInput(f"{name:.60}: expected each name once in an object, found it again")
     if not isinstance(tree, dict):
-        raise BadInput(f"expected an object with context and candidates, found {type(tree).__name__}")
+        raise BadInput(f"expected an object with context and candidates, found {kind_of(tree)}")
     unknown = tree.keys() - set(KEYS)
     if unknown:
         raise BadInput(f"expected {', '.join(KEYS[:-1])} and {KEYS[-1]}, found {sorted(unknown)[0]!r:.60}")
     context, candidates = tree.get("context", {}), tree.get("candidates")
     if not isinstance(context, dict):
-        raise BadInput(f"context: expected an object, found {type(context).__name__}")
+        raise BadInput(f"context: expected an object, found {kind_of(context)}")
     if not isinstance(candidates, list) or not candidates:
-        found = "none" if isinstance(candidates, list) else type(candidates).__name__
+        found = "none" if isinstance(candidates, list) else kind_of(candidates)
         raise BadInput(f"candidates: expected a list of 1 to {max_candidates} objects, found {found}")
     if len(candidates) > max_candidates:
         raise TooLarge(f"candidates: expected at most {max_candidates}, found {len(candidates)}")
     if set(map(type, candidates)) != {dict}:  # a fifth of the time that a loop takes
-        i, wrong = next((i, type(c).__name__) for i, c in enumerate(candidates) if type(c) is not dict)
+        i, wrong = next((i, kind_of(c)) for i, c in enumerate(candidates) if type(c) is not dict)
         raise BadInput(f"candidates[{i}]: expected an object, found {wrong}")
     k = tree.get("k", len(candidates))
     if not isinstance(k, int) or isinstance(k, bool) or k < 1:
@@ -140,7 +140,7 @@ def set_path(tree: Mapping[str, Any], path: str, value: Any) -> dict[str, Any]:
     if below is None:
         below = {}
     if not isinstance(below, Mapping):
-        raise BadInput(f"{head}: expected an object, found {type(below).__name__}")
+        raise BadInput(f"{head}: expected an object, found {kind_of(below)}")
     out[head] = set_path(below, rest, value)
     return out
 

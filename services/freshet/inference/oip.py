@@ -16,9 +16,10 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
+from freshet import _native
 from freshet.errors import BadInput
 from freshet.inference.oip_limits import InputLimits
-from freshet.wire.json_text import shown
+from freshet.wire.json_text import kind_of, shown
 
 __all__ = [
     "MAX_ELEMENTS",
@@ -101,10 +102,12 @@ def parse_infer(body: bytes, header_length: int | None, limits: InputLimits) -> 
         tree = orjson.loads(text)
     except orjson.JSONDecodeError as error:
         raise BadInput(f"the request is not JSON: {error}") from None
+    if (repeated := _native.repeated_name(text)) is not None:
+        raise BadInput(f"{repeated:.60}: expected each name once in an object, found it again")
     tree = _object(tree, "the request")
     inputs = tree.get("inputs")
     if not isinstance(inputs, list):
-        raise BadInput(f"inputs: expected a list of tensors, found {type(inputs).__name__}")
+        raise BadInput(f"inputs: expected a list of tensors, found {kind_of(inputs)}")
     limits.count(len(inputs))
     tensors: dict[str, Tensor] = {}
     at = 0
@@ -156,7 +159,7 @@ def _outputs(entries: Any, all_binary: bool) -> Sequence[Asked] | None:
     if entries is None or entries == []:
         return None
     if not isinstance(entries, list):
-        raise BadInput(f"outputs: expected a list, found {type(entries).__name__}")
+        raise BadInput(f"outputs: expected a list, found {kind_of(entries)}")
     if len(entries) > MOST_OUTPUTS:
         raise BadInput(f"outputs: expected at most {MOST_OUTPUTS}, found {len(entries)}")
     asked: list[Asked] = []
@@ -173,7 +176,7 @@ def _outputs(entries: Any, all_binary: bool) -> Sequence[Asked] | None:
 
 def _object(value: Any, where: str) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise BadInput(f"{where}: expected an object, found {type(value).__name__}")
+        raise BadInput(f"{where}: expected an object, found {kind_of(value)}")
     return value
 
 
@@ -250,9 +253,20 @@ def _from_json(
         try:
             with np.errstate(over="ignore"):
                 values = np.array(flat, np.float32 if datatype == "BF16" else dtype)
-        except (OverflowError, ValueError) as error:
-            raise BadInput(f"input {name!r}: a value does not fit {datatype}: {error}") from None
+        except (OverflowError, ValueError):
+            raise _beyond(name, datatype, dtype, flat) from None
     return values, nulls if nulls.any() else None
+
+
+def _beyond(name: str, datatype: str, dtype: Any, flat: Sequence[Any]) -> BadInput:
+    """The error for whole numbers of which one is beyond the datatype."""
+    if dtype.kind not in "iu":
+        return BadInput(f"input {name!r}: a value does not fit {datatype}")
+    low, high = np.iinfo(dtype).min, np.iinfo(dtype).max
+    i, v = next((i, v) for i, v in enumerate(flat) if not low <= v <= high)
+    return BadInput(
+        f"input {name!r}: expected {datatype} values from {low} to {high}, found {shown(v)} at {i}"
+    )
 
 
 def _rows(name: str, data: list[Any], rows: int, width: int) -> tuple[list[Any], NDArray[np.bool_]]:

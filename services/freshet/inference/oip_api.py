@@ -109,9 +109,10 @@ def oip_error(response: Response) -> Response:
     """An error as the protocol has it, `{"error": "text"}`: its clients print the text, and fail at an
     object."""
     error = orjson.loads(response.body)["error"]
-    parts = [error["message"]] + [
-        f"{key} {error[key]}" for key in ("expected", "found", "hint") if error[key] is not None
-    ]
+    parts = [error["message"]]
+    for key in ("expected", "found", "hint"):
+        if (value := error[key]) is not None:
+            parts.append(f"{key} {', '.join(map(str, value)) if isinstance(value, list) else value}")
     return json_response(response.status, {"error": "; ".join(parts)}, response.headers)
 
 

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from typing import Any, NoReturn
 
 import orjson
 import structlog
@@ -183,20 +183,52 @@ class Admin:
             timeout = 10  # seconds; a client that says nothing holds no thread for ever
 
             def do_GET(self) -> None:
+                self._answer("GET")
+
+            def do_HEAD(self) -> None:
+                self._answer("HEAD")
+
+            def do_OPTIONS(self) -> None:
+                self._answer("OPTIONS")
+
+            def do_POST(self) -> None:
+                self._answer("POST")
+
+            def do_PUT(self) -> None:
+                self._answer("PUT")
+
+            def do_DELETE(self) -> None:
+                self._answer("DELETE")
+
+            def do_PATCH(self) -> None:
+                self._answer("PATCH")
+
+            def _answer(self, method: str) -> None:
                 path = self.path.partition("?")[0]
+                headers: Sequence[tuple[bytes, bytes]] = ()
                 try:
                     sites.admit(
                         {name.lower().encode(): value.encode() for name, value in self.headers.items()}
                     )
-                    code, kind, body = routes[path]() if path in routes else _unknown(path, sorted(routes))
+                    if path not in routes:
+                        _unknown(path, sorted(routes))
+                    if method == "OPTIONS":
+                        code, kind, body, headers = 200, "application/json", b"", _ALLOW
+                    elif method not in ("GET", "HEAD"):
+                        raise _not_allowed(path, self.command)
+                    else:
+                        code, kind, body = routes[path]()
                 except Exception as error:  # told as every service tells it; the log has the whole of it
                     told = error_response(error)
-                    code, kind, body = told.status, "application/json", told.body
+                    code, kind, body, headers = told.status, "application/json", told.body, told.headers
                 self.send_response(code)
                 self.send_header("Content-Type", kind)
                 self.send_header("Content-Length", str(len(body)))
+                for name, value in headers:
+                    self.send_header(name.decode(), value.decode())
                 self.end_headers()
-                self.wfile.write(body)
+                if method != "HEAD":
+                    self.wfile.write(body)
 
             def log_message(self, format: str, *args: object) -> None:
                 """Say nothing: a scrape every few seconds is no news."""
@@ -221,7 +253,22 @@ class Admin:
         self._thread.join()
 
 
-def _unknown(path: str, known: Sequence[str]) -> tuple[int, str, bytes]:
+_METHODS = "GET, HEAD, OPTIONS"
+_ALLOW = ((b"allow", _METHODS.encode()),)
+
+
+def _not_allowed(path: str, method: str) -> HttpError:
+    return HttpError(
+        405,
+        "method_not_allowed",
+        f"{path[:200]} does not answer {method}",
+        expected=_METHODS,
+        found=method,
+        headers=_ALLOW,
+    )
+
+
+def _unknown(path: str, known: Sequence[str]) -> NoReturn:
     raise HttpError(404, "not_found", "no such path", expected=known, found=path[:200])
 
 

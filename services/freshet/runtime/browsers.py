@@ -20,7 +20,15 @@ from ipaddress import ip_address
 from freshet.runtime.answers import HttpError
 from freshet.runtime.requests import Request
 
-__all__ = ["FORM_TYPES", "Sites", "is_this_machine", "name_of", "require_json", "wrong_type"]
+__all__ = [
+    "FORM_TYPES",
+    "Sites",
+    "is_this_machine",
+    "name_of",
+    "require_identity",
+    "require_json",
+    "wrong_type",
+]
 
 SHOWN_CHARS = 200
 MOST_REMEMBERED = 1_000
@@ -139,13 +147,32 @@ class Sites:
 
 
 def require_json(request: Request) -> None:
-    """Refuse a body that is not sent as JSON.
+    """Refuse a body that is not sent as JSON, or is compressed.
 
     Raises:
-        HttpError: 415 `content_type`.
+        HttpError: 415 `content_type` or `encoding`.
     """
+    require_identity(request)
     if request.content_type != "application/json":
         raise wrong_type(request.content_type, "application/json")
+
+
+def require_identity(request: Request) -> None:
+    """Refuse a compressed body.
+
+    Raises:
+        HttpError: 415 `encoding`.
+    """
+    coding = request.headers.get(b"content-encoding", b"identity").decode("latin-1")
+    if coding.strip().lower() not in ("", "identity"):
+        raise HttpError(
+            415,
+            "encoding",
+            "compressed bodies are not taken",
+            expected="identity",
+            found=coding[:SHOWN_CHARS],
+            hint="send the body as it is, without the header Content-Encoding",
+        )
 
 
 def wrong_type(found: str, *types: str) -> HttpError:

@@ -8,7 +8,7 @@ import orjson
 
 from freshet.errors import BadInput
 
-__all__ = ["MOST_LEVELS", "shown", "too_deep", "written"]
+__all__ = ["MOST_LEVELS", "kind_of", "shown", "too_deep", "written"]
 
 MOST_LEVELS = 254
 """Of objects and arrays within each other, that orjson writes; it reads 1,024."""
@@ -29,6 +29,17 @@ def too_deep(where: str) -> BadInput:
     return BadInput(f"{where}: nested too deep; expected at most {MOST_LEVELS} levels of objects and arrays")
 
 
+_WORDS = {None: "null", True: "true", False: "false"}
+_KINDS = {dict: "an object", list: "an array", str: "a string", int: "a number", float: "a number"}
+
+
 def shown(value: object) -> str:
     """A value as an error shows it: its beginning, at little cost however long or deep it is."""
+    if value is None or isinstance(value, bool):
+        return _WORDS[value]
     return reprlib.repr(value)[:_SHOWN_CHARS]
+
+
+def kind_of(value: object) -> str:
+    """What kind of value JSON was read into, in JSON's words: `an array`, `null`."""
+    return _KINDS.get(type(value)) or shown(value)

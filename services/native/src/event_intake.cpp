@@ -41,12 +41,12 @@ std::int64_t cut(Text body, std::uint32_t schema_id, bool lengths, std::int64_t 
   return count;
 }
 
-// Which events the log cannot take: unreadable ones, and those dated too late. (N,) 0 or 1.
+// Which events the log cannot take: unreadable ones, and those dated before 1970 or too late. (N,) 0 or 1.
 std::vector<std::uint8_t> refused(const ExtractedEvents& events, std::size_t n, std::int64_t latest_ms) {
   std::vector<std::uint8_t> bad(n, 0);
   for (const auto& b : events.bad) bad[static_cast<std::size_t>(b.index)] = 1;
   for (std::size_t m = 0; m < events.times_ms.size(); ++m) {
-    if (events.times_ms[m] > latest_ms) bad[static_cast<std::size_t>(events.event_index[m])] = 1;
+    if (events.times_ms[m] < 0 || events.times_ms[m] > latest_ms) bad[static_cast<std::size_t>(events.event_index[m])] = 1;
   }
   return bad;
 }

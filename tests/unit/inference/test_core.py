@@ -96,11 +96,11 @@ def test_a_request_without_context_has_an_empty_one() -> None:
     ("body", "message"),
     [
         (b"{", "not JSON"),
-        (b"[]", "an object with context and candidates, found list"),
+        (b"[]", "an object with context and candidates, found an array"),
         (asked(candidates=[]), "candidates: expected a list of 1 to 10 objects, found none"),
-        (asked(candidates={}), "found dict"),
-        (asked(candidates=[1]), r"candidates\[0\]: expected an object, found int"),
-        (asked(context=[]), "context: expected an object, found list"),
+        (asked(candidates={}), "found an object"),
+        (asked(candidates=[1]), r"candidates\[0\]: expected an object, found a number"),
+        (asked(context=[]), "context: expected an object, found an array"),
         (asked(k=0), "k: expected an integer of 1 or more, found 0"),
         (asked(k=True), "k: expected"),
         (asked(k="2"), "k: expected"),
@@ -184,7 +184,7 @@ def test_paths_are_read_and_written_without_touching_the_original() -> None:
 
 
 def test_a_path_through_what_is_no_object_is_bad_input() -> None:
-    with pytest.raises(BadInput, match="a: expected an object, found int"):
+    with pytest.raises(BadInput, match="a: expected an object, found a number"):
         set_path({"a": 1}, "a.b", 2)
 
 

@@ -1,8 +1,9 @@
+import http.client
 import socket
 import ssl
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from http.server import BaseHTTPRequestHandler
 
 import orjson
@@ -146,3 +147,31 @@ def test_a_service_whose_main_loop_stands_still_does_not_live() -> None:
         server.close()
 
     assert (code, orjson.loads(body)) == (503, {"status": "stuck", "reason": reasons[0]})
+
+
+@pytest.mark.parametrize("path", ["/health/live", "/health/ready", "/metrics", "/status"])
+def test_every_page_answers_head_and_options(admin: Admin, path: str) -> None:
+    for method, length in (("HEAD", None), ("OPTIONS", 0)):
+        status, headers, body = asked(admin, method, path)
+        assert (status, body) == (200, b"")
+        assert (int(headers["content-length"]) == length) == (method == "OPTIONS")
+    assert asked(admin, "OPTIONS", path)[1]["allow"] == "GET, HEAD, OPTIONS"
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH"])
+def test_other_methods_are_refused_in_our_words(admin: Admin, method: str) -> None:
+    status, headers, body = asked(admin, method, "/status")
+
+    assert (status, headers["allow"]) == (405, "GET, HEAD, OPTIONS")
+    error = orjson.loads(body)["error"]
+    assert (error["code"], error["found"]) == ("method_not_allowed", method)
+
+
+def asked(server: Admin, method: str, path: str) -> tuple[int, Mapping[str, str], bytes]:
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=5)
+    try:
+        connection.request(method, path, b"{}" if method in ("POST", "PUT", "PATCH") else None)
+        answer = connection.getresponse()
+        return answer.status, {k.lower(): v for k, v in answer.getheaders()}, answer.read()
+    finally:
+        connection.close()

@@ -132,6 +132,22 @@ def test_what_a_form_could_post_is_refused_with_what_to_send(kind: bytes | None)
     assert "curl: -H 'content-type: application/json'" in str(caught.value.content["hint"])
 
 
+@pytest.mark.parametrize("coding", [b"gzip", b"deflate", b"br", b"gzip, gzip", b"X-Gzip"])
+def test_a_compressed_body_is_refused_by_its_coding(coding: bytes) -> None:
+    headers = {b"content-type": b"application/json", b"content-encoding": coding}
+    with pytest.raises(HttpError) as caught:
+        require_json(Request("POST", "/", "", headers, b"\x1f\x8b"))
+
+    assert (caught.value.status, caught.value.content["code"]) == (415, "encoding")
+    assert caught.value.content["found"] == coding.decode()
+
+
+@pytest.mark.parametrize("coding", [b"identity", b" Identity ", b""])
+def test_a_body_without_a_coding_may_say_so(coding: bytes) -> None:
+    headers = {b"content-type": b"application/json", b"content-encoding": coding}
+    require_json(Request("POST", "/", "", headers, b"{}"))
+
+
 def test_json_with_a_charset_is_json() -> None:
     headers = {b"content-type": b"Application/JSON; charset=utf-8"}
     require_json(Request("POST", "/", "", headers, b"{}"))
