@@ -108,7 +108,7 @@ class Embedding:
                 topic=topics.samples,
                 log=log,
                 rows=rows,
-                decoder=lambda: BlockDecoder(decoder, len(spec.labels), refused),
+                decoder=lambda: BlockDecoder(decoder, len(spec.labels), refused, bounds=spec.bounds),
                 refused=refused,
                 claims=claims,
                 server=self.server,

@@ -97,6 +97,13 @@ JOINER_METRICS = (
         ("label", "outcome"),
     ),
     Metric(
+        "freshet_joiner_out_of_bounds",
+        "counter",
+        "samples",
+        "Samples that were not made as the value lies outside of the label's bounds: a part of no_value.",
+        ("label",),
+    ),
+    Metric(
         "freshet_joiner_outcomes",
         "counter",
         "events",
@@ -255,6 +262,9 @@ def joiner_readings(status: Any) -> Mapping[str, Reading]:
         "freshet_joiner_topic_partitions": {(topic,): float(n) for topic, n in status.growth.counts.items()},
         "freshet_joiner_topic_partitions_unread": {
             (topic,): float(status.growth.unread.get(topic, 0)) for topic in status.growth.counts
+        },
+        "freshet_joiner_out_of_bounds": {
+            (label,): float(n) for label, n in status.counts.out_of_bounds.items()
         },
         "freshet_joiner_watermark_ms": {
             (str(p),): float(w) for p, w in status.watermark_ms.items() if w is not None

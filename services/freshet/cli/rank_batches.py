@@ -241,5 +241,9 @@ class FromShards:
 
     def _block_decoder(self) -> Callable[[], BlockDecoder]:
         return lambda: BlockDecoder(
-            self._decoder, len(self._parts.spec.labels), self._refused, self._parts.clock
+            self._decoder,
+            len(self._parts.spec.labels),
+            self._refused,
+            self._parts.clock,
+            self._parts.spec.bounds,
         )

@@ -101,7 +101,7 @@ def _lost(figures: Mapping[str, Any], which: str) -> Iterator[str]:
 
 
 def _of_clocks(joiner: Mapping[str, Any]) -> Iterator[str]:
-    """What wrong clocks have done to a joiner's events, if they have."""
+    """What wrong clocks and values out of bounds have done to a joiner's events, if they have."""
     events = joiner.get("ledger", {}).get("events", {})
     if late := events.get("impressions_late", 0):
         share = late / (late + events.get("impressions", 0))
@@ -109,6 +109,12 @@ def _of_clocks(joiner: Mapping[str, Any]) -> Iterator[str]:
     if bad := sum(counts.get("bad_time", 0) for counts in joiner.get("refused", {}).values()):
         first = "".join(f": {text}" for text in [*joiner.get("bad_times", {}).values()][:1])
         yield f"times     {bad} events are dated wrongly, since the joiner was started{first}"
+    for label, samples in joiner.get("out_of_bounds", {}).items():
+        if samples:
+            yield (
+                f"bounds    {samples} values of label {label} lie outside of its bounds and are not learned, "
+                "since the joiner was started"
+            )
     marks = [w for w in joiner.get("watermark_ms", {}).values() if w is not None]
     ahead_ms = max(marks, default=0) - joiner.get("now_ms", 0)
     if joiner.get("now_ms") and ahead_ms > AHEAD_MS:

@@ -139,7 +139,7 @@ class Training:
             topic=topics.samples,
             log=stores.log,
             rows=self.shard,
-            decoder=lambda: BlockDecoder(decoder, len(spec.labels), self.refused, clock),
+            decoder=lambda: BlockDecoder(decoder, len(spec.labels), self.refused, clock, spec.bounds),
             dense_applied=self.ledger.told,
             fence=partitions_claim.fence,
             lanes=lanes,

@@ -501,6 +501,7 @@ def _joiner_status(latest: list[Any]) -> dict[str, Any]:
         "disputed_ms": dict(status.disputed_ms),
         "refused": {role: dict(counts) for role, counts in status.counts.refused.items()},
         "bad_times": dict(status.bad_times),
+        "out_of_bounds": dict(status.counts.out_of_bounds),
         "lag": dict(status.lag),
         "ledger": status.ledger.to_json(),
         "partitions": status.growth.to_json(),

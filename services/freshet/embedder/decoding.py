@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -13,6 +13,7 @@ from freshet.clock import SYSTEM_CLOCK, Clock
 from freshet.embedder.refused import RefusedSamples
 from freshet.errors import Corrupt, Unavailable
 from freshet.features import BlockColumns, Decoded, SampleDecoder, read_blocks
+from freshet.spec.bounds import Bounds, bounds_text, within
 from freshet.spec.records import LEAST_TOPIC_BYTES
 from freshet.types import F32, I64, U8, U64, Bool, BytesColumn
 from freshet.wire.letters import letter
@@ -80,8 +81,12 @@ class BlockDecoder:
         labels: int,
         refuse: RefusedSamples | Callable[[list[bytes]], None],
         clock: Clock = SYSTEM_CLOCK,
+        bounds: Mapping[int, Bounds] | None = None,
     ) -> None:
-        """`refuse` takes JSON records for the topic of refused events; they are durable when it returns."""
+        """`refuse` takes JSON records for the topic of refused events; they are durable when it returns.
+        `bounds` says by a label's number within which its values must lie.
+        """
+        self._bounds = bounds or {}
         self._decoder, self._labels, self._clock = decoder, labels, clock
         self._refused = (
             refuse if isinstance(refuse, RefusedSamples) else RefusedSamples(refuse, clock.monotonic)
@@ -122,6 +127,8 @@ class BlockDecoder:
         if made is None or int(made[1].labels.max(initial=0)) >= self._labels:
             return None
         columns, of = made
+        if not self._allowed(of.labels, of.values).all():
+            return None
         return DecodedBatch(
             columns, of.sample_ids, of.request_ids, of.event_times_ms, of.labels, of.values, of.weights
         )
@@ -195,7 +202,21 @@ class BlockDecoder:
         for i in np.flatnonzero(unknown).tolist():
             reason = f"label {int(read.labels[i])}, but the spec has {self._labels} labels"
             self._refuse_sample(read, i, "label", reason, numbers, letters)
-        return np.flatnonzero(good & ~unknown)
+        good &= ~unknown
+        wrong = good & ~self._allowed(read.labels, read.values)
+        for i in np.flatnonzero(wrong).tolist():
+            bounds = self._bounds.get(int(read.labels[i]))
+            expected = "a finite number" if bounds is None else bounds_text(bounds)
+            reason = f"label {int(read.labels[i])} has the value {read.values[i]:g}: expected {expected}"
+            self._refuse_sample(read, i, "label_value", reason, numbers, letters)
+        return np.flatnonzero(good & ~wrong)
+
+    def _allowed(self, labels: U8, values: F32) -> Bool:
+        """Which of (N,) samples have a finite value within the bounds of their label."""
+        allowed: Bool = np.isfinite(values)
+        for label, bounds in self._bounds.items():
+            allowed &= (labels != label) | within(bounds, values)
+        return allowed
 
     def _why_unfit(self, schema_id: int) -> str | None:
         """None, or why samples of this schema cannot be decoded."""

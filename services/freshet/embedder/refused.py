@@ -16,10 +16,11 @@ __all__ = ["BAD_IN_A_ROW", "REFUSALS", "RefusedSamples", "refused_metrics", "ref
 
 log = structlog.get_logger("freshet.embedder")
 
-REFUSALS = ("unreadable", "no_schema", "damaged", "label", "transform")
+REFUSALS = ("unreadable", "no_schema", "damaged", "label", "label_value", "transform")
 """Why samples are refused, in a word: their bytes are not what their schema says; their block's schema is not
-known, or lacks what the spec names; their block fails its own checks; their label is none of the spec's; a
-transform of the spec raises an error for them."""
+known, or lacks what the spec names; their block fails its own checks; their label is none of the spec's; the
+value of their label lies outside of the label's bounds, or is no finite number; a transform of the spec
+raises an error for them."""
 
 BAD_IN_A_ROW = 100
 """Refused samples without a good one in between, from which on the process says that it is not ready."""

@@ -14,6 +14,7 @@ import numpy as np
 from freshet._native import JoinState
 from freshet.joiner.ledger import EVENT_COUNTERS, LABEL_COUNTERS, Ledger
 from freshet.joiner.plan import AGGREGATE_KINDS, JoinPlan
+from freshet.spec.bounds import within
 from freshet.spec.expression import Column
 from freshet.types import F32, F64, I64, U8, U32, U64, Bool, BytesColumn
 
@@ -181,6 +182,7 @@ class Joiner:
     def __init__(self, plan: JoinPlan) -> None:
         self.plan = plan
         self._aggregates = plan.aggregates
+        self._outside = {label.name: 0 for label in plan.labels if label.bounds is not None}
         self._state = JoinState(
             windows_ms=[label.window_ms for label in plan.labels],
             given=[label.given for label in plan.labels],
@@ -269,7 +271,13 @@ class Joiner:
     def take(self) -> Samples:
         """The samples decided since the last call."""
         samples, aggregates = self._take(late=False)
-        return self._with_values(samples, aggregates) if self._aggregates else samples
+        return self._with_values(samples, aggregates) if self._outside or self._aggregates else samples
+
+    def take_out_of_bounds(self) -> dict[str, int]:
+        """Label with bounds -> samples that `take` dropped for them since then; `no_value` has them."""
+        found = self._outside
+        self._outside = dict.fromkeys(found, 0)
+        return found
 
     def take_late(self) -> Samples:
         """Samples of impressions older than the horizon, one per label, their values unknown."""
@@ -325,19 +333,29 @@ class Joiner:
         return samples, aggregates
 
     def _with_values(self, samples: Samples, aggregates: F64) -> Samples:
-        """Compute the values of numeric labels; samples without one are dropped and counted."""
+        """Compute the values of numeric labels; those without, or with one out of bounds, are dropped and
+        counted.
+        """
         kept = np.ones(len(samples), bool)
         for index, label in enumerate(self.plan.labels):
             rows = np.flatnonzero(samples.labels == index)
-            if label.value is None or not len(rows):
+            if (label.value is None and label.bounds is None) or not len(rows):
                 continue
-            columns = [a for a, (of, _) in enumerate(self._aggregates) if of == index]
-            parts = [Column(aggregates[rows, a], np.isnan(aggregates[rows, a])) for a in columns]
-            value = label.value.finish(parts).filled(np.nan)
             matched = samples.values[rows] == 1.0
-            with np.errstate(over="ignore"):  # beyond 32 bits it is no number either
-                value = value.astype(np.float32)
-            missing = ~np.isfinite(value)
+            value = samples.values[rows]
+            if label.value is not None:
+                columns = [a for a, (of, _) in enumerate(self._aggregates) if of == index]
+                parts = [Column(aggregates[rows, a], np.isnan(aggregates[rows, a])) for a in columns]
+                number = label.value.finish(parts).filled(np.nan)
+                with np.errstate(over="ignore"):  # beyond 32 bits it is outside of any bounds, and no number
+                    value = number.astype(np.float32)
+                missing = ~np.isfinite(value)
+            else:
+                number, missing = value.astype(np.float64), np.zeros(len(rows), np.bool_)
+            if label.bounds is not None:
+                outside = ~np.isnan(number) & ~within(label.bounds, value)
+                self._outside[label.name] += int(outside.sum())
+                missing |= outside
             for was in matched[missing]:
                 self._state.no_value(index, bool(was))
             samples.values[rows] = value

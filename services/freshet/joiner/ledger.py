@@ -29,7 +29,8 @@ class Ledger:
     """Counts since the model began. Every impression is, for each label, in exactly one of the label's
     counts.
 
-    `no_value`: a numeric label without a number (the maximum of nothing). `actions` of an outcome: matched
+    `no_value`: a numeric label without a number (the maximum of nothing), or a value outside
+    of the bounds of the label. `actions` of an outcome: matched
     (changed a label), again (true already), late, outside (every window), repeated, orphan (no impression
     within the grace), no_label; those still waiting for their impression are in `waiting`.
     """

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from freshet.spec.bounds import Bounds
 from freshet.spec.expression import Expression, LabelValue, compile_condition, compile_value
 from freshet.spec.model import Spec
 
@@ -30,6 +31,7 @@ class LabelPlan:
     given: int  # index of the label that must be true; -1: none
     condition: Expression  # on an action
     value: LabelValue | None  # None: a binary label
+    bounds: Bounds | None = None  # values outside are not learned
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +70,7 @@ def join_plan(spec: Spec, hash_text: Callable[[str], int] | None = None) -> Join
                 value=compile_value(label.value, hash_text=hash_text, key=f"labels.{label.name}.value")
                 if label.value
                 else None,
+                bounds=label.bounds,
             )
             for label in spec.labels
         ),

@@ -528,7 +528,10 @@ class JoinerService:
             self._failed.pop(task.partition, None)
             self._samples += output.samples
             self._commits += 1
-            self._counts.add(output.outcomes, output.refused)
+            for label, samples in output.out_of_bounds.items():
+                if samples and not self._counts.out_of_bounds.get(label):
+                    _log.warning("values of a label lie outside of its bounds", label=label, samples=samples)
+            self._counts.add(output.outcomes, output.refused, output.out_of_bounds)
             if output.newest_ms is not None:
                 self._newest_ms = max(output.newest_ms, self._newest_ms or output.newest_ms)
 

@@ -75,6 +75,7 @@ class Outputs:
     newest_ms: int | None  # newest event time among these
     outcomes: Mapping[str, int]  # EVENT_COUNTERS -> events since the last commit
     refused: Mapping[str, Mapping[str, int]]  # role -> REFUSALS -> events since the last commit
+    out_of_bounds: Mapping[str, int] = field(default_factory=dict)  # label -> samples dropped for its bounds
     joined: Joined | None = None  # what is traced of them
 
 
@@ -181,10 +182,11 @@ class Task:
         appends.append(Append(self.topics.joiner, self.partition, BytesColumn.of([commit.encode()])))
         letters, self._letters, self._skips = self._letters, [], Skips()
         refused, self._refused = self._refused, {}
+        outside = self.joiner.take_out_of_bounds()
         newest_ms = int(decided.times_ms.max()) if len(decided) else None
         before = self._committed_events
         outcomes = {name: events - before[name] for name, events in commit.ledger.events.items()}
-        return Outputs(appends, letters, commit, len(decided), newest_ms, outcomes, refused, joined)
+        return Outputs(appends, letters, commit, len(decided), newest_ms, outcomes, refused, outside, joined)
 
     def _advance(self, target_ms: int) -> None:
         """Advance to a watermark, or to an earlier one at which samples of READY_BYTES are decided: the next

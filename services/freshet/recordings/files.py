@@ -34,6 +34,7 @@ from freshet.spec.avro import (
     field_at,
     sample_schema,
 )
+from freshet.spec.bounds import bounds_text, within
 from freshet.spec.model import Feature, Label, Spec
 from freshet.spec.schemas import load_schema
 from freshet.types import F32, I64, U64, Bool, BytesColumn
@@ -354,7 +355,15 @@ def _label(label: Label, form: Form, array: Any) -> tuple[F32, Bool]:
     except Misfit as misfit:
         misfit.expected = f"a finite number, as the loss of label {label.name} is {label.loss}"
         raise
-    return values.astype(np.float32), np.ones(len(values), np.bool_) if none is None else ~none
+    found, there = values.astype(np.float32), np.ones(len(values), np.bool_) if none is None else ~none
+    if label.bounds is not None:
+        outside = there & ~within(label.bounds, found)
+        if outside.any():
+            row = int(outside.argmax())
+            expected = f"{bounds_text(label.bounds)}, as labels.{label.name}.bounds says"
+            hint = "leave the cell empty where the value is not known; or state wider bounds in the spec"
+            raise Misfit(row, "", expected, f"{values[row]:g}", hint)
+    return found, there
 
 
 def _truth_label(label: Label, array: Any, form: Form) -> tuple[F32, Bool]:

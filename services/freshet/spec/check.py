@@ -13,6 +13,7 @@ from typing import Any
 
 from freshet.options import duration_text
 from freshet.spec.avro import field_at, sample_schema, spell
+from freshet.spec.bounds import bounds_text
 from freshet.spec.expression import compile_score
 from freshet.spec.fit import check_fit
 from freshet.spec.layout import Group, Layout, layout_of
@@ -182,7 +183,10 @@ def _label(spec: Spec, label: Label) -> LabelReport:
     positive = f"as soon as an action comes with {label.on}" if early else closing
     if label.given is not None:
         closing = f"{closing}, if {label.given} is true"
-    return LabelReport(label.name, label.loss, positive, closing)
+    loss: str = label.loss
+    if label.bounds is not None:
+        loss += f", {bounds_text(label.bounds)}; others are not learned"
+    return LabelReport(label.name, loss, positive, closing)
 
 
 def _span(ms: int) -> str:

@@ -117,7 +117,8 @@ def _events() -> Schema:
 def _label() -> Schema:
     label = _object(Label, required=("on",))
     logloss = {"properties": {"loss": {"enum": ["huber", "mse"]}}}
-    return {**label, "allOf": [_if(_has("value"), logloss)]}
+    without = {"properties": {"loss": {"enum": ["huber", "mse"]}}, "anyOf": [_has("value"), _has("loss")]}
+    return {**label, "allOf": [_if(_has("value"), logloss), _if(_has("bounds"), without)]}
 
 
 def _tables() -> Schema:

@@ -91,6 +91,11 @@ class Spec:
         """The feature of that name. Raises KeyError."""
         return {f.name: f for f in self.features}[name]
 
+    @property
+    def bounds(self) -> dict[int, tuple[float, float]]:
+        """Label's number -> its least and greatest value, of labels that state bounds."""
+        return {label.index: label.bounds for label in self.labels if label.bounds is not None}
+
     def label(self, name: str) -> Label:
         """The label of that name. Raises KeyError."""
         return {label.name: label for label in self.labels}[name]

@@ -180,6 +180,12 @@ class Label:
         Choice(("logloss", "huber", "mse")),
         default="logloss",
     )
+    bounds: tuple[float, float] | None = option(
+        "tunable",
+        "least and greatest value, both allowed, beside loss huber or mse; a value outside is not learned",
+        ListOf(Number(-3e38, 3e38), 2, 2),
+        default=None,
+    )
     window_ms: int = option(
         "identity",
         "how long after the impression an action counts",

@@ -123,9 +123,21 @@ class _Rules:
                     '"huber" or "mse" beside a value',
                     "logloss is for labels that are true or not",
                 )
+        if label.bounds is not None:
+            self._bounds(f"{key}.bounds", label.bounds, label.loss)
         if label.given is not None:
             self.known(f"{key}.given", label.given, [x.name for x in self.spec.labels], "label")
             self._acyclic(label)
+
+    def _bounds(self, key: str, bounds: tuple[float, float], loss: str) -> None:
+        if loss == "logloss":
+            raise self.error(
+                key, list(bounds), "no bounds beside logloss", "logloss takes 0 and 1 and nothing between"
+            )
+        if not bounds[0] < bounds[1]:
+            raise self.error(
+                key, list(bounds), "the least value, then a greater one", "bounds = [0, 100] allows 0 to 100"
+            )
 
     def _acyclic(self, label: Label) -> None:
         seen, at = [label.name], label

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import math
 import os
 import random
 import zlib
@@ -28,14 +29,20 @@ BLOCKS = st.lists(st.lists(st.tuples(SAMPLES, TIMES), min_size=1, max_size=4), m
 LABELS = 2
 
 
-def block(payloads: BytesColumn, times: list[int], schema_id: int = 1, label: int = 1) -> bytes:
+def block(
+    payloads: BytesColumn,
+    times: list[int],
+    schema_id: int = 1,
+    label: int = 1,
+    values: list[float] | None = None,
+) -> bytes:
     n = len(payloads)
     return encode_block(
         schema_id,
         sample_ids=np.arange(n, dtype=np.int64) - 7,
         event_times_ms=np.array(times, np.int64),
         request_ids=np.arange(n, dtype=np.uint64),
-        values=np.linspace(0, 1, n, dtype=np.float32),
+        values=np.linspace(0, 1, n, dtype=np.float32) if values is None else np.array(values, np.float32),
         weights=np.full(n, 0.5, np.float32),
         labels=np.full(n, label, np.uint8),
         payloads=payloads,
@@ -140,6 +147,27 @@ def test_a_bad_record_of_samples_is_refused_alone(kind: str, seen: bool) -> None
     (letter,) = map(orjson.loads, letters)
     assert (letter["partition"], letter["offset"], letter["why"]) == (3, 20, why)
     assert letter["reason"]
+
+
+@pytest.mark.parametrize("seen", [False, True])
+@pytest.mark.parametrize("value", [1e18, -0.5, math.nan, math.inf])
+def test_a_label_value_out_of_bounds_is_refused_alone(value: float, seen: bool) -> None:
+    letters: list[bytes] = []
+    refused = RefusedSamples(letters.extend, lambda: 0.0)
+    blocks_decoder = BlockDecoder(looking(schema_of), LABELS, refused, bounds={1: (0.0, 1.0)})
+    payloads = oracle.write(SAMPLE, [sample_of()] * 3)
+    if seen:
+        blocks_decoder.decode(BytesColumn.of([block(payloads, [1, 2, 3])]))
+    found = blocks_decoder.decode(
+        BytesColumn.of([block(payloads, [1, 2, 3], values=[0.0, value, 1.0])]), ((3, np.array([10])),)
+    )
+    assert found.label_value.tolist() == [0.0, 1.0]
+    assert refused.counts()["label_value"] == 1
+    (letter,) = map(orjson.loads, letters)
+    assert (letter["partition"], letter["offset"], letter["why"]) == (3, 10, "label_value")
+    assert "expected a number from 0 to 1" in letter["reason"]
+    other = blocks_decoder.decode(BytesColumn.of([block(payloads, [1, 2, 3], label=0, values=[0, 1e18, 1])]))
+    assert len(other.label_value) == 3  # a label without bounds takes any finite number
 
 
 def test_a_sample_at_which_a_transform_raises_is_refused_alone() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -427,6 +429,29 @@ def test_a_label_without_a_number_is_not_trained_and_counted() -> None:
 
     assert bench.take(CLOSED) == [("<r1|a|1000>", 0, 2.0, 1.0)]
     assert bench.counts("watch") == {"trained_positive": 1, "no_value": 2}
+
+
+def test_a_value_out_of_bounds_is_not_trained_and_counted_apart() -> None:
+    bench = Bench(plan_of(replace(label("watch", value="sum(action.amount)"), bounds=(0.0, 0.1))))
+    bench.serve(Served("r1", ("a", "b", "c", "d", "e"), 1_000))
+    amounts = {"a": 0.1, "b": 1e18, "c": -0.1, "d": 1e300}  # nothing is done with e: its sum is 0
+    bench.act(*(Action(f"r1/{item}", 1_500, "watch", amount=x) for item, x in amounts.items()))
+
+    taken = [("<r1|a|1000>", 0, float(np.float32(0.1)), 1.0), ("<r1|e|1000>", 0, 0.0, 1.0)]
+    assert sorted(bench.take(CLOSED)) == taken
+    assert bench.counts("watch") == {"trained_positive": 1, "trained_negative": 1, "no_value": 3}
+    assert set(bench.joiner.ledger().unexplained().values()) == {0}
+    assert bench.joiner.take_out_of_bounds() == {"watch": 3}
+    assert bench.joiner.take_out_of_bounds() == {"watch": 0}
+
+
+def test_a_truth_out_of_the_bounds_of_a_label_is_not_trained() -> None:
+    bench = Bench(plan_of(replace(label("click"), bounds=(0.5, 5.0))))
+    bench.serve(Served("r1", ("a", "b"), 1_000))
+    bench.act(Action("r1/a", 1_500, "click"))
+
+    assert bench.take(CLOSED) == [("<r1|a|1000>", 0, 1.0, 1.0)]
+    assert bench.counts("click") == {"trained_positive": 1, "no_value": 1}
 
 
 def test_negatives_are_sampled_by_the_id_and_weighted_and_positives_all_kept() -> None:

@@ -234,6 +234,21 @@ def test_a_cell_that_does_not_fit_is_refused_with_its_place(
     assert hint in said
 
 
+@pytest.mark.parametrize("text", ["1e18", "-0.5", "100.001"])
+def test_a_label_out_of_bounds_is_refused_with_its_place(tmp_path: Path, text: str) -> None:
+    spec = spec_in(tmp_path)
+    spent = replace(spec.label("spent"), bounds=(0.0, 100.0))
+    spec = replace(spec, labels=(spec.label("click"), spent))
+    path = csv_of(tmp_path, [{"spent": "0"}, {"spent": "100"}, {"spent": ""}, {"spent": text}])
+
+    with pytest.raises(BadInput) as refused:
+        read(spec, path)
+    said = str(refused.value)
+    assert said.startswith(f"{path}, line 5 (row 4): spent: expected a number from 0 to 100"), said
+    assert "labels.spent.bounds" in said
+    assert f"found {float(text):g}" in said
+
+
 def test_text_of_another_encoding_is_refused_with_its_place(tmp_path: Path) -> None:
     path = csv_of(tmp_path, [{}, {"items.sku": "café"}])
     path.write_bytes(path.read_text().encode("latin-1"))

@@ -227,6 +227,13 @@ def test_a_mistake_is_answered_with_what_is_allowed(text: str, message: str) -> 
             '\'click\'", value = "action.x", loss = "logloss" }',
             '"huber" or "mse" beside a value',
         ),
+        ("'click'\" }", "'click'\", bounds = [0, 1] }", "no bounds beside logloss"),
+        (
+            "'click'\" }",
+            '\'click\'", loss = "mse", bounds = [5, 5] }',
+            "the least value, then a greater one",
+        ),
+        ("'click'\" }", '\'click\'", loss = "mse", bounds = [1] }', "a list of 2 values"),
         ("[tables]", "[tables]\ncrosses = {}", "another name"),
         ("[tables]", '[tables]\n"a b" = {}', "a name of letters, digits and _, starting with a letter"),
         ("[tables]", "[tables]\nother = 3", "a table, [...] or { ... }"),
