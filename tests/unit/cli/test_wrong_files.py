@@ -95,7 +95,7 @@ WRONG_SAMPLES: list[tuple[str, bytes | None, str]] = [
     ("missing.csv", None, "does not exist"),
     ("empty.csv", b"", "is empty"),
     ("header.csv", HEAD, "expected samples"),
-    ("blank.csv", b"\n\n\n", "no column"),
+    ("blank.csv", b"\n\n\n", "has no text"),
     ("no_header.csv", ROW, "[files] columns"),
     ("semicolons.csv", ROWS.replace(b",", b";"), 'delimiter = ";"'),
     ("tabs.csv", ROWS.replace(b",", b"\t"), 'delimiter = "\\t"'),
