@@ -46,6 +46,7 @@ READERS: Mapping[str, str] = {
     "inference.ranking.Totals.candidates": "freshet_inference_candidates",
     "inference.ranking.Totals.explored": "freshet_inference_explored",
     "inference.ranking.Totals.requests": "status requests",
+    "joiner.counting.EventCounts.out_of_bounds": "freshet_joiner_out_of_bounds",
     "joiner.counting.EventCounts.outcomes": "freshet_joiner_outcomes",
     "joiner.counting.EventCounts.refused": "freshet_joiner_dead_letters",
     "paramserver.flushing.ShardCounts.fenced": "freshet_shard_fenced",

@@ -51,6 +51,8 @@ KEYS = {
     "event_time_ms": "the newest event time that it has learned from",
     "ahead_ms": "how far an event is dated ahead of the clocks",
     "clock_step_ms": "how far this machine's wall clock was set, as far as that does not count yet",
+    "label": "a label of the spec",
+    "samples": "how many samples",
     "rank": "a trainer's number in its world",
     "ranks": "how many the world has",
     "world": "the fence of a world of trainers, which names it",
