@@ -287,7 +287,7 @@ class Task:
             return self._decode_all(role, records)
         except _NOT_OF_A_RECORD:
             raise
-        except Exception:
+        except Exception:  # decoding each part again tells which records raise it; these keep its words
             bad = dict(self._failing(role, records, range(len(records))))
         rows = [row for row in range(len(records)) if row not in bad]
         try:
