@@ -75,7 +75,7 @@ def _refuse_other_outcomes(spec: Spec, settings: Settings, spec_hash: str) -> No
                 manifest = versions.manifest(number)
             except (Corrupt, KeyError):
                 continue  # as the trainer does
-            if manifest.spec_hash == spec_hash:  # else somebody copied it there
+            if manifest.spec_hash == spec_hash:  # else it is a copy of another model's
                 check_outcomes(spec, manifest.transforms, f"version {number}")
                 return
     finally:

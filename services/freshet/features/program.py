@@ -314,7 +314,7 @@ class _Compiler:
     # --- what is not wanted
 
     def skip(self, type_: Type, path: str) -> int:
-        """Append the subtree of a type whose values nobody wants; returns its node's index."""
+        """Append the subtree of a type whose values are skipped; returns its node's index."""
         null_branch, inner = nullable(type_)
         index = len(self.nodes)
         if isinstance(inner, Recursion) and inner.name not in self.around:

@@ -34,7 +34,7 @@ UNTAKEN_S = 5.0
 has to give as well: that may come first."""
 
 DAMAGED_AGAIN_S = 30.0
-"""Before a slice whose rows are damaged is claimed again: somebody may have mended them."""
+"""Before a slice whose rows are damaged is claimed again: an operator may have mended them."""
 
 CLAIM_S = 1.0
 """How long a claim may take to be read back; another shard may have been faster."""

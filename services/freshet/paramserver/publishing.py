@@ -15,7 +15,7 @@ __all__ = ["DELTA_BYTES", "records_of"]
 
 DELTA_BYTES, REMOVED_BYTES = 512 << 10, 256 << 10
 """Of rows in a record, and of removed keys: a round of wide rows is several times what a log takes as one
-record (16 MiB on Kafka by default, and often no more than 1 MiB where somebody else runs it). Together they
+record (16 MiB on Kafka by default, and often no more than 1 MiB on a managed service). Together they
 stay below LEAST_TOPIC_BYTES (`freshet.spec.records`)."""
 
 

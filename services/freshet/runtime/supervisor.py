@@ -258,7 +258,7 @@ class Supervisor:
         return _stamp_of(self._folder.state / STATE_FILE)
 
     def _state_is_lost(self) -> bool:
-        """Whether somebody has deleted or changed the state since it was written: it is written anew."""
+        """Whether the state was deleted or changed since it was written; the caller then writes it again."""
         if self._state_stamp is None or self._stamp() == self._state_stamp:
             return False
         path = str(self._folder.state / STATE_FILE)

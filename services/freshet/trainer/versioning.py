@@ -347,5 +347,5 @@ class Versioner:
             if number not in keep and number != 0:
                 try:
                     self.store.delete(number)
-                except ValueError as error:  # somebody has pointed an alias at it meanwhile
+                except ValueError as error:  # an alias was moved to it meanwhile
                     log.info("an old version is kept", version=number, reason=str(error))

@@ -109,7 +109,7 @@ class Sound:
 @runtime_checkable
 class TellsDamage(Protocol):
     """A row store that can leave out a bucket's damaged pages and read the others. Without it a damaged
-    bucket is read by nobody."""
+    bucket cannot be read."""
 
     def scan_sound(self, bucket: Bucket) -> Sound:
         """Rows of a bucket without those of damaged pages: for readers that serve, never for an owner.
