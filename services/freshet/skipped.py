@@ -1,9 +1,8 @@
 """Damaged state that the main work does not depend on: it is left out, counted and logged.
 
-The rule: bytes that only advise (a heartbeat, a plan, an alias, an old version, a page of the console) never
-end
-a loop. The reader leaves out the one record or file, calls `skip`, and goes on. State that decides what was
-learned (rows and offsets that a trainer starts from, claims of a later release) is not skipped.
+The rule: bytes that only advise (a heartbeat, a plan, an alias, an old version, a page of the console) end no
+loop. The reader leaves out the one record or file, calls `skip`, and goes on. State that learning starts from
+(rows and offsets of a trainer, claims of a later release) is not skipped.
 
 Counts are per process. `freshet_skipped_state_total` and `skipped` in `/status` show them.
 """
@@ -22,8 +21,7 @@ KINDS: Mapping[str, str] = {
     "versions": "records of `<model>.versions`",
     "alias": "aliases of versions that name no number",
     "version": "stored versions that cannot be read, or that belong to another model, and entries beside "
-    "them "
-    "that are no versions",
+    "them that are no versions",
     "row_delta": "records of `<model>.rows`",
     "row_page": "rows of buckets in the row store whose pages are damaged, as inference reads them",
     "row_value": "rows with a value that is not finite",

@@ -98,8 +98,7 @@ class BlockDecoder:
         """Decode the good samples of a batch and refuse the others.
 
         A sample is refused by (partition, offset, index in the block), a block that cannot be read by
-        (partition, offset). The caller applies the
-        batch's ranges whatever was refused, so offsets go on.
+        (partition, offset). The caller applies the batch's ranges whatever was refused, so offsets go on.
 
         Args:
             blocks: (blocks,) records of `samples`.
@@ -122,7 +121,7 @@ class BlockDecoder:
             made = self._decoder.decode_usual(blocks, self._schema_id)
         except (Unavailable, MemoryError):
             raise
-        except Exception:  # such as of a transform: `_any` finds the samples
+        except Exception:  # a transform's, say: `_any` decodes again and finds the samples
             return None
         if made is None or int(made[1].labels.max(initial=0)) >= self._labels:
             return None

@@ -94,8 +94,8 @@ def refused_metrics(role: str) -> tuple[Metric, ...]:
             "Samples that could not be decoded and went to the topic of refused events, by this process; "
             "after a restart some count again. Reasons: unreadable (not what their schema says); no_schema "
             "(of their block: not known, or lacking what the spec names); damaged (a block that fails its "
-            "own checks, counted as one); label (none of the spec's); transform (one of the spec raises an "
-            "error).",
+            "own checks, counted as one); label (none of the spec's); label_value (not finite, or outside "
+            "of the label's bounds); transform (one of the spec raises an error).",
             ("reason",),
         ),
     )

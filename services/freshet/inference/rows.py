@@ -1,10 +1,9 @@
 """Following rows: a bucket's rows from the row store, then every delta from the offset its meta names
 (PROTOCOL 17).
 
-What is damaged costs its own rows only: a delta is left out, a row that is not finite keeps its former
-value, and
-of a bucket whose pages are damaged the sound ones are read. The others' rows serve as rows that were never
-learned, until a delta brings them; `RowsState.damaged` tells.
+Damage costs only the rows that it hits: a damaged delta is left out, a row that is not finite keeps its
+former value, and a damaged bucket's sound pages are read. Rows of the other pages count as never learned
+until a delta brings them; `RowsState.damaged` names them.
 """
 
 from __future__ import annotations

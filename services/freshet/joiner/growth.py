@@ -38,7 +38,9 @@ class Growth:
         how = self.why or (
             "topics that are joined need one number of partitions: give the others as many, and all are read"
         )
-        return f"partitions that nobody reads: {self.joined} of each topic are joined, found {found}; {how}"
+        return (
+            f"partitions that no joiner reads: {self.joined} of each topic are joined, found {found}; {how}"
+        )
 
     @property
     def note(self) -> str:

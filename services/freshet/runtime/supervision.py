@@ -47,7 +47,8 @@ class Silence:
 
         Args:
             said: "" if the service answered that it lives, why it is stuck if it said so, None without an
-            answer. activity: of the process; None where it is not known.
+                answer.
+            activity: of the process; None where it is not known.
 
         Returns why the process is to be killed; "" if it is not.
         """
