@@ -163,7 +163,10 @@ def require_identity(request: Request) -> None:
     Raises:
         HttpError: 415 `encoding`.
     """
-    coding = request.headers.get(b"content-encoding", b"identity").decode("latin-1")
+    found = request.headers.get(b"content-encoding")
+    if found is None:
+        return
+    coding = found.decode("latin-1")
     if coding.strip().lower() not in ("", "identity"):
         raise HttpError(
             415,
