@@ -54,8 +54,10 @@ def boot_id() -> str:
 def boot_ms() -> int:
     """Milliseconds since the machine booted, time in which it was suspended included where the system counts
     that. No setting of the wall clock changes it."""
-    clock = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
-    return time.clock_gettime_ns(clock) // 1_000_000
+    return time.clock_gettime_ns(_BOOT_CLOCK) // 1_000_000
+
+
+_BOOT_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
 class ClockState(NamedTuple):
@@ -89,6 +91,7 @@ class SteadyClock:
         self.clock = clock
         self._boot = boot_id() if boot is None else boot
         self._lock = threading.Lock()
+        self._since_boot_ms = boot_ms if isinstance(clock, SystemClock) else self._since_start_ms
         at_ms, wall_ms = self._since_boot_ms(), clock.now_ms()
         self._offset_ms = wall_ms - at_ms
         self._former_ms: int | None = None  # the offset in force before this one
@@ -142,8 +145,8 @@ class SteadyClock:
             self._behind_ms = self.clock.now_ms() - at_ms
             self._set_ms = None
 
-    def _since_boot_ms(self) -> int:
-        return boot_ms() if isinstance(self.clock, SystemClock) else int(self.clock.monotonic() * 1_000)
+    def _since_start_ms(self) -> int:
+        return int(self.clock.monotonic() * 1_000)
 
     def _follow(self, offset_ms: int, at_ms: int) -> None:
         """Judge the wall clock's present offset."""

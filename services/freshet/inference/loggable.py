@@ -61,9 +61,10 @@ class Loggable:
         self._max_ahead_ms = spec.join.max_ahead_ms
         self._limits, self._labels = limits, len(spec.labels)
         # RankText writes places after scoring, so its check has defaults in their stead.
-        self._text_writer = JsonTranscoder(
+        writer, _, _ = JsonTranscoder(
             _with_places(logged, stream.explode, self._places), ignore_unknown=True
-        )
+        ).native
+        self._native = (writer, *self._extractor.native)
 
     def is_small(self, body_bytes: int, candidates: int) -> bool:
         """Whether a request is so small that `check` need not look at the size of what is logged. Avro is at
@@ -98,9 +99,7 @@ class Loggable:
 
     def native(self, now_ms: int) -> NativeRules:
         """The check as the native reader of plain requests makes it, for requests that come now."""
-        writer, _, _ = self._text_writer.native
-        plan, program = self._extractor.native
-        return writer, plan, program, now_ms + self._max_ahead_ms
+        return *self._native, now_ms + self._max_ahead_ms
 
     def placed(self, candidates: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """Candidates as they would be logged: in the request's order, places filled in."""

@@ -1,5 +1,6 @@
 // Avro records of hostile bytes: checked, decoded to features, extracted as events; the three must agree. Read as they
 // were written, and as another schema has them.
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 
@@ -51,6 +52,14 @@ void read(const Program& features, const Program& events, const std::vector<std:
   const auto extracted = extract_events(event_plan, events, bytes, ends, false);
   demand(extracted.events.size() + extracted.bad.size() == 2);
   demand(!extracted.events.empty() && extracted.events.back() == 1);
+  std::int64_t first = 0, last = 0;
+  for (std::size_t m = 0; m < extracted.times_ms.size() && extracted.event_index[m] == 0; ++m) {
+    first = std::min(first, extracted.times_ms[m]);
+    last = std::max(last, extracted.times_ms[m]);
+  }
+  const bool taken = extracted.events.size() == 2;
+  demand(is_readable_event(event_plan, events, tight, last) == (taken && first == 0));
+  demand(last == 0 || !is_readable_event(event_plan, events, tight, last - 1));
   std::vector<std::int64_t> spans;
   for (const auto& row : extracted.spans) spans.insert(spans.end(), row.begin(), row.end());
   (void)splice(bytes, spans);

@@ -229,7 +229,94 @@ struct EventHandler {
   }
 };
 
+// What EventHandler::append demands of an event, without the values.
+struct EventChecker {
+  static constexpr bool kExplodes = true;
+
+  struct Found {
+    std::uint64_t parts = 0;  // bit k: part k of the key is there
+    std::int64_t time = kNoTime;
+    bool id = false;
+  };
+
+  const Program* program;
+  Found wanted_of_event, wanted_of_element;  // times: kNoTime where none is wanted
+  std::int64_t latest_ms;
+
+  Found event, element;
+  bool inside = false, all_elements_good = true;
+  std::size_t count = 0;
+
+  EventChecker(const EventPlan& plan, const Program& of, std::int64_t latest) : program(&of), latest_ms(latest) {
+    for (std::size_t k = 0; k < plan.part_in_element.size(); ++k) {
+      wanted_of(plan.explode && plan.part_in_element[k]).parts |= std::uint64_t{1} << k;
+    }
+    wanted_of(plan.explode && plan.time_in_element).time = 0;
+    wanted_of(plan.explode && plan.id_in_element).id = plan.has_id;
+  }
+
+  Found& wanted_of(bool an_element) { return an_element ? wanted_of_element : wanted_of_event; }
+
+  bool is_good(const Found& found, const Found& wanted) const {
+    if ((found.parts & wanted.parts) != wanted.parts || (wanted.id && !found.id)) return false;
+    return wanted.time == kNoTime || (found.time >= 0 && found.time <= latest_ms);
+  }
+
+  void elements_begin(const std::uint8_t*) {}
+  void elements_end(const std::uint8_t*) {}
+  void element_begin(const std::uint8_t*) {
+    element = {};
+    inside = true;
+    ++count;
+  }
+  void element_end(const std::uint8_t*) {
+    all_elements_good = all_elements_good && is_good(element, wanted_of_element);
+    inside = false;
+  }
+
+  Found& here() { return inside ? element : event; }
+  bool takes_time(const Sink& s) {
+    switch (static_cast<EventSink>(s.kind)) {
+      case EventSink::kPart:
+        here().parts |= std::uint64_t{1} << s.slot;
+        return false;
+      case EventSink::kId:
+        here().id = true;
+        return false;
+      default:
+        return static_cast<EventSink>(s.kind) == EventSink::kTime;
+    }
+  }
+
+  void on_int(const Sink& s, std::int64_t v) {
+    if (takes_time(s)) here().time = time_of_int(static_cast<TimeUnit>(s.slot), v);
+  }
+  void on_double(const Sink& s, double v) {
+    if (static_cast<EventSink>(s.kind) == EventSink::kTime) here().time = time_of_double(static_cast<TimeUnit>(s.slot), v);
+  }
+  void on_bytes(const Sink& s, const std::uint8_t* p, std::size_t n) {
+    if (takes_time(s)) here().time = time_of_text({reinterpret_cast<const char*>(p), n});
+  }
+  void on_enum(const Sink& s, std::uint32_t symbol) {
+    if (symbol >= s.words_size || static_cast<EventSink>(s.kind) == EventSink::kHash) return;
+    const std::uint64_t word = program->words()[s.words_begin + symbol];
+    if (word >= program->texts()) return;
+    const auto text = program->text(word);
+    on_bytes(s, reinterpret_cast<const std::uint8_t*>(text.data()), text.size());
+  }
+};
+
 }  // namespace
+
+bool is_readable_event(const EventPlan& plan, const Program& program, std::span<const std::uint8_t> record,
+                       std::int64_t latest_ms) {
+  if (plan.part_in_element.size() > 64) return false;
+  EventChecker checker(plan, program, latest_ms);
+  const std::uint8_t* const end = record.data() + record.size();
+  if (!Walker<EventChecker>(program, checker, end).walk(record.data(), end)) return false;
+  if (!plan.explode) return checker.is_good(checker.event, checker.wanted_of_event);
+  return checker.count == 0 || (checker.all_elements_good && checker.is_good(checker.event, checker.wanted_of_event));
+}
 
 void EventPlan::check(const Program& program) const {
   demand(!part_in_element.empty() && !part_in_element[0], "the key's first part is the event's own");

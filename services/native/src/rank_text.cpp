@@ -114,13 +114,6 @@ std::vector<std::int64_t> best(std::span<const float> scores, std::size_t k) {
   return all;
 }
 
-bool LoggedRules::takes(const BytesColumn& record) const {
-  const auto events = extract_events(plan, program, record.data, record.ends, false);
-  if (!events.bad.empty()) return false;
-  return std::all_of(events.times_ms.begin(), events.times_ms.end(),
-                     [&](std::int64_t t) { return t >= 0 && t <= latest_ms; });
-}
-
 std::optional<RankText> RankText::read(const RankRules& rules, const WriterSchema& request, std::string body,
                                        std::string_view new_id, std::string_view now, const LoggedRules* logged) {
   RankText out;
@@ -138,11 +131,13 @@ std::optional<RankText> RankText::read(const RankRules& rules, const WriterSchem
     if (time_parser.parse(bytes(now), at = 0).expected) return std::nullopt;
     more.push_back({rules.time, &time_parser, 0});
   }
+  out.record.data.reserve(out.body_.size() / 2);
   if (!transcode_composed(request, parser, parts.context, more, out.record)) return std::nullopt;
   if (logged && !out.dry_run) {
     BytesColumn record;
+    record.data.reserve(out.body_.size());
     if (!transcode_composed(logged->schema, parser, parts.context, more, record)) return std::nullopt;
-    if (!logged->takes(record)) return std::nullopt;
+    if (!is_readable_event(logged->plan, logged->program, record.data, logged->latest_ms)) return std::nullopt;
   }
   return out;
 }

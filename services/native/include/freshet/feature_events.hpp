@@ -65,6 +65,11 @@ struct ExtractedEvents {
 ExtractedEvents extract_events(const EventPlan& plan, const Program& program, std::span<const std::uint8_t> data,
                                std::span<const std::int64_t> ends, bool framed);
 
+// Whether extract_events would take the (1,) record, with all its times from 0 to `latest_ms`. Nothing is hashed or kept, so
+// it costs a fraction. False, too, for keys of more than 64 parts.
+bool is_readable_event(const EventPlan& plan, const Program& program, std::span<const std::uint8_t> record,
+                       std::int64_t latest_ms);
+
 // Milliseconds since the epoch of an ISO 8601 / RFC 3339 time: "2026-11-21", "2026-11-21T13:10:33.5Z", "... +01:00",
 // a blank for the T; without a zone it is UTC. False if it is none, or not in the years 1 to 9999.
 bool parse_iso_time(std::string_view text, std::int64_t& time_ms);

@@ -33,9 +33,6 @@ struct LoggedRules {
   const EventPlan& plan;
   const Program& program;
   std::int64_t latest_ms;
-
-  // Whether the joiner can read the (1,) record: its key is there, its time in bounds.
-  bool takes(const BytesColumn& record) const;
 };
 
 // The answer's items, best first: columns of K rows, but for `scores` (C,) and `predictions` (C, L).
