@@ -49,6 +49,8 @@ def command(spec_file: Path, against: Path | None, as_json: bool) -> None:
     A model of your own is built and tried on random samples. With --against it ends with 3 if an edit needs
     a new model.
     """
+    from freshet.cli.memory import rows_memory_by_table
+    from freshet.settings import load_settings
     from freshet.spec import load_spec
     from freshet.spec.check import explain
     from freshet.spec.identity import diff, identity_hash
@@ -62,8 +64,13 @@ def command(spec_file: Path, against: Path | None, as_json: bool) -> None:
             from freshet.model.trial import try_out
 
             try_out(spec, str(spec_file))
-        value = {**report.as_dict(), "identity": identity_hash(spec, schemas)}
-        emit(value, as_json=as_json, text=report.text())
+        memory = rows_memory_by_table(spec, load_settings())
+        value = {
+            **report.as_dict(),
+            "identity": identity_hash(spec, schemas),
+            "rows_memory": memory.as_dict(),
+        }
+        emit(value, as_json=as_json, text=f"{report.text()}memory: {memory.text()}\n")
         return
     old = load_spec(against)
     changes = diff(old, spec, load_schemas(old, str(against)), schemas)

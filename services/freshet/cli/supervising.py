@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from freshet.cli.kept import keep_spec, refuse_another_model
+from freshet.cli.memory import rows_memory
 from freshet.cli.options import emit_end, say
 from freshet.cli.ports import PORT_SETTINGS, ports_of
 from freshet.cli.run import ROLES
@@ -177,6 +178,7 @@ def _tell_up(run: Run, stop: threading.Event, as_json: bool) -> None:
     def tell(line: str) -> None:
         say(line, err=as_json)
 
+    tell(rows_memory(run.settings).text())
     if tell_ready(run.processes, run.folder, stop, tell):
         address = console_address(run)
         if address is not None:

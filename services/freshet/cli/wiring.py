@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from freshet.cli.figures import JOINER_METRICS, TRAINER_METRICS, joiner_readings, trainer_readings
+from freshet.cli.memory import trainer_rows_bytes
 from freshet.clock import SYSTEM_CLOCK, Clock
 from freshet.errors import ConfigError, Unavailable
 from freshet.extras import how_to_install
@@ -22,7 +23,7 @@ from freshet.runtime.addresses import Address, reached_by
 from freshet.runtime.admin import Admin
 from freshet.runtime.lifecycle import CLOSE_S, Cleanup
 from freshet.runtime.metrics import register
-from freshet.runtime.process_metrics import machine_memory_bytes, service_registry
+from freshet.runtime.process_metrics import service_registry
 from freshet.runtime.pulse import Pulse
 from freshet.seams.open import open_eventlog, open_rowstore, open_versions
 from freshet.settings import Common, Settings
@@ -180,7 +181,7 @@ def run_trainer(spec: Spec, settings: Settings, stop: threading.Event) -> None:
                         device=settings.trainer.device,
                         drain_s=settings.common.drain_ms / 1000,
                         stop=stop,
-                        most_bytes=settings.trainer.memory_bytes or machine_memory_bytes() // 4,
+                        most_bytes=trainer_rows_bytes(settings),
                         reader=reader,
                     )
                 )

@@ -60,7 +60,8 @@ class Table:
     )
     max_rows: int | None = option(
         "tunable",
-        "least recently used rows are evicted above this; without it: unbounded",
+        "least recently used rows are evicted above this; without it a trainer that holds rows itself bounds "
+        "them by memory (FRESHET_TRAINER_MEMORY_BYTES), and shards hold all",
         Integer(1_024, 2**40),
         default=None,
     )

@@ -12,6 +12,7 @@ from click.testing import CliRunner
 
 from freshet.cli import VERBS, cli, main
 from freshet.errors import BadInput, ConfigError
+from freshet.runtime.process_metrics import machine_memory_bytes
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 QUICKSTART = EXAMPLES / "quickstart" / "freshet.toml"
@@ -88,6 +89,27 @@ def test_check_explains_a_spec_and_json_is_one_object():
 
     assert report["name"] == "news"
     assert len(report["identity"]) == 64
+
+
+def test_check_states_how_much_memory_rows_may_take(monkeypatch):
+    monkeypatch.delenv("FRESHET_TRAINER_MEMORY_BYTES", raising=False)
+    by_default = json.loads(run("check", QUICKSTART, "--json").stdout)["rows_memory"]
+    said = run("check", QUICKSTART).output
+
+    assert by_default["bytes"] == machine_memory_bytes() // 4
+    assert set(by_default["max_rows"]) == {"reader", "article", "small", "crosses"}
+    assert f"rows may take {by_default['bytes']:,} bytes, a quarter of" in said
+    assert f"{by_default['max_rows']['reader']:,} rows of reader" in said
+    assert "FRESHET_TRAINER_MEMORY_BYTES" in said
+
+    monkeypatch.setenv("FRESHET_TRAINER_MEMORY_BYTES", "64000000")
+    assert (
+        "rows may take 64,000,000 bytes, as FRESHET_TRAINER_MEMORY_BYTES says"
+        in run("check", QUICKSTART).output
+    )
+
+    monkeypatch.setenv("FRESHET_TRAINER_BATCHES", "embedders")
+    assert "FRESHET_PARAMSERVER_MEMORY_BYTES" in run("check", QUICKSTART).output
 
 
 def test_check_against_a_running_model_ends_with_3_if_an_edit_needs_a_new_one(tmp_path):

@@ -6,8 +6,13 @@ import threading
 from collections.abc import Mapping
 from pathlib import Path
 
+import pytest
+
+from freshet.cli import supervising
+from freshet.cli.memory import rows_memory
 from freshet.cli.supervising import Run
 from freshet.runtime.lifecycle import KILL_AFTER_S
+from freshet.runtime.process_metrics import machine_memory_bytes
 from freshet.settings import load_settings
 
 
@@ -29,3 +34,18 @@ def test_services_are_killed_only_after_their_drain_and_what_comes_behind_it(tmp
     )
 
     assert supervisor.patience_s == 3 + KILL_AFTER_S
+
+
+def test_the_start_states_how_much_memory_rows_may_take(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stop = threading.Event()
+    stop.set()  # nothing is waited for
+    monkeypatch.setattr(supervising, "tell_ready", lambda *_: False)
+    settings = load_settings({}, run_folder=tmp_path)
+
+    supervising._tell_up(Run(tmp_path, settings, [], Watched()), stop, as_json=False)  # type: ignore[arg-type]
+
+    said = capsys.readouterr().out
+    assert rows_memory(settings).text() in said
+    assert f"rows may take {machine_memory_bytes() // 4:,} bytes" in said
