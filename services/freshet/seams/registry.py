@@ -9,14 +9,16 @@ Its ids stand in the frames of records that others write.
 from __future__ import annotations
 
 import base64
+import contextlib
 import http.client
+import socket
 import ssl
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote, urlsplit
+from urllib.parse import SplitResult, quote, urlsplit
 
 import orjson
 import structlog
@@ -30,7 +32,17 @@ __all__ = ["Access", "RestRegistry"]
 _log = structlog.get_logger(__name__)
 
 _ANSWER_S = 5.0
-"""For an answer of one registry: it holds kilobytes, in memory."""
+"""For one request from connect to the last byte of its answer: a registry holds kilobytes, in memory."""
+
+_BURST_S = 20.0
+"""Time that may go into requests before the caller goes on with other work; idle time earns it back. Records
+with thousands of ids, or a slow registry, would hold up the joiner's loop otherwise."""
+
+_REST_S = 1.0
+"""No request is sent for so long after a burst; after a request that failed, for as long as that took."""
+
+_SLOW_S = 0.5
+"""A failed request shorter than this holds up nothing: the next one may be sent at once."""
 
 _MOST_BYTES = 4 << 20
 """Of an answer; the largest schemas are hundreds of kilobytes."""
@@ -38,12 +50,15 @@ _MOST_BYTES = 4 << 20
 _MOST_REFERENCES = 256
 """Schemas that one refers to, directly or not."""
 
-_MOST_UNKNOWN = 10_000
-"""Unknown ids that are kept in mind."""
+_MOST_UNKNOWN = 100_000
+"""Unknown ids that are kept in mind: more than the records that are decoded together can name (256 KiB)."""
+
+_MOST_NAMED = 10_000
+"""Versions of subjects that are kept, so that a schema with many references needs no request twice."""
 
 _ASK_AGAIN_S = 10.0
 """An id that was unknown is asked for again: it may come with the record's writer's next schema. Until then
-records that name it cost no request."""
+records that name it cost no request. Longer where so many are unknown that asking for all takes longer."""
 
 _SHAPE: Mapping[str, type] = {"schema": str, "schemaType": str, "references": list}
 """Of a schema in an answer; only the first is always there."""
@@ -113,6 +128,10 @@ class RestRegistry:
         self._lock = threading.Lock()
         self._schemas: dict[int, Written | ConfigError] = {}
         self._unknown: dict[int, float] = {}  # id: when it was asked for
+        self._named: dict[tuple[str, int], dict[str, Any]] = {}  # answers for a subject's version
+        self._spent_s, self._last_s = 0.0, clock.monotonic()  # of the present burst; end of the last request
+        self._longest_s = 0.0  # of requests for ids that were unknown
+        self._rest_until_s, self._rest_reason = float("-inf"), ""
         self._tls: ssl.SSLContext | None = None
         if any(url.startswith("https:") for url in self._urls):
             try:
@@ -132,7 +151,8 @@ class RestRegistry:
         Raises:
             KeyError: no registry has one of that id, or one that it refers to; asked for again after 10 s.
             ConfigError: it has one that is no Avro schema that we read.
-            Unavailable: no registry answers, or none lets us in. Nothing is known of the id.
+            Unavailable: no registry answers, none lets us in, or requests have taken so long that the caller
+                should do other work first. Nothing is known of the id; the next call may go on at once.
         """
         with self._lock:
             if schema_id not in self._schemas:
@@ -146,7 +166,8 @@ class RestRegistry:
         if schema_id > _LARGEST_ID:
             raise KeyError(f"ids of schemas end at {_LARGEST_ID}, found {schema_id}")
         now = self._clock.monotonic()
-        if now - self._unknown.get(schema_id, float("-inf")) < _ASK_AGAIN_S:
+        again_s = max(_ASK_AGAIN_S, 2 * self._longest_s * len(self._unknown))
+        if now - self._unknown.get(schema_id, float("-inf")) < again_s:
             raise KeyError(schema_id)
         where = f"schema {schema_id} of the registry"
         try:
@@ -160,7 +181,9 @@ class RestRegistry:
         except KeyError:
             if len(self._unknown) >= _MOST_UNKNOWN:
                 self._unknown.clear()
-            self._unknown[schema_id] = now
+                self._longest_s = 0.0
+            self._unknown[schema_id] = self._clock.monotonic()
+            self._longest_s = max(self._longest_s, self._unknown[schema_id] - now)
             raise
 
     def _refer(self, answer: Mapping[str, Any], found: dict[tuple[str, int], str], where: str) -> None:
@@ -174,13 +197,47 @@ class RestRegistry:
                 continue
             if len(found) >= _MOST_REFERENCES:
                 raise ConfigError(where, "references", len(found), f"at most {_MOST_REFERENCES} of them")
-            named = self._ask(f"/subjects/{quote(subject, safe='')}/versions/{version}")
+            named = self._ask_named(subject, version)
             found[subject, version] = ""  # its place is behind what it refers to itself
             self._refer(named, found, where)
             del found[subject, version]
             found[subject, version] = _text(named, where)
 
+    def _ask_named(self, subject: str, version: int) -> dict[str, Any]:
+        """The answer for a subject's version, which never changes. Raises as `_ask`."""
+        named = self._named.get((subject, version))
+        if named is None:
+            named = self._ask(f"/subjects/{quote(subject, safe='')}/versions/{version}")
+            if len(self._named) >= _MOST_NAMED:
+                self._named.clear()
+            self._named[subject, version] = named
+        return named
+
     def _ask(self, path: str) -> dict[str, Any]:
+        """As `_ask_each`, within the time that requests may take."""
+        began_s = self._clock.monotonic()
+        self._spent_s = max(0.0, self._spent_s - (began_s - self._last_s))
+        if began_s < self._rest_until_s:
+            raise Unavailable(self._rest_reason)
+        if self._spent_s > _BURST_S:
+            self._rest(_REST_S, f"the schema registry was asked for {_BURST_S:g} s: {path} is asked for next")
+            self._spent_s = 0.0
+            raise Unavailable(self._rest_reason)
+        try:
+            return self._ask_each(path)
+        except Unavailable as error:
+            took_s = self._clock.monotonic() - began_s
+            if took_s >= _SLOW_S:
+                self._rest(took_s, str(error))
+            raise
+        finally:
+            self._last_s = self._clock.monotonic()
+            self._spent_s += self._last_s - began_s
+
+    def _rest(self, for_s: float, reason: str) -> None:
+        self._rest_until_s, self._rest_reason = self._clock.monotonic() + for_s, reason
+
+    def _ask_each(self, path: str) -> dict[str, Any]:
         """The answer as JSON, of the first registry that has such a thing: one may be behind the others.
 
         Raises:
@@ -204,27 +261,17 @@ class RestRegistry:
         raise Unavailable(f"the schema registry did not tell: {'; '.join(problems)}")
 
     def _ask_at(self, url: str, path: str) -> dict[str, Any] | None:
-        parts = urlsplit(url)
-        assert parts.hostname is not None, "checked by Access"
-        connection = (
-            http.client.HTTPSConnection(parts.hostname, parts.port, timeout=_ANSWER_S, context=self._tls)
-            if parts.scheme == "https"
-            else http.client.HTTPConnection(parts.hostname, parts.port, timeout=_ANSWER_S)
-        )
-        try:
-            connection.request("GET", parts.path.rstrip("/") + path, headers=self._headers())
-            response = connection.getresponse()
-            body = response.read(_MOST_BYTES + 1)
-            if len(body) > _MOST_BYTES or response.length:
-                raise http.client.HTTPException(
-                    f"an answer above {_MOST_BYTES:,} bytes, or one that was cut off"
-                )
-        finally:
-            connection.close()
+        response, body = self._response(url, path)
         if response.status in (401, 403):
             raise OSError(
                 f"{response.status} {response.reason}: FRESHET_REGISTRY_USER with its password, or"
                 " FRESHET_REGISTRY_TOKEN_FILE, lets nobody in there"
+            )
+        if 300 <= response.status < 400:
+            to = (response.getheader("Location") or "nowhere").partition("?")[0][:200]
+            raise OSError(
+                f"{response.status} {response.reason} to {to}: redirects are not followed, as a password"
+                " would go along; set FRESHET_REGISTRY_URL to the address that answers"
             )
         try:
             answer = orjson.loads(body)
@@ -244,6 +291,46 @@ class RestRegistry:
                 raise OSError(f"{key} = {str(value)[:60]}, and no schema: is this a schema registry?")
         return answer
 
+    def _response(self, url: str, path: str) -> tuple[http.client.HTTPResponse, bytes]:
+        """The head of an answer and its body. Raises OSError, HTTPException or ValueError without one within
+        `_ANSWER_S`."""
+        parts = urlsplit(url)
+        assert parts.hostname is not None, "checked by Access"
+        deadline = _Deadline(_ANSWER_S)
+        try:
+            with deadline, self._connected(parts, deadline) as connection:
+                connection.request("GET", parts.path.rstrip("/") + path, headers=self._headers())
+                response = connection.getresponse()
+                body = response.read(_MOST_BYTES + 1)
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            if deadline.over or isinstance(error, TimeoutError):
+                raise OSError(f"no whole answer within {_ANSWER_S:g} s") from None
+            raise
+        if deadline.over:
+            raise OSError(f"no whole answer within {_ANSWER_S:g} s")
+        if len(body) > _MOST_BYTES or response.length:
+            raise http.client.HTTPException(
+                f"an answer above {_MOST_BYTES:,} bytes, or one that was cut off: is this a schema registry?"
+            )
+        return response, body
+
+    @contextlib.contextmanager
+    def _connected(self, parts: SplitResult, deadline: _Deadline) -> Iterator[http.client.HTTPConnection]:
+        host, tls = parts.hostname or "", parts.scheme == "https"
+        port = parts.port or (443 if tls else 80)
+        connection = (
+            http.client.HTTPSConnection(host, port, timeout=_ANSWER_S, context=self._tls)
+            if tls
+            else http.client.HTTPConnection(host, port, timeout=_ANSWER_S)
+        )
+        plain = socket.create_connection((host, port), timeout=_ANSWER_S)
+        with contextlib.closing(plain), contextlib.closing(connection):
+            deadline.cuts_off(plain.dup())  # TLS takes the first one over
+            connection.sock = (
+                self._tls.wrap_socket(plain, server_hostname=host) if self._tls and tls else plain
+            )
+            yield connection
+
     def _headers(self) -> dict[str, str]:
         access = self._access
         headers = {"Accept": _ACCEPT}
@@ -253,6 +340,38 @@ class RestRegistry:
             pair = f"{access.user}:{_secret(access.password_file)}".encode()
             headers["Authorization"] = f"Basic {base64.b64encode(pair).decode()}"
         return headers
+
+
+class _Deadline:
+    """Cuts a connection off at its end: a socket's time-out is for each piece of an answer, so that one that
+    drips would go on for ever."""
+
+    def __init__(self, seconds: float) -> None:
+        self.over = False
+        self._socket: socket.socket | None = None
+        self._timer = threading.Timer(seconds, self._end)
+        self._timer.daemon = True
+
+    def cuts_off(self, connected: socket.socket) -> None:
+        """Take a socket of the connection, which is closed here."""
+        self._socket = connected
+        if self.over:
+            self._end()
+
+    def __enter__(self) -> None:
+        self._timer.start()
+
+    def __exit__(self, *_: object) -> None:
+        self._timer.cancel()
+        self._timer.join()
+        if self._socket is not None:
+            self._socket.close()
+
+    def _end(self) -> None:
+        self.over = True
+        if self._socket is not None:
+            with contextlib.suppress(OSError):  # it has ended by itself
+                self._socket.shutdown(socket.SHUT_RDWR)
 
 
 def _secret(path: str) -> str:

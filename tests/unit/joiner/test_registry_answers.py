@@ -1,0 +1,126 @@
+"""The joiner goes on whatever a schema registry answers: events wait, or are dead letters with a reason."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+
+from freshet.features import read_blocks
+from freshet.joiner.service import JoinerService, Pace
+from freshet.joiner.start import make
+from freshet.seams import registry as module
+from freshet.seams.eventlog import EventLog
+from freshet.seams.eventlog.tail import newest
+from freshet.seams.open import open_eventlog
+from freshet.seams.registry import Access, RestRegistry
+from freshet.spec.parse import load_spec
+from freshet.types import Append, BytesColumn, TopicPartition
+from tests.servers.odd_registry import UNAVAILABLE, UNUSABLE, OddRegistry, json_answer
+
+SPEC = """
+name = "shop"
+partitions = 2
+[events]
+served = { topic = "views", format = "confluent", schema = "v.avsc", key = ["r"], time = "ts:ms" }
+action = { topic = "deeds", format = "bare", schema = "v.avsc", key = ["r"], time = "ts:ms" }
+[join]
+emit = "window"
+grace = "1s"
+[labels]
+click = { on = "action.r == 'x'", window = "2s" }
+[tables]
+item = { dim = 4 }
+[features]
+item = { field = "r", table = "item" }
+[serve]
+score = "click"
+log_served = false
+"""
+SCHEMA: dict[str, Any] = {
+    "type": "record",
+    "name": "View",
+    "fields": [{"name": "r", "type": "string"}, {"name": "ts", "type": "long"}],
+}
+GOOD = json_answer({"schema": json.dumps(SCHEMA)})
+PACE = Pace(flush_interval_ms=0, commit_interval_ms=0, look_interval_ms=10**9, retry_ms=0)
+NOW_MS = 10_000
+
+
+def view(schema_id: int, r: bytes) -> bytes:
+    """A view of r at 1 s."""
+    return b"\0" + schema_id.to_bytes(4, "big") + bytes([2 * len(r)]) + r + b"\xd0\x0f"
+
+
+def write(log: EventLog, partition: int, *values: bytes) -> None:
+    writer = log.writer()
+    writer.append([Append("views", partition, BytesColumn.of(list(values)))])
+    writer.close()
+
+
+def world(folder: Path, url: str) -> tuple[EventLog, JoinerService]:
+    """A log with two partitions of views, and their joiner."""
+    (folder / "v.avsc").write_text(json.dumps(SCHEMA))
+    (folder / "freshet.toml").write_text(SPEC)
+    log = open_eventlog(f"sqlite:{folder / 'log'}")
+    for topic in ("views", "deeds"):
+        log.create_topic(topic, partitions=2)
+    return log, make(load_spec(folder / "freshet.toml"), log, theirs=RestRegistry(Access(url)), pace=PACE)
+
+
+def samples(log: EventLog) -> int:
+    """How many samples there are."""
+    blocks = [b for p in range(2) for _, b in newest(log, TopicPartition("shop.samples", p), 100)]
+    return len(read_blocks(BytesColumn.of(blocks)).values) if blocks else 0
+
+
+def reasons(log: EventLog) -> list[str]:
+    """Why records are dead letters."""
+    parts = range(log.topics()["shop.dead-letters"].partitions)
+    letters = [b for p in parts for _, b in newest(log, TopicPartition("shop.dead-letters", p), 100)]
+    return [orjson.loads(letter)["reason"] for letter in letters]
+
+
+def test_events_wait_through_every_answer_that_says_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_ANSWER_S", 0.05)
+    with OddRegistry({1: GOOD}) as odd:
+        log, joiner = world(tmp_path, odd.url)
+        joiner.open()
+        write(log, 0, *(view(2, b"w%d" % i) for i in range(3)))
+        for n, (answers, _) in enumerate(UNAVAILABLE.values()):
+            odd.answers[2] = answers
+            write(log, 1, view(1, b"g%d" % n))
+            before = joiner.tasks[1].events
+            for _ in range(20):
+                joiner.step()
+                if joiner.tasks[1].events > before:
+                    break
+            assert joiner.tasks[1].events == before + 1, "the other partition goes on"
+            assert joiner.tasks[0].events == 0
+        assert reasons(log) == []
+        odd.answers[2] = GOOD
+        joiner.run(until_end=True)
+        assert samples(log) == 3 + len(UNAVAILABLE)
+        assert reasons(log) == []
+        log.close()
+
+
+def test_answers_without_a_schema_of_ours_refuse_their_records_alone(tmp_path: Path) -> None:
+    ids = {kind: n for n, kind in enumerate(UNUSABLE, 100)}
+    with OddRegistry({1: GOOD} | {n: UNUSABLE[kind][0] for kind, n in ids.items()}) as odd:
+        log, joiner = world(tmp_path, odd.url)
+        for n in ids.values():
+            write(log, n % 2, view(1, b"before%d" % n), view(n, b"bad"), view(1, b"after%d" % n))
+        joiner.run(until_end=True)
+        assert samples(log) == 2 * len(ids)
+        told = reasons(log)
+        assert len(told) == len(ids)
+        missing = [words for _, words in UNUSABLE.values() if not any(words in reason for reason in told)]
+        assert missing == []
+        assert all(told)
+        log.close()
