@@ -9,7 +9,7 @@ from freshet.embedder.refused import refused_metrics, refused_readings
 from freshet.paramserver.flushing import store_metrics, store_readings
 from freshet.runtime.metrics import Metric, Reading
 
-__all__ = ["JOINER_METRICS", "TRAINER_METRICS", "joiner_readings", "trainer_readings"]
+__all__ = ["DAMAGED_STATE", "JOINER_METRICS", "TRAINER_METRICS", "joiner_readings", "trainer_readings"]
 
 JOINER_METRICS = (
     Metric("freshet_joiner_events", "counter", "events", "Events read by this process."),
@@ -123,7 +123,16 @@ JOINER_METRICS = (
     ),
 )
 
+DAMAGED_STATE = Metric(
+    "freshet_trainer_damaged",
+    "gauge",
+    "yes or no",
+    "1 while a trainer that holds rows itself does not train, as rows or other state that it starts from are "
+    "damaged: it looks again until an operator has mended them.",
+)
+
 TRAINER_METRICS = (
+    DAMAGED_STATE,
     Metric("freshet_trainer_samples", "counter", "samples", "Samples trained on by this process."),
     Metric("freshet_trainer_steps", "gauge", "steps", "Dense steps since the model began."),
     Metric(
@@ -303,6 +312,7 @@ def trainer_readings(status: Mapping[str, Any]) -> Mapping[str, Reading]:
 
 def _of_training(status: Mapping[str, Any]) -> dict[str, Reading]:
     return {
+        DAMAGED_STATE.name: 0,
         "freshet_trainer_samples": status["samples"],
         "freshet_trainer_steps": status["steps"],
         "freshet_trainer_lag_blocks": status["lag_blocks"],

@@ -8,16 +8,23 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import structlog
 
-from freshet.cli.figures import JOINER_METRICS, TRAINER_METRICS, joiner_readings, trainer_readings
+from freshet.cli.figures import (
+    DAMAGED_STATE,
+    JOINER_METRICS,
+    TRAINER_METRICS,
+    joiner_readings,
+    trainer_readings,
+)
 from freshet.cli.memory import trainer_rows_bytes
 from freshet.clock import SYSTEM_CLOCK, Clock
-from freshet.errors import ConfigError, Unavailable
+from freshet.errors import ConfigError, Corrupt, Unavailable
 from freshet.extras import how_to_install
 from freshet.runtime.addresses import Address, reached_by
 from freshet.runtime.admin import Admin
@@ -33,15 +40,18 @@ from freshet.settings import Inference as InferenceSettings
 from freshet.spec.identity import identity_hash
 from freshet.spec.model import Spec
 from freshet.spec.schemas import load_schemas, sample_reader
+from freshet.types import Bucket
 
 if TYPE_CHECKING:
     from freshet.cli.remote_training import RemoteTraining
+    from freshet.cli.training import Training
     from freshet.gateway.service import Gateway
     from freshet.inference.service import Inference
     from freshet.runtime.guard import Guard
     from freshet.runtime.server import Beside
     from freshet.runtime.token_file import TokenFile
     from freshet.seams.registry import RestRegistry
+    from freshet.seams.rowstore import RowStore
 
 __all__ = ["RUNNERS", "gateway_door", "gateway_guard", "inference_door", "inference_guard"]
 
@@ -144,16 +154,25 @@ def run_trainer(spec: Spec, settings: Settings, stop: threading.Event) -> None:
 
     with Cleanup(CLOSE_S) as cleanup:
         training: list[Training | RemoteTraining] = []
+        damage: list[str] = []  # why it does not start
         registry = service_registry()
         register(
-            registry, TRAINER_METRICS, lambda: trainer_readings(training[0].status()) if training else {}
+            registry,
+            TRAINER_METRICS,
+            lambda: (
+                trainer_readings(training[0].status())
+                if training
+                else {DAMAGED_STATE.name: float(bool(damage))}
+            ),
         )
         admin = Admin(
             settings.common.bind_address,
             settings.trainer.admin_port,
             hosts=settings.common.hosts,
             registry=registry,
-            ready=lambda: training[0].ready() if training else "claiming what it owns and loading it",
+            ready=lambda: (
+                training[0].ready() if training else "".join(damage) or "claiming what it owns and loading it"
+            ),
             status=lambda: training[0].status() if training else {},
             progress=lambda: training[0].progress() if training else {},
             stuck=lambda: training[0].stuck() if training else None,
@@ -170,21 +189,27 @@ def run_trainer(spec: Spec, settings: Settings, stop: threading.Event) -> None:
 
             training.append(rank_of(spec, log, versions, settings, spec_hash, reader))
         else:
-            rows = open_rowstore(settings.common.rows_url)
-            cleanup.add("rows", rows.close)
-            with _starting(stop):
-                training.append(
-                    Training(
-                        spec,
-                        Stores(log, rows, versions),
-                        spec_hash=spec_hash,
-                        device=settings.trainer.device,
-                        drain_s=settings.common.drain_ms / 1000,
-                        stop=stop,
-                        most_bytes=trainer_rows_bytes(settings),
-                        reader=reader,
-                    )
+
+            def start(rows: RowStore) -> Training:
+                return Training(
+                    spec,
+                    Stores(log, rows, versions),
+                    spec_hash=spec_hash,
+                    device=settings.trainer.device,
+                    drain_s=settings.common.drain_ms / 1000,
+                    stop=stop,
+                    most_bytes=trainer_rows_bytes(settings),
+                    reader=reader,
                 )
+
+            def open_rows() -> RowStore:
+                return open_rowstore(settings.common.rows_url)
+
+            with _starting(stop):
+                made = _started_once_mended(open_rows, spec.buckets, start, stop, damage)
+                if made is not None:
+                    cleanup.add("rows", made[0].close)
+                    training.append(made[1])
         if not training:
             return
 
@@ -194,6 +219,48 @@ def run_trainer(spec: Spec, settings: Settings, stop: threading.Event) -> None:
 
         threading.Thread(target=stop_when_told, name="stop", daemon=True).start()
         training[0].run()
+
+
+LOOK_AGAIN_S = 10.0
+"""Before a trainer looks again whether damaged state was mended; longer where looking takes long."""
+
+
+def _started_once_mended(
+    open_rows: Callable[[], RowStore],
+    buckets: int,
+    start: Callable[[RowStore], Training],
+    stop: threading.Event,
+    damage: list[str],
+) -> tuple[RowStore, Training] | None:
+    """The row store and the training on it. While rows, or other state that it starts from, are damaged it
+    is tried again, as only an operator can mend them; `damage` then holds the reason. None after `stop`."""
+    while True:
+        began_s = time.monotonic()
+        with contextlib.ExitStack() as stack:
+            try:
+                rows = open_rows()
+                stack.callback(rows.close)
+                if damage:  # `freshet rows mend` needs that nobody claims buckets meanwhile
+                    _read_all(rows, buckets)
+                training = start(rows)
+            except Corrupt as error:
+                if not damage:
+                    logger.error("damaged state: the trainer waits until it is mended", reason=str(error))
+                    damage.append(str(error))
+            else:
+                stack.pop_all()
+                damage.clear()
+                return rows, training
+        if stop.wait(max(LOOK_AGAIN_S, 10 * (time.monotonic() - began_s))):
+            return None
+
+
+def _read_all(rows: RowStore, buckets: int) -> None:
+    """Raises Corrupt if any rows are damaged."""
+    every = [Bucket(bucket) for bucket in range(buckets)]
+    rows.metas(every)
+    for _ in rows.scan(every):
+        pass
 
 
 @contextlib.contextmanager

@@ -1,0 +1,116 @@
+"""A trainer whose rows are damaged when it starts: it says so and waits until they are mended."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sqlite3
+import threading
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from freshet.cli import wiring
+from freshet.cli.pipeline import Pipeline
+from freshet.cli.rows import command
+from freshet.settings import load_settings
+from freshet.spec.model import Spec
+from tests.perf.workload import Workload, append, plain_spec
+from tests.servers.processes import lasting_ports
+from tests.system.waiting import wait_until
+
+WITHIN_S = 30.0
+
+
+@pytest.fixture(autouse=True)
+def _without_schemas(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The samples are ready: their schema is in the log, and the spec's are no files."""
+    monkeypatch.setattr(wiring, "load_schemas", lambda *_: None)
+    monkeypatch.setattr(wiring, "sample_reader", lambda *_: None)
+
+
+def trained(folder: Path) -> Spec:
+    """The spec of a run folder that has rows."""
+    spec = plain_spec("", "")
+    pipeline = Pipeline(spec, folder, 1)
+    append(pipeline, Workload(rows=256, cardinality=40).arrays())
+    pipeline.train(lambda _: None)
+    pipeline.close()
+    return spec
+
+
+def asked(port: int, path: str) -> tuple[int, str]:
+    """(Status, body); 0 while nothing listens."""
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=WITHIN_S) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+    except OSError:
+        return 0, ""
+
+
+def damage(file: Path) -> None:
+    with contextlib.closing(sqlite3.connect(file)) as db, db:
+        db.execute("UPDATE segments SET body = substr(body, 1, 30) WHERE id = 1")
+
+
+def test_a_trainer_whose_rows_are_damaged_waits_for_their_mending(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wiring, "LOOK_AGAIN_S", 0.2)
+    spec = trained(tmp_path)
+    [port] = lasting_ports(1)
+    settings = load_settings({"FRESHET_TRAINER_ADMIN_PORT": str(port)}, run_folder=tmp_path)
+    damage(tmp_path / "rows" / "rows.sqlite")
+    stop, failures = threading.Event(), list[BaseException]()
+
+    def run() -> None:
+        try:
+            wiring.RUNNERS["trainer"](spec, settings, stop)
+        except BaseException as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        wait_until(
+            "it says what is wrong",
+            lambda: "freshet rows mend" in asked(port, "/health/ready")[1],
+            within_s=WITHIN_S,
+        )
+        assert asked(port, "/health/ready")[0] == 503
+        assert asked(port, "/health/live")[0] == 200
+        assert "freshet_trainer_damaged 1.0" in asked(port, "/metrics")[1]
+        assert thread.is_alive()
+
+        mended = CliRunner().invoke(command, ["mend", "--give-up-rows", "--folder", str(tmp_path), "--json"])
+        assert json.loads(mended.output)["damaged"], mended.output
+
+        wait_until("it trains", lambda: asked(port, "/health/ready")[0] == 200, within_s=WITHIN_S)
+        assert "freshet_trainer_damaged 0.0" in asked(port, "/metrics")[1]
+    finally:
+        stop.set()
+        thread.join(WITHIN_S)
+    assert failures == []
+
+
+def test_a_trainer_that_waits_for_mending_stops_when_it_is_told(tmp_path: Path) -> None:
+    spec = trained(tmp_path)
+    [port] = lasting_ports(1)
+    settings = load_settings({"FRESHET_TRAINER_ADMIN_PORT": str(port)}, run_folder=tmp_path)
+    damage(tmp_path / "rows" / "rows.sqlite")
+    stop = threading.Event()
+    thread = threading.Thread(target=wiring.RUNNERS["trainer"], args=(spec, settings, stop))
+    thread.start()
+    wait_until(
+        "it says what is wrong",
+        lambda: "freshet rows mend" in asked(port, "/health/ready")[1],
+        within_s=WITHIN_S,
+    )
+    stop.set()
+    thread.join(WITHIN_S)
+    assert not thread.is_alive()
