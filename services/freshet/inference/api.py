@@ -35,7 +35,8 @@ RANK_REQUEST = record(
         "k": integer("items wanted; all without it", minimum=1),
         "request_id": {
             "type": ["string", "integer", "null"],
-            "description": "of the impression that is logged; made if neither this nor the context has one",
+            "description": "of the impression that is logged, not empty; made if neither this nor the "
+            "context has one",
         },
         "dry_run": boolean("nothing is logged as served, and nothing is explored"),
         "explain": boolean("each item tells what its rows are"),

@@ -34,10 +34,16 @@ class Filling:
     ) -> Mapping[str, Any]:
         """The context with id and time, which are the whole event's; what the client sent stays as it is.
 
-        Raises BadInput if `request_id` is not the context's own.
+        Raises BadInput if `request_id` is not the context's own, or the id is empty: all requests with it
+        would be one to the joiner, and only the first of them would be learned from.
         """
         key = self.stream.key[0]
         given = get_path(context, key)
+        if "" in (request_id, given):
+            where = "request_id" if request_id == "" else f"context.{key}"
+            raise BadInput(
+                f'{where}: expected an id that no other request has, or none (then one is made), found ""'
+            )
         other = isinstance(given, (dict, list)) or str(given) != str(request_id)
         if request_id is not None and given is not None and other:
             raise BadInput(

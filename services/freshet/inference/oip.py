@@ -29,6 +29,7 @@ __all__ = [
     "checked",
     "from_binary",
     "parse_infer",
+    "refuse_unoffered",
     "write_infer",
 ]
 
@@ -120,6 +121,7 @@ def parse_infer(body: bytes, header_length: int | None, limits: InputLimits) -> 
     if at != len(binary):
         raise BadInput(f"the inputs' binary_data_size add up to {at} bytes, the body holds {len(binary)}")
     parameters = _object(tree.get("parameters") or {}, "parameters")
+    refuse_unoffered("the request", parameters)
     all_binary = parameters.get("binary_data_output") is True
     id_ = tree.get("id")
     if id_ is not None and (isinstance(id_, bool) or not isinstance(id_, str | int)):
@@ -130,6 +132,32 @@ def parse_infer(body: bytes, header_length: int | None, limits: InputLimits) -> 
         _outputs(tree.get("outputs"), all_binary),
         all_binary,
     )
+
+
+_UNOFFERED: Mapping[str, str] = {
+    "classification": "classification",
+    "sequence_id": "sequence",
+    "sequence_start": "sequence",
+    "sequence_end": "sequence",
+    "shared_memory_region": "shared memory",
+    "shared_memory_offset": "shared memory",
+    "shared_memory_byte_size": "shared memory",
+}
+"""Parameters by which an answer would mean something else, and the protocol's extension that has them."""
+
+
+def refuse_unoffered(where: str, parameters: Mapping[str, Any]) -> None:
+    """Refuse a parameter that asks for an extension which is not offered, unless its value asks for nothing
+    (0, false, an empty text). Other parameters are hints, or another server's own, and have no effect.
+
+    Raises BadInput, naming parameter and extension.
+    """
+    for name in _UNOFFERED.keys() & parameters.keys():
+        if parameters[name] not in (None, 0, "") or name == "classification":
+            raise BadInput(
+                f"{where}: expected no parameter {name}, found {shown(parameters[name])}: the "
+                f"{_UNOFFERED[name]} extension is not offered, and each request is answered by itself"
+            )
 
 
 def write_infer(
@@ -168,8 +196,7 @@ def _outputs(entries: Any, all_binary: bool) -> Sequence[Asked] | None:
         if not isinstance(name, str) or len(name) > MOST_NAME:
             raise BadInput("outputs: each needs a name")
         parameters = _object(entry.get("parameters") or {}, f"outputs {name!r} parameters")
-        if "classification" in parameters:
-            raise BadInput(f"output {name!r}: the classification extension is not offered")
+        refuse_unoffered(f"output {name!r:.60}", parameters)
         asked.append(Asked(name, parameters.get("binary_data", all_binary) is True))
     return asked
 
@@ -186,6 +213,7 @@ def _tensor(entry: dict[str, Any], binary: memoryview, limits: InputLimits) -> t
     shape: Any = entry.get("shape")
     dtype, count = checked(name, datatype, shape, limits)
     parameters = _object(entry.get("parameters") or {}, f"input {name!r} parameters")
+    refuse_unoffered(f"input {name!r:.60}", parameters)
     size = parameters.get("binary_data_size")
     nulls = None
     if size is None:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from freshet.errors import BadInput
-from freshet.inference.oip import Asked, InferRequest, Tensor, checked, from_binary
+from freshet.inference.oip import Asked, InferRequest, Tensor, checked, from_binary, refuse_unoffered
 from freshet.inference.oip_limits import InputLimits, check_message
 from freshet.inference.oip_model import OipModel, Output
 from freshet.release import RELEASE
@@ -101,11 +101,20 @@ def read_infer(message: Any, limits: InputLimits) -> InferRequest:
         else:
             values = from_binary(given.name, dtype, memoryview(raw[i]), count)
         tensors[given.name] = Tensor(given.name, given.datatype, values.reshape(shape))
-    for wanted in message.outputs:
-        if "classification" in wanted.parameters:
-            raise BadInput(f"output {wanted.name!r:.60}: the classification extension is not offered")
+    refuse_unoffered("the request", _plain(message.parameters))
+    for where, tensors_ in (("input", message.inputs), ("output", message.outputs)):
+        for tensor in tensors_:
+            refuse_unoffered(f"{where} {tensor.name!r:.60}", _plain(tensor.parameters))
     outputs = [Asked(wanted.name, bool(raw)) for wanted in message.outputs]
     return InferRequest(message.id or None, tensors, outputs or None, bool(raw))
+
+
+def _plain(parameters: Any) -> dict[str, Any]:
+    """{name: value} of a map of InferParameter; None where no field of one is set."""
+    return {
+        name: getattr(one, field) if (field := one.WhichOneof("parameter_choice")) else None
+        for name, one in parameters.items()
+    }
 
 
 def _typed(given: Any, dtype: Any, count: int) -> NDArray[Any]:

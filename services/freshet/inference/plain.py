@@ -26,6 +26,9 @@ from freshet.types import BytesColumn
 __all__ = ["PlainRequest", "PlainRequests"]
 
 _NOTHING_LOGGED: NativeRules = (None, None, None, 0)
+_NO_ID = '""'
+"""An id that `Filling` refuses, as the text has it."""
+
 MOST_PLACES = 64  # fields of an item that RankText keeps account of
 
 
@@ -115,7 +118,7 @@ class PlainRequests:
         now = orjson.dumps(time_value(now_ms, filling.stream.time)).decode()
         logged = self._loggable.native(now_ms) if self._loggable is not None else _NOTHING_LOGGED
         text = _native.RankText.read(self._rules, self._writer, body, new_id, now, *logged)
-        if text is None:
+        if text is None or text.id == _NO_ID:
             return None
         encoded = Encoded(BytesColumn(*text.record()), text.candidates)
         return PlainRequest(encoded, text.k, text.dry_run, text, self._rules)

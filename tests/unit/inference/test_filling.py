@@ -70,3 +70,11 @@ def test_the_clients_objects_are_left_as_they_are() -> None:
 
     assert filling().filled(context, None, NOW_MS) != before
     assert context == before
+
+
+@pytest.mark.parametrize(
+    ("context", "request_id"), [({}, ""), ({"meta": {"request": ""}}, None), ({"meta": {"request": ""}}, "")]
+)
+def test_an_empty_id_is_refused(context: dict[str, Any], request_id: str | None) -> None:
+    with pytest.raises(BadInput, match=r'expected an id that no other request has.*found ""'):
+        filling().filled(context, request_id, NOW_MS)

@@ -14,8 +14,11 @@ from hypothesis import strategies as st
 
 from freshet.errors import BadInput
 from freshet.inference.oip import Asked, parse_infer, write_infer
+from freshet.inference.oip_grpc import read_infer
 from freshet.inference.oip_limits import InputLimits
+from freshet.wire.protobuf import OIP, messages
 
+M = messages(OIP)
 LIMITS = InputLimits({"x": 10, "y": None, "z": None}, 10)
 
 
@@ -253,3 +256,52 @@ def test_any_json_is_a_request_or_bad_input(tree: Any) -> None:
         parse_infer(orjson.dumps(tree), None, LIMITS)
     except BadInput:
         return
+
+
+UNOFFERED = [
+    ("sequence_id", 7),
+    ("sequence_id", "s"),
+    ("sequence_start", True),
+    ("sequence_end", True),
+    ("shared_memory_region", "r"),
+]
+NOTHING = [
+    ("sequence_id", 0),
+    ("sequence_id", ""),
+    ("sequence_start", False),
+    ("priority", 3),
+    ("timeout", 9),
+]
+
+
+def as_message(where: str, name: str, value: Any) -> Any:
+    """The message of gRPC with one parameter."""
+    message = M.ModelInferRequest(model_name="m")
+    tensor = message.inputs.add(name="x", datatype="INT64", shape=[1])
+    tensor.contents.int64_contents.append(1)
+    output = message.outputs.add(name="click")
+    field = {bool: "bool_param", int: "int64_param", str: "string_param"}[type(value)]
+    setattr({"": message, "inputs": tensor, "outputs": output}[where].parameters[name], field, value)
+    return message
+
+
+def as_body(where: str, name: str, value: Any) -> bytes:
+    """The same over HTTP."""
+    given = {"parameters": {name: value}}
+    wanted = {"name": "click", **(given if where == "outputs" else {})}
+    return body(ints(**(given if where == "inputs" else {})), outputs=[wanted], **({} if where else given))
+
+
+@pytest.mark.parametrize("where", ["", "inputs", "outputs"])
+@pytest.mark.parametrize(("name", "value"), UNOFFERED)
+def test_an_extension_that_is_not_offered_is_refused(where: str, name: str, value: Any) -> None:
+    with pytest.raises(BadInput, match=f"no parameter {name}, found .* extension is not offered"):
+        parse_infer(as_body(where, name, value), None, LIMITS)
+    with pytest.raises(BadInput, match=f"no parameter {name}, found .* extension is not offered"):
+        read_infer(as_message(where, name, value), LIMITS)
+
+
+@pytest.mark.parametrize(("name", "value"), NOTHING)
+def test_parameters_that_ask_for_nothing_are_taken(name: str, value: Any) -> None:
+    assert parse_infer(as_body("", name, value), None, LIMITS).tensors.keys() == {"x"}
+    assert read_infer(as_message("", name, value), LIMITS).tensors.keys() == {"x"}

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,13 +22,14 @@ from freshet.inference.filling import Filling
 from freshet.inference.pipeline import Pipeline, Scored
 from freshet.inference.plain import PlainRequests
 from freshet.inference.served import Served, served_events
-from freshet.spec.avro import served_schema
+from freshet.spec.avro import parse_schema, served_schema
 from freshet.spec.parse import load_spec
 from freshet.types import BytesColumn
 from tests.integration.serving import FEED, schema
 
 SPEC, RANKED = load_spec(FEED / "freshet.toml"), schema("ranked")
 PIPELINE, FILLING = Pipeline(SPEC, RANKED), Filling.of(SPEC.events.served, RANKED)
+NEWS = Path(__file__).parents[3] / "examples" / "quickstart"
 MOST, NOW_MS = 4, 1_700_000_000_000
 PLAIN = PlainRequests(SPEC, PIPELINE.transcoder, FILLING, MOST)
 SERVED = JsonTranscoder(served_schema(RANKED, SPEC.events.served.explode), schema_id=7, ignore_unknown=True)
@@ -142,6 +144,19 @@ def test_an_ordinary_request_is_plain_with_or_without_id_and_time() -> None:
         for more in ({}, {"k": 1}, {"dry_run": True}, {"explain": False}):
             assert check_one(orjson.dumps({"context": context, "candidates": candidates, **more}))
     assert check_one(orjson.dumps({"candidates": candidates, "request_id": 77}))
+
+
+def test_an_empty_id_is_not_plain() -> None:
+    """It is left to `Filling`, which refuses it."""
+    spec = load_spec(NEWS / "freshet.toml")
+    ranked = parse_schema(json.loads((NEWS / "impressions.avsc").read_text()))
+    transcoder = Pipeline(spec, ranked).transcoder
+    plain = PlainRequests(spec, transcoder, Filling.of(spec.events.served, ranked), MOST)
+    candidates = [{"article": "a", "topic": "t"}]
+    for request_id, taken in (("r", True), ("", False)):
+        top = {"context": {"reader": "u"}, "candidates": candidates, "request_id": request_id}
+        within = {"context": {"reader": "u", "request_id": request_id}, "candidates": candidates}
+        assert [plain.read(orjson.dumps(body), NOW_MS) is not None for body in (top, within)] == [taken] * 2
 
 
 def test_scores_and_places_are_told_as_the_other_way_tells_them() -> None:
