@@ -40,6 +40,28 @@ def test_refused_events_are_dead_letters_with_the_reason_before_the_answer(gatew
     assert (letter["kind"], letter["topic"], letter["path"]) == ("refused", "feed.ranked", "ts")
 
 
+@pytest.mark.parametrize(
+    ("ts", "found"),
+    [
+        (NOW // 1_000, 'seconds: send milliseconds, or say time = "ts:s" in events.served of the spec'),
+        (NOW * 1_000, 'microseconds: send milliseconds, or say time = "ts:us" in events.served of the spec'),
+        (NOW * 10**6, 'nanoseconds: send milliseconds, or say time = "ts:ns" in events.served of the spec'),
+    ],
+)
+def test_a_time_in_another_unit_is_refused_with_the_unit(gateway: Running, ts: int, found: str) -> None:
+    answer = gateway.send("impressions", ranked(3, ts=ts))
+
+    assert answer.status_code == 422
+    [refused] = answer.json()["refused"]
+    assert refused["path"] == "ts"
+    assert refused["found"].endswith(f"the number looks like {found}")
+
+
+def test_an_old_event_is_taken_where_its_unit_is_right(gateway: Running) -> None:
+    for ts in (5, 86_400_000, NOW - 40 * 366 * 86_400_000):  # old, and late to the joiner
+        assert gateway.send("impressions", ranked(4, ts=ts)).status_code == 202
+
+
 def test_an_event_dated_ahead_is_refused_and_one_within_the_limit_is_taken(gateway: Running) -> None:
     ahead = SPEC.join.max_ahead_ms
     assert gateway.send("impressions", ranked(1, ts=NOW + ahead)).status_code == 202

@@ -281,6 +281,7 @@ def test_a_request_id_is_kept_or_made(server: Running) -> None:
         ({"candidates": [{"age_s": 1.0}]}, "items[0].id"),
         ({"context": {"user": {"id": 5}}}, "device"),
         ({"context": {**CONTEXT, "ts": NOW + 61_000}}, "ts"),
+        ({"context": {**CONTEXT, "ts": NOW // 1_000}}, 'say time = "ts:s" in events.served'),
         ({"candidates": []}, "candidates"),
         ({"context": {"request_id": 1}, "request_id": 2}, "request_id"),
     ],

@@ -10,24 +10,28 @@ integer and its decimal string are NOT: the streams of a spec must agree on the 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache, partial
 
 import numpy as np
 
 from freshet import _native
 from freshet.errors import ConfigError
-from freshet.features.program import NUMBERS, TEXTS, Want, compile_program, explain_all
+from freshet.features.frames import take
+from freshet.features.program import NUMBERS, TEXTS, WHY_TIME, Want, compile_program, explain_all
 from freshet.spec.avro import Array, Record, Written, field_at, spell
 from freshet.spec.avro_logical import leaf_names
 from freshet.spec.fields import wrong_unit
 from freshet.spec.model import Stream
 from freshet.spec.model_events import UNIT_NS
+from freshet.spec.time_units import unit_hint
 from freshet.types import F64, I64, U64, Bool, BytesColumn
 
 __all__ = ["EventColumn", "EventColumns", "EventExtractor"]
 
 PART, TIME, ID, NUMBER, HASH = range(5)  # EventSink in feature_events.hpp
 UNITS = {"s": 0, "ms": 1, "us": 2, "iso": 3, "ns": 4, "days": 5}
+YEAR_2100_MS = 4_102_444_800_000
 IDENTITIES = TEXTS | {"int", "long"}
 
 
@@ -139,6 +143,13 @@ class EventExtractor:
         self._program = compile_program(
             written, wants, reader=schema, explode=explode, checked=checked, where=where
         )
+        raw = [replace(want, slot=UNITS["ns"], unit_ns=None) if want.kind == TIME else want for want in wants]
+        self._raw_time = cache(
+            partial(
+                compile_program, written, raw, reader=schema, explode=explode, checked=checked, where=where
+            )
+        )
+        self._stream = stream
         self._plan = _native.event_plan(
             explode is not None,
             stream.id is not None,
@@ -181,8 +192,25 @@ class EventExtractor:
                 for path, (numbers, null) in zip(self.columns, columns, strict=True)
             },
             bad=failures[:, 0].copy(),
-            why=explain_all(failures, [self._program]),
+            why=self._explained(values, failures, framed=framed),
         )
+
+    def _explained(self, values: BytesColumn, failures: I64, *, framed: bool) -> list[str]:
+        """Failures in words; of a time out of range, with the unit that it is likely to have."""
+        why = explain_all(failures, [self._program])
+        odd = [i for i, said in enumerate(why) if WHY_TIME in said]
+        if not odd or self._stream.time.unit == "iso":
+            return why
+        rows = failures[odd, 0]
+        some = take(values, rows)
+        made = _native.extract_events(self._plan, self._raw_time().native, some.data, some.ends, framed)
+        index, times = made[2], made[6]  # in nanoseconds, which have room for every number
+        tick_ns = UNIT_NS[self._stream.time.unit]
+        firsts = dict(reversed(list(zip(index.tolist(), times.tolist(), strict=True))))
+        for at, millions in firsts.items():
+            hint = unit_hint(self._stream.time, self._stream.role, millions * tick_ns, YEAR_2100_MS)
+            why[odd[at]] += hint
+        return why
 
 
 def time_want(stream: Stream, kind: int) -> Want:

@@ -65,6 +65,7 @@ NUMBERS = frozenset({"boolean", "int", "long", "float", "double"})
 TEXTS = frozenset({"string", "bytes", "fixed", "enum"})
 ANY_KEY = NUMBERS | TEXTS
 
+WHY_TIME = "an event time that cannot be read, or outside the years 1 to 9999"
 WHY = (
     "",
     "the record ends inside this value",
@@ -79,7 +80,7 @@ WHY = (
     "a string that is not UTF-8",
     "a part of the impression's key that is null",
     "an event time that is null",
-    "an event time that cannot be read, or outside the years 1 to 9999",
+    WHY_TIME,
     "an event id that is null",
     "no Confluent frame (a zero byte and a 4-byte schema id)",
     "a value that the spec's schema does not take here",

@@ -43,6 +43,7 @@ class Accepted:
     time_ms: int  # its newest impression's; 0 if it holds none
     record: bytes
     sent: bytes  # as its client sent it
+    first_ms: int  # its oldest impression's time, or 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,8 +251,10 @@ class StreamCodec:
         np.maximum.at(times, found.event_index, found.times_ms)
         early = np.zeros(len(records), np.int64)
         np.minimum.at(early, found.event_index, found.times_ms)
+        first = times.copy()
+        np.minimum.at(first, found.event_index, found.times_ms)
         good = [
-            Accepted(indexes[at], key, int(times[at]), records[at], sent[at])
+            Accepted(indexes[at], key, int(times[at]), records[at], sent[at], int(first[at]))
             for at, key in zip(found.events.tolist(), found.request_keys, strict=True)
             if early[at] == 0
         ]

@@ -40,6 +40,7 @@ from freshet.runtime.requests import Request
 from freshet.runtime.routes import Reply
 from freshet.spec.model import Stream
 from freshet.spec.records import MAX_ELEMENTS, RecordLimits
+from freshet.spec.time_units import unit_hint, written_in_larger_unit
 from freshet.tracing import Context, active
 from freshet.types import BytesColumn
 from freshet.wire.schemas import frame
@@ -400,6 +401,10 @@ class Door:
                 refused.append(Refusal(event.index, "", *too_large, event.record))
             elif too_far_ahead(event.time_ms, now_ms, self._rules.max_ahead_ms):
                 refused.append(self._ahead(event, now_ms))
+            elif written_in_larger_unit(
+                event.first_ms, self._stream.time.unit, now_ms + self._rules.max_ahead_ms
+            ):
+                refused.append(self._in_other_unit(event, now_ms))
             else:
                 taken.append(event)
         return taken, refused
@@ -412,9 +417,15 @@ class Door:
             event.index,
             time.path,
             f"a time at most {limit_s:g} s ahead of now (unit {time.unit})",
-            f"{ahead_s:g} s ahead",
+            f"{ahead_s:g} s ahead{unit_hint(time, self._stream.role, event.time_ms, now_ms)}",
             event.sent,
         )
+
+    def _in_other_unit(self, event: Accepted, now_ms: int) -> Refusal:
+        time = self._stream.time
+        hint = unit_hint(time, self._stream.role, event.first_ms, now_ms)
+        found = f"{event.first_ms} ms since 1970, in January 1970{hint}"
+        return Refusal(event.index, time.path, f"a time of now (unit {time.unit})", found, event.sent)
 
 
 def _bytes(count: int) -> str:

@@ -20,6 +20,7 @@ from freshet.inference.served import placed, places_of
 from freshet.spec.avro import SERVED_FIELD, Array, AvroField, Primitive, Record, Type, Union, served_schema
 from freshet.spec.model import Spec
 from freshet.spec.records import MAX_ELEMENTS, RecordLimits
+from freshet.spec.time_units import unit_hint, written_in_larger_unit
 from freshet.types import BytesColumn
 from freshet.wire.json_text import written
 
@@ -126,14 +127,21 @@ class Loggable:
         if len(columns.bad):
             raise BadInput(f"{_WHY.sub('', columns.why[0], count=1)}; {_HINT}")
         self._refuse_too_large(made.records, columns)
-        if len(columns) and (
-            int(columns.times_ms.min()) < 0 or int(columns.times_ms.max()) > now_ms + self._max_ahead_ms
-        ):
-            raise BadInput(
-                f"{self._spec.events.served.time.path}: expected a time from 1970 to {self._max_ahead_ms} ms "
-                f"(join.max_ahead) ahead of the server's clock, {now_ms} ms since 1970, found "
-                f"{int(columns.times_ms.max())} ms; the joiner would refuse the impression"
-            )
+        if len(columns):
+            self._refuse_wrong_time(int(columns.times_ms.min()), int(columns.times_ms.max()), now_ms)
+
+    def _refuse_wrong_time(self, first_ms: int, last_ms: int, now_ms: int) -> None:
+        time, latest_ms = self._spec.events.served.time, now_ms + self._max_ahead_ms
+        larger = written_in_larger_unit(first_ms, time.unit, latest_ms)
+        if first_ms >= 0 and last_ms <= latest_ms and not larger:
+            return
+        found_ms = first_ms if larger else last_ms
+        raise BadInput(
+            f"{time.path}: expected a time from 1970 to {self._max_ahead_ms} ms "
+            f"(join.max_ahead) ahead of the server's clock, {now_ms} ms since 1970, found "
+            f"{found_ms} ms; the joiner would refuse the impression"
+            f"{unit_hint(time, 'served', found_ms, now_ms)}"
+        )
 
 
 def _with_places(logged: Record, explode: str | None, places: Sequence[str]) -> Record:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 from freshet.spec.bounds import Bounds
 from freshet.spec.expression import Expression, LabelValue, compile_condition, compile_value
-from freshet.spec.model import Spec
+from freshet.spec.model import Spec, TimeField
+from freshet.spec.schemas import streams_of
 
 __all__ = ["AGGREGATE_KINDS", "RAMP", "JoinPlan", "LabelPlan", "join_plan"]
 
@@ -45,6 +46,7 @@ class JoinPlan:
     negatives: float
     max_ahead_ms: int
     ramp: int = 0  # waits over which early emission begins; 0: positives come at once from the first on
+    times: Mapping[str, TimeField] = field(default_factory=dict)  # role -> how its events' time is written
 
     @property
     def aggregates(self) -> tuple[tuple[int, str], ...]:
@@ -80,4 +82,5 @@ def join_plan(spec: Spec, hash_text: Callable[[str], int] | None = None) -> Join
         negatives=spec.join.negatives,
         max_ahead_ms=spec.join.max_ahead_ms,
         ramp=RAMP,
+        times={stream.role: stream.time for stream in streams_of(spec)},
     )

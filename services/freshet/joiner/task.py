@@ -18,7 +18,7 @@ from freshet.joiner.core import NOT_IN_A_REPLAY, ActionColumns, ImpressionColumn
 from freshet.joiner.decode import EventColumns, EventDecoder, Refused, refuse_too_large
 from freshet.joiner.ledger import Ledger
 from freshet.joiner.plan import JoinPlan
-from freshet.joiner.times import Now, Timed, judge_times
+from freshet.joiner.times import Now, Timed, TimeRules, judge_times
 from freshet.joiner.tracing import Joined, noted
 from freshet.joiner.watermark import Watermark
 from freshet.spec.records import COMMIT_SKIPS, RecordLimits
@@ -139,7 +139,7 @@ class Task:
             columns = self.decoder.fitting(columns, records, refused)
             labels = len(self.plan.labels)
             columns = refuse_too_large(columns, records, self.topics.limits, labels, refused)
-        timed = self._timed(columns, records, now, refused)
+        timed = self._timed(role, columns, records, now, refused)
         end = len(records)
         if timed.disputed is not None:
             end = int(records.offsets.searchsorted(timed.disputed.offset))
@@ -328,17 +328,19 @@ class Task:
 
     def _timed(
         self,
+        role: str,
         columns: ImpressionColumns | ShownColumns | ActionColumns,
         records: Records,
         now: Now | None,
         refused: Refused,
     ) -> Timed[ImpressionColumns] | Timed[ShownColumns] | Timed[ActionColumns]:
         """Judge the times of events."""
+        rules = TimeRules(role, self.plan.max_ahead_ms, self.plan.times.get(role))
         if isinstance(columns, ImpressionColumns):
-            return judge_times(columns, records, self.plan.max_ahead_ms, now, refused)
+            return judge_times(columns, records, rules, now, refused)
         if isinstance(columns, ShownColumns):
-            return judge_times(columns, records, self.plan.max_ahead_ms, now, refused)
-        return judge_times(columns, records, self.plan.max_ahead_ms, now, refused)
+            return judge_times(columns, records, rules, now, refused)
+        return judge_times(columns, records, rules, now, refused)
 
     def _join(self, columns: ImpressionColumns | ShownColumns | ActionColumns) -> U8:
         if isinstance(columns, ImpressionColumns):

@@ -13,14 +13,13 @@ from typing import Any
 import numpy as np
 
 from freshet.clock import SYSTEM_CLOCK, Clock
-from freshet.spec.model_events import UNIT_NS
+from freshet.spec.time_units import WORDS, likely_unit
 from freshet.types import I64
 
 __all__ = ["EventTimes", "Oddity"]
 
 YEAR_MS = 366 * 86_400_000
 DAY_MS = 86_400_000
-PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 
 
 @dataclass(slots=True)
@@ -117,14 +116,7 @@ class EventTimes:
         odd = self.early if self.early.count else self.future
         if not odd.count or self.unit == "iso" or odd.count < self.rows / 2:
             return None
-        number = odd.first_ms * 10**6 / UNIT_NS[self.unit]
-        for unit, per_second in PER_SECOND.items():
-            if unit != self.unit and 946_684_800 < number / per_second < self.clock.now_ms() / 1000 + 86_400:
-                return unit
-        return None
-
-
-WORDS = {"s": "seconds", "ms": "milliseconds", "us": "microseconds", "ns": "nanoseconds"}
+        return likely_unit(odd.first_ms, self.unit, self.clock.now_ms())
 
 
 def _iso(ms: int) -> str:

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <stdexcept>
 
+#include "freshet/event_time.hpp"
 #include "freshet/murmur.hpp"
 
 namespace freshet {
@@ -41,12 +42,12 @@ std::int64_t cut(Text body, std::uint32_t schema_id, bool lengths, std::int64_t 
   return count;
 }
 
-// Which events the log cannot take: unreadable ones, and those dated before 1970 or too late. (N,) 0 or 1.
+// Which events the log cannot take: unreadable ones, and those of a doubtful time, which are looked at closer. (N,) 0 or 1.
 std::vector<std::uint8_t> refused(const ExtractedEvents& events, std::size_t n, std::int64_t latest_ms) {
   std::vector<std::uint8_t> bad(n, 0);
   for (const auto& b : events.bad) bad[static_cast<std::size_t>(b.index)] = 1;
   for (std::size_t m = 0; m < events.times_ms.size(); ++m) {
-    if (events.times_ms[m] < 0 || events.times_ms[m] > latest_ms) bad[static_cast<std::size_t>(events.event_index[m])] = 1;
+    if (is_doubtful_time(events.times_ms[m], latest_ms)) bad[static_cast<std::size_t>(events.event_index[m])] = 1;
   }
   return bad;
 }

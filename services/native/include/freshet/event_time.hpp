@@ -15,6 +15,14 @@ inline constexpr std::int64_t kDayMs = 86'400'000;
 inline constexpr std::int64_t kNoTime = std::numeric_limits<std::int64_t>::min();
 inline constexpr std::int64_t kBadTime = kNoTime + 1;
 
+inline constexpr std::int64_t kYear2000Seconds = 946'684'800;
+// Whether a live event of this time is refused, or is to be looked at closer: dated before 1970, later than `latest`, or
+// in a week of January 1970 where a time lies that is written in a unit a thousand times longer (seconds read as
+// milliseconds).
+inline bool is_doubtful_time(std::int64_t time_ms, std::int64_t latest_ms) {
+  return time_ms < 0 || time_ms > latest_ms || (time_ms >= kYear2000Seconds && time_ms <= latest_ms / 1000);
+}
+
 inline std::int64_t time_in_range(std::int64_t ms) { return ms >= -kMaxTimeMs && ms <= kMaxTimeMs ? ms : kBadTime; }
 
 inline std::int64_t time_of_int(TimeUnit unit, std::int64_t v) {
