@@ -1,6 +1,7 @@
 /* Preloaded into a process: its wall clock is the machine's and an offset on top, which a test sets while it runs.
  *
  * The file named by JUMPING_CLOCK holds the offset, nanoseconds as int64, and is mapped: reading it costs no call.
+ * If JUMPING_CLOCK names a folder, the file is the one named by the process id there, and is created.
  * Monotonic clocks are left alone, as a real jump leaves them. A wait until a time of day ends when the moved clock
  * says so, as it does in a real kernel: a clock that is put back while somebody waits keeps them waiting. Such waits
  * are made in pieces; the end of a piece looks like a spurious wake-up, which these functions may have at any time.
@@ -15,8 +16,10 @@
 #include <semaphore.h>
 #include <stdarg.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/time.h>
 #include <threads.h>
@@ -31,8 +34,14 @@ static const volatile int64_t *offset = &nothing;
 
 __attribute__((constructor)) static void map_offset(void) {
   const char *path = getenv("JUMPING_CLOCK");
-  int file = path ? open(path, O_RDONLY | O_CLOEXEC) : -1;
+  struct stat found;
+  if (!path || stat(path, &found)) return;
+  char own[4096];
+  int is_folder = S_ISDIR(found.st_mode);
+  snprintf(own, sizeof own, is_folder ? "%s/%d" : "%s", path, (int)getpid());
+  int file = open(own, is_folder ? O_RDWR | O_CREAT | O_CLOEXEC : O_RDONLY | O_CLOEXEC, 0600);
   if (file < 0) return;
+  if (is_folder && ftruncate(file, sizeof *offset)) return;
   void *at = mmap(NULL, sizeof *offset, PROT_READ, MAP_SHARED, file, 0);
   if (at != MAP_FAILED) offset = at;
   close(file);

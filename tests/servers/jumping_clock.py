@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tests.servers.processes import run_to_end
 
-__all__ = ["JumpingClock", "build_clock", "compiled"]
+__all__ = ["JumpingClock", "JumpingClocks", "build_clock", "compiled"]
 
 SOURCE = Path(__file__).with_suffix(".c")
 
@@ -48,5 +48,26 @@ class JumpingClock:
 
     def jump(self, seconds: float) -> None:
         """From now on it is so much ahead of the machine's (behind it, if negative)."""
-        with self._file.open("r+b") as file:
-            file.write(struct.pack("=q", round(seconds * 1e9)))
+        _write_offset(self._file, seconds)
+
+
+class JumpingClocks:
+    """The wall clocks of a process and of all that it starts: one for each, by its process id."""
+
+    def __init__(self, library: Path, folder: Path) -> None:
+        """No offsets yet; files in `folder`, which is created, carry them."""
+        folder.mkdir()
+        self.environment: Mapping[str, str] = {"LD_PRELOAD": str(library), "JUMPING_CLOCK": str(folder)}
+        self._folder = folder
+
+    def jump(self, pid: int, seconds: float) -> None:
+        """From now on the clock of a process is so much ahead of the machine's (behind it, if negative).
+
+        Raises FileNotFoundError if the process has no clock of its own.
+        """
+        _write_offset(self._folder / str(pid), seconds)
+
+
+def _write_offset(file: Path, seconds: float) -> None:
+    with file.open("r+b") as opened:
+        opened.write(struct.pack("=q", round(seconds * 1e9)))

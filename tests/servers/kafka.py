@@ -58,7 +58,12 @@ class Kafka:
     """
 
     def __init__(
-        self, folder: Path, properties: Mapping[str, str] | None = None, *, joins: Kafka | None = None
+        self,
+        folder: Path,
+        properties: Mapping[str, str] | None = None,
+        *,
+        joins: Kafka | None = None,
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         """Prepare the folder, which must be empty or not there; nothing runs yet.
 
@@ -66,6 +71,7 @@ class Kafka:
             folder: data, settings and the log `broker.log`.
             properties: settings of the broker, besides and above ours.
             joins: node 1 of a cluster, its controller; this becomes node 2, a broker only.
+            environment: variables of the broker's process, beside the present ones.
         """
         self.port, self.secure_port, self._controller_port = lasting_ports(3)
         self._cluster_id = urlsafe_b64encode(uuid4().bytes).decode().rstrip("=")
@@ -89,7 +95,9 @@ class Kafka:
             within_s=_START_S,
         )
         self._process = Process(
-            [*_java(), "-Xms256m", "-Xmx512m", "kafka.Kafka", str(self._settings)], folder / "broker.log"
+            [*_java(), "-Xms256m", "-Xmx512m", "kafka.Kafka", str(self._settings)],
+            folder / "broker.log",
+            {**os.environ, **(environment or {})},
         )
 
     @property

@@ -255,6 +255,41 @@ def _lost(services: Sequence[Service]) -> list[str]:
     return notes
 
 
+AHEAD_MS = 60_000
+"""Event time that is further ahead of now has followed a wrong clock."""
+
+
+def _clocks(services: Sequence[Service]) -> list[str]:
+    """What joiners say of clocks that were set, or that disagree, and of event time that is ahead of now."""
+    notes = []
+    for s in services:
+        if s.role != "joiner":
+            continue
+        if step_ms := whole(s.figures.get("clock_step_ms")) or 0:
+            notes.append(
+                f"{s.name}: its wall clock was set by {step_ms / 1000:+,.0f} s; the former time counts until "
+                "the new one has lasted 2 minutes"
+            )
+        if waiting := _wholes(s.figures.get("disputed_ms")):
+            notes.append(
+                f"{s.name}: clocks disagree, and {len(waiting)} partitions wait for that to end: an event "
+                f"there is dated {max(waiting) / 1000:,.0f} s ahead"
+            )
+        now_ms, marks = whole(s.figures.get("now_ms")), _wholes(s.figures.get("watermark_ms"))
+        if now_ms and marks and (ahead_ms := max(marks) - now_ms) > AHEAD_MS:
+            notes.append(
+                f"{s.name}: event time has followed a clock that was wrong; for the next "
+                f"{ahead_ms / 1000:,.0f} s all events are late"
+            )
+    return notes
+
+
+def _wholes(found: object) -> list[int]:
+    """The whole numbers among the values of a mapping."""
+    values = found.values() if isinstance(found, Mapping) else ()
+    return [number for value in values if (number := whole(value)) is not None]
+
+
 def health_of(services: Sequence[Service], edges: Sequence[Edge]) -> tuple[Health, list[str]]:
     """(health, why it is not good) of the whole; the console itself does not count."""
     others = [s for s in services if s.role != "console"]
@@ -272,6 +307,7 @@ def health_of(services: Sequence[Service], edges: Sequence[Edge]) -> tuple[Healt
         if isinstance(said := s.figures.get(key), str) and said
     ]
     notes += _lost(others)
+    notes += _clocks(others)
     down = [s for s in others if s.state == "down"]
     if others and len(down) == len(others):
         return "down", notes

@@ -161,6 +161,29 @@ def test_work_that_waits_and_what_inference_complains_of_are_told() -> None:
     assert notes == ["joiner: 12,000 records from gateway wait", "inference: disk full"]
 
 
+@pytest.mark.parametrize(
+    ("figures", "said"),
+    [
+        ({"clock_step_ms": 3_600_000}, "joiner: its wall clock was set by +3,600 s"),
+        ({"clock_step_ms": -86_400_000}, "joiner: its wall clock was set by -86,400 s"),
+        ({"disputed_ms": {"0": 3_599_000, "3": 3_600_000}}, "joiner: clocks disagree, and 2 partitions wait"),
+        (
+            {"now_ms": 10**12, "watermark_ms": {"0": 10**12 + 3_600_000, "1": None}},
+            "for the next 3,600 s all",
+        ),
+        ({"now_ms": 10**12, "watermark_ms": {"0": 10**12 - 5_000}}, None),
+        ({"clock_step_ms": 0, "disputed_ms": {}, "now_ms": 0, "watermark_ms": {"0": 10**12}}, None),
+        ({"clock_step_ms": "x", "disputed_ms": [1], "now_ms": {}, "watermark_ms": {"0": "x"}}, None),
+    ],
+)
+def test_a_clock_that_was_wrong_is_told_among_the_notes(figures, said) -> None:
+    health, notes = health_of(list(look({"joiner": figures}).services.values()), [])
+
+    assert health == ("degraded" if said else "good")
+    assert len(notes) == (1 if said else 0)
+    assert said is None or said in notes[0]
+
+
 # --- several of a role
 
 

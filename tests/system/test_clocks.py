@@ -1,0 +1,180 @@
+"""Wall clocks that are set by an hour or a day and set right again, of one process after the other, of the
+client, and of all together: nothing that happens after the correction is late, nothing starts again, and the
+model goes on learning (PROTOCOL 19).
+
+The long form alone: `FRESHET_TEST_CLOCKS=1 pytest -s tests/system/test_clocks.py` takes about 15 minutes for
+each form and prints a table. `FRESHET_TEST_CLOCKS_OF="joiner client"` picks parts,
+`FRESHET_TEST_JUMPS="+1 h,-1 day"` jumps.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from freshet.cli.local import Local, local
+from freshet.seams.eventlog import EventLog
+from freshet.spec import load_spec
+from freshet.spec.topics import Topics, topics_of
+from tests.servers.jumping_clock import JumpingClock, JumpingClocks, build_clock
+from tests.servers.kafka import Kafka
+from tests.servers.redis_cluster import RedisCluster
+from tests.system import audit
+from tests.system.clocking import JUMPS_S, Case, Clicker, Clocked, fates_of, rows_of, run_case, table
+from tests.system.fleet import Fleet
+from tests.system.running import applied, status, url_of
+from tests.system.test_poison import short_spec
+from tests.system.waiting import wait_until
+
+ONLY = os.environ.get("FRESHET_TEST_CLOCKS_OF", "").split()
+JUMPS = [j.strip() for j in os.environ.get("FRESHET_TEST_JUMPS", ",".join(JUMPS_S)).split(",")]
+COUNTS = {"joiner": 1, "paramserver": 1, "embedder": 1, "trainer": 1, "inference": 1, "gateway": 1}
+
+pytestmark = [
+    pytest.mark.system,
+    pytest.mark.timeout(3_600),
+    pytest.mark.skipif(
+        not int(os.environ.get("FRESHET_TEST_CLOCKS", "0")), reason="the long form: FRESHET_TEST_CLOCKS=1"
+    ),
+]
+
+
+class Embedded:
+    """The processes of `freshet up`, and the supervisor."""
+
+    def __init__(self, system: Local, clocks: JumpingClocks) -> None:
+        self._system, self._clocks = system, clocks
+        said = system.status()
+        self._pids = {name: one["pid"] for name, one in said["services"].items()}
+        self._pids["supervisor"] = said["supervisor"]["pid"]
+        self.parts: Sequence[str] = (*self._pids, "client", "all")
+
+    def jump(self, part: str, seconds: float) -> None:
+        for pid in self._pids.values() if part == "all" else [self._pids[part]]:
+            self._clocks.jump(pid, seconds)
+
+    def joiner(self) -> dict[str, Any]:
+        return status(self._system, "joiner")
+
+    def applied(self) -> int:
+        return sum(applied(self._system).values())
+
+    def births(self) -> Mapping[str, int]:
+        return {name: one["pid"] for name, one in self._system.status()["services"].items()}
+
+
+class Distributed:
+    """One of each service on Kafka and a Redis Cluster, and the broker."""
+
+    def __init__(self, fleet: Fleet, broker: JumpingClock) -> None:
+        self._fleet = fleet
+        self._clocks = {name.rpartition("-")[0]: clock for name, clock in fleet.clocks.items()}
+        self._clocks["broker"] = broker
+        self.parts: Sequence[str] = (*self._clocks, "client", "all")
+
+    def jump(self, part: str, seconds: float) -> None:
+        for clock in self._clocks.values() if part == "all" else [self._clocks[part]]:
+            clock.jump(seconds)
+
+    def joiner(self) -> dict[str, Any]:
+        return self._fleet.status("joiner-0")
+
+    def applied(self) -> int:
+        return sum(self._fleet.applied().values())
+
+    def births(self) -> Mapping[str, int]:
+        return {name: process.pid for name, process in self._fleet.processes.items() if process.alive}
+
+
+def spec_file(folder: Path) -> Path:
+    """The ledger's model with short windows, which takes what was ranked for an impression."""
+    path = short_spec(folder)
+    text = path.read_text()
+    assert "log_served = false" in text
+    path.write_text(text.replace("log_served = false", "log_served = true"))
+    return path
+
+
+def test_clocks_set_wrong_and_right_embedded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clocks = JumpingClocks(build_clock(tmp_path), tmp_path / "clocks")
+    for name, value in clocks.environment.items():
+        monkeypatch.setenv(name, value)
+    spec, folder = load_spec(spec_file(tmp_path)), tmp_path / "run"
+    with local(spec, folder=folder, ready_s=120, console=True) as system:
+        log = audit.open_log(folder)
+        parts = Embedded(system, clocks)
+        clicker = Clicker(url_of(system, "gateway"), url_of(system, "inference"))
+        jump_and_check("embedded", parts, clicker, log, topics_of(spec))
+        log.close()
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[tuple[Kafka, JumpingClock]]:
+    """A broker of this test's own, whose clock can be set."""
+    clock = JumpingClock(build_clock(tmp_path), tmp_path / "broker.clock")
+    with Kafka(tmp_path / "kafka", environment=clock.environment) as kafka:
+        yield kafka, clock
+
+
+def test_clocks_set_wrong_and_right_on_kafka(
+    broker: tuple[Kafka, JumpingClock],
+    redis_cluster: RedisCluster,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    kafka, clock = broker
+    stores = {
+        "FRESHET_COMMON_LOG_URL": f"kafka://{kafka.bootstrap}/{uuid.uuid4().hex[:8]}?replication=1",
+        "FRESHET_COMMON_ROWS_URL": f"redis://{redis_cluster.addresses}/{uuid.uuid4().hex[:8]}",
+        "FRESHET_COMMON_VERSIONS_URL": f"file:{tmp_path / 'versions'}",
+    }
+    for name, value in stores.items():
+        monkeypatch.setenv(name, value)
+    path = spec_file(tmp_path)
+    fleet = Fleet(path, tmp_path, stores, COUNTS)
+    try:
+        fleet.start()
+        log = audit.open_log(tmp_path)
+        clicker = Clicker(fleet.url("gateway-0"), fleet.url("inference-0"))
+        jump_and_check("kafka", Distributed(fleet, clock), clicker, log, topics_of(load_spec(path)))
+        log.close()
+    finally:
+        fleet.kill()
+
+
+def jump_and_check(form: str, system: Clocked, clicker: Clicker, log: EventLog, topics: Topics) -> None:
+    """Set every clock wrong in every way; nothing that was sent with right clocks is late or lost."""
+    births = system.births()
+    cases: list[Case] = []
+    clicker.start()
+    try:
+        wait_until("samples are learned", lambda: system.applied() > 12, within_s=90)
+        for part in system.parts:
+            for jump in JUMPS if not ONLY or part in ONLY else ():
+                cases.append(run_case(system, clicker, part, jump))
+                print(f"{part} {jump}: {dict(cases[-1].figures[2] - cases[-1].figures[0])}", flush=True)
+    finally:
+        clicker.stop()
+    assert not clicker.errors
+    wait_until("all windows are decided", partial(decided, system), within_s=60)
+    fates = fates_of(clicker.requests, log, topics, audit.read_books(log, topics))
+    rows = rows_of(cases, fates)
+    print("\n" + table(form, rows))
+    assert [f"{row.case.part} {row.case.jump}: {row.right}" for row in rows if row.late_after] == []
+    assert [f for f in fates.values() if f.what.isupper() or f.what.startswith("DOUBLED")] == []
+    assert system.births() == births, "nothing started again"
+    assert [c for c in cases if c.applied[1] - c.applied[0] < 20] == [], (
+        "training goes on after the correction"
+    )
+
+
+def decided(system: Clocked) -> bool:
+    """Whether no label waits."""
+    said = system.joiner()
+    return "ledger" in said and not any(c["pending"] for c in said["ledger"]["labels"].values())
