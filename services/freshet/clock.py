@@ -98,6 +98,7 @@ class SteadyClock:
         self._known_from_ms = at_ms + round(CONFIRMED_S * 1_000)  # from then on a step back needs confirming
         self._set_ms: tuple[int, int] | None = None  # offset after a step, and since when
         self._behind_ms: int | None = None  # offset of a wall clock that is known to be behind
+        self._back_ms: int | None = None  # when a step back was followed at once
 
     def now_ms(self) -> int:
         """Milliseconds since the Unix epoch, as far as they are known to be right."""
@@ -106,9 +107,19 @@ class SteadyClock:
             self._follow(self.clock.now_ms() - at_ms, at_ms)
             return at_ms + self._offset_ms
 
-    def wall_ms(self) -> int:
-        """What the wall clock says now, right or wrong."""
-        return self.clock.now_ms()
+    def latest_ms(self) -> int:
+        """The present time at the latest: which setting of the wall clock is right is not certain yet."""
+        with self._lock:
+            at_ms = self._since_boot_ms()
+            offset_ms = self.clock.now_ms() - at_ms
+            self._follow(offset_ms, at_ms)
+            latest_ms = max(self._offset_ms, offset_ms)
+            if self._back_ms is not None and self._former_ms is not None:
+                if at_ms - self._back_ms < CONFIRMED_S * 1_000:
+                    latest_ms = max(latest_ms, self._former_ms)
+                else:
+                    self._back_ms = None
+            return at_ms + latest_ms
 
     def monotonic(self) -> float:
         """Seconds of the monotonic clock."""
@@ -134,7 +145,8 @@ class SteadyClock:
             if not state.boot or state.boot != self._boot or state.known_from_ms >= self._known_from_ms:
                 return
             self._offset_ms, self._former_ms = state.offset_ms, state.former_ms
-            self._known_from_ms, self._set_ms, self._behind_ms = state.known_from_ms, None, None
+            self._known_from_ms = state.known_from_ms
+            self._set_ms = self._behind_ms = self._back_ms = None
 
     def lead(self, now_ms: int) -> None:
         """Go on from `now_ms`: another clock has shown for long enough that this one is behind."""
@@ -165,12 +177,12 @@ class SteadyClock:
         if back or again:
             self._former_ms, self._offset_ms = self._offset_ms, offset_ms
             self._set_ms = self._behind_ms = None
+            self._back_ms = at_ms if back else None
 
 
 def latest_ms(clock: Clock) -> int:
     """The present time at the latest: of a clock that was set, what it says or what it said before."""
-    now_ms = clock.now_ms()
-    return max(now_ms, clock.wall_ms()) if isinstance(clock, SteadyClock) else now_ms
+    return clock.latest_ms() if isinstance(clock, SteadyClock) else clock.now_ms()
 
 
 STEADY_CLOCK = SteadyClock()

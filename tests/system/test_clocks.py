@@ -10,13 +10,18 @@ each form and prints a table. `FRESHET_TEST_CLOCKS_OF="joiner client"` picks par
 from __future__ import annotations
 
 import os
+import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import orjson
 import pytest
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient, NewTopic
 
 from freshet.cli.local import Local, local
 from freshet.seams.eventlog import EventLog
@@ -28,7 +33,7 @@ from tests.servers.redis_cluster import RedisCluster
 from tests.system import audit
 from tests.system.clocking import JUMPS_S, Case, Clicker, Clocked, fates_of, rows_of, run_case, table
 from tests.system.fleet import Fleet
-from tests.system.running import applied, status, url_of
+from tests.system.running import LEDGER, applied, status, url_of
 from tests.system.test_poison import short_spec
 from tests.system.waiting import wait_until
 
@@ -129,23 +134,90 @@ def test_clocks_set_wrong_and_right_on_kafka(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     kafka, clock = broker
-    stores = {
-        "FRESHET_COMMON_LOG_URL": f"kafka://{kafka.bootstrap}/{uuid.uuid4().hex[:8]}?replication=1",
-        "FRESHET_COMMON_ROWS_URL": f"redis://{redis_cluster.addresses}/{uuid.uuid4().hex[:8]}",
-        "FRESHET_COMMON_VERSIONS_URL": f"file:{tmp_path / 'versions'}",
-    }
-    for name, value in stores.items():
-        monkeypatch.setenv(name, value)
     path = spec_file(tmp_path)
-    fleet = Fleet(path, tmp_path, stores, COUNTS)
-    try:
-        fleet.start()
+    with running(kafka, redis_cluster, uuid.uuid4().hex[:8], path, tmp_path, monkeypatch) as fleet:
         log = audit.open_log(tmp_path)
         clicker = Clicker(fleet.url("gateway-0"), fleet.url("inference-0"))
         jump_and_check("kafka", Distributed(fleet, clock), clicker, log, topics_of(load_spec(path)))
         log.close()
+
+
+@contextmanager
+def running(
+    kafka: Kafka,
+    redis_cluster: RedisCluster,
+    prefix: str,
+    spec: Path,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[Fleet]:
+    """One of each service on stores of their own."""
+    stores = {
+        "FRESHET_COMMON_LOG_URL": f"kafka://{kafka.bootstrap}/{prefix}?replication=1",
+        "FRESHET_COMMON_ROWS_URL": f"redis://{redis_cluster.addresses}/{prefix}",
+        "FRESHET_COMMON_VERSIONS_URL": f"file:{folder / 'versions'}",
+    }
+    for name, value in stores.items():
+        monkeypatch.setenv(name, value)
+    fleet = Fleet(spec, folder, stores, COUNTS)
+    try:
+        fleet.start()
+        yield fleet
     finally:
         fleet.kill()
+
+
+class Writer(Distributed):
+    """A writer of others' programs beside the fleet: while its clock is wrong, it writes an impression and an
+    action into each partition, whose records carry its time."""
+
+    def __init__(self, fleet: Fleet, broker: JumpingClock, bootstrap: str, prefix: str) -> None:
+        super().__init__(fleet, broker)
+        self.parts = ("writer",)
+        self._producer = Producer({"bootstrap.servers": bootstrap})
+        self._prefix = prefix
+
+    def jump(self, part: str, seconds: float) -> None:
+        ts = round((time.time() + seconds) * 1_000)
+        page = {"request_id": "other", "ts": ts, "user": "u", "items": [{"item": 1, "seq": 1.0}]}
+        action = {"event_id": "o", "request_id": "other", "item": 1, "type": "click", "ts": ts}
+        for topic, event in (("impressions", page), ("actions", action)) if seconds else ():
+            for partition in range(load_spec(LEDGER).partitions):
+                value = orjson.dumps({**event, "event_id": f"o{partition}"} if topic == "actions" else event)
+                self._producer.produce(
+                    f"{self._prefix}.{topic}", value, f"other-{partition}", partition, timestamp=ts
+                )
+        self._producer.flush(30)
+
+
+def test_a_writer_ahead_on_a_topic_of_its_own_time(
+    broker: tuple[Kafka, JumpingClock],
+    redis_cluster: RedisCluster,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Kafka's `message.timestamp.type=CreateTime`: the log's time is what writers say."""
+    kafka, clock = broker
+    prefix = uuid.uuid4().hex[:8]
+    admin = AdminClient({"bootstrap.servers": kafka.bootstrap})
+    by_writers = {"message.timestamp.type": "CreateTime", "message.timestamp.after.max.ms": str(2**62)}
+    topics = [
+        NewTopic(f"{prefix}.{name}", load_spec(LEDGER).partitions, 1, config=by_writers)
+        for name in ("impressions", "actions")
+    ]
+    for made in admin.create_topics(topics).values():
+        made.result(30)
+    path = spec_file(tmp_path)
+    text = path.read_text()
+    for schema in ("impressions.avsc", "actions.avsc"):
+        text = text.replace(f'schema = "{schema}"', f'schema = "{schema}", format = "json"')
+    path.write_text(text)
+    with running(kafka, redis_cluster, prefix, path, tmp_path, monkeypatch) as fleet:
+        log = audit.open_log(tmp_path)
+        clicker = Clicker(fleet.url("gateway-0"), fleet.url("inference-0"))
+        system = Writer(fleet, clock, kafka.bootstrap, prefix)
+        jump_and_check("kafka, CreateTime", system, clicker, log, topics_of(load_spec(path)))
+        log.close()
 
 
 def jump_and_check(form: str, system: Clocked, clicker: Clicker, log: EventLog, topics: Topics) -> None:

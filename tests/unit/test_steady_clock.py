@@ -136,3 +136,28 @@ def test_the_latest_time_is_what_either_clock_says() -> None:
     clock.wall -= 2 * HOUR_MS
     assert latest_ms(steady) == clock.wall + HOUR_MS
     assert latest_ms(clock) == clock.wall
+
+
+@pytest.mark.parametrize("jump_ms", [HOUR_MS, 24 * HOUR_MS])
+def test_a_new_process_set_back_knows_it_may_be_later(jump_ms: int) -> None:
+    clock = SetClock()
+    steady = SteadyClock(clock, boot="b")
+    clock.pass_s(1)
+    clock.wall -= jump_ms
+    assert steady.now_ms() == clock.wall, "it may have begun while the clock was ahead"
+    clock.pass_s(CONFIRMED_S - 1)
+    assert latest_ms(steady) == clock.wall + jump_ms
+    clock.pass_s(1)
+    assert latest_ms(steady) == clock.wall
+
+
+@pytest.mark.parametrize("jump_ms", JUMPS_MS)
+def test_a_new_process_set_right_again_has_one_time(jump_ms: int) -> None:
+    clock = SetClock()
+    steady = SteadyClock(clock, boot="b")
+    clock.pass_s(1)
+    clock.wall += jump_ms
+    assert latest_ms(steady) == clock.wall - min(jump_ms, 0)
+    clock.pass_s(6)
+    clock.wall -= jump_ms
+    assert latest_ms(steady) == steady.now_ms() == clock.wall

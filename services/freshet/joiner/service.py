@@ -291,7 +291,7 @@ class JoinerService:
             return None
         held = self._held.get(at)
         log_counts = self.append_time and not (held is not None and held.lonely)
-        return Now(self.steady.now_ms(), self.steady.wall_ms(), log_counts)
+        return Now(self.steady.now_ms(), self.steady.latest_ms(), log_counts)
 
     def _hold(self, at: TopicPartition, disputed: Disputed | None) -> bool:
         """Do not read on where clocks disagree, until one has turned out to be wrong (PROTOCOL 19)."""

@@ -24,7 +24,7 @@ class Now:
     """The present time, by the clocks that a joiner has (PROTOCOL 19)."""
 
     ms: int  # known to be right: `SteadyClock.now_ms`
-    wall_ms: int  # of the wall clock, which may have been set a moment ago
+    latest_ms: int  # `SteadyClock.latest_ms`: by the wall clock as it was set a moment ago, or before
     log_counts: bool = True  # whether the log's time is another clock, and no writer's claim
 
 
@@ -58,7 +58,7 @@ def judge_times(
 
     An event is refused if it is dated before 1970, or more than `max_ahead_ms` ahead of now, or in January
     1970 because it is written in a unit a thousand times longer than the spec says. It is disputed if the
-    log's time, or the wall clock's before it was set, is as far ahead.
+    log's time, or the wall clock's before or after it was set, is as far ahead.
 
     A reading of event time is an event's time, but at most the log's time of its record, and at most now: an
     event that is dated ahead shows nothing about how far the others have come.
@@ -125,7 +125,7 @@ def _in_larger_unit(times: I64, rules: TimeRules, limit: I64 | int) -> NDArray[n
 
 def _first_disputed(times: I64, logged: I64, records: Records, max_ahead_ms: int, now: Now) -> int | None:
     """Index of the first event that is ahead of `now.ms`, but of no other clock."""
-    latest = np.full(len(times), now.wall_ms + max_ahead_ms)
+    latest = np.full(len(times), now.latest_ms + max_ahead_ms)
     # Records that came later and are dated earlier prove that the log's time was wrong for a while.
     if now.log_counts and records.times_ms[-1] > now.ms + max_ahead_ms:
         latest = np.maximum(latest, logged + max_ahead_ms)

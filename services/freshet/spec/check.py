@@ -222,6 +222,12 @@ def _warnings(spec: Spec, schemas: Schemas) -> Iterator[str]:
     for label in spec.labels:
         if label.name not in in_score:
             yield f"serve.score: {label.name} is learned, but does not count for the order"
+        if label.loss == "mse" and label.bounds is None:
+            yield (
+                f"labels.{label.name}: the gradient of mse grows with the value, so one value by mistake, "
+                "such as 1e18, outweighs all others in the rows that it touches; bounds = [least, greatest] "
+                "leaves such values out"
+            )
     early = [label.window_ms for label in spec.labels if label.value is None]
     if spec.join.emit == "early" and early:
         wait = min(early) + spec.join.grace_ms

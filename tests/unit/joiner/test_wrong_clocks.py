@@ -222,6 +222,24 @@ def test_jumps_of_any_clocks_leave_what_follows_alone(
     assert set(ledger.unexplained().values()) == {0}
 
 
+@pytest.mark.parametrize("back_s", [-HOUR_S, -DAY_S])
+@pytest.mark.parametrize("append_time", [False, True], ids=["CreateTime", "LogAppendTime"])
+def test_a_new_joiner_set_back_refuses_nothing(back_s: int, append_time: bool, tmp_path: Path) -> None:
+    """It follows at once, as it may have begun while its clock was ahead; what looks ahead then waits."""
+    system = System(tmp_path, brokers=True)
+    system.joiner.append_time = append_time
+    system.run(8)
+    system.jump(("joiner",), back_s)
+    system.run(6)
+    system.jump(("joiner",), 0)
+    system.run(8)
+    ledger = system.drain()
+
+    assert ledger.refused == 0
+    assert late(ledger) == 0
+    assert [v for v in system.values().values() if v != [1.0]] in ([], [[0.0]])
+
+
 @pytest.mark.parametrize("ahead_s", [HOUR_S, DAY_S])
 @pytest.mark.parametrize("append_time", [False, True], ids=["CreateTime", "LogAppendTime"])
 def test_one_record_that_its_writer_dates_ahead_moves_nothing(

@@ -199,6 +199,24 @@ def test_what_looks_like_a_mistake_is_noted() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("keys", "noted"),
+    [('loss = "mse"', True), ('loss = "mse", bounds = [0, 3600]', False), ('loss = "huber"', False)],
+)
+def test_mse_without_bounds_is_noted(keys: str, noted: bool) -> None:
+    notes = explain(feed('loss = "huber"', keys), schemas()).warnings
+
+    assert [note for note in notes if note.startswith("labels.watch: ")] == (
+        [
+            "labels.watch: the gradient of mse grows with the value, so one value by mistake, such as 1e18, "
+            "outweighs all others in the rows that it touches; bounds = [least, greatest] leaves such values "
+            "out"
+        ]
+        if noted
+        else []
+    )
+
+
 def test_the_mlp_is_counted_with_its_biases() -> None:
     spec = load_spec(EXAMPLES / "online-retail" / "freshet.toml")
 
