@@ -46,6 +46,7 @@ VERBS = {
     "token": "Make, list and drop the tokens that clients show.",  # nosec B105  # a help text
     "version": "List, show, promote and roll back dense versions.",
     "rows": "Look for damaged rows in the row store, and give them up.",
+    "late": "Have late events joined again, after clocks were wrong.",
     "audit": "Say who has promoted, rolled back, and made or dropped tokens.",
     "check": "Explain a spec, or say which edits to a running model need a new one.",
     "init": "Write a commented spec for your Avro schemas.",

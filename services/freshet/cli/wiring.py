@@ -123,7 +123,7 @@ def run_joiner(spec: Spec, settings: Settings, stop: threading.Event) -> None:
         shared = shares_of(spec, log, settings.joiner.name)
         if shared:
             cleanup.add("claims", shared[0].close)
-        theirs = _schemas_of_others(settings)
+        theirs = schemas_of_others(settings)
         joiner = make(
             spec, log, shares=shared and shared[1], theirs=theirs, pace=pace, stop=stop, on_status=note
         )
@@ -131,7 +131,7 @@ def run_joiner(spec: Spec, settings: Settings, stop: threading.Event) -> None:
         joiner.run()
 
 
-def _schemas_of_others(settings: Settings) -> RestRegistry | None:
+def schemas_of_others(settings: Settings) -> RestRegistry | None:
     if not settings.registry.url:
         return None
     from freshet.seams.registry import Access, RestRegistry

@@ -19,7 +19,7 @@ from freshet.errors import Corrupt
 from freshet.joiner.ledger import Ledger
 from freshet.types import I64
 
-__all__ = ["LONG_AGO_MS", "Commit", "Skips", "spans"]
+__all__ = ["LONG_AGO_MS", "Commit", "Skips", "WatermarkSetBack", "spans"]
 
 VERSION = 1
 
@@ -56,6 +56,18 @@ class Skips:
 
 
 @dataclass(frozen=True, slots=True)
+class WatermarkSetBack:
+    """An operator has put the watermark back with this commit (PROTOCOL 19).
+
+    Decisions made under the former watermark stay. A replay that comes to this commit makes the impressions
+    known again which were late or forgotten by then, so that none of them yields a second sample.
+    """
+
+    was_ms: int  # the watermark before
+    recall: Mapping[str, int]  # role -> offset from which events are read for that, up to the commit's `next`
+
+
+@dataclass(frozen=True, slots=True)
 class Commit:
     """What is true of one partition once the record is in the log."""
 
@@ -71,6 +83,7 @@ class Commit:
     began_ms: int | None  # event time of the first impression that was ever taken; None: none yet
     skips: Skips = field(default_factory=Skips)
     clock: ClockState | None = None  # by which the writer knew the time
+    set_back: WatermarkSetBack | None = None  # only in commits of `freshet late set-back`
 
     def encode(self) -> bytes:
         """The record."""
@@ -90,6 +103,8 @@ class Commit:
         }
         if self.clock is not None:
             record["clock"] = list(self.clock)
+        if self.set_back is not None:
+            record["set_back"] = {"was_ms": self.set_back.was_ms, "recall": self.set_back.recall}
         if self.skips.records:
             record["skip"] = {role: spans(offsets) for role, offsets in self.skips.records.items()}
         if self.skips.elements:
@@ -115,6 +130,7 @@ class Commit:
             watermark = record["watermark_ms"]
             began = record.get("began_ms", LONG_AGO_MS)
             clock = record.get("clock")
+            set_back = record.get("set_back")
             return cls(
                 next=_integers(record["next"]),
                 low=_integers(record["low"]),
@@ -128,6 +144,7 @@ class Commit:
                 began_ms=None if began is None else _event_time(began),
                 skips=skips,
                 clock=None if clock is None else _clock_state(clock),
+                set_back=None if set_back is None else _set_back(set_back, watermark),
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise Corrupt(f"{where}: expected a joiner's commit, found {value[:60]!r} ({error})") from error
@@ -162,6 +179,13 @@ def _clock_state(record: list[Any]) -> ClockState:
     boot, offset_ms, former_ms, known_from_ms = record
     former = None if former_ms is None else int(former_ms)
     return ClockState(str(boot), int(offset_ms), former, int(known_from_ms))
+
+
+def _set_back(record: Mapping[str, Any], watermark_ms: int | None) -> WatermarkSetBack:
+    found = WatermarkSetBack(_event_time(record["was_ms"]), _integers(record["recall"]))
+    if watermark_ms is None or watermark_ms > found.was_ms:
+        raise ValueError(f"a watermark of {watermark_ms} that was set back from {found.was_ms}")
+    return found
 
 
 def _event_time(value: object) -> int:

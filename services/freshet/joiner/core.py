@@ -249,6 +249,21 @@ class Joiner:
         """Before any event: the watermark at which a replay begins."""
         self._state.restart_at(watermark_ms)
 
+    def set_back(self, watermark_ms: int) -> None:
+        """Put the watermark back (PROTOCOL 19).
+
+        Batches until `end_recall` repeat events that were read before: impressions that were late or
+        forgotten become known again, as decided; actions and shown events of that kind wait for impressions
+        that are still to come. None is counted again.
+
+        Raises ValueError if the watermark is higher than the present one.
+        """
+        self._state.set_back(watermark_ms)
+
+    def end_recall(self) -> None:
+        """All events were repeated that `set_back` asks for; new ones follow."""
+        self._state.end_recall()
+
     @property
     def began_ms(self) -> int | None:
         """Event time of the first impression that was ever taken: from it the ramp counts. None: none yet."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from freshet.clock import Clock
 from freshet.errors import DataLost, Unavailable
@@ -14,7 +14,7 @@ from freshet.seams.eventlog import EventLog, Reader
 from freshet.seams.eventlog.tail import newest
 from freshet.types import BytesColumn, Records, TopicPartition
 
-__all__ = ["load"]
+__all__ = ["last_commits", "load"]
 
 READ_RECORDS = 8192
 STALLED_S = 30.0
@@ -72,6 +72,9 @@ def _replay(
         for where, commit in commits:
             if stopping():
                 raise Unavailable("the joiner was asked to stop while it read its state back")
+            if commit.set_back is not None:
+                _recall(log, task, where, commit, last, clock)
+                continue
             task.replay(
                 where,
                 commit,
@@ -80,6 +83,39 @@ def _replay(
     finally:
         for stream in streams.values():
             stream.close()
+
+
+def _recall(log: EventLog, task: Task, where: int, commit: Commit, last: Commit, clock: Clock) -> None:
+    """Repeat a commit that sets the watermark back. Events below the last commit's `low` do not matter any
+    more; those that retention has removed since cannot be made known again."""
+    assert commit.set_back is not None
+    streams = {}
+    try:
+        for role, topic in task.topics.inputs.items():
+            at = TopicPartition(topic, task.partition)
+            start = max(commit.set_back.recall.get(role, 0), last.low[role], log.bounds(at).start)
+            streams[role] = _Stream(log, at, min(start, commit.next[role]), clock)
+        read = {role: stream.until(commit.next[role]) for role, stream in streams.items()}
+        task.replay_set_back(where, commit, read)
+    finally:
+        for stream in streams.values():
+            stream.close()
+
+
+def last_commits(
+    log: EventLog, topics: Topics, partitions: Iterable[int]
+) -> dict[int, tuple[int, Commit] | None]:
+    """Each partition's last commit and its offset in `<model>.joiner`; None where there is none yet.
+
+    Raises as `load` does.
+    """
+    found = {}
+    for partition in partitions:
+        at = TopicPartition(topics.joiner, partition)
+        found[partition] = _last_commit(log, at)
+        if (commit := found[partition]) is not None:
+            _check_log(topics, commit[1], at)
+    return found
 
 
 def _check_log(topics: Topics, last: Commit, at: TopicPartition) -> None:

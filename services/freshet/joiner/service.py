@@ -198,7 +198,7 @@ class JoinerService:
     def __post_init__(self) -> None:
         if self.shares is not None and self.all_partitions:
             raise ValueError("partitions that are shared have a writer each: all_partitions=False")
-        self._entering = Entering(self._writer_of, self._task_of)
+        self._entering = Entering(self.writer_of, self._task_of)
         self._counts = EventCounts.of(self.topics.inputs)
         self._bad = BadInARow(self.clock.monotonic)
         self._growth = Growth(self.topics.samples_partitions, len(self.partitions), {})
@@ -219,7 +219,7 @@ class JoinerService:
         self._reader = self.log.reader()
         self._due("look", 0)  # the first one an interval from now: what is there was not read yet
         if self.shares is None:
-            self._entering.begin(self._groups(self.partitions))
+            self._entering.begin(self.groups(self.partitions))
             self._let_in(self._entering.take(waiting=True))
 
     def share(self) -> None:
@@ -230,7 +230,7 @@ class JoinerService:
         here = self.tasks.keys() | self._entering.partitions
         now = self.clock.monotonic()
         here |= {p for p, failed in self._failed.items() if now < failed.again_s}
-        self._entering.begin(self._groups([p for p in self.shares.fences if p not in here]))
+        self._entering.begin(self.groups([p for p in self.shares.fences if p not in here]))
 
     def step(self) -> None:
         """Read once, join, and flush what is due."""
@@ -414,14 +414,15 @@ class JoinerService:
         if self.shares is not None:
             self.shares.partitions = every
         else:
-            self._entering.begin(self._groups(range(known, every)))
+            self._entering.begin(self.groups(range(known, every)))
             self._let_in(self._entering.take(waiting=True))
 
-    def _groups(self, partitions: Sequence[int]) -> list[tuple[int, ...]]:
+    def groups(self, partitions: Sequence[int]) -> list[tuple[int, ...]]:
         """Those that share a writer, together."""
         return [tuple(partitions)] if self.all_partitions else [(p,) for p in partitions]
 
-    def _writer_of(self, group: tuple[int, ...]) -> Writer:
+    def writer_of(self, group: tuple[int, ...]) -> Writer:
+        """Open the writer of partitions that share one, as `groups` gives them; an earlier one is fenced."""
         if self.all_partitions:
             return self.log.writer(f"joiner-{self.model}")
         written = [self.topics.joiner]  # dead letters are all joiners'

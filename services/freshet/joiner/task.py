@@ -5,7 +5,7 @@ I/O.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -253,6 +253,28 @@ class Task:
             self.joiner.advance(commit.watermark_ms)
         self.joiner.discard()
         self.next = {role: max(self.next[role], stop) for role, stop in commit.next.items()}
+        self._steps.append(_Step(offset, commit.next))
+
+    def replay_set_back(self, offset: int, commit: Commit, read: Mapping[str, Iterable[Records]]) -> None:
+        """Repeat the commit by which an operator has put the watermark back; it follows the former commit
+        without events in between. `read`: each stream from `WatermarkSetBack.recall` to the commit's `next`.
+
+        Raises Corrupt if the rebuilt watermark is lower than the one that the commit sets.
+        """
+        assert commit.watermark_ms is not None, "a commit that sets the watermark back has one"
+        try:
+            self.joiner.set_back(commit.watermark_ms)
+        except ValueError as error:
+            raise Corrupt(
+                f"{self.topics.joiner}[{self.partition}] at {offset}: {error}\n"
+                f"  it sets the watermark back to {commit.watermark_ms}; commits before it are missing"
+            ) from error
+        for role, pieces in read.items():
+            for records in pieces:
+                columns, _ = self._decode(role, records)
+                if len(columns):
+                    self._join(columns)
+        self.joiner.end_recall()
         self._steps.append(_Step(offset, commit.next))
 
     def end_replay(self, last: Commit, now_ms: int) -> None:

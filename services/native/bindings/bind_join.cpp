@@ -129,6 +129,8 @@ void bind_join(nb::module_& m) {
       .def("advance", &Joiner::advance, nb::arg("watermark"), nb::call_guard<nb::gil_scoped_release>())
       .def("due", &Joiner::due, nb::arg("watermark"))
       .def("restart_at", &Joiner::restart_at, nb::arg("watermark"))
+      .def("set_back", &Joiner::set_back, nb::arg("watermark"))
+      .def("end_recall", &Joiner::end_recall)
       .def("begin_at", &Joiner::begin_at, nb::arg("began"))
       .def_prop_ro("began", [](const Joiner& self) {
              return self.began() == join::kNotBegun ? std::nullopt : std::optional<int64_t>(self.began());

@@ -114,6 +114,7 @@ void Joiner::on_served(const Impressions& batch, std::span<Outcome> outcomes) {
 Outcome Joiner::serve_one(const Impressions& batch, size_t i, uint32_t ordinal, uint32_t& blob) {
   const size_t event = batch.events[i];
   const int64_t time = batch.times[i];
+  if (recalling_) return recall(batch, i);
   if (late(time)) {
     if (blob == kNone) blob = store(batch, event);
     emit_late(batch, i, ordinal, blob);
@@ -136,6 +137,28 @@ Outcome Joiner::serve_one(const Impressions& batch, size_t i, uint32_t ordinal, 
   }
   serve(entry, batch, i, ordinal, blob);
   return Outcome::kNew;
+}
+
+// Makes an impression known that is neither pending nor known: every label counts as decided, so that neither a repeat
+// nor an action yields a sample of it.
+Outcome Joiner::recall(const Impressions& batch, size_t i) {
+  const int64_t time = batch.times[i];
+  if (late(time) || !recalls(time)) return Outcome::kLate;
+  uint32_t index = entry_of_.find(batch.keys[i]);
+  if (index != kNone && entries_[index].served) return Outcome::kRepeat;
+  if (index == kNone) {
+    index = entries_.take();
+    entries_[index].key = batch.keys[i];
+    entry_of_.insert(batch.keys[i], index);
+  }
+  Entry& entry = entries_[index];
+  entry.served = true;
+  entry.time = time;
+  entry.decided = static_cast<uint32_t>((uint64_t{1} << labels_) - 1);
+  entry_expiry_.push(time + remembered_, index);
+  retained_[kServed].push(batch.offsets[batch.events[i]], time + remembered_);
+  serve_waiting(index);
+  return Outcome::kRepeat;
 }
 
 uint32_t Joiner::store(const Impressions& batch, size_t event) {
@@ -207,6 +230,7 @@ void Joiner::on_shown(const Shown& batch, std::span<Outcome> outcomes) {
 
 Outcome Joiner::show_one(const Shown& batch, size_t i) {
   const int64_t time = batch.times[i];
+  if (!recalls(time)) return Outcome::kRepeat;
   if (late(time)) {
     ++count(kShownLate);
     return Outcome::kLate;
@@ -258,6 +282,7 @@ Outcome Joiner::act(const Actions& batch, size_t i) {
     ++count(kNoLabelCount);
     return Outcome::kNoLabel;
   }
+  if (!recalls(time)) return Outcome::kRepeat;
   if (late(time)) {
     ++count(kLateCount);
     return Outcome::kLate;
@@ -355,6 +380,7 @@ void Joiner::wait(const Key& key, uint32_t entry, int64_t time, uint32_t mask, c
   waiting.entry = entry;
   waiting.mask = mask;
   waiting.shown = shown;
+  waiting.orphan = recalling_;  // counted when it was read first
   waiting.previous = entries_[entry].last_waiting;
   if (waiting.previous == kNone) entries_[entry].first_waiting = at;
   else waiting_[waiting.previous].next = at;
@@ -387,7 +413,7 @@ void Joiner::advance(int64_t watermark) {
     deadlines_[label].pop(watermark, [this, label](uint32_t entry) { decide(entry, label); });
   orphan_at_.pop(watermark, [this](uint32_t at) {
     Waiting& waiting = waiting_[at];
-    if (waiting.done) return;
+    if (waiting.done || waiting.orphan) return;
     waiting.orphan = true;
     ++count(waiting.shown ? kShownOrphan : kOrphan);
   });
@@ -412,6 +438,18 @@ bool Joiner::due(int64_t watermark) const {
 }
 
 void Joiner::restart_at(int64_t watermark) { watermark_ = watermark; }
+
+void Joiner::set_back(int64_t watermark) {
+  if (watermark > watermark_) throw std::invalid_argument("the watermark can only be put back");
+  set_back_from_ = watermark_;
+  watermark_ = watermark;
+  recalling_ = true;
+}
+
+void Joiner::end_recall() {
+  recalling_ = false;
+  for (Retained& retained : retained_) retained.sort();
+}
 
 // An id is forgotten, unless something waits for another impression of it.
 void Joiner::forget(uint32_t entry) {

@@ -133,7 +133,7 @@ def test_a_partition_that_cannot_be_written_leaves_others_alone(
         world.log, "m", PLAN, world.topics(), world.joiner().decoder, range(4),
         all_partitions=False, shares=cast(Shares, Mine()), clock=world.clock, pace=pace,
     )  # fmt: skip
-    inner = joiner._writer_of
+    inner = joiner.writer_of
 
     def writer_of(group: tuple[int, ...]) -> Writer:
         return Refusing(inner(group), 2)

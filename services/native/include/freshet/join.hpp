@@ -131,6 +131,11 @@ class Joiner {
   bool due(int64_t watermark) const;     // would `advance` decide anything
   int64_t watermark() const { return watermark_; }
   void restart_at(int64_t watermark);    // before any event: W as it stood where a replay begins
+  // Puts W back, below what it was (PROTOCOL 19). Decisions stay. Until `end_recall`, batches repeat events that were
+  // read under the higher W: impressions which were late or forgotten by then become known again, as decided; actions
+  // and shown events of that kind wait for impressions that are still to come, and are not counted again.
+  void set_back(int64_t watermark);
+  void end_recall();
   void begin_at(int64_t began) { began_ = began; }  // before any event: what `began` was; it lies before what is replayed
   int64_t began() const { return began_; }          // time of the first impression ever taken, or kNotBegun
 
@@ -202,6 +207,8 @@ class Joiner {
   Outcome match(uint32_t entry, int64_t time, uint32_t mask, const double* values);
   Outcome act(const Actions& batch, size_t i);
   Outcome serve_one(const Impressions& batch, size_t element, uint32_t ordinal, uint32_t& blob);
+  Outcome recall(const Impressions& batch, size_t element);
+  bool recalls(int64_t time) const { return !recalling_ || set_back_from_ >= time + horizon_; }
   Outcome show_one(const Shown& batch, size_t i);
   void aggregate(uint32_t entry, size_t label, int64_t time, const double* values);
   Outcome show(uint32_t entry, int64_t time);
@@ -235,6 +242,8 @@ class Joiner {
   int64_t longest_wait_ = 0;
   int64_t watermark_;
   int64_t began_ = kNotBegun;
+  bool recalling_ = false;
+  int64_t set_back_from_ = 0;  // while recalling: W before it was put back
 
   Pool<Blob> blobs_;
   Pool<Entry> entries_;

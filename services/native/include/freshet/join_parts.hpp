@@ -184,6 +184,10 @@ class Retained {
     while (!records_.empty() && records_.front().expiry <= watermark) records_.pop_front();
     return records_.empty() ? next : records_.front().offset;
   }
+  // After records of earlier offsets were pushed.
+  void sort() {
+    std::sort(records_.begin(), records_.end(), [](const Record& a, const Record& b) { return a.offset < b.offset; });
+  }
   size_t size() const { return records_.size(); }
 
  private:

@@ -1,0 +1,148 @@
+"""`freshet late`: event time is set back after clocks were wrong, so that events are joined again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from freshet.cli.options import PATH, emit, examples, existing_folder, folder_option, json_option, table
+from freshet.errors import ConfigError, Corrupt, Unavailable
+
+if TYPE_CHECKING:
+    from freshet.joiner.service import JoinerService
+    from freshet.joiner.set_back import Partition
+    from freshet.settings import Settings
+
+__all__ = ["command"]
+
+
+@click.group()
+def command() -> None:
+    """Have late events joined again, after clocks were wrong."""
+
+
+@command.command(
+    "set-back",
+    epilog=examples("freshet late set-back freshet.toml --dry-run", "freshet late set-back freshet.toml"),
+)
+@click.argument("spec_file", type=PATH)
+@folder_option
+@click.option("--dry-run", is_flag=True, help="Say what would be changed, and change nothing.")
+@json_option
+def set_back_command(spec_file: Path, folder: Path, dry_run: bool, as_json: bool) -> None:
+    """Set event time back to the present where it is ahead of this machine's clock.
+
+    Events are late while event time is ahead, and it never goes back by itself. Set the clocks right and stop
+    the joiner first. Decisions stay, and ids that were seen stay known: no sample is made twice. Partitions
+    that are not ahead stay as they are, so the command can be repeated.
+    """
+    from freshet.clock import SYSTEM_CLOCK
+    from freshet.joiner.set_back import set_back
+    from freshet.settings import load_settings
+
+    settings = load_settings(run_folder=folder)
+    if not dry_run:
+        _refuse_beside_joiner(settings)
+    with _joiner(spec_file, settings) as joiner:
+        found = set_back(
+            joiner.log,
+            joiner.model,
+            joiner.topics,
+            joiner.plan,
+            joiner.groups(joiner.partitions),
+            joiner.writer_of,
+            SYSTEM_CLOCK,
+            dry_run=dry_run,
+        )
+    listed = [asdict(one) | {"changed": one.changed} for one in found]
+    emit({"dry_run": dry_run, "partitions": listed}, as_json=as_json, text=_set_back_text(found, dry_run))
+
+
+def _set_back_text(found: Sequence[Partition], dry_run: bool) -> str:
+    rows = [
+        [
+            one.partition,
+            _date(one.was_ms),
+            _date(one.watermark_ms) if one.changed else "unchanged",
+            _from(one),
+        ]
+        for one in found
+    ]
+    changed = sum(one.changed for one in found)
+    if not changed:
+        then = "event time is not ahead of this machine's clock in any partition: nothing was changed"
+    elif dry_run:
+        then = f"{changed} of {len(found)} partitions would be set back; nothing was changed"
+    else:
+        then = f"{changed} of {len(found)} partitions are set back: start the joiner"
+    return f"{table(['partition', 'event time was', 'is', 'joined by it'], rows)}\n{then}"
+
+
+def _from(one: Partition) -> str:
+    return ", ".join(f"{role} from offset {offset}" for role, offset in one.next.items()) or "all events"
+
+
+def _date(time_ms: int | None) -> str:
+    """In UTC, to the millisecond; a number where no date can be."""
+    if time_ms is None:
+        return "none yet"
+    try:
+        return datetime.fromtimestamp(time_ms / 1000, UTC).isoformat(" ", "milliseconds")
+    except (OverflowError, ValueError, OSError):
+        return f"{time_ms} ms"
+
+
+def _refuse_beside_joiner(settings: Settings) -> None:
+    """Raises ConfigError if the run folder says that its joiner runs. One of which the folder knows nothing
+    is fenced."""
+    from freshet.runtime.processes import is_alive
+    from freshet.runtime.run_state import read_state
+
+    run = settings.common.run
+    if settings.common.log_url != f"sqlite:{run.log}":
+        return
+    try:
+        state = read_state(run).get("joiner")
+    except (Corrupt, Unavailable):
+        return
+    if state is not None and state["pid"] is not None and is_alive(state["pid"], state["birth"]):
+        raise ConfigError(
+            "late set-back",
+            "--folder",
+            str(run.path),
+            "a run folder whose joiner is stopped",
+            f"the joiner runs (process {state['pid']}): end `freshet up`, and start it again afterwards",
+        )
+
+
+@contextmanager
+def _joiner(spec_file: Path, settings: Settings) -> Iterator[JoinerService]:
+    """The joiner of a model, which is not started; its log is closed after the block."""
+    from freshet.cli.wiring import schemas_of_others
+    from freshet.joiner.start import make
+    from freshet.seams.open import open_eventlog
+    from freshet.spec import load_spec
+    from freshet.spec.topics import topics_of
+
+    spec, common = load_spec(spec_file), settings.common
+    if common.log_url == f"sqlite:{common.run.log}":
+        existing_folder(common.run.path)
+    log = open_eventlog(common.log_url)
+    try:
+        if topics_of(spec).joiner not in log.topics():
+            raise ConfigError(
+                "late",
+                "SPEC_FILE",
+                str(spec_file),
+                f"the spec of a model that has run on this log; {spec.name} has not",
+                "--folder or FRESHET_COMMON_LOG_URL names the log",
+            )
+        yield make(spec, log, theirs=schemas_of_others(settings))
+    finally:
+        log.close()

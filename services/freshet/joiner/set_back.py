@@ -1,0 +1,180 @@
+"""Sets event time back after clocks were wrong for so long that the watermark followed them (PROTOCOL 19)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from freshet.clock import Clock
+from freshet.errors import DataLost, Unavailable
+from freshet.joiner.commit import Commit, Skips, WatermarkSetBack
+from freshet.joiner.core import Joiner
+from freshet.joiner.plan import JoinPlan
+from freshet.joiner.recovery import last_commits
+from freshet.joiner.task import Topics
+from freshet.seams.eventlog import EventLog, Writer
+from freshet.types import Append, BytesColumn, TopicPartition
+
+__all__ = ["CLOCK_MARGIN_MS", "Partition", "set_back"]
+
+CLOCK_MARGIN_MS = 3_600_000
+"""Events are found by the log's time of their records, which may differ from their own time by as much."""
+
+_STALLED_POLLS = 30
+
+
+@dataclass(frozen=True, slots=True)
+class Partition:
+    """The watermark of one partition, before and after."""
+
+    partition: int
+    was_ms: int | None  # None: nothing was joined yet
+    watermark_ms: int | None  # the same if nothing is changed
+    recall: Mapping[str, int]  # role -> offset from which ids are recalled; empty: nothing is changed
+    next: Mapping[str, int]  # role -> offset of the first event that is joined by the new watermark
+
+    @property
+    def changed(self) -> bool:
+        """Whether it is, or in a dry run would be, set back."""
+        return bool(self.recall)
+
+
+def set_back(
+    log: EventLog,
+    model: str,
+    topics: Topics,
+    plan: JoinPlan,
+    groups: Sequence[tuple[int, ...]],
+    writer_of: Callable[[tuple[int, ...]], Writer],
+    clock: Clock,
+    *,
+    dry_run: bool,
+) -> list[Partition]:
+    """Put the watermark of every partition that is ahead of the clock back to the present, or to the time of
+    the oldest event that is not read yet.
+
+    Each group of partitions is changed in one atomic append, by the joiner's own writer: a joiner that runs
+    is fenced, and begins again from the new commits. Partitions that are not ahead stay as they are, so the
+    function can be repeated, and killed at any moment.
+
+    Args:
+        groups: partitions that share a writer.
+        writer_of: opens the joiner's writer of a group.
+        clock: the present time; the caller has made sure that it is right.
+        dry_run: change nothing, and open no writer.
+
+    Raises:
+        DataLost: the log is another one, or no longer holds the events whose ids have to be known.
+        Fenced: a joiner has started meanwhile.
+        Corrupt, Unavailable: a commit cannot be read, or the log cannot be reached.
+    """
+    horizon_ms = Joiner(plan).horizon_ms
+    done: list[Partition] = []
+    for group in groups:
+        writer = None if dry_run else writer_of(group)
+        try:
+            last = last_commits(log, topics, group)
+            found = [_judge(log, topics, horizon_ms, p, last[p], clock.now_ms()) for p in group]
+            if writer is not None and any(one.changed for one in found):
+                _write(log, model, topics, writer, found, last, clock.now_ms())
+        finally:
+            if writer is not None:
+                writer.close()
+        done += found
+    return done
+
+
+def _judge(
+    log: EventLog,
+    topics: Topics,
+    horizon_ms: int,
+    partition: int,
+    last: tuple[int, Commit] | None,
+    now_ms: int,
+) -> Partition:
+    commit = None if last is None else last[1]
+    if commit is None or commit.watermark_ms is None:
+        return Partition(partition, None, None, {}, {} if commit is None else commit.next)
+    was_ms = commit.watermark_ms
+    if max(was_ms, min(commit.clocks.values(), default=was_ms)) <= now_ms:
+        return Partition(partition, was_ms, was_ms, {}, commit.next)
+    places = {role: TopicPartition(topic, partition) for role, topic in topics.inputs.items()}
+    unread = [_time_at(log, at, commit.next[role], log.bounds(at).end) for role, at in places.items()]
+    to_ms = min([now_ms, was_ms, *(time_ms for time_ms in unread if time_ms is not None)])
+    # Events of a later time are not late from now on: their ids have to be known.
+    from_ms = to_ms - horizon_ms
+    recall = {}
+    for role, at in places.items():
+        start = log.bounds(at).start
+        recall[role] = min(max(log.offset_at(at, from_ms - CLOCK_MARGIN_MS), start), commit.next[role])
+        if recall[role] == start > commit.start[role]:
+            oldest_ms = _time_at(log, at, start, commit.next[role])
+            if oldest_ms is not None and oldest_ms > from_ms:
+                raise DataLost(
+                    f"{at}: expected the events of the {horizon_ms / 1000:.0f} s (window + 2 grace) before "
+                    f"{to_ms}, found none before {oldest_ms}: the log has removed them\n"
+                    "  repeats of removed events would be joined twice: wait until the clock has come to "
+                    f"{oldest_ms + horizon_ms}, and repeat the command"
+                )
+    return Partition(partition, was_ms, to_ms, recall, commit.next)
+
+
+def _write(
+    log: EventLog,
+    model: str,
+    topics: Topics,
+    writer: Writer,
+    found: Sequence[Partition],
+    last: Mapping[int, tuple[int, Commit] | None],
+    now_ms: int,
+) -> None:
+    appends = []
+    held: dict[TopicPartition, int] = {}
+    for one in found:
+        known = last[one.partition]
+        if known is None:
+            continue
+        commit = known[1]
+        if one.changed:
+            assert one.watermark_ms is not None
+            assert one.was_ms is not None
+            commit = replace(
+                commit,
+                low={role: min(low, one.recall[role]) for role, low in commit.low.items()},
+                watermark_ms=one.watermark_ms,
+                clocks={role: min(clock, one.watermark_ms) for role, clock in commit.clocks.items()},
+                written_ms=now_ms,
+                skips=Skips(),
+                clock=None,  # what the writers before knew of the time was wrong
+                set_back=WatermarkSetBack(one.was_ms, one.recall),
+            )
+            appends.append(Append(topics.joiner, one.partition, BytesColumn.of([commit.encode()])))
+        held |= {
+            TopicPartition(topic, one.partition): commit.low[role] for role, topic in topics.inputs.items()
+        }
+        held[TopicPartition(topics.joiner, one.partition)] = max(commit.since, 0)
+    # Before the commit, so that retention removes nothing that it needs.
+    log.hold(f"joiner-{model}-{found[0].partition}", held)
+    writer.append(appends)
+
+
+def _time_at(log: EventLog, at: TopicPartition, start: int, stop: int) -> int | None:
+    """The log's smallest time among the first records in [start, stop); None if there is none."""
+    reader = log.reader()
+    try:
+        position, empty = max(start, log.bounds(at).start), 0
+        if position >= stop:
+            return None
+        reader.assign({at: position})
+        while position < stop:
+            polled = reader.poll(1, 1.0)
+            for _, records in polled:
+                if len(records):
+                    return int(records.times_ms[0]) if int(records.offsets[0]) < stop else None
+                position = records.next_offset
+            empty = 0 if polled else empty + 1
+            if empty == _STALLED_POLLS:
+                raise Unavailable(f"{at}: expected records up to {stop}, found none after {position}")
+        return None
+    finally:
+        reader.close()

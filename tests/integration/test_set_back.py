@@ -1,0 +1,334 @@
+"""Event time is set back after clocks were wrong, and what was late meanwhile is joined: each sample once."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from freshet.clock import CONFIRMED_S
+from freshet.errors import DataLost, Unavailable
+from freshet.joiner.commit import Commit
+from freshet.joiner.ledger import Ledger
+from freshet.joiner.plan import JoinPlan
+from freshet.joiner.service import JoinerService, Pace
+from freshet.joiner.set_back import Partition, set_back
+from freshet.seams.eventlog import EventLog, Writer
+from freshet.types import Append, BytesColumn, TopicPartition
+from tests.unit.joiner.support import Action, Event, Served, Shown, label, plan_of
+from tests.unit.joiner.world import World, random_events
+
+START_MS = 1_800_000_000_000
+HOUR_MS = 3_600_000
+PLAN = plan_of(label("click", 5_000), grace_ms=1_000)
+PLANS = {
+    "early": plan_of(label("click", 300), label("buy", 900, given=0), grace_ms=120),
+    "shown, a number, down-sampled": plan_of(
+        label("click", 400),
+        label("watch", 300, value="sum(action.amount) + last(action.amount)"),
+        grace_ms=120,
+        require_shown=True,
+        negatives=0.5,
+    ),
+}
+CALM = Pace(flush_interval_ms=0, commit_interval_ms=0, look_interval_ms=10**9, keep_interval_ms=0)
+
+
+class Scene:
+    """A joiner whose machine's clock a test sets, and which can be killed."""
+
+    def __init__(
+        self, folder: Path, plan: JoinPlan = PLAN, partitions: int = 1, log: EventLog | None = None
+    ) -> None:
+        self.world = World(folder, plan, partitions, other_log=log)
+        self.world.clock.wall_ms, self.world.clock.seconds = START_MS, 1_000.0
+        self.joiner: JoinerService | None = None
+
+    def begin(self) -> JoinerService:
+        if self.joiner is None:
+            self.joiner = self.world.joiner(CALM)
+            self.joiner.open()
+        return self.joiner
+
+    def kill(self) -> None:
+        if self.joiner is not None:
+            self.joiner.close()
+        self.joiner = None
+
+    def pass_s(self, seconds: float) -> None:
+        self.world.clock.seconds += seconds
+        self.world.clock.wall_ms += round(seconds * 1_000)
+
+    def step(self) -> None:
+        """Read all there is, and commit."""
+        joiner = self.begin()
+        for _ in range(50):
+            joiner.step()
+            if joiner._reached(joiner._ends()):
+                break
+        joiner.flush(only_due=False)
+
+    def lead(self, events: Sequence[Event] = ()) -> None:
+        """Set the clock an hour ahead, until the joiner believes it and event time has followed."""
+        self.step()
+        self.world.clock.wall_ms += HOUR_MS
+        assert self.begin().steady.step_ms == HOUR_MS
+        self.pass_s(CONFIRMED_S + 1)
+        self.world.send([*events, *self.marks("ahead")])
+        self.step()
+        self.kill()
+
+    def lead_back(self) -> None:
+        self.world.clock.wall_ms -= HOUR_MS
+
+    def marks(self, name: str) -> list[Event]:
+        """Impressions of each partition, seen and clicked at once, dated now."""
+        now = self.world.clock.wall_ms
+        events: list[Event] = []
+        for request in (f"{name}{n}" for n in range(8 * self.world.partitions)):
+            events += [Served(request, ("a",), now), Action(f"{request}/a", now, id=request)]
+            if self.world.plan.require_shown:
+                events.append(Shown(f"{request}/a", now))
+        return events
+
+    def set_back(self, *, dry_run: bool = False, faults: Faults | None = None) -> list[Partition]:
+        joiner = self.world.joiner(CALM)
+        return set_back(
+            self.world.log,
+            "m",
+            joiner.topics,
+            joiner.plan,
+            joiner.groups(joiner.partitions),
+            (lambda group: faults.of(joiner.writer_of(group))) if faults else joiner.writer_of,
+            self.world.clock,
+            dry_run=dry_run,
+        )
+
+    def commits(self) -> list[tuple[int, Commit]]:
+        return [(p, Commit.decode(value, "test")) for p, value in self.world.values("m.joiner")]
+
+    def ledger(self) -> Ledger:
+        return Ledger.total([commit.ledger for commit in dict(self.commits()).values()])
+
+    def once(self) -> Counter[tuple[int, int]]:
+        """(id, label) of `samples` and how often; each must be there once."""
+        found = Counter((s.id, s.label) for s in self.world.samples())
+        assert max(found.values(), default=1) == 1
+        return found
+
+    def requests(self, topic: str = "m.samples") -> set[str]:
+        return {s.payload.decode().strip("<>").split("|")[0] for s in self.world.samples(topic)}
+
+    def close(self) -> None:
+        self.kill()
+        self.world.close()
+
+
+class Faults:
+    """Cuts a command at one of its appends, before or after it is written."""
+
+    def __init__(self, at: int, *, written: bool) -> None:
+        self.at, self.written, self.seen = at, written, 0
+
+    def of(self, writer: Writer) -> Writer:
+        return _Cut(self, writer)
+
+
+class _Cut:
+    def __init__(self, faults: Faults, inner: Writer) -> None:
+        self._faults, self._inner = faults, inner
+
+    def append(self, appends: Sequence[Append]) -> Sequence[int]:
+        cut = self._faults.seen == self._faults.at
+        self._faults.seen += 1
+        if cut and not self._faults.written:
+            raise Unavailable("cut before it was written")
+        offsets = self._inner.append(appends)
+        if cut:
+            raise Unavailable("cut after it was written")
+        return offsets
+
+    def close(self) -> None:
+        self._inner.close()
+
+
+@pytest.fixture
+def scene(tmp_path: Path) -> Iterator[Scene]:
+    scene = Scene(tmp_path / "log")
+    yield scene
+    scene.close()
+
+
+def led_ahead(scene: Scene) -> None:
+    """Event time is an hour ahead, clocks are right again, and some events were late since."""
+    scene.world.send(scene.marks("before"))
+    scene.pass_s(1)
+    scene.lead()
+    scene.lead_back()
+    scene.pass_s(5)
+    scene.world.send(scene.marks("late"))
+    scene.step()
+    scene.kill()
+
+
+def test_after_event_time_is_set_back_events_join_at_once(scene: Scene) -> None:
+    led_ahead(scene)
+    assert not any(r.startswith("late") for r in scene.requests())
+    assert scene.requests("m.samples.late") == {f"late{n}" for n in range(8)}
+    [done] = scene.set_back()
+    scene.pass_s(1)
+    scene.world.send(scene.marks("after"))
+    scene.step()
+
+    assert done.was_ms is not None
+    assert done.was_ms > START_MS + HOUR_MS
+    assert done.watermark_ms == scene.world.clock.wall_ms - 1_000
+    assert {f"after{n}" for n in range(8)} <= scene.requests()
+    assert set(scene.once().values()) == {1}
+    assert set(scene.ledger().unexplained().values()) == {0}
+
+
+def test_a_repeat_of_an_event_read_before_the_set_back_is_known(scene: Scene) -> None:
+    led_ahead(scene)
+    before = scene.marks("late") + scene.marks("ahead")
+    late = scene.world.values("served")
+    scene.set_back()
+    samples = scene.once()
+    for _, value in late:  # every served event again, as it was sent
+        scene.world._writer.append([Append("served", 0, BytesColumn.of([value]))])
+    scene.step()
+    scene.kill()
+    scene.world.send(before)
+    scene.pass_s(2 * HOUR_MS / 1_000)
+    scene.world.send(scene.marks("end"))
+    scene.step()
+
+    assert not any(r.startswith("late") for r in scene.requests())
+    assert samples <= scene.once()
+
+
+def test_twice_or_without_need_it_changes_nothing(scene: Scene) -> None:
+    assert [one.changed for one in scene.set_back()] == [False]
+    scene.world.send(scene.marks("before"))
+    scene.step()
+    scene.kill()
+    assert [one.changed for one in scene.set_back()] == [False]
+    led_ahead(scene)
+    n = len(scene.commits())
+    assert [one.changed for one in scene.set_back(dry_run=True)] == [True]
+    assert len(scene.commits()) == n
+    assert [one.changed for one in scene.set_back()] == [True]
+    assert [one.changed for one in scene.set_back()] == [False]
+    assert len(scene.commits()) == n + 1
+
+
+def test_a_joiner_that_runs_is_fenced_by_it(scene: Scene) -> None:
+    led_ahead(scene)
+    running = scene.begin()
+    scene.set_back()
+    scene.world.send(scene.marks("after"))
+    with pytest.raises(Exception, match="writer"):
+        running.step()
+    scene.kill()
+    scene.step()
+
+    assert {f"after{n}" for n in range(8)} <= scene.requests()
+
+
+def test_if_ids_of_the_time_before_are_gone_it_refuses(scene: Scene) -> None:
+    led_ahead(scene)
+    at = TopicPartition("served", 0)
+    scene.world.log.trim(at, scene.world.log.bounds(at).end - 1)
+
+    with pytest.raises(DataLost, match="joined twice"):
+        scene.set_back()
+
+
+def test_events_not_read_yet_are_not_late_after_it(scene: Scene) -> None:
+    led_ahead(scene)
+    scene.world.send(scene.marks("waiting"))
+    scene.pass_s(600)
+    [done] = scene.set_back()
+    scene.step()
+
+    assert done.watermark_ms == scene.world.clock.wall_ms - 600_000
+    assert {f"waiting{n}" for n in range(8)} <= scene.requests()
+
+
+def shifted(events: Sequence[Event], by_ms: int, prefix: str) -> list[Event]:
+    """The same events at another time, of other requests."""
+    moved: list[Event] = []
+    for event in events:
+        if isinstance(event, Served):
+            moved.append(replace(event, request=prefix + event.request, time=event.time + by_ms))
+        elif isinstance(event, Action):
+            id_ = None if event.id is None else prefix + event.id
+            moved.append(
+                replace(event, impression=prefix + event.impression, time=event.time + by_ms, id=id_)
+            )
+        else:
+            moved.append(replace(event, impression=prefix + event.impression, time=event.time + by_ms))
+    return moved
+
+
+def send_in_pieces(scene: Scene, events: list[Event], chance: random.Random) -> None:
+    """Events as they come, with a joiner that is killed now and then."""
+    at = 0
+    while at < len(events):
+        n = chance.randrange(1, 30)
+        piece = events[at : at + n]
+        at += n
+        ahead = max(e.time for e in piece) - scene.world.clock.wall_ms
+        if ahead > 0:
+            scene.pass_s(ahead / 1_000)
+        scene.world.send(piece)
+        scene.step()
+        if chance.random() < 0.25:
+            scene.kill()
+
+
+@pytest.mark.parametrize("name", PLANS)
+@pytest.mark.parametrize("seed", range(2))
+def test_killed_at_any_moment_around_a_set_back_nothing_doubles(tmp_path: Path, name: str, seed: int) -> None:
+    plan, chance = PLANS[name], random.Random(f"set back {name} {seed}")
+    scene = Scene(tmp_path / "log", plan, partitions=2)
+    before = random_events(chance, plan, requests=30, disorder_ms=100)
+    send_in_pieces(scene, shifted(before, START_MS, "b"), chance)
+    scene.lead(shifted(before[:20], scene.world.clock.wall_ms + HOUR_MS - START_MS, "x"))
+    scene.lead_back()
+    late = shifted(before, scene.world.clock.wall_ms, "l")
+    send_in_pieces(scene, late, chance)
+    scene.kill()
+    assert any(one.changed for one in scene.set_back())
+    again = [e for e in late if chance.random() < 0.3]
+    later = shifted(before, scene.world.clock.wall_ms, "a")
+    send_in_pieces(scene, [*again, *later], chance)
+    scene.kill()
+    scene.world.joiner().run(until_end=True)
+
+    scene.once()
+    ledger = scene.ledger()
+    assert set(ledger.unexplained().values()) == {0}
+    assert ledger.events["impressions_late"] > 10
+    assert joined_of(scene.world, "a") == joined_alone(tmp_path / "alone", plan, later)
+    scene.close()
+
+
+def joined_of(world: World, prefix: str) -> set[tuple[int, float, float]]:
+    """(id, value, weight) of the samples of requests whose names begin so."""
+    of_these = [s for s in world.samples() if s.payload.startswith(f"<{prefix}r".encode())]
+    return {(s.id, s.value, s.weight) for s in of_these}
+
+
+def joined_alone(folder: Path, plan: JoinPlan, events: list[Event]) -> set[tuple[int, float, float]]:
+    """What the events give in a log of their own, in one go."""
+    alone = World(folder, plan, partitions=2)
+    alone.send(events)
+    alone.joiner().run(until_end=True)
+    found = {(s.id, s.value, s.weight) for s in alone.samples()}
+    alone.close()
+    return found

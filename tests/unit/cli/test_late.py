@@ -1,0 +1,98 @@
+"""`freshet late`: what it says, and when it refuses."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from freshet.cli.late import command
+from freshet.errors import ConfigError
+from freshet.joiner.commit import Commit
+from freshet.joiner.core import Joiner
+from freshet.joiner.start import make
+from freshet.runtime.processes import birth_of
+from freshet.runtime.run_state import RunState, write_run
+from freshet.seams.eventlog.sqlite import SqliteEventLog
+from freshet.settings import RunFolder
+from freshet.spec import load_spec
+from freshet.types import Append, BytesColumn
+
+HOUR_MS = 3_600_000
+SPEC = Path(__file__).parents[3] / "examples" / "quickstart" / "freshet.toml"
+
+
+@pytest.fixture
+def run_folder(tmp_path: Path) -> Iterator[RunFolder]:
+    """A run whose event time is an hour ahead in all partitions."""
+    run = RunFolder(tmp_path / "run").create()
+    log = SqliteEventLog(run.log)
+    joiner = make(load_spec(SPEC), log)
+    now = time.time_ns() // 1_000_000
+    streams = joiner.topics.inputs
+    for partition in joiner.partitions:
+        commit = Commit(
+            next=dict.fromkeys(streams, 0),
+            low=dict.fromkeys(streams, 0),
+            watermark_ms=now + HOUR_MS,
+            clocks=dict.fromkeys(streams, now + HOUR_MS),
+            since=-1,
+            start=dict.fromkeys(streams, 0),
+            log_ids=joiner.topics.log_ids,
+            ledger=Joiner(joiner.plan).ledger(),
+            written_ms=now,
+            began_ms=None,
+        )
+        log.writer().append([Append(joiner.topics.joiner, partition, BytesColumn.of([commit.encode()]))])
+    yield run
+    log.close()
+
+
+def run(*arguments: object) -> Result:
+    return CliRunner().invoke(command, [str(a) for a in arguments])
+
+
+def said(*arguments: object) -> dict[str, Any]:
+    done = run(*arguments, "--json")
+    assert done.exit_code == 0, done.output
+    answer: dict[str, Any] = json.loads(done.output)
+    return answer
+
+
+def test_a_dry_run_says_the_same_and_changes_nothing(run_folder: RunFolder) -> None:
+    arguments = ("set-back", SPEC, "--folder", run_folder.path)
+    dry = said(*arguments, "--dry-run")["partitions"]
+    assert [one["changed"] for one in dry] == [True] * len(dry)
+    text = run(*arguments, "--dry-run").output
+    assert "nothing was changed" in text
+    done = said(*arguments)["partitions"]
+    assert [one["was_ms"] for one in done] == [one["was_ms"] for one in dry]
+    assert all(one["watermark_ms"] <= time.time() * 1_000 for one in done)
+    assert "not ahead of this machine's clock in any partition" in run(*arguments).output
+
+
+def test_it_refuses_beside_a_joiner_that_runs(run_folder: RunFolder) -> None:
+    pid = os.getpid()
+    joiner = {"pid": pid, "birth": birth_of(pid), "host": "127.0.0.1", "port": 1, "since_s": 0.0}
+    write_run(run_folder, RunState(pid, {"joiner": joiner}, birth=birth_of(pid)))
+
+    done = run("set-back", SPEC, "--folder", run_folder.path)
+    assert isinstance(done.exception, ConfigError)
+    assert "the joiner runs" in str(done.exception)
+
+
+def test_a_log_without_the_model_is_refused_and_stays_empty(tmp_path: Path) -> None:
+    run_ = RunFolder(tmp_path / "other").create()
+    SqliteEventLog(run_.log).close()
+    done = run("set-back", SPEC, "--folder", run_.path)
+
+    assert isinstance(done.exception, ConfigError)
+    log = SqliteEventLog(run_.log)
+    assert not log.topics()
+    log.close()
