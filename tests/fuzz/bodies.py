@@ -212,6 +212,7 @@ def _trim(body: bytes, begin: int, end: int) -> int:
 
 
 YEAR_1_MS = -62_135_596_800_000
+YEAR_2000_S = 946_684_800
 """An event time is within the years 1 to 9999."""
 
 FIELDS = {"request": "string", "item": "long", "ts": "long", "score": "double?", "note": "string?"}
@@ -232,7 +233,20 @@ def fits(value: Any, latest_ms: int, *, others: bool = False) -> bool:
         return False
     if not all(_is(found.get(name), type_) for name, type_ in FIELDS.items()):
         return False
-    return YEAR_1_MS <= int(found["ts"]) <= latest_ms
+    ts = _whole(found["ts"])
+    assert ts is not None, "checked above"
+    in_larger_unit = YEAR_2000_S <= ts <= latest_ms // 1000  # seconds read as milliseconds
+    return YEAR_1_MS <= ts <= latest_ms and not in_larger_unit
+
+
+def _whole(number: str) -> int | None:
+    """The whole number that a number's digits are, below 2^53 where they have a fraction or an exponent."""
+    if re.fullmatch("-?[0-9]+", number):
+        return int(number) if len(number) < 100 and -(1 << 63) <= int(number) < 1 << 63 else None
+    value = float(number)
+    if value == 0 and re.search("[1-9]", re.split("[eE]", number)[0]):
+        return None  # too near to 0 for a double
+    return int(value) if abs(value) < 1 << 53 and value == int(value) else None
 
 
 def _names_once(value: Any) -> bool:
@@ -250,12 +264,7 @@ def _is(value: Any, type_: str) -> bool:
         case "string":
             return isinstance(value, str) and not isinstance(value, Number)
         case "long":
-            return (
-                isinstance(value, Number)
-                and re.fullmatch("-?[0-9]+", value) is not None
-                and len(value) < 100
-                and -(1 << 63) <= int(value) < 1 << 63
-            )
+            return isinstance(value, Number) and _whole(value) is not None
         case _:
             return isinstance(value, Number) and float(value) not in (float("inf"), -float("inf"))
 

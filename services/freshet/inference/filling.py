@@ -49,6 +49,8 @@ class Filling:
             raise BadInput(
                 f"request_id: expected that of the context's {key}, {shown(given)}; found {shown(request_id)}"
             )
+        if self.number_ids and isinstance(given, float) and given.is_integer():
+            context = set_path(context, key, int(given))  # 5.0: the log's key is written without a fraction
         if given is None:
             context = set_path(context, key, self.new_id() if request_id is None else request_id)
         path = self.stream.time.path

@@ -30,6 +30,17 @@ bool is_below_one(std::string_view number) {
   return place + std::clamp(exponent, -kFar, kFar) < 0;  // place of the first digit: 0 for units
 }
 
+// The whole number that a JSON number with a fraction or exponent is, such as 5.0; only below 2^53, as readers of JSON
+// that make a double of it cannot tell larger ones apart.
+bool whole(std::string_view number, std::int64_t& v) {
+  constexpr double kMost = 9007199254740992;
+  double d = 0;
+  if (std::from_chars(number.data(), number.data() + number.size(), d).ec != std::errc{}) return false;
+  if (!(std::fabs(d) < kMost) || d != std::trunc(d)) return false;
+  v = static_cast<std::int64_t>(d);
+  return true;
+}
+
 // Writes one parsed JSON value by the schema; recursion is bounded by the schema's depth.
 class JsonWriter {
  public:
@@ -166,9 +177,14 @@ class JsonWriter {
 
   bool integer(std::uint32_t i, std::uint32_t at) {
     const auto text = parser.text(json(at));
-    if (json(at).kind != JsonKind::kNumber || text.find_first_of(".eE") != text.npos) return fail(JsonWhy::kType, i, at);
+    if (json(at).kind != JsonKind::kNumber) return fail(JsonWhy::kType, i, at);
     std::int64_t v = 0;
-    const bool fits = std::from_chars(text.data(), text.data() + text.size(), v).ec == std::errc{};
+    bool fits = true;
+    if (!is_fraction(text)) {
+      fits = std::from_chars(text.data(), text.data() + text.size(), v).ec == std::errc{};
+    } else if (!whole(text, v)) {
+      return fail(JsonWhy::kType, i, at);
+    }
     const bool is_int = schema_.nodes()[i].op == Op::kInt;
     if (!fits || (is_int && v != static_cast<std::int32_t>(v))) return fail(JsonWhy::kRange, i, at);
     write_long(v, *out_);
@@ -386,13 +402,26 @@ class JsonWriter {
     }
   }
 
-  // A union of several types: the first branch that takes the value. If only one may, its failure is the reason.
+  static bool is_fraction(std::string_view number) { return number.find_first_of(".eE") != number.npos; }
+  // Whether a union, by its words, has a branch for numbers with a fraction.
+  bool takes_fractions(const std::uint64_t* words) const {
+    return std::any_of(words + 1, words + 1 + words[0], [&](std::uint64_t child) {
+      const Op op = schema_.nodes()[child].op;
+      return op == Op::kFloat || op == Op::kDouble || schema_.decimal(static_cast<std::uint32_t>(child));
+    });
+  }
+
+  // A union of several types: the first branch that takes the value. If only one may, its failure is the reason. A number
+  // with a fraction or an exponent is a whole number only where no branch is for fractions.
   bool any(std::uint32_t i, std::uint32_t at) {
     const std::uint64_t* words = schema_.program().words().data() + schema_.nodes()[i].arg;
     std::uint32_t tried = 0;
     const std::size_t size = out_->size(), noted = found_fields_.size();
+    const bool fraction = json(at).kind == JsonKind::kNumber && is_fraction(parser.text(json(at))) && takes_fractions(words);
     for (std::uint64_t b = 0; b < words[0]; ++b) {
       const auto child = static_cast<std::uint32_t>(words[1 + b]);
+      const Op op = schema_.nodes()[child].op;
+      if (fraction && (op == Op::kInt || op == Op::kLong)) continue;
       const bool decimal = json(at).kind == JsonKind::kNumber && schema_.decimal(child);
       if (!decimal && !may_be(schema_.nodes()[child], json(at))) continue;
       ++tried;

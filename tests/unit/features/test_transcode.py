@@ -112,12 +112,28 @@ def test_a_union_takes_the_branch_that_fits(text: str, value: Any) -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "value"),
+    [("1.0", 1), ("-0.0", 0), ("1e3", 1000), ("5E0", 5), ("-9007199254740991.0", 1 - 2**53), ("0.05e2", 5)],
+)
+def test_a_whole_number_may_have_a_fraction_of_zero(text: str, value: int) -> None:
+    assert one(f'{{"id": {text}}}')["id"] == value
+
+
+def test_a_fraction_of_zero_is_no_whole_number_beside_doubles() -> None:
+    schema = {"type": "record", "name": "E", "fields": [{"name": "n", "type": ["long", "double", "string"]}]}
+    made = JsonTranscoder(parse_schema(schema)).column(BytesColumn.of([b'{"n": 5}', b'{"n": 5.0}']))
+    assert [value[0] for value in made.records] == [0, 2]  # branches long and double, zigzag
+
+
+@pytest.mark.parametrize(
     ("event", "path", "expected", "found"),
     [
         ("{}", "id", "a long", "nothing"),
         ('{"id": "1"}', "id", "a long", '"1"'),
-        ('{"id": 1.0}', "id", "a long", "1.0"),
-        ('{"id": 1e3}', "id", "a long", "1e3"),
+        ('{"id": 1.5}', "id", "a long", "1.5"),
+        ('{"id": 9007199254740992.0}', "id", "a long", "9007199254740992.0"),
+        ('{"id": -1e300}', "id", "a long", "-1e300"),
+        ('{"id": 1e-3}', "id", "a long", "1e-3"),
         ('{"id": true}', "id", "a long", "true"),
         ('{"id": 9223372036854775808}', "id", "a long", "9223372036854775808"),
         ('{"id": 1, "small": 2147483648}', "small", "an int", "2147483648"),

@@ -72,6 +72,12 @@ def test_the_clients_objects_are_left_as_they_are() -> None:
     assert context == before
 
 
+def test_a_whole_id_with_a_fraction_of_zero_is_logged_without_it() -> None:
+    """The log's key of an action has none either."""
+    found = filling("long").filled({"meta": {"request": 5.0}}, None, NOW_MS)["meta"]["request"]
+    assert (found, type(found)) == (5, int)
+
+
 @pytest.mark.parametrize(
     ("context", "request_id"), [({}, ""), ({"meta": {"request": ""}}, None), ({"meta": {"request": ""}}, "")]
 )
