@@ -8,11 +8,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from freshet._native import join_sample_id
 from freshet.clock import CONFIRMED_S
 from freshet.errors import DataLost, Unavailable
 from freshet.joiner.commit import Commit
+from freshet.joiner.late_join import LateJoin, LateJoined, sample_ids
 from freshet.joiner.ledger import Ledger
 from freshet.joiner.plan import JoinPlan
 from freshet.joiner.service import JoinerService, Pace
@@ -332,3 +335,104 @@ def joined_alone(folder: Path, plan: JoinPlan, events: list[Event]) -> set[tuple
     found = {(s.id, s.value, s.weight) for s in alone.samples()}
     alone.close()
     return found
+
+
+def join_late(scene: Scene, faults: Faults | None = None, *, dry_run: bool = False) -> list[LateJoined]:
+    joiner, log = scene.world.joiner(CALM), scene.world.log
+    return list(
+        LateJoin(
+            log,
+            "m",
+            joiner.topics,
+            joiner.plan,
+            joiner.decoder,
+            joiner.partitions,
+            scene.world.clock,
+            dry_run=dry_run,
+            round_bytes=1,  # a round for each read
+            writer_of=(lambda name: faults.of(log.writer(name))) if faults else None,
+        ).run()
+    )
+
+
+def total(found: Sequence[LateJoined], name: str) -> int:
+    return sum(getattr(one, name) for one in found)
+
+
+def test_sample_ids_are_those_of_the_native_core() -> None:
+    chance = np.random.default_rng(1)
+    keys = chance.integers(0, 2**64, (500, 2), np.uint64)
+
+    expected = [[join_sample_id(int(hi), int(lo), n) for n in range(32)] for hi, lo in keys]
+    assert sample_ids(keys, 32).tolist() == expected
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_late_ones_are_joined_once_wherever_the_batch_is_cut(tmp_path: Path, name: str) -> None:
+    plan, chance = PLANS[name], random.Random(f"late {name}")
+    scene = Scene(tmp_path / "log", plan, partitions=2)
+    events = random_events(chance, plan, requests=30, disorder_ms=100, resend=0.2)
+    send_in_pieces(scene, shifted(events, START_MS, "b"), chance)
+    scene.lead()
+    scene.lead_back()
+    late = shifted(events, scene.world.clock.wall_ms, "l")
+    send_in_pieces(scene, late, chance)
+    scene.kill()
+    for written in (False, True):
+        with pytest.raises(Unavailable):
+            scene.set_back(faults=Faults(0, written=written))
+    scene.set_back()
+    scene.pass_s(10)
+    scene.world.send(scene.marks("after"))
+    scene.step()
+    late_ids = {s.id for s in scene.world.samples("m.samples.late")}
+    assert not late_ids & {s.id for s in scene.world.samples()}, "marked as known"
+    dry = join_late(scene, dry_run=True)
+    for at in range(20):
+        faults = Faults(0, written=at % 2 == 1)
+        try:
+            join_late(scene, faults)
+        except Unavailable:
+            continue
+        break
+    scene.world.send([e for e in late if chance.random() < 0.3])  # again, beside the batch
+    scene.step()
+    found = join_late(scene)
+    scene.kill()
+    scene.world.joiner().run(until_end=True)
+
+    scene.once()
+    assert joined_of(scene.world, "l") == joined_alone(tmp_path / "alone", plan, late)
+    assert total(found, "positive") + total(found, "negative") == 0
+    assert total(found, "read") == len(late_ids)
+    assert total(dry, "positive") + total(dry, "negative") == total(found, "already") > 10
+    assert all(n == 0 for one in found for n in one.left.values())
+    scene.close()
+
+
+def test_late_ones_with_open_windows_wait_for_the_next_batch(scene: Scene) -> None:
+    led_ahead(scene)
+    scene.set_back()
+    first = join_late(scene)
+    scene.pass_s(20)
+    scene.world.send(scene.marks("after"))
+    scene.step()
+    second = join_late(scene)
+
+    assert [one.left["windows_open"] for one in (*first, *second)] == [8, 0]
+    assert [one.positive for one in (*first, *second)] == [0, 8]
+    assert set(scene.once().values()) == {1}
+
+
+def test_late_ones_whose_events_are_gone_are_left(scene: Scene) -> None:
+    led_ahead(scene)
+    scene.set_back()
+    scene.pass_s(20)
+    scene.world.send(scene.marks("after"))
+    scene.step()
+    scene.kill()
+    at = TopicPartition("served", 0)
+    scene.world.log.trim(at, scene.world.log.bounds(at).end - 1)
+
+    [found] = join_late(scene)
+    assert found.left["event_gone"] == found.read == 8

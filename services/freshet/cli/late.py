@@ -1,4 +1,4 @@
-"""`freshet late`: event time is set back after clocks were wrong, so that events are joined again."""
+"""`freshet late`: event time is set back after clocks were wrong, and late impressions are joined."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from freshet.cli.options import PATH, emit, examples, existing_folder, folder_op
 from freshet.errors import ConfigError, Corrupt, Unavailable
 
 if TYPE_CHECKING:
+    from freshet.joiner.late_join import LateJoined
     from freshet.joiner.service import JoinerService
     from freshet.joiner.set_back import Partition
     from freshet.settings import Settings
@@ -82,6 +83,71 @@ def _set_back_text(found: Sequence[Partition], dry_run: bool) -> str:
     else:
         then = f"{changed} of {len(found)} partitions are set back: start the joiner"
     return f"{table(['partition', 'event time was', 'is', 'joined by it'], rows)}\n{then}"
+
+
+@command.command(
+    "join", epilog=examples("freshet late join freshet.toml --dry-run", "freshet late join freshet.toml")
+)
+@click.argument("spec_file", type=PATH)
+@folder_option
+@click.option("--dry-run", is_flag=True, help="Say what would be joined, and append nothing.")
+@json_option
+def join_command(spec_file: Path, folder: Path, dry_run: bool, as_json: bool) -> None:
+    """Join the late impressions that the log holds, and append them to the model's samples.
+
+    Reads all of <model>.samples.late, and the events that it needs. Samples that were joined before are left
+    out, so the command can be repeated; run it again for windows that are still open. The joiner may run.
+    """
+    from freshet.clock import SYSTEM_CLOCK
+    from freshet.joiner.late_join import LateJoin
+    from freshet.settings import load_settings
+
+    with _joiner(spec_file, load_settings(run_folder=folder)) as joiner:
+        found = list(
+            LateJoin(
+                joiner.log,
+                joiner.model,
+                joiner.topics,
+                joiner.plan,
+                joiner.decoder,
+                joiner.partitions,
+                SYSTEM_CLOCK,
+                dry_run=dry_run,
+            ).run()
+        )
+    partitions = [asdict(one) for one in found]
+    emit({"dry_run": dry_run, "partitions": partitions}, as_json=as_json, text=_join_text(found, dry_run))
+
+
+def _join_text(found: Sequence[LateJoined], dry_run: bool) -> str:
+    header = ["partition", "offsets", "late", "joined before", "positive", "negative", "no sample", *_LEFT]
+    rows: list[list[object]] = [
+        [
+            one.partition,
+            f"[{one.start}, {one.stop})",
+            one.read,
+            one.already,
+            one.positive,
+            one.negative,
+            one.no_sample,
+            *(one.left[reason] for reason in _LEFT.values()),
+        ]
+        for one in found
+    ]
+    joined = sum(one.positive + one.negative for one in found)
+    then = (
+        f"{joined} samples would be joined; nothing was appended" if dry_run else f"{joined} samples joined"
+    )
+    return f"{table(header, rows)}\n{then}"
+
+
+_LEFT = {
+    "left: windows open": "windows_open",
+    "event gone": "event_gone",
+    "samples gone": "samples_gone",
+}
+"""Column -> why late samples are left: their windows are not over in event time; the log does not hold their
+event any more; or not all samples of their time, so that they may have been joined before."""
 
 
 def _from(one: Partition) -> str:

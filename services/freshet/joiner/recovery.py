@@ -14,7 +14,7 @@ from freshet.seams.eventlog import EventLog, Reader
 from freshet.seams.eventlog.tail import newest
 from freshet.types import BytesColumn, Records, TopicPartition
 
-__all__ = ["last_commits", "load"]
+__all__ = ["last_commits", "load", "stream"]
 
 READ_RECORDS = 8192
 STALLED_S = 30.0
@@ -143,6 +143,15 @@ def _commits(
                 yield offset, Commit.decode(value, f"{at} at {offset}")
     finally:
         stream.close()
+
+
+def stream(log: EventLog, at: TopicPartition, start: int, stop: int, clock: Clock) -> Iterator[Records]:
+    """Records of one partition in [start, stop). Raises what a reader raises; Unavailable if none come."""
+    found = _Stream(log, at, max(start, log.bounds(at).start), clock)
+    try:
+        yield from found.until(stop)
+    finally:
+        found.close()
 
 
 class _Stream:

@@ -15,7 +15,7 @@ from freshet.joiner.task import Topics
 from freshet.seams.eventlog import EventLog, Writer
 from freshet.types import Append, BytesColumn, TopicPartition
 
-__all__ = ["CLOCK_MARGIN_MS", "Partition", "set_back"]
+__all__ = ["CLOCK_MARGIN_MS", "Partition", "set_back", "time_at"]
 
 CLOCK_MARGIN_MS = 3_600_000
 """Events are found by the log's time of their records, which may differ from their own time by as much."""
@@ -99,7 +99,7 @@ def _judge(
     if max(was_ms, min(commit.clocks.values(), default=was_ms)) <= now_ms:
         return Partition(partition, was_ms, was_ms, {}, commit.next)
     places = {role: TopicPartition(topic, partition) for role, topic in topics.inputs.items()}
-    unread = [_time_at(log, at, commit.next[role], log.bounds(at).end) for role, at in places.items()]
+    unread = [time_at(log, at, commit.next[role], log.bounds(at).end) for role, at in places.items()]
     to_ms = min([now_ms, was_ms, *(time_ms for time_ms in unread if time_ms is not None)])
     # Events of a later time are not late from now on: their ids have to be known.
     from_ms = to_ms - horizon_ms
@@ -108,7 +108,7 @@ def _judge(
         start = log.bounds(at).start
         recall[role] = min(max(log.offset_at(at, from_ms - CLOCK_MARGIN_MS), start), commit.next[role])
         if recall[role] == start > commit.start[role]:
-            oldest_ms = _time_at(log, at, start, commit.next[role])
+            oldest_ms = time_at(log, at, start, commit.next[role])
             if oldest_ms is not None and oldest_ms > from_ms:
                 raise DataLost(
                     f"{at}: expected the events of the {horizon_ms / 1000:.0f} s (window + 2 grace) before "
@@ -158,7 +158,7 @@ def _write(
     writer.append(appends)
 
 
-def _time_at(log: EventLog, at: TopicPartition, start: int, stop: int) -> int | None:
+def time_at(log: EventLog, at: TopicPartition, start: int, stop: int) -> int | None:
     """The log's smallest time among the first records in [start, stop); None if there is none."""
     reader = log.reader()
     try:

@@ -134,7 +134,7 @@ class Task:
         Returns what was refused. If clocks disagree on a record (`disputed`), records from it on are left,
         and `next[role]` is its offset.
         """
-        columns, refused = self._decode(role, records)
+        columns, refused = self.decode(role, records)
         if isinstance(columns, ImpressionColumns):
             columns = self.decoder.fitting(columns, records, refused)
             labels = len(self.plan.labels)
@@ -245,7 +245,7 @@ class Task:
         for role, pieces in read.items():
             skipped = np.array(sorted(commit.skips.records.get(role, ())), np.int64)
             for records in pieces:
-                columns, _ = self._decode(role, records)
+                columns, _ = self.decode(role, records)
                 columns = _without(columns, skipped, set(commit.skips.elements.get(role, ())))
                 if len(columns):
                     self._join(columns)
@@ -271,7 +271,7 @@ class Task:
             ) from error
         for role, pieces in read.items():
             for records in pieces:
-                columns, _ = self._decode(role, records)
+                columns, _ = self.decode(role, records)
                 if len(columns):
                     self._join(columns)
         self.joiner.end_recall()
@@ -302,7 +302,7 @@ class Task:
 
     # -- within
 
-    def _decode(self, role: str, records: Records) -> tuple[EventColumns, Refused]:
+    def decode(self, role: str, records: Records) -> tuple[EventColumns, Refused]:
         """Decode records. Those for which the decoder raises an error are refused, whatever it is: no record
         ends the joiner."""
         try:

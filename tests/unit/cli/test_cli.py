@@ -286,6 +286,7 @@ def test_every_verb_takes_json():
         assert "--json" in run("version", command, "--help").output
     for command in ("check", "mend"):
         assert "--json" in run("rows", command, "--help").output
-    assert "--json" in run("late", "set-back", "--help").output
+    for command in ("set-back", "join"):
+        assert "--json" in run("late", command, "--help").output
     for command in ("online-retail", "files", "topics"):
         assert "--json" in run("replay", command, "--help").output

@@ -96,3 +96,12 @@ def test_a_log_without_the_model_is_refused_and_stays_empty(tmp_path: Path) -> N
     log = SqliteEventLog(run_.log)
     assert not log.topics()
     log.close()
+
+
+def test_without_late_impressions_nothing_is_joined(run_folder: RunFolder) -> None:
+    arguments = ("join", SPEC, "--folder", run_folder.path)
+    found = said(*arguments)["partitions"]
+
+    assert {(one["start"], one["stop"], one["read"]) for one in found} == {(0, 0, 0)}
+    assert "0 samples joined" in run(*arguments).output
+    assert "nothing was appended" in run(*arguments, "--dry-run").output

@@ -1,0 +1,249 @@
+"""Joins what was late: a batch beside the running joiner (docs/operations.md, "A clock that was wrong").
+
+Impressions of `<model>.samples.late` are joined once their windows are over, by the events that the log still
+holds. What stands in `<model>.samples` is left out, so the batch can be repeated, and killed at any moment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from freshet.clock import Clock
+from freshet.features.blocks import read_blocks
+from freshet.joiner import blocks
+from freshet.joiner.core import ActionColumns, ImpressionColumns, Joiner, Samples, ShownColumns
+from freshet.joiner.decode import EventDecoder, Refused, refuse_too_large
+from freshet.joiner.plan import JoinPlan
+from freshet.joiner.recovery import last_commits, stream
+from freshet.joiner.set_back import time_at
+from freshet.joiner.task import READY_BYTES, Task, Topics
+from freshet.seams.eventlog import EventLog, Writer
+from freshet.types import I64, U64, Append, Bool, Records, TopicPartition
+
+__all__ = ["CLOCK_MARGIN_MS", "ROUND_BYTES", "LateJoin", "LateJoined", "sample_ids"]
+
+ROUND_BYTES = 256 << 20
+"""Payload bytes of late samples that are joined together; a round holds them, and the actions on them."""
+
+CLOCK_MARGIN_MS = 25 * 3_600_000
+"""Events are found by the log's time of their records; a clock may have been a day off."""
+
+LATEST_MS = 2**53
+
+
+@dataclass(slots=True)
+class LateJoined:
+    """What became of the late samples of one partition of `samples`; a sample is (impression, label)."""
+
+    partition: int
+    start: int  # offsets of `samples.late` that were read: [start, stop)
+    stop: int
+    read: int = 0  # late samples, each once
+    already: int = 0  # of these, they stand in `samples`
+    positive: int = 0  # joined now; a number counts as positive
+    negative: int = 0
+    no_sample: int = 0  # the spec makes none: sampled out, not shown, the given label false, no value
+    left: dict[str, int] = field(
+        default_factory=lambda: {"windows_open": 0, "event_gone": 0, "samples_gone": 0}
+    )
+
+
+def sample_ids(keys: U64, labels: int) -> I64:
+    """Ids of samples as the native core makes them. (N, 2) keys of impressions -> (N, labels)."""
+    steps = np.arange(1, labels + 1, dtype=np.uint64)
+    with np.errstate(over="ignore"):
+        inner = _mix(keys[:, 1:2] + np.uint64(0x9E3779B97F4A7C15) * steps)
+        return _mix(inner ^ keys[:, 0:1]).view(np.int64)
+
+
+def _mix(x: U64) -> U64:
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
+
+@dataclass(slots=True)
+class LateJoin:
+    """The batch. `run` joins one partition of `samples` after the other."""
+
+    log: EventLog
+    model: str
+    topics: Topics
+    plan: JoinPlan
+    decoder: Callable[[], EventDecoder]
+    partitions: Sequence[int]  # of the inputs
+    clock: Clock
+    dry_run: bool = False
+    round_bytes: int = ROUND_BYTES
+    writer_of: Callable[[str], Writer] | None = None  # opens a named writer; None: the log's
+
+    def run(self) -> Iterator[LateJoined]:
+        """Join each partition of `samples`, and say what became of its late samples.
+
+        Raises:
+            Fenced: another such batch has begun.
+            DataLost, Corrupt, Unavailable: the log cannot be read or written; repeat the batch.
+        """
+        for partition in range(self.topics.samples_partitions):
+            yield self._partition(partition)
+
+    def _partition(self, partition: int) -> LateJoined:
+        late = TopicPartition(self.topics.late, partition)
+        bounds = self.log.bounds(late)
+        done = LateJoined(partition, bounds.start, bounds.end)
+        if bounds.start == bounds.end:
+            return done
+        name = f"late-{self.model}-{partition}"
+        # Opened first: an earlier batch appends nothing any more that the scan of `samples` would miss.
+        writer = None if self.dry_run else (self.writer_of or self.log.writer)(name)
+        try:
+            for ids, times in self._rounds(late, bounds.start, bounds.end):
+                self._round(done, writer, ids, times)
+        finally:
+            if writer is not None:
+                writer.close()
+        return done
+
+    def _rounds(self, at: TopicPartition, start: int, stop: int) -> Iterator[tuple[I64, I64]]:
+        """(ids, times) of late samples, sorted by id, each once in a round of about `round_bytes`."""
+        ids: list[I64] = []
+        times: list[I64] = []
+        size = 0
+        for records in stream(self.log, at, start, stop, self.clock):
+            found = read_blocks(records.values)
+            ids.append(found.sample_ids)
+            times.append(found.event_times_ms)
+            size += len(found.payloads.data)
+            if size >= self.round_bytes:
+                yield _once(ids, times)
+                ids, times, size = [], [], 0
+        if ids:
+            yield _once(ids, times)
+
+    def _round(self, done: LateJoined, writer: Writer | None, ids: I64, times: I64) -> None:
+        done.read += len(ids)
+        inputs = [p for p in self.partitions if self.topics.samples_partition(p) == done.partition]
+        # Before `samples` is read: what the joiner has decided by these watermarks stands there.
+        last = last_commits(self.log, self.topics, inputs)
+        out = TopicPartition(self.topics.samples, done.partition)
+        bounds = self.log.bounds(out)
+        end = bounds.end
+        if bounds.start > 0:
+            oldest_ms = time_at(self.log, out, bounds.start, end)
+            gone = np.ones(len(ids), bool) if oldest_ms is None else times <= oldest_ms + CLOCK_MARGIN_MS
+            done.left["samples_gone"] += int(gone.sum())
+            ids, times = ids[~gone], times[~gone]
+        if not len(ids):
+            return
+        from_ms = int(times.min()) - self.plan.grace_ms - CLOCK_MARGIN_MS
+        known = np.zeros(len(ids), bool)
+        # All that is retained: which samples were written before must not depend on a clock.
+        for records in stream(self.log, out, bounds.start, end, self.clock):
+            known |= np.isin(ids, read_blocks(records.values).sample_ids)
+        done.already += int(known.sum())
+        ids = ids[~known]
+        for p in inputs:
+            commit = last[p]
+            if not len(ids):
+                return
+            if commit is not None and commit[1].watermark_ms is not None:
+                until_ms = min(self.clock.now_ms(), commit[1].watermark_ms)
+                ids = self._join(done, writer, p, ids, from_ms, until_ms)
+        done.left["event_gone"] += len(ids)
+
+    def _join(
+        self, done: LateJoined, writer: Writer | None, p: int, ids: I64, from_ms: int, until_ms: int
+    ) -> I64:
+        """Join the impressions of one partition of the inputs; returns the ids of which it has no event."""
+        plan = replace(self.plan, early=False, ramp=0)
+        joiner = Joiner(plan)
+        task = Task(p, plan, self.topics, self.decoder(), dict.fromkeys(self.topics.inputs, 0))
+        newest = np.full(len(ids), -1, np.int64)  # time of the newest event of each
+        keys = []
+        for records in self._read("served", p, from_ms):
+            columns, refused = task.decode("served", records)
+            if not isinstance(columns, ImpressionColumns) or not len(columns):
+                continue
+            columns = self._usable(task, columns, records, refused)
+            found = sample_ids(columns.keys, len(plan.labels))
+            wanted = np.isin(found, ids)
+            rows: Bool = np.asarray(wanted.any(axis=1))
+            columns, found, wanted = columns.where(rows), found[rows], wanted[rows]
+            if len(columns):
+                at = np.searchsorted(ids, found[wanted])
+                np.maximum.at(newest, at, np.broadcast_to(columns.times_ms[:, None], wanted.shape)[wanted])
+                keys.append(columns.keys[:, 1])
+                joiner.on_served(columns)
+        if not keys:
+            return ids
+        of_these = np.unique(np.concatenate(keys))
+        for role in self.topics.inputs:
+            if role == "served":
+                continue
+            for records in self._read(role, p, from_ms):
+                columns, _ = task.decode(role, records)
+                chosen = np.isin(columns.keys[:, 1], of_these) & _datable(columns.times_ms)
+                if isinstance(columns, ShownColumns):
+                    joiner.on_shown(columns.where(chosen))
+                elif isinstance(columns, ActionColumns):
+                    joiner.on_actions(columns.where(chosen))
+        joiner.advance(until_ms)
+        samples = joiner.take()
+        # An impression may have a later event that the running joiner still waits with.
+        longest_wait_ms = joiner.horizon_ms - plan.grace_ms
+        over = newest + longest_wait_ms <= until_ms
+        samples = samples.where(np.isin(samples.ids, ids[over & (newest >= 0)]))
+        if writer is not None:
+            for piece in _pieces(samples):
+                encoded = blocks.encode(piece, self.topics.limits.block_bytes)
+                writer.append([Append(self.topics.samples, done.partition, encoded)])
+        positive = int((samples.values != 0).sum())
+        done.positive += positive
+        done.negative += len(samples) - positive
+        done.left["windows_open"] += int((~over).sum())
+        done.no_sample += int((over & (newest >= 0)).sum()) - len(samples)
+        return ids[newest < 0]
+
+    def _usable(
+        self, task: Task, columns: ImpressionColumns, records: Records, refused: Refused
+    ) -> ImpressionColumns:
+        """As a joiner takes them: without those that it refuses."""
+        columns = task.decoder.fitting(columns, records, refused)
+        columns = refuse_too_large(columns, records, self.topics.limits, len(self.plan.labels), refused)
+        return columns.where(_datable(columns.times_ms)) if len(columns) else columns
+
+    def _read(self, role: str, partition: int, from_ms: int) -> Iterator[Records]:
+        at = TopicPartition(self.topics.inputs[role], partition)
+        end = self.log.bounds(at).end
+        return stream(self.log, at, min(self.log.offset_at(at, from_ms), end), end, self.clock)
+
+
+def _datable(times_ms: I64) -> Bool:
+    found: Bool = (times_ms >= 0) & (times_ms <= LATEST_MS)
+    return found
+
+
+def _once(ids: list[I64], times: list[I64]) -> tuple[I64, I64]:
+    """Each id once, sorted, with its smallest time."""
+    all_ids, all_times = np.concatenate(ids), np.concatenate(times)
+    order = np.lexsort((all_times, all_ids))
+    unique, first = np.unique(all_ids[order], return_index=True)
+    return unique, all_times[order][first]
+
+
+def _pieces(samples: Samples) -> Iterator[Samples]:
+    """Pieces of about READY_BYTES that end where a request ends."""
+    n = len(samples)
+    if not n:
+        return
+    start = size_before = 0
+    for end in (*(np.flatnonzero(samples.requests[1:] != samples.requests[:-1]) + 1).tolist(), n):
+        size = int(samples.payloads.ends[end - 1])
+        if end == n or size - size_before >= READY_BYTES:
+            rows = np.zeros(n, bool)
+            rows[start:end] = True
+            yield samples.where(rows)
+            start, size_before = end, size
