@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import random
+import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from uuid import uuid4
 
 import numpy as np
 import pytest
@@ -21,7 +23,9 @@ from freshet.joiner.plan import JoinPlan
 from freshet.joiner.service import JoinerService, Pace
 from freshet.joiner.set_back import Partition, set_back
 from freshet.seams.eventlog import EventLog, Writer
+from freshet.seams.open import open_eventlog
 from freshet.types import Append, BytesColumn, TopicPartition
+from tests.servers.kafka import Kafka
 from tests.unit.joiner.support import Action, Event, Served, Shown, label, plan_of
 from tests.unit.joiner.world import World, random_events
 
@@ -69,10 +73,11 @@ class Scene:
     def step(self) -> None:
         """Read all there is, and commit."""
         joiner = self.begin()
-        for _ in range(50):
+        deadline = time.monotonic() + 60.0
+        joiner.step()
+        while not joiner._reached(joiner._ends()):
+            assert time.monotonic() < deadline, "not read to the end"
             joiner.step()
-            if joiner._reached(joiner._ends()):
-                break
         joiner.flush(only_due=False)
 
     def lead(self, events: Sequence[Event] = ()) -> None:
@@ -436,3 +441,38 @@ def test_late_ones_whose_events_are_gone_are_left(scene: Scene) -> None:
 
     [found] = join_late(scene)
     assert found.left["event_gone"] == found.read == 8
+
+
+def test_on_kafka_both_commands_can_be_cut_and_repeated(kafka: Kafka, tmp_path: Path) -> None:
+    log = open_eventlog(f"kafka://{kafka.bootstrap}/{uuid4().hex}")
+    scene = Scene(tmp_path / "log", log=log)
+    # The broker dates records by the real time: it and the joiner are an hour ahead, then only the broker.
+    scene.world.clock.wall_ms = int(time.time() * 1_000) - HOUR_MS - 600_000
+    led_ahead(scene)
+    late = scene.requests("m.samples.late")
+    for written in (False, True):
+        with pytest.raises(Unavailable):
+            scene.set_back(faults=Faults(0, written=written))
+    assert not any(one.changed for one in scene.set_back()), "the one that was cut is written"
+    scene.pass_s(10)
+    scene.world.send(scene.marks("after"))
+    scene.step()
+    for at in range(6):
+        try:
+            join_late(scene, Faults(0, written=at % 2 == 1))
+        except Unavailable:
+            continue
+        break
+    scene.world.send(scene.marks("later"))
+    scene.step()
+    found = join_late(scene)
+    scene.kill()
+
+    assert set(scene.once().values()) == {1}
+    names = ("before", "ahead", "late", "after", "later")
+    assert {f"{name}{n}" for name in names for n in range(8)} <= scene.requests()
+    assert late == {f"late{n}" for n in range(8)}
+    assert total(found, "already") == 8
+    assert all(n == 0 for one in found for n in one.left.values())
+    assert set(scene.ledger().unexplained().values()) == {0}
+    scene.close()
