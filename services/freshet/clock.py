@@ -94,6 +94,7 @@ class SteadyClock:
         self._since_boot_ms = boot_ms if isinstance(clock, SystemClock) else self._since_start_ms
         at_ms, wall_ms = self._since_boot_ms(), clock.now_ms()
         self._offset_ms = wall_ms - at_ms
+        self._since_ms = at_ms  # when the offset came into force
         self._former_ms: int | None = None  # the offset in force before this one
         self._known_from_ms = at_ms + round(CONFIRMED_S * 1_000)  # from then on a step back needs confirming
         self._set_ms: tuple[int, int] | None = None  # offset after a step, and since when
@@ -146,13 +147,14 @@ class SteadyClock:
                 return
             self._offset_ms, self._former_ms = state.offset_ms, state.former_ms
             self._known_from_ms = state.known_from_ms
+            self._since_ms = state.known_from_ms - round(CONFIRMED_S * 1_000)
             self._set_ms = self._behind_ms = self._back_ms = None
 
     def lead(self, now_ms: int) -> None:
         """Go on from `now_ms`: another clock has shown for long enough that this one is behind."""
         with self._lock:
             at_ms = self._since_boot_ms()
-            self._former_ms = None
+            self._former_ms, self._since_ms = None, at_ms
             self._offset_ms = now_ms - at_ms
             self._behind_ms = self.clock.now_ms() - at_ms
             self._set_ms = None
@@ -175,7 +177,10 @@ class SteadyClock:
         elif at_ms - self._set_ms[1] >= CONFIRMED_S * 1_000:
             again = True
         if back or again:
-            self._former_ms, self._offset_ms = self._offset_ms, offset_ms
+            # What was followed for seconds and taken back was wrong: it is not returned to at once.
+            lasted = at_ms - self._since_ms >= CONFIRMED_S * 1_000
+            self._former_ms = self._offset_ms if back or lasted else None
+            self._offset_ms, self._since_ms = offset_ms, at_ms
             self._set_ms = self._behind_ms = None
             self._back_ms = at_ms if back else None
 

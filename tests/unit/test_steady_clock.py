@@ -87,6 +87,22 @@ def test_a_new_process_survives_a_jump_in_its_first_seconds(jump_ms: int) -> Non
 
 
 @pytest.mark.parametrize("jump_ms", JUMPS_MS)
+def test_a_setting_that_was_taken_back_is_not_followed_again(jump_ms: int) -> None:
+    clock = SetClock()
+    steady = SteadyClock(clock, boot="b")
+    clock.pass_s(1)
+    clock.wall += jump_ms
+    steady.now_ms()
+    clock.pass_s(6)
+    clock.wall -= jump_ms
+    assert steady.now_ms() == clock.wall
+    clock.pass_s(1_000)
+    assert steady.now_ms() == clock.wall
+    clock.wall += jump_ms
+    assert steady.now_ms() == clock.wall - jump_ms
+
+
+@pytest.mark.parametrize("jump_ms", JUMPS_MS)
 def test_a_process_goes_on_from_what_an_earlier_one_knew(jump_ms: int) -> None:
     clock = SetClock()
     before = known(clock)
