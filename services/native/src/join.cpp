@@ -253,7 +253,8 @@ Outcome Joiner::show(uint32_t index, int64_t time) {
   if (time < entry.time - plan_.grace_ms) return Outcome::kOutside;
   if (time > entry.time + longest_window_) return Outcome::kBeyond;
   if (entry.shown) return Outcome::kAgain;
-  if (entry.decided == (uint64_t{1} << labels_) - 1) return Outcome::kLate;
+  // Of labels that were decided early, by an action that came before it, it is in time: whichever topic is read first.
+  if (watermark_ >= entry.time + longest_window_ + plan_.grace_ms) return Outcome::kLate;
   entry.shown = true;
   if (plan_.require_shown) note_prompt(entry, time, ~0u);
   return Outcome::kNew;

@@ -122,7 +122,7 @@ class Oracle:
             return "beyond"
         if one.shown:
             return "repeated"
-        if len(one.decided) == len(self.plan.labels):
+        if self.w >= one.time + max(self.windows) + self.plan.grace_ms:
             return "late"
         one.shown, one.shown_at = True, event.time
         return "matched"

@@ -351,6 +351,16 @@ def test_a_shown_event_may_come_before_its_impression() -> None:
     assert bench.events() == {"impressions": 1, "shown_matched": 1, "shown_orphan": 1}
 
 
+def test_a_shown_event_is_in_time_after_an_action_taught_early() -> None:
+    bench = Bench(plan_of())
+    bench.serve(IMPRESSION)
+    bench.act(Action("r1/a", 1_500))
+    assert bench.take() == [("<r1|a|1000>", 0, 1.0, 1.0)]
+    bench.show(Shown("r1/a", 1_400))
+
+    assert bench.events() == {"impressions": 1, "actions_matched": 1, "shown_matched": 1}
+
+
 def test_a_label_given_another_teaches_only_where_that_one_is_true() -> None:
     bench = Bench(plan_of(label("click"), label("buy", 3_000, given=0)))
     bench.serve(Served("r1", ("a", "b", "c"), 1_000))
