@@ -219,6 +219,22 @@ def test_a_repeat_of_an_event_read_before_the_set_back_is_known(scene: Scene) ->
     assert samples <= scene.once()
 
 
+@pytest.mark.parametrize("time_ms", [-5, 2**53 + 1, 2**62])
+def test_a_time_that_was_refused_ends_no_set_back(scene: Scene, time_ms: int) -> None:
+    scene.world.send(
+        [Served("odd", ("a",), time_ms), Action("odd/a", time_ms, id="odd")], scene.world.clock.wall_ms
+    )
+    led_ahead(scene)
+    scene.set_back()
+    scene.pass_s(1)
+    scene.world.send(scene.marks("after"))
+    scene.step()
+
+    assert {f"after{n}" for n in range(8)} <= scene.requests()
+    assert "odd" not in scene.requests() | scene.requests("m.samples.late")
+    assert set(scene.ledger().unexplained().values()) == {0}
+
+
 def test_twice_or_without_need_it_changes_nothing(scene: Scene) -> None:
     assert [one.changed for one in scene.set_back()] == [False]
     scene.world.send(scene.marks("before"))

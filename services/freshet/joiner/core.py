@@ -18,7 +18,16 @@ from freshet.spec.bounds import within
 from freshet.spec.expression import Column
 from freshet.types import F32, F64, I64, U8, U32, U64, Bool, BytesColumn
 
-__all__ = ["ROLES", "ActionColumns", "ImpressionColumns", "Joiner", "Outcome", "Samples", "ShownColumns"]
+__all__ = [
+    "ROLES",
+    "ActionColumns",
+    "ImpressionColumns",
+    "Joiner",
+    "Outcome",
+    "Samples",
+    "ShownColumns",
+    "datable",
+]
 
 ROLES = ("served", "shown", "action")
 """The joined streams, in the order of the native core's numbers."""
@@ -37,6 +46,9 @@ class Outcome(enum.IntEnum):
     BEYOND = 7
     NO_LABEL = 8
 
+
+LATEST_MS = 2**53
+"""Largest time of an event that the state takes; the smallest is 0."""
 
 NOT_IN_A_REPLAY = (Outcome.GHOST,)
 """Outcomes that rest on an event which a replay may not find any more: the commit names such events."""
@@ -139,6 +151,12 @@ class ActionColumns:
         if chosen.all():
             return self
         return ActionColumns(*(getattr(self, f.name)[chosen] for f in fields(self)))
+
+
+def datable(times_ms: I64) -> Bool:
+    """(N,) whether the state takes events of these times; it raises ValueError for the others."""
+    found: Bool = (times_ms >= 0) & (times_ms <= LATEST_MS)
+    return found
 
 
 def _places(offsets: I64) -> tuple[I64, I64]:

@@ -14,7 +14,7 @@ import numpy as np
 from freshet.clock import Clock
 from freshet.features.blocks import read_blocks
 from freshet.joiner import blocks
-from freshet.joiner.core import ActionColumns, ImpressionColumns, Joiner, Samples, ShownColumns
+from freshet.joiner.core import ActionColumns, ImpressionColumns, Joiner, Samples, ShownColumns, datable
 from freshet.joiner.decode import EventDecoder, Refused, refuse_too_large
 from freshet.joiner.plan import JoinPlan
 from freshet.joiner.recovery import last_commits, stream
@@ -30,8 +30,6 @@ ROUND_BYTES = 256 << 20
 
 CLOCK_MARGIN_MS = 25 * 3_600_000
 """Events are found by the log's time of their records; a clock may have been a day off."""
-
-LATEST_MS = 2**53
 
 
 @dataclass(slots=True)
@@ -185,7 +183,7 @@ class LateJoin:
                 continue
             for records in self._read(role, p, from_ms):
                 columns, _ = task.decode(role, records)
-                chosen = np.isin(columns.keys[:, 1], of_these) & _datable(columns.times_ms)
+                chosen = np.isin(columns.keys[:, 1], of_these) & datable(columns.times_ms)
                 if isinstance(columns, ShownColumns):
                     joiner.on_shown(columns.where(chosen))
                 elif isinstance(columns, ActionColumns):
@@ -213,17 +211,12 @@ class LateJoin:
         """As a joiner takes them: without those that it refuses."""
         columns = task.decoder.fitting(columns, records, refused)
         columns = refuse_too_large(columns, records, self.topics.limits, len(self.plan.labels), refused)
-        return columns.where(_datable(columns.times_ms)) if len(columns) else columns
+        return columns.where(datable(columns.times_ms)) if len(columns) else columns
 
     def _read(self, role: str, partition: int, from_ms: int) -> Iterator[Records]:
         at = TopicPartition(self.topics.inputs[role], partition)
         end = self.log.bounds(at).end
         return stream(self.log, at, min(self.log.offset_at(at, from_ms), end), end, self.clock)
-
-
-def _datable(times_ms: I64) -> Bool:
-    found: Bool = (times_ms >= 0) & (times_ms <= LATEST_MS)
-    return found
 
 
 def _once(ids: list[I64], times: list[I64]) -> tuple[I64, I64]:

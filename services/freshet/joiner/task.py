@@ -14,7 +14,14 @@ from freshet.clock import ClockState
 from freshet.errors import Corrupt, Unavailable
 from freshet.joiner import blocks
 from freshet.joiner.commit import Commit, Skips
-from freshet.joiner.core import NOT_IN_A_REPLAY, ActionColumns, ImpressionColumns, Joiner, ShownColumns
+from freshet.joiner.core import (
+    NOT_IN_A_REPLAY,
+    ActionColumns,
+    ImpressionColumns,
+    Joiner,
+    ShownColumns,
+    datable,
+)
 from freshet.joiner.decode import EventColumns, EventDecoder, Refused, refuse_too_large
 from freshet.joiner.ledger import Ledger
 from freshet.joiner.plan import JoinPlan
@@ -272,6 +279,7 @@ class Task:
         for role, pieces in read.items():
             for records in pieces:
                 columns, _ = self.decode(role, records)
+                columns = columns.where(datable(columns.times_ms))  # the others were refused
                 if len(columns):
                     self._join(columns)
         self.joiner.end_recall()

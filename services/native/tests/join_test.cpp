@@ -164,6 +164,92 @@ TEST(Joiner, HoldsTheFirstPositivesAndReleasesThemWhenTheirTimeHasCome) {
   }
 }
 
+// Impressions n = 0 to 29, of times 500 n, at offset n each; of every second one there is an action at once.
+struct SetBack {
+  static constexpr int64_t kStep = 500;
+  Joiner joiner{one_label()};  // window 1,000, grace 100: ids of actions are known for 1,200, of impressions for 2,200
+  std::vector<Outcome> outcome{Outcome::kNew};
+
+  Outcome serve(uint64_t n) {
+    const std::vector<uint8_t> data(10);
+    const std::vector<int64_t> zero{0}, ten{10}, offset{static_cast<int64_t>(n)}, time{static_cast<int64_t>(n) * kStep};
+    const std::vector<uint64_t> request{n};
+    const std::vector<uint32_t> first{0};
+    const std::vector<Key> key{key_of(n)};
+    joiner.on_served({data, offset, zero, zero, ten, ten, request, first, first, key, time, zero, ten}, outcome);
+    return outcome[0];
+  }
+  Outcome act(uint64_t n) {
+    const std::vector<int64_t> offset{static_cast<int64_t>(n)}, time{static_cast<int64_t>(n) * kStep};
+    const std::vector<uint32_t> mask{1};
+    const std::vector<Key> key{key_of(n)}, id{key_of(n + 1'000)};
+    joiner.on_actions({offset, time, key, id, mask, {}}, outcome);
+    return outcome[0];
+  }
+  void read(uint64_t from, uint64_t to) {
+    for (uint64_t n = from; n < to; n++) {
+      serve(n);
+      if (n % 2 == 0) act(n);
+    }
+  }
+  size_t emitted() {
+    const size_t samples = joiner.ready(false).samples;
+    joiner.discard();
+    return samples;
+  }
+  std::vector<int64_t> state() {
+    std::vector<int64_t> found(1);
+    joiner.pending(found);
+    found.insert(found.end(), {joiner.watermark(), joiner.low(0, 30), joiner.low(2, 30), static_cast<int64_t>(joiner.ids()),
+                               static_cast<int64_t>(joiner.waiting())});
+    return found;
+  }
+};
+
+TEST(Joiner, KnowsWhatItHasDecidedAfterTheWatermarkIsSetBack) {
+  SetBack one;
+  one.read(0, 20);
+  one.joiner.advance(14'500);  // all impressions are decided, all ids forgotten
+  EXPECT_EQ(one.emitted(), 20u);
+  EXPECT_EQ(one.state(), (std::vector<int64_t>{0, 14'500, 30, 30, 0, 0}));
+  one.serve(29);  // pending
+  one.act(28);    // waits
+  EXPECT_THROW(one.joiner.set_back(14'501), std::invalid_argument);
+
+  one.joiner.set_back(8'000);
+  one.read(10, 20);  // later than the horizon before the new watermark: from 6,800 on
+  EXPECT_EQ(one.joiner.ids(), 6u + 3u + 3u);
+  one.read(10, 20);  // twice
+  one.joiner.end_recall();
+  EXPECT_EQ(one.state(), (std::vector<int64_t>{1, 8'000, 14, 14, 6 + 3 + 3, 1}));
+  EXPECT_EQ(one.emitted(), 0u);
+
+  for (uint64_t n = 0; n < 20; n++) {
+    EXPECT_EQ(one.serve(n), n < 14 ? Outcome::kLate : Outcome::kRepeat) << n;
+    if (n % 2 == 0) EXPECT_EQ(one.act(n), n < 14 ? Outcome::kLate : Outcome::kRepeat) << n;
+  }
+  EXPECT_EQ(one.emitted(), 0u);
+  EXPECT_EQ(one.serve(22), Outcome::kNew);  // what is new is joined
+  EXPECT_EQ(one.act(22), Outcome::kNew);
+  EXPECT_EQ(one.emitted(), 1u);
+  one.joiner.advance(100'000);
+  EXPECT_EQ(one.emitted(), 1u);
+  EXPECT_EQ(one.state(), (std::vector<int64_t>{0, 100'000, 30, 30, 0, 0}));
+}
+
+TEST(Joiner, AnActionRecalledWaitsForAnImpressionThatIsStillToCome) {
+  SetBack one;
+  one.act(16);
+  one.joiner.advance(14'500);
+  EXPECT_EQ(one.joiner.waiting(), 0u);
+  one.joiner.set_back(8'000);
+  one.act(16);
+  one.joiner.end_recall();
+  EXPECT_EQ(one.joiner.waiting(), 1u);
+  EXPECT_EQ(one.serve(16), Outcome::kNew);
+  EXPECT_EQ(one.emitted(), 1u);
+}
+
 TEST(Joiner, RefusesTimesThatSumsCouldOverflow) {
   Joiner joiner(one_label());
   const std::vector<int64_t> offset{0}, bad{std::numeric_limits<int64_t>::max()};
