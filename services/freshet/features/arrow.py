@@ -8,6 +8,7 @@ is (`id` of the struct `user`). Needs the extra `replay` (pyarrow). Letters: N r
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -38,6 +39,8 @@ from freshet.types import BytesColumn
 __all__ = ["Form", "Misfit", "TableEncoder"]
 
 RAW_BYTES = "latin-1"
+PRINTED_LIST = re.compile(rb"\[(|[^\[\]]*[,\s'\"][^\[\]]*|[\d.+-]+)\]|\{(|[^{}]*[,\"][^{}]*)\}")
+"""A cell that is a list as pandas, NumPy, DuckDB or PostgreSQL prints one; `[sale]` may be a value."""
 
 
 class TableEncoder:
@@ -107,7 +110,9 @@ class TableEncoder:
                 hint += '; an empty text is written ""'
         elif why == WHY[4]:
             why = "text in UTF-8"
-            hint = 'if the file is in another encoding, the spec says which: [files] encoding = "latin-1"'
+            hint = 'bytes that are no text have a field of type "bytes" in the schema'
+            if self._form.cells:
+                hint = 'if the file is in another encoding, the spec says which: [files] encoding = "latin-1"'
         elif type_ is not None:
             why = f"{why} ({spell(type_)})"
         return Misfit(row, path.replace("[]", ""), why, found, hint)
@@ -158,6 +163,10 @@ def _unknown(path: str, record: Record) -> BadInput:
     )
 
 
+def _twice(path: str, many: int) -> BadInput:
+    return BadInput(f"expected one column {path!r}, found {many}\n  rename the others, or leave them out")
+
+
 def _empty_struct(record: Record, array: Any) -> Any:
     """Structs without values, as many as an array has."""
     return pa.nulls(len(array), pa.struct([(f.name, pa.null()) for f in record.fields]))
@@ -177,6 +186,8 @@ def _tree(batch: Any) -> _Node:
         node = root
         for part in name.split("."):
             node = node.inner.setdefault(part, _Node())
+        if node.array is not None:
+            raise _twice(name, batch.schema.names.count(name))
         node.array = array
     _check_tree(root, "")
     return root
@@ -185,9 +196,14 @@ def _tree(batch: Any) -> _Node:
 def _check_tree(node: _Node, path: str) -> None:
     for name, inner in node.inner.items():
         at = f"{path}.{name}" if path else name
-        if inner.inner and inner.array is not None and not pa.types.is_struct(inner.array.type):
-            below = f"{at}.{next(iter(inner.inner))}"
-            raise BadInput(f"columns {at!r} and {below!r}: a column cannot hold a value and have fields too")
+        if inner.inner and inner.array is not None:
+            kind, below = inner.array.type, next(iter(inner.inner))
+            if not pa.types.is_struct(kind):
+                both = f"columns {at!r} and {f'{at}.{below}'!r}"
+                raise BadInput(f"{both}: a column cannot hold a value and have fields too")
+            for part in inner.inner:
+                if kind.get_all_field_indices(part):
+                    raise _twice(f"{at}.{part}", 2)
         _check_tree(inner, at)
 
 
@@ -195,6 +211,9 @@ def _child(array: Any, name: str) -> _Node | None:
     kind = array.type
     if pa.types.is_struct(kind):
         if kind.get_field_index(name) < 0:
+            many = len(kind.get_all_field_indices(name))
+            if many:
+                raise _twice(name, many)
             return None
         return _Node(pc.struct_field(array, name))
     if pa.types.is_map(kind) and _is_text(kind.key_type):
@@ -349,6 +368,7 @@ class _Columns:
         """Lists of the cells; an empty cell is an empty list."""
         separator = self.form.files.list_separator
         filled = array.fill_null(b"" if _is_binary(array.type) else "")
+        self._refuse_brackets(path, filled, type_)
         if separator is None:
             row = next((i for i, cell in enumerate(filled) if cell.as_py()), None)
             if row is None:
@@ -371,6 +391,22 @@ class _Columns:
         return pa.LargeListArray.from_arrays(
             offsets, parts.flatten().filter(pa.array(kept)).cast(pa.large_binary())
         )
+
+    def _refuse_brackets(self, path: str, cells: Any, type_: Array) -> None:
+        """Refuse a list as a program prints it (`['a', 'b']`, `{a,b}`): split, it would have wrong values."""
+        data = cells.cast(pa.large_binary())
+        open_ = pc.or_(pc.starts_with(data, "["), pc.starts_with(data, "{"))
+        for row in np.flatnonzero(open_.to_numpy(zero_copy_only=False)).tolist():
+            if PRINTED_LIST.fullmatch(data[row].as_py()):
+                mark = self.form.files.list_separator or "|"
+                raise Misfit(
+                    row,
+                    path,
+                    f"a list ({spell(type_)}) of values with {mark!r} between them",
+                    repr(data[row].as_py())[1:61],
+                    "write the values alone, without brackets and quotes around them, and"
+                    f' [files] list_separator = "{mark}"; or a Parquet file, which has lists',
+                )
 
     def _leaf(self, type_: Type, path: str, array: Any) -> Column:  # noqa: PLR0911 - one a type
         unit = self.time_units.get(path)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from datetime import UTC, date, datetime
+from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal, InvalidOperation
 from typing import Any
 
@@ -28,8 +28,10 @@ PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 DAY_S = 86_400
 LOW, HIGH = -(2**63), 2**63 - 1
 NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d{1,9})?", re.ASCII)
+NUMERAL = re.compile(r"\d|^\W*inf", re.IGNORECASE)
+"""What stands for a number in some notation, never for no value: digits of every script, infinity."""
 FINE = re.compile(r"[.,]\d{6}\d*[1-9]")  # digits of a text below a microsecond
-TRUTHS = {"true": True, "false": False, "1": True, "0": False, "1.0": True, "0.0": False}
+TRUTHS = {"true": True, "false": False}
 EXACT_BITS = {"halffloat": 11, "float": 24, "double": 53}
 """Whole numbers of more bits lose their neighbours in a floating-point column."""
 
@@ -200,9 +202,9 @@ def _whole_texts(array: Any, form: Form, expected: str) -> tuple[I64, Bool | Non
     for row in np.flatnonzero(~plain_ & ~nulls).tolist():
         text = cells[row].as_py()
         number = _decimal(text, form.files.decimal)
-        if number is None or number.adjusted() > 20 or number != number.to_integral_value():
-            raise _no_number(row, text, expected, form, array)
-        if not LOW <= int(number) <= HIGH:
+        if number is None or not _is_whole(number):
+            raise _no_number(row, text, expected, form)
+        if number.adjusted() > 20 or not LOW <= int(number) <= HIGH:
             raise Misfit(row, "", expected, said(text), _text_hint("ids beyond 63 bits"))
         out[row] = int(number)
     return out, nulls if nulls.any() else None
@@ -255,9 +257,15 @@ def _real_texts(array: Any, form: Form, expected: str) -> tuple[F64, Bool | None
         text = cells[row].as_py()
         number = _decimal(text, files.decimal)
         if number is None:
-            raise _no_number(row, text, expected, form, array)
+            raise _no_number(row, text, expected, form)
         out[row] = float(number)
     return out, nulls if nulls.any() else None
+
+
+def _is_whole(number: Decimal) -> bool:
+    """Whether a number has no fraction; of any length, without its digits being written out."""
+    exponent = number.as_tuple().exponent
+    return exponent >= 0 if number.adjusted() > 20 else number == number.to_integral_value()
 
 
 def _decimal(text: str, mark: str) -> Decimal | None:
@@ -275,15 +283,18 @@ def _decimal(text: str, mark: str) -> Decimal | None:
         return None
 
 
-def _no_number(row: int, text: str, expected: str, form: Form, array: Any) -> Misfit:
+def _no_number(row: int, text: str, expected: str, form: Form) -> Misfit:
     hint = ""
+    whole = "whole" in expected
     if form.files.decimal == "." and re.fullmatch(r"\s*[+-]?\d+,\d+\s*", text):
         hint = 'numbers with a decimal comma: [files] decimal = ","'
     elif re.fullmatch(r"\s*[+-]?\d{1,3}([,.' _]\d{3})+([.,]\d+)?\s*", text):
         hint = "write numbers without marks between thousands"
-    elif re.fullmatch(r"(0[xX])?[0-9a-fA-F]+", text) and re.search(r"[a-fA-FxX]", text):
+    elif whole and re.fullmatch(r"(0[xX])?[0-9a-fA-F]+", text) and re.search(r"[a-fA-FxX]", text):
         hint = 'a hexadecimal id is a text: its field has the type "string" in the schema'
-    elif re.fullmatch(r"[^\w.]*[\w/]{0,6}|-+|\?+", text):
+    elif text.strip().lower() in TRUTHS:
+        hint = "write 1 for true and 0 for false"
+    elif not NUMERAL.search(text) and re.fullmatch(r"[^\w.]*[\w/]{0,6}|-+|\?+", text):
         words = ", ".join(f'"{w}"' for w in (*form.files.nulls, _toml(text)))
         hint = f"if it stands for no value, the spec says so: [files] nulls = [{words}]"
     elif NUMBER.fullmatch(text.strip()):
@@ -307,8 +318,7 @@ def truths(array: Any, form: Form) -> tuple[U8, Bool | None]:
         return _numpy(array.cast(pa.uint8()), 0), nulls
     if _textual(kind):
         cells, none = _words_out(array, form.files.nulls)
-        mark = form.files.decimal
-        known = _by_text(cells, lambda text: TRUTHS.get(text.strip().lower().replace(mark, ".")))
+        known = _by_text(cells, lambda text: _truth(text, form.files.decimal))
         bad = np.array([v is None for v in known], np.bool_) & ~none
         if bad.any():
             row = int(bad.argmax())
@@ -323,6 +333,13 @@ def truths(array: Any, form: Form) -> tuple[U8, Bool | None]:
             raise Misfit(row, "", expected, _shown(array, row))
         return np.where(none, 0, values).astype(np.uint8), none if none.any() else None
     raise _wrong_kind(array, expected)
+
+
+def _truth(text: str, mark: str) -> bool | None:
+    """True or false of a word, or of a number that is 0 or 1 (as NumPy writes it: 1.000e+00)."""
+    word = TRUTHS.get(text.strip().lower())
+    number = _decimal(text, mark) if word is None else None
+    return word if number is None or number not in (0, 1) else bool(number)
 
 
 def _by_text(cells: Any, of: Callable[[str], Any]) -> list[Any]:
@@ -663,7 +680,7 @@ def _decoded(array: Any) -> Any:
                     "",
                     "text in UTF-8",
                     repr(cell)[1:61],
-                    'if the file is in another encoding, the spec says which: [files] encoding = "latin-1"',
+                    'a csv in another encoding has it in the spec: [files] encoding = "latin-1"',
                 ) from None
         raise
 
@@ -718,7 +735,7 @@ def _shown(array: Any, row: int) -> str:
         return value.isoformat()
     if isinstance(value, Decimal):
         return format(value, "f")
-    return repr(value)[:60]
+    return str(value) if isinstance(value, time | timedelta) else repr(value)[:60]
 
 
 def _time_shown(scalar: Any) -> str:
@@ -742,7 +759,12 @@ def _wrong_kind(array: Any, expected: str, hint: str = "") -> Misfit:
     nulls = nulls_of(array)
     row = 0 if nulls is None else int((~nulls).argmax())
     if hasattr(array.type, "value_type"):
-        hint = "a sample is one impression, a row each; whole events are what `freshet replay files` reads"
+        hint = (
+            'a field that holds a list has the type "array" in the schema; a sample is one impression, a row'
+            " each, and whole events are what `freshet replay files` reads"
+        )
+    elif pa.types.is_duration(array.type) or pa.types.is_time(array.type):
+        hint = "write the column as a number of one unit, or as text"
     return Misfit(row, "", expected, f"{_shown(array, row)} in a column of {array.type}", hint)
 
 

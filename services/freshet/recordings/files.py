@@ -192,7 +192,7 @@ def _schema(spec: Spec, files: Sequence[TableFile], columns: Sequence[Sequence[s
 def _field_type(sample: Record, path: str) -> Type:
     found = field_at(sample, path)
     if found.repeated and not isinstance(found.type, Array):
-        return Array(found.type)
+        return Array(_nullable(found.type) if found.nullable else found.type)
     return found.type
 
 

@@ -18,6 +18,7 @@ import orjson
 
 from freshet.errors import BadInput, ConfigError
 from freshet.recordings import retail
+from freshet.recordings.other_formats import other_format
 from freshet.recordings.set_aside import SetAside
 from freshet.recordings.timely import EventTimes
 from freshet.spec.avro import Record, Written
@@ -222,6 +223,9 @@ def _json_lines(path: Path) -> Iterator[tuple[int, bytes]]:
             file: Any = gzip.GzipFile(fileobj=raw) if zipped else raw
             for number, line in enumerate(file, 1):
                 text = line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line
+                other = other_format(text) if number == 1 else None
+                if other is not None:
+                    raise BadInput(f"{path}: expected JSON lines, csv, Parquet or Arrow, found {other}")
                 if text[:2] in (b"\xff\xfe", b"\xfe\xff") and number == 1:
                     raise BadInput(f"{path}: expected JSON lines in UTF-8, found UTF-16: convert it first")
                 if text.strip():
@@ -252,7 +256,7 @@ COLUMNAR = (".csv", ".tsv", ".psv", ".txt", ".dat", ".parquet", ".pq", ".arrow",
 
 def is_columnar(path: Path) -> bool:
     """Whether a file has columns: by its name, or by the first bytes of Parquet and Arrow."""
-    if path.name.removesuffix(".gz").endswith(COLUMNAR):
+    if path.name.lower().removesuffix(".gz").endswith(COLUMNAR):
         return True
     if not path.is_file():
         return False

@@ -12,6 +12,7 @@ import csv
 import gzip
 import io
 import itertools
+import re
 import shutil
 import sys
 import zlib
@@ -29,6 +30,7 @@ import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 
 from freshet.errors import BadInput, ConfigError
+from freshet.recordings.other_formats import other_format
 from freshet.spec.model_files import Files
 
 __all__ = ["Batch", "TableFile"]
@@ -42,16 +44,6 @@ UNIT = "\x1f"  # stands for a delimiter of several characters: Arrow knows delim
 LINE_ENDS = ("\n", "\r")
 CONTROLS = bytes([0, *range(4, 9), *range(14, 32)])
 """Hardly in texts; 1 to 3 are delimiters of Hive's."""
-
-OTHERS = {
-    b"PK\x03\x04": "a zip archive (or a spreadsheet): write csv or Parquet",
-    b"\x28\xb5\x2f\xfd": "zstd: decompress it first",
-    b"BZh": "bzip2: decompress it first, or use gzip",
-    b"\xfd7zXZ": "xz: decompress it first, or use gzip",
-    b"ORC": "ORC: write Parquet",
-    b"Obj\x01": "an Avro container file: write Parquet or JSON lines",
-    b"SQLite": "an SQLite database: write csv or Parquet",
-}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -126,7 +118,11 @@ class TableFile:
 
     def _kept(self) -> Path:
         """The file itself, or a copy of what a pipe gives, which can be read once only."""
-        if not self.path.exists() or self.path.is_file() or self.path.is_dir():
+        try:
+            self.path.stat()
+        except OSError as error:
+            raise BadInput(f"{self.path}: cannot be read: {error.strerror}") from error
+        if self.path.is_file() or self.path.is_dir():
             return self.path
         self._copy = NamedTemporaryFile(prefix="freshet-", suffix=self.path.suffix)  # noqa: SIM115 - lives on
         try:
@@ -167,15 +163,15 @@ class TableFile:
 
     def _demand_text(self, head: bytes) -> None:
         path = self.path
-        inner = path.name.removesuffix(".gz")
+        found = other_format(head)
+        if found is not None:
+            raise BadInput(f"{path}: expected csv, Parquet or Arrow, found {found}")
+        inner = path.name.lower().removesuffix(".gz")
         if inner.endswith((".parquet", ".pq", ".arrow", ".feather")):
             raise BadInput(
                 f"{path}: expected a csv, csv.gz or parquet file that is what its name says; "
-                f"found other bytes: {_printable(repr(head[:16])[1:])}"
+                f"found other bytes: {_printable(repr(head[:16])[1:])}\n  a csv has a name that ends in .csv"
             )
-        for magic, what in OTHERS.items():
-            if head.startswith(magic):
-                raise BadInput(f"{path}: expected csv, Parquet or Arrow, found {what}")
         if head[:2] in (b"\xff\xfe", b"\xfe\xff") and self.files.encoding != "utf-16":
             raise BadInput(
                 f"{path}: expected text in {self.files.encoding}, found UTF-16\n"
@@ -211,6 +207,11 @@ class TableFile:
         names = next(self._records(), ())
         if not names:
             raise BadInput(f"{self.path} has no text; expected a header line and rows")
+        if names[0].startswith("sep=") and not any(names[1:]):
+            raise BadInput(
+                f"{self.path}, line 1: expected the names of columns, found {_printable(names[0])!r}, which"
+                " is for Excel\n  take the line out"
+            )
         if len(names) == 1 and self.files.delimiter == ",":
             for other, spelt in (("\t", "\\t"), (";", ";"), ("|", "|"), ("::", "::")):
                 if other in names[0]:
@@ -222,7 +223,8 @@ class TableFile:
         return list(names)
 
     def _missing(self, path: str, wanted: Sequence[str]) -> ConfigError:
-        near = get_close_matches(path, self.names, 1)
+        near = [n for n in self.names if n.strip().casefold() == path.casefold()]
+        near = near or get_close_matches(path, self.names, 1)
         has = ", ".join(_printable(n, 40) for n in self.names[:40])
         hint = f"did you mean {near[0]!r}?" if near else f"it has {has}"
         if self.cells and self.files.columns:
@@ -245,13 +247,33 @@ class TableFile:
 
     def _parquet(self, wanted: list[str]) -> Iterator[tuple[Any, float]]:
         try:
-            with pq.ParquetFile(self._source()) as file:
+            unit = self._unit_of_96_bits(wanted)
+            with pq.ParquetFile(self._source(), coerce_int96_timestamp_unit=unit) as file:
                 total, rows = file.metadata.num_rows, 0
                 for batch in file.iter_batches(CHUNK_ROWS, columns=wanted or None):
                     rows += len(batch)
                     yield batch, rows / total
         except (OSError, EOFError, zlib.error, pa.ArrowException) as error:
             raise self._unreadable(error) from error
+
+    def _unit_of_96_bits(self, wanted: list[str]) -> str | None:
+        """Unit of timestamps in 96 bits; None without any. Arrow's nanoseconds wrap without a word outside of
+        1677 to 2262, where Spark's sentinels lie (9999-12-31): a file with such times is read in
+        microseconds."""
+        with pq.ParquetFile(self._source()) as fine:
+            columns = [fine.schema.column(i) for i in range(len(fine.schema))]
+            tops = {c.path.partition(".")[0] for c in columns if c.physical_type == "INT96"}
+            names = sorted(tops & set(wanted) if wanted else tops)
+            if not names:
+                return None
+            with pq.ParquetFile(self._source(), coerce_int96_timestamp_unit="us") as coarse:
+                pairs = zip(
+                    fine.iter_batches(CHUNK_ROWS, columns=names),
+                    coarse.iter_batches(CHUNK_ROWS, columns=names),
+                    strict=True,
+                )
+                same = all(a.cast(b.schema, safe=False).equals(b) for a, b in pairs)
+        return "ns" if same else "us"
 
     def _arrow(self, wanted: list[str]) -> Iterator[tuple[Any, float]]:
         try:
@@ -399,6 +421,39 @@ class TableFile:
         return BadInput(f"{self.path}: expected {what}: {_printable(str(error))}")
 
 
+class _Quotes:
+    """Refuses quotes that stand after a backslash: Arrow would read other text than was written."""
+
+    def __init__(self, path: Path, files: Files) -> None:
+        self._path = path
+        delimiter = files.delimiter if len(files.delimiter) == 1 else UNIT
+        # of a quoted cell that ends with a backslash, the cell's end follows; of one with "" in it, a quote
+        end = re.escape(delimiter.encode())
+        self._escaped = re.compile(rb'\\"(?!%s)[^\r\n"]' % end) if files.quotes else None
+        self._tail = b""
+        self._lines = 0
+
+    def see(self, data: bytes) -> None:
+        """Look at the next bytes. Raises BadInput with the line."""
+        if self._escaped is None:
+            return
+        text = self._tail + data if self._tail else data
+        found = self._escaped.search(text) if b'\\"' in text else None
+        if found is not None:
+            line = self._lines + text.count(b"\n", 0, found.start()) + 1
+            start = text.rfind(b"\n", 0, found.start()) + 1
+            near = text[max(start, found.start() - 30) : found.end() + 30].decode(errors="replace")
+            raise BadInput(
+                f'{self._path}, line {line}: expected a quote in a quoted cell as two (""), found one after'
+                f" a backslash: {_printable(near.splitlines()[0], 80)}\n"
+                "  write it as two (Spark: .option('escape', '\"')); if quotes are characters like others:"
+                " [files] quotes = false"
+            )
+        kept = 2 if text.endswith(b'\\"') else int(text.endswith(b"\\"))
+        self._tail = text[len(text) - kept :]
+        self._lines += text.count(b"\n")
+
+
 class _Text(io.RawIOBase):
     """A csv's bytes in UTF-8 with delimiters of one character; knows how much of the file it has read."""
 
@@ -415,6 +470,7 @@ class _Text(io.RawIOBase):
         self._ready = memoryview(b"")
         self._tail = b""
         self._lines = 0
+        self._quotes = _Quotes(path, files)
         self._ended = False
 
     @property
@@ -430,9 +486,12 @@ class _Text(io.RawIOBase):
         """Fill the buffer, in part or as a whole; 0 at the end."""
         if self._decoder is None and not self._delimiter:
             read: int = self._bytes.readinto(buffer)
+            self._quotes.see(bytes(memoryview(buffer)[:read]))
             return read
         while not self._ready and not self._ended:
-            self._ready = memoryview(self._more())
+            more = self._more()
+            self._quotes.see(more)
+            self._ready = memoryview(more)
         taken = min(len(buffer), len(self._ready))
         buffer[:taken] = self._ready[:taken]
         self._ready = self._ready[taken:]
@@ -442,6 +501,7 @@ class _Text(io.RawIOBase):
         """As many bytes as asked, fewer at the end: Arrow takes a short read for the end."""
         if self._decoder is None and not self._delimiter:
             whole: bytes = self._bytes.read(size)
+            self._quotes.see(whole)
             return whole
         parts: list[bytes] = []
         left = size

@@ -228,6 +228,18 @@ price = { field = "price", dense = "log1p" }
     assert backtest(spec, [path]).measures["click"]["auc"] > 0.9
 
 
+def test_a_list_of_structs_may_lack_values(tmp_path: Path) -> None:
+    path = tmp_path / "lists.parquet"
+    seen = [[{"id": 7}, {"id": None}], [], None]
+    pq.write_table(pa.table({"seen": seen, "ts": [T0] * 3, "click": [1] * 3}), path)
+    item = {"type": "record", "name": "Item", "fields": [{"name": "id", "type": ["null", "long"]}]}
+    fields = {"request_id": "string", "ts": "long", "seen": {"type": "array", "items": item}}
+    spec = spec_of(tmp_path, fields, 'seen = { field = "seen.id", table = "t", max = 3 }', time="ts:ms")
+
+    assert [row["seen"]["id"] for row in read(spec, path)] == [[7, None], [], None]
+    assert backtest(spec, [path]).samples == 3
+
+
 # --- a gzip csv of an office program: latin-1, semicolons, decimal commas, line ends in quotes
 
 

@@ -116,6 +116,15 @@ WRONG_SAMPLES: list[tuple[str, bytes | None, str]] = [
     ("samples.avro", b"Obj\x01" + bytes(100), "Avro container"),
     ("samples.zst", b"\x28\xb5\x2f\xfd" + bytes(100), "decompress"),
     ("noise.csv", bytes(range(256)) * 9, "binary"),
+    ("secret.parquet", b"PARE" + bytes(100) + b"PARE", "encrypted"),
+    ("stream.arrow", b"\xff\xff\xff\xff\x08\x01" + bytes(100), "an Arrow stream"),
+    ("old.feather", b"FEA1" + bytes(100), "version 2"),
+    ("samples.lz4", b"\x04\x22\x4d\x18" + ROWS, "lz4"),
+    ("pointer.parquet", b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "git lfs pull"),
+    ("login.csv", b"<!DOCTYPE html>\n<html></html>\n", "an HTML page"),
+    ("twice.csv.gz", gzip.compress(gzip.compress(ROWS)), "decompress it once"),
+    ("excel.csv", b"sep=;\n" + ROWS.replace(b",", b";"), "take the line out"),
+    ("capitals.csv", HEAD.replace(b"ts", b"TS") + ROW, "did you mean 'TS'"),
     ("events.jsonl", json.dumps(EVENT).encode() + b"\n", "freshet replay files"),
     ("array.json", json.dumps([EVENT]).encode() + b"\n", "JSON"),
     ("thousands.csv", HEAD + ROW.replace(b"1.5", b'"1,000.5"'), "between thousands"),
@@ -166,6 +175,8 @@ WRONG_EVENTS: list[tuple[str, bytes | None, str]] = [
     ("unknown.csv", b"request_id,ts,user.id,country,items\nr,1,7,DE,\n", "no field of the schema"),
     ("lacks.csv", b"ts,user.id\n1,7\n", "no column 'request_id'"),
     ("csv.jsonl", b"request_id,ts\nr,1\n", "named .csv"),
+    ("events.jsonl.zst", b"\x28\xb5\x2f\xfd" + bytes(100), "zstd: decompress"),
+    ("LACKS.CSV", b"ts,user.id\n1,7\n", "no column 'request_id'"),
 ]
 
 

@@ -17,8 +17,11 @@ import pyarrow as pa
 import pyarrow.feather
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from freshet.errors import BadInput, ConfigError
+from freshet.recordings import tables
 from freshet.recordings.as_json import json_events
 from freshet.recordings.files import read_samples
 from freshet.recordings.timely import EventTimes
@@ -234,6 +237,71 @@ def test_a_cell_that_does_not_fit_is_refused_with_its_place(
     assert hint in said
 
 
+@pytest.mark.parametrize("text", ["\u22125", "\u0661\u0662", "\uff11", "7L", "-inf", "0x1p3", "true", "$9"])
+def test_what_stands_for_a_value_is_never_called_a_null_word(tmp_path: Path, text: str) -> None:
+    path = csv_of(tmp_path, [{"items.price": text}])
+
+    with pytest.raises(BadInput, match="a finite number") as refused:
+        read(spec_in(tmp_path), path)
+
+    assert "nulls" not in str(refused.value)
+    assert "hexadecimal" not in str(refused.value)
+
+
+@pytest.mark.parametrize(("text", "truth"), [("1.000e+00", 1), ("0.00", 0), ("01", 1), ("+1", 1), ("1e0", 1)])
+def test_a_label_is_0_or_1_however_the_number_is_written(tmp_path: Path, text: str, truth: int) -> None:
+    (rows,) = read_samples(spec_in(tmp_path), [csv_of(tmp_path, [{"click": text}])])
+
+    assert rows.labels["click"][0].tolist() == [truth]
+
+
+@pytest.mark.parametrize("mark", ["|", ","])
+@pytest.mark.parametrize("text", ["[1, 2]", "['1']", '["1"]', "[1 2]", "[]", "{1,2}", "[7]"])
+def test_a_list_as_a_program_prints_it_is_refused(tmp_path: Path, text: str, mark: str) -> None:
+    cell = '"' + text.replace('"', '""') + '"'
+    path = csv_of(tmp_path, [{"user.seen": "1"}, {"user.seen": cell}])
+
+    with pytest.raises(BadInput, match=r"row 2\): user.seen: expected a list[\s\S]*without brackets"):
+        read(spec_in(tmp_path, f'[files]\nlist_separator = "{mark}"\n'), path)
+
+
+@pytest.mark.parametrize("delimiter", [",", "::"])
+@given(texts=st.lists(st.text(st.sampled_from('\\"a,:\n ')), min_size=1, max_size=4))
+def test_quotes_and_backslashes_are_read_as_csv_has_them(
+    tmp_path_factory: pytest.TempPathFactory, delimiter: str, texts: list[str]
+) -> None:
+    folder = tmp_path_factory.mktemp("quotes")
+    spec = spec_in(folder, f'[files]\ndelimiter = "{delimiter}"\nlist_separator = "|"\n')
+    head, *_ = csv_of(folder, [{}]).read_text().split("\n")
+    cells = {"user.id": "7", "items.price": "1.5", "items.kind": "TOY", "ts": str(T0), "click": "1"}
+    rows = [
+        delimiter.join(
+            '"' + text.replace('"', '""') + '"' if name == "items.sku" else cells.get(name, "")
+            for name in head.split(",")
+        )
+        for text in texts
+    ]
+    path = folder / "quotes.csv"
+    path.write_bytes("\n".join([head.replace(",", delimiter), *rows]).encode())
+
+    assert values(spec, path, "items.sku") == texts
+
+
+@pytest.mark.parametrize("block", [1 << 20, 1, 2, 3])
+@pytest.mark.parametrize("cell", [r'"say \"hi\""', r'"\"hi"', r'"\\\"x"'])
+def test_a_quote_after_a_backslash_is_refused_with_its_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cell: str, block: int
+) -> None:
+    monkeypatch.setattr(tables, "READ_BYTES", block)
+    path = csv_of(tmp_path, [{"items.sku": '"two\nlines"'}, {"items.sku": cell}])
+    path.write_text(path.read_text().replace(",", "::"))
+
+    with pytest.raises(
+        BadInput, match=r"line 4: expected a quote in a quoted cell as two[\s\S]*quotes = false"
+    ):
+        read(spec_in(tmp_path, '[files]\ndelimiter = "::"\nlist_separator = "|"\n'), path)
+
+
 @pytest.mark.parametrize("text", ["1e18", "-0.5", "100.001"])
 def test_a_label_out_of_bounds_is_refused_with_its_place(tmp_path: Path, text: str) -> None:
     spec = spec_in(tmp_path)
@@ -401,6 +469,17 @@ def test_a_time_in_a_cell_is_a_number_or_iso(tmp_path: Path, text: str) -> None:
     (rows,) = read_samples(spec_in(tmp_path), [csv_of(tmp_path, [{"ts": text}])])
 
     assert rows.times_ms.tolist() == [T0]
+
+
+def test_times_of_96_bits_beyond_64_bits_of_nanoseconds_are_exact(tmp_path: Path) -> None:
+    days = [dt.datetime(9999, 12, 31), dt.datetime(1, 1, 1), dt.datetime(2023, 11, 14)]
+    path = tmp_path / "spark.parquet"
+    table = table_of(ts=pa.array(days, pa.timestamp("us")))
+    pq.write_table(table, path, use_deprecated_int96_timestamps=True)
+
+    (rows,) = read_samples(spec_in(tmp_path), [path])
+
+    assert rows.times_ms.tolist() == [253_402_214_400_000, -62_135_596_800_000, 1_699_920_000_000]
 
 
 def test_a_struct_is_the_record_that_its_fields_are_of(tmp_path: Path) -> None:

@@ -125,6 +125,27 @@ def test_a_column_that_no_field_is_of_is_refused(tmp_path: Path, at: str) -> Non
         read(parquet(tmp_path, ROWS[:1], pa.schema(types.items())))
 
 
+@pytest.mark.parametrize("kind", ["csv", "parquet", "arrow", "struct"])
+def test_two_columns_of_one_field_are_refused(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / f"events.{kind}"
+    if kind == "csv":
+        path.write_text("request_id,ts,page,page,seen\nr,1700000000000,list,home,\n")
+    else:
+        page = {"page": pa.array(["list"]), "": pa.array(["home"])}
+        if kind == "struct":
+            page = {"place": pa.array([{"city": "Ulm"}]), "place.city": pa.array(["Bonn"])}
+        held = {"request_id": pa.array(["r"]), "ts": pa.array([T0]), **page}
+        table = pa.table(held).rename_columns([name or "page" for name in held])
+        if kind == "arrow":
+            with pa.ipc.new_file(path, table.schema) as file:
+                file.write_table(table)
+        else:
+            pq.write_table(table, path)
+
+    with pytest.raises(BadInput, match=r"expected one column '(page|place.city)', found 2"):
+        read(path)
+
+
 def test_cells_with_leading_zeros_stay_texts(tmp_path: Path) -> None:
     path = tmp_path / "events.csv"
     path.write_text(

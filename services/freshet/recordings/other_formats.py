@@ -1,0 +1,32 @@
+"""Formats that are not read here, by the first bytes of a file: so that a message says what it is."""
+
+from __future__ import annotations
+
+__all__ = ["other_format"]
+
+OTHERS = {
+    b"PARE": "an encrypted Parquet file: write it without encryption",
+    b"\xff\xff\xff\xff": "an Arrow stream: write an Arrow file (Feather of version 2) or Parquet",
+    b"FEA1": "Feather of version 1: write version 2 or Parquet",
+    b"\xff\x06\x00\x00sNaPpY": "snappy: decompress it first, or use gzip",
+    b"\x04\x22\x4d\x18": "lz4: decompress it first, or use gzip",
+    b"\x1f\x8b": "gzip within gzip: decompress it once",
+    b"\xd0\xcf\x11\xe0": "a spreadsheet of Excel: save it as csv",
+    b"\x93NUMPY": "a NumPy array: write csv or Parquet",
+    b"version https://git-lfs": "a pointer of Git LFS, not the file itself: git lfs pull",
+    b"<!DOCTYPE": "an HTML page, such as a download that asked to log in",
+    b"<!doctype": "an HTML page, such as a download that asked to log in",
+    b"<html": "an HTML page, such as a download that asked to log in",
+    b"PK\x03\x04": "a zip archive (or a spreadsheet): write csv or Parquet",
+    b"\x28\xb5\x2f\xfd": "zstd: decompress it first",
+    b"BZh": "bzip2: decompress it first, or use gzip",
+    b"\xfd7zXZ": "xz: decompress it first, or use gzip",
+    b"ORC": "ORC: write Parquet",
+    b"Obj\x01": "an Avro container file: write Parquet or JSON lines",
+    b"SQLite": "an SQLite database: write csv or Parquet",
+}
+
+
+def other_format(head: bytes) -> str | None:
+    """What a file with these first bytes is, and what to do with it; None for what may be text or columns."""
+    return next((what for magic, what in OTHERS.items() if head.startswith(magic)), None)
