@@ -70,6 +70,15 @@ class _Taken:
             self._answer(self, response)
 
 
+class _Way:
+    """A connection's transport, as requests that go uvicorn's way see it: closed behind the body."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.write = connection.transport.write
+        self.is_closing = connection.transport.is_closing
+        self.close = connection.close_behind_the_body
+
+
 class Connection(HttpToolsProtocol, Connected):
     """Hands requests that arrive whole to the routes that take them, past ASGI: a task, its events and a
     scope cost more than all that the gateway does for one event. Whatever else comes goes uvicorn's way.
@@ -83,6 +92,8 @@ class Connection(HttpToolsProtocol, Connected):
     counted = False  # from before its handshake
     _running: Any = None  # the cycle that is being answered; uvicorn's own `cycle` is the newest
     _ended = False  # what else comes is dropped
+    _way: _Way | None = None  # set while connected
+    _lingers = False  # the last answer was given before its request's body was whole
     _route: TakerRoute | None = None  # of the request that is being read, while it may be taken
     _body = b""
     _first: asyncio.TimerHandle | None = None  # looks once whether a first request has begun
@@ -160,6 +171,9 @@ class Connection(HttpToolsProtocol, Connected):
         if route is not None:
             self._go_uvicorns_way()
         super().on_message_complete()
+        if self._lingers:
+            self.transport.close()
+            self._expect_close()
 
     def _go_uvicorns_way(self) -> None:
         self._route = None
@@ -169,6 +183,7 @@ class Connection(HttpToolsProtocol, Connected):
 
     def _start_asgi_task(self, cycle: Any, app: Any) -> None:
         self._running = cycle
+        cycle.transport = self._way
         super()._start_asgi_task(cycle, app)
 
     def _take(self, route: TakerRoute) -> None:
@@ -194,6 +209,18 @@ class Connection(HttpToolsProtocol, Connected):
         head = b"".join([b"%s: %s\r\n" % header for header in (*headers, *more)])
         return b"%s%s\r\n%s" % (STATUS_LINE[response.status], head, response.body)
 
+    def close_behind_the_body(self) -> None:
+        """Close, but first take in and drop what is still to come of the body that was answered.
+
+        The kernel resets a connection that is closed while bytes of it are unread. Clients that send a whole
+        body before they read, as those of Python do, would never see why it was refused. What comes has
+        `HEAD_TIMEOUT_S`.
+        """
+        if self._running is self.cycle and self._running.more_body and not self._is_over():
+            self._lingers = True
+        else:
+            self.transport.close()
+
     def on_response_complete(self) -> None:
         """An answer was written; the next request may begin."""
         super().on_response_complete()
@@ -213,6 +240,7 @@ class Connection(HttpToolsProtocol, Connected):
         """Count it, and give it some time to ask something."""
         super().connection_made(transport)
         self.connected = True
+        self._way = _Way(self)
         self.takers = takers = cast(App, self.config.app)
         if not self.counted:
             takers.counts.connections += 1
@@ -235,6 +263,7 @@ class Connection(HttpToolsProtocol, Connected):
         # thousands of others where each request has its own.
         self._unset_keepalive_if_required()
         self.cycle = self._running = cast(Any, None)
+        self._way = None
 
     def shutdown(self) -> None:
         """Close once what is being answered is: the server stops."""
@@ -262,6 +291,8 @@ class Connection(HttpToolsProtocol, Connected):
     def _may_answer(self) -> bool:
         """Whether nothing is being answered, or only the request that is still being read."""
         running = self._running
+        if self._lingers:
+            return False
         if running is None or running.response_complete:
             return True
         return running is self.cycle and not isinstance(running, _Taken) and (

@@ -119,6 +119,22 @@ def test_nothing_behind_the_end_of_a_connection_is_carried_out(server: Running) 
     assert not server.held
 
 
+@pytest.mark.parametrize("path", ["/now", "/asgi", "/nowhere"])
+@pytest.mark.parametrize("how", ["connection: close", "connection: keep-alive", "transfer-encoding: chunked"])
+def test_who_sends_all_before_reading_sees_the_refusal(server: Running, path: str, how: str) -> None:
+    """Clients of Python do; a connection closed on a body that is on its way would be reset."""
+    body = b"x" * 30_000_000  # more than the kernel holds between the two
+    if how.startswith("transfer"):
+        body, length = b"%x\r\n%s\r\n0\r\n\r\n" % (len(body), body), how
+    else:
+        length = f"{how}\r\ncontent-length: {len(body)}"
+    with server.connect() as client:
+        client.sendall(f"POST {path} HTTP/1.1\r\nhost: x\r\n{length}\r\n\r\n".encode() + body)
+        said = answered(client) if "close" in how else client.recv(10_000)
+    assert said.startswith(b"HTTP/1.1 404" if path == "/nowhere" else b"HTTP/1.1 413")
+    is_well(server)
+
+
 def test_a_length_of_thousands_of_digits_is_a_number_like_any_other(server: Running) -> None:
     with server.connect() as client:
         client.sendall(b"POST /asgi HTTP/1.1\r\nhost: x\r\ncontent-length: " + b"0" * 5_000 + b"2\r\n\r\nab")
