@@ -36,6 +36,7 @@ class Event:
     kind: Kind
     impression: int
     time: int
+    logged: int | None = None  # the log's time of its record
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +62,10 @@ class Known:
 class Join:
     """The decisions, without I/O: events in, samples out."""
 
-    def __init__(self, partitions: int, watermark: int, began: int | None = None) -> None:
+    def __init__(
+        self, partitions: int, watermark: int, began: int | None = None, rules: Rules | None = None
+    ) -> None:
+        self.rules = rules or Rules()
         self.watermark = watermark
         self.began = began
         self._newest = [UNKNOWN] * partitions
@@ -70,7 +74,10 @@ class Join:
 
     def on_event(self, event: Event, partition: int, offset: int) -> list[int]:
         """Take one event; returns the samples that it decides."""
-        self._newest[partition] = max(self._newest[partition], event.time)
+        reading = event.time
+        if self.rules.no_one_clock_moves_time and event.logged is not None:
+            reading = min(reading, event.logged)
+        self._newest[partition] = max(self._newest[partition], reading)
         if event.kind is Kind.TICK or event.time < self.watermark - HORIZON:
             return []  # older than the horizon: a late event, never taken for a new one (rule 20)
         known = self._served if event.kind is Kind.SERVED else self._actions
@@ -148,6 +155,7 @@ class Joiner(Process):
             len(inputs),
             saved.watermark if self.rules.joiner_restores_watermark else UNKNOWN,
             saved.began if self.rules.joiner_restores_beginning else None,
+            self.rules,
         )
         following = list(saved.following)
         out = (yield from self._rebuild(join, saved)) if self.rules.joiner_rebuilds else []

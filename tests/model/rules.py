@@ -118,6 +118,8 @@ class Rules:
     """18: off, a restarted joiner computes the watermark anew."""
     joiner_restores_beginning: bool = True
     """18: off, a restarted joiner counts the ramp from the first impression that it reads again."""
+    no_one_clock_moves_time: bool = True
+    """19: off, an event's own time alone shows how far its topic has come, and not the log's time too."""
     joiner_low_covers_horizon: bool = True
     """18, 20: off, the low offset covers pending impressions only, not the ids kept to recognise repeats."""
 

@@ -25,6 +25,7 @@ class Simulation:
     """The event heap. Ties are broken by order of scheduling, so that a seed is a schedule."""
 
     def __init__(self, seed: int, trace: Callable[[str], None] | None = None) -> None:
+        self.seed = seed
         self.rng = random.Random(seed)
         self.now = 0
         self.steps = 0

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from .control import HEARTBEAT, LEASE, NOBODY, ControlView, Record
@@ -25,6 +26,8 @@ DRAIN = 3000  # ticks until all must be done: many times what a sound run needs
 AFTERMATH = 300  # ticks after which everybody who slept is awake and every failover begun is over
 GRACE = 120  # ticks after which readers must have caught up with a store that is complete
 IMPRESSIONS = 90
+WRONG = 120  # ticks for which a clock is wrong: a tick stands for a second
+HOUR, DAY = 3_600, 86_400
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +41,32 @@ class Failure:
 
     def __str__(self) -> str:
         return f"seed {self.seed}, step {self.now}, {self.kind}: {self.detail}"
+
+
+class WrongClock:
+    """One clock of a seed, the clients' or the log's, is set wrong, and right again before the traffic ends.
+
+    It dates the events by which idle topics move on. Its random numbers are its own: they change no other
+    draw of the seed.
+    """
+
+    def __init__(self, seed: int) -> None:
+        rng = random.Random(f"clocks of {seed}")
+        self._of_log = rng.random() < 0.5
+        self._step = rng.choice([-DAY, -HOUR, 0, HOUR, DAY])
+        self._from = rng.randrange(TRAFFIC // 2)
+        self._to = self._from + WRONG
+
+    def dates(self, time: int) -> int:
+        """The clients' date of an event that happens at `time`."""
+        return time if self._of_log else self._wrong(time)
+
+    def log_reads(self, time: int) -> int:
+        """The log's time of a record that is appended at `time`."""
+        return self._wrong(time) if self._of_log else time
+
+    def _wrong(self, time: int) -> int:
+        return max(0, time + self._step) if self._from <= time < self._to else time
 
 
 class World:
@@ -124,6 +153,7 @@ class World:
         """Schedule the clients' events; returns the samples of an undisturbed join."""
         rng = self.sim.rng
         expected: list[int] = []
+        clocks = WrongClock(self.sim.seed)
         for impression in range(IMPRESSIONS):
             served = rng.randrange(TRAFFIC)
             self._send(Event(Kind.SERVED, impression, served))
@@ -135,7 +165,8 @@ class World:
             expected.append(sample_id(impression, clicked=clicked))
         for time in [*range(0, TRAFFIC + WINDOW * 2, 30), TRAFFIC + HORIZON]:
             for partition in range(4):
-                self.sim.after(time, partial(self._append, partition, Event(Kind.TICK, partition, time)))
+                tick = Event(Kind.TICK, partition, clocks.dates(time))
+                self.sim.after(time, partial(self._append, partition, tick, clocks.log_reads(time)))
         return expected
 
     def _send(self, event: Event) -> None:
@@ -147,8 +178,9 @@ class World:
             again = event.time + rng.randrange(HORIZON - DISORDER)
             self.sim.after(max(again, event.time + DISORDER), partial(self._append, partition, event))
 
-    def _append(self, partition: int, event: Event) -> None:
-        self.inputs.partitions[partition].append(event)
+    def _append(self, partition: int, event: Event, logged: int | None = None) -> None:
+        logged = self.sim.now if logged is None else logged
+        self.inputs.partitions[partition].append(replace(event, logged=logged))
 
     def _watch_claims(self) -> None:
         """Every claim that counts is checked against what really happened to the owner it replaced."""
