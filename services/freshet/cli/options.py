@@ -53,8 +53,36 @@ class _Path(click.Path):
         if text.startswith("//"):
             text = "/" + text.lstrip("/")
         if not self.dir_okay and os.path.isdir(text):
-            self.fail(f"{text} is a folder: name the files in it, {text.rstrip('/')}/*", param, ctx)
+            self.fail(f"{text} is a folder: name the files in it, {_files_in(text)}", param, ctx)
+        if self.exists and not os.path.exists(text):
+            if "://" in text:
+                self.fail(f"{text} is a URL, and only files are read: fetch it first", param, ctx)
+            if text == "-":
+                self.fail("'-' does not exist; standard input is /dev/stdin", param, ctx)
         return Path(str(super().convert(text, param, ctx)))
+
+
+def _files_in(folder: str) -> str:
+    """A pattern for the files of a folder: those that Spark and Hive would read, in its partitions too."""
+    shown = folder.rstrip("/")
+    here = shown or "/"
+    for _ in range(8):
+        try:
+            inside = sorted(
+                (e for e in os.scandir(here) if not e.name.startswith(("_", "."))), key=lambda e: e.name
+            )
+        except OSError:
+            break
+        names = [e.name for e in inside if e.is_file()]
+        if names:
+            ends = {name[name.find(".") :] if "." in name else "" for name in names}
+            common = os.path.splitext(names[0])[1] if len(ends) > 1 else ends.pop()
+            return f"{shown}/*{common if all(n.endswith(common) for n in names) else ''}"
+        folders = [e.path for e in inside if e.is_dir()]
+        if not folders:
+            break
+        here, shown = folders[0], f"{shown}/*"
+    return f"{folder.rstrip('/')}/*"
 
 
 PATH = _Path(path_type=Path)

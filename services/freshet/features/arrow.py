@@ -39,6 +39,10 @@ from freshet.types import BytesColumn
 __all__ = ["Form", "Misfit", "TableEncoder"]
 
 RAW_BYTES = "latin-1"
+ROWS_OF_ITEMS = (
+    "\n  an event has its list in one row: a column of lists in Parquet, or JSON lines; a row for each item"
+    " is a sample, as `freshet backtest` reads them"
+)
 PRINTED_LIST = re.compile(rb"\[(|[^\[\]]*[,\s'\"][^\[\]]*|[\d.+-]+)\]|\{(|[^{}]*[,\"][^{}]*)\}")
 """A cell that is a list as pandas, NumPy, DuckDB or PostgreSQL prints one; `[sale]` may be a value."""
 
@@ -270,6 +274,7 @@ class _Columns:
         if node.array is None:
             raise BadInput(
                 f"no column {path!r}: it is {spell(f.type)}, and the file has {path}.{next(iter(node.inner))}"
+                + (ROWS_OF_ITEMS if isinstance(type_, Array) else "")
             )
         self.value(type_, path, node.array, f)
         return None

@@ -264,8 +264,10 @@ def _real_texts(array: Any, form: Form, expected: str) -> tuple[F64, Bool | None
 
 def _is_whole(number: Decimal) -> bool:
     """Whether a number has no fraction; of any length, without its digits being written out."""
+    if number.adjusted() <= 20:
+        return number == number.to_integral_value()
     exponent = number.as_tuple().exponent
-    return exponent >= 0 if number.adjusted() > 20 else number == number.to_integral_value()
+    return isinstance(exponent, int) and exponent >= 0
 
 
 def _decimal(text: str, mark: str) -> Decimal | None:

@@ -167,6 +167,8 @@ class _Reader:
 def refused(file: TableFile, batch: Batch, misfit: Misfit, column: str) -> BadInput:
     """A value that does not fit, with its place in the file."""
     hint = f"\n  {misfit.hint}" if misfit.hint else ""
+    if file.cells and misfit.found == f"'{column}'":
+        hint += "\n  is it a header line? take it out, and leave [files] columns out for a file that has one"
     where = file.where(batch.first + misfit.row)
     return BadInput(f"{where}: {column}: expected {misfit.expected}, found {misfit.found}{hint}")
 

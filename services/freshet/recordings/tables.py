@@ -16,7 +16,7 @@ import re
 import shutil
 import sys
 import zlib
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -227,6 +227,8 @@ class TableFile:
         near = near or get_close_matches(path, self.names, 1)
         has = ", ".join(_printable(n, 40) for n in self.names[:40])
         hint = f"did you mean {near[0]!r}?" if near else f"it has {has}"
+        if any(part.startswith(f"{path}=") for part in self.path.absolute().parts):
+            hint = "the folder's name has its value, which is not read: write the column into the file, too"
         if self.cells and self.files.columns:
             hint += "\n  the names are those of [files] columns"
         elif self.cells and any(n and not n.strip("0123456789.-+ ") for n in self.names):
@@ -424,23 +426,22 @@ class TableFile:
 class _Quotes:
     """Refuses quotes that stand after a backslash: Arrow would read other text than was written."""
 
-    def __init__(self, path: Path, files: Files) -> None:
-        self._path = path
+    def __init__(self, path: Path, files: Files, again: Callable[[], _Text]) -> None:
+        """Args: again: the text from its start, to count lines in only where they are told."""
+        self._path, self._again = path, again
         delimiter = files.delimiter if len(files.delimiter) == 1 else UNIT
         # of a quoted cell that ends with a backslash, the cell's end follows; of one with "" in it, a quote
         end = re.escape(delimiter.encode())
-        self._escaped = re.compile(rb'\\"(?!%s)[^\r\n"]' % end) if files.quotes else None
+        self._escaped = re.compile(rb'\\"(?!%s)[^\r\n"]' % end)
         self._tail = b""
-        self._lines = 0
+        self._bytes = 0  # before the tail
 
     def see(self, data: bytes) -> None:
         """Look at the next bytes. Raises BadInput with the line."""
-        if self._escaped is None:
-            return
         text = self._tail + data if self._tail else data
         found = self._escaped.search(text) if b'\\"' in text else None
         if found is not None:
-            line = self._lines + text.count(b"\n", 0, found.start()) + 1
+            line = self._line(self._bytes + found.start())
             start = text.rfind(b"\n", 0, found.start()) + 1
             near = text[max(start, found.start() - 30) : found.end() + 30].decode(errors="replace")
             raise BadInput(
@@ -451,13 +452,23 @@ class _Quotes:
             )
         kept = 2 if text.endswith(b'\\"') else int(text.endswith(b"\\"))
         self._tail = text[len(text) - kept :]
-        self._lines += text.count(b"\n")
+        self._bytes += len(text) - kept
+
+    def _line(self, at: int) -> int:
+        with closing(self._again()) as text:
+            ends = 0
+            while at > 0 and (data := text.read(min(at, READ_BYTES))):
+                ends += data.count(b"\n")
+                at -= len(data)
+        return ends + 1
 
 
 class _Text(io.RawIOBase):
     """A csv's bytes in UTF-8 with delimiters of one character; knows how much of the file it has read."""
 
-    def __init__(self, path: Path, at: Path, zipped: bool, size: int, files: Files) -> None:
+    def __init__(
+        self, path: Path, at: Path, zipped: bool, size: int, files: Files, *, quotes: bool = True
+    ) -> None:
         super().__init__()
         self._path, self._size = path, size
         self._file: BinaryIO = at.open("rb")
@@ -470,7 +481,11 @@ class _Text(io.RawIOBase):
         self._ready = memoryview(b"")
         self._tail = b""
         self._lines = 0
-        self._quotes = _Quotes(path, files)
+        self._quotes = (
+            _Quotes(path, files, lambda: _Text(path, at, zipped, size, files, quotes=False))
+            if quotes and files.quotes
+            else None
+        )
         self._ended = False
 
     @property
@@ -486,11 +501,13 @@ class _Text(io.RawIOBase):
         """Fill the buffer, in part or as a whole; 0 at the end."""
         if self._decoder is None and not self._delimiter:
             read: int = self._bytes.readinto(buffer)
-            self._quotes.see(bytes(memoryview(buffer)[:read]))
+            if self._quotes is not None:
+                self._quotes.see(bytes(memoryview(buffer)[:read]))
             return read
         while not self._ready and not self._ended:
             more = self._more()
-            self._quotes.see(more)
+            if self._quotes is not None:
+                self._quotes.see(more)
             self._ready = memoryview(more)
         taken = min(len(buffer), len(self._ready))
         buffer[:taken] = self._ready[:taken]
@@ -501,7 +518,8 @@ class _Text(io.RawIOBase):
         """As many bytes as asked, fewer at the end: Arrow takes a short read for the end."""
         if self._decoder is None and not self._delimiter:
             whole: bytes = self._bytes.read(size)
-            self._quotes.see(whole)
+            if self._quotes is not None:
+                self._quotes.see(whole)
             return whole
         parts: list[bytes] = []
         left = size

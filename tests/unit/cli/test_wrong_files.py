@@ -124,6 +124,8 @@ WRONG_SAMPLES: list[tuple[str, bytes | None, str]] = [
     ("login.csv", b"<!DOCTYPE html>\n<html></html>\n", "an HTML page"),
     ("twice.csv.gz", gzip.compress(gzip.compress(ROWS)), "decompress it once"),
     ("excel.csv", b"sep=;\n" + ROWS.replace(b",", b";"), "take the line out"),
+    ("joined.csv", HEAD + ROW + HEAD + ROW, "line 3 (row 2): click: expected 0 or 1"),
+    ("headed.csv", HEAD + ROW + HEAD + ROW, "is it a header line?"),
     ("capitals.csv", HEAD.replace(b"ts", b"TS") + ROW, "did you mean 'TS'"),
     ("events.jsonl", json.dumps(EVENT).encode() + b"\n", "freshet replay files"),
     ("array.json", json.dumps([EVENT]).encode() + b"\n", "JSON"),
@@ -157,6 +159,48 @@ def test_a_folder_is_no_file_of_samples(say: Said, place: Path) -> None:
     assert "spark.parquet is a folder: name the files in it, spark.parquet/*" in said
 
 
+@pytest.mark.parametrize(
+    ("names", "pattern"),
+    [
+        (("_SUCCESS", ".part-0.crc", "part-0.snappy.parquet"), "spark/*.snappy.parquet"),
+        (("day=1/part-0.parquet", "day=2/part-1.parquet", "_SUCCESS"), "spark/*/*.parquet"),
+        (("a.csv", "b.csv.gz"), "spark/*"),
+        (("_SUCCESS",), "spark/*"),
+    ],
+)
+def test_a_folder_of_spark_is_answered_with_the_files_in_it(
+    say: Said, place: Path, names: tuple[str, ...], pattern: str
+) -> None:
+    for name in names:
+        (place / "spark" / name).parent.mkdir(parents=True, exist_ok=True)
+        (place / "spark" / name).write_bytes(b"")
+
+    status, said = say("backtest", "freshet.toml", "spark/")
+
+    assert status != 0
+    assert said.endswith(f"name the files in it, {pattern}\n"), said
+
+
+@pytest.mark.parametrize(("name", "words"), [("s3://b/a.parquet", "fetch it first"), ("-", "/dev/stdin")])
+def test_what_is_no_file_is_told_with_the_way_out(say: Said, name: str, words: str) -> None:
+    status, said = say("backtest", "freshet.toml", name)
+
+    assert status != 0
+    assert words in said
+
+
+def test_a_column_of_a_folder_of_hive_is_told(say: Said, place: Path) -> None:
+    path = place / "items.sku=a" / "part.csv"
+    path.parent.mkdir()
+    path.write_bytes(ROWS.replace(b"items.sku", b"other"))
+
+    status, said = say("backtest", "freshet.toml", str(path))
+
+    assert status != 0
+    assert "no column 'items.sku'" in said
+    assert "the folder's name has its value" in said
+
+
 LINE = json.dumps(EVENT).encode() + b"\n"
 WRONG_EVENTS: list[tuple[str, bytes | None, str]] = [
     ("missing.jsonl", None, "does not exist"),
@@ -175,6 +219,7 @@ WRONG_EVENTS: list[tuple[str, bytes | None, str]] = [
     ("unknown.csv", b"request_id,ts,user.id,country,items\nr,1,7,DE,\n", "no field of the schema"),
     ("lacks.csv", b"ts,user.id\n1,7\n", "no column 'request_id'"),
     ("csv.jsonl", b"request_id,ts\nr,1\n", "named .csv"),
+    ("items.csv", b"request_id,ts,user.id,items.sku\nr,1,7,a\n", "freshet backtest"),
     ("events.jsonl.zst", b"\x28\xb5\x2f\xfd" + bytes(100), "zstd: decompress"),
     ("LACKS.CSV", b"ts,user.id\n1,7\n", "no column 'request_id'"),
 ]
