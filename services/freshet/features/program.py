@@ -256,6 +256,7 @@ class _Compiler:
 
     def __init__(self, resolver: Resolver, explode: str | None, where: str) -> None:
         self.resolver, self.explode, self.where = resolver, explode, where
+        self.in_element = False  # of the exploded array
         self.nodes: list[list[int]] = []
         self.sinks: list[tuple[int, int, int, int, int]] = []
         self.words: list[int] = []
@@ -395,8 +396,13 @@ class _Compiler:
                         pass
             if len(errors) == len(children):
                 raise errors[0]
+            node[2] = int(self.explodes(path))
             node[6] = self.say(len(children), *children)
         return index
+
+    def explodes(self, path: str) -> bool:
+        """Whether the exploded array, or the union that holds it, begins here. Elements have its path."""
+        return path == self.explode and path != "" and not self.in_element
 
     def mark(self) -> tuple[int, ...]:
         return len(self.nodes), len(self.sinks), len(self.words), len(self.texts)
@@ -428,9 +434,13 @@ class _Compiler:
                     self.record(written, read, trie, path)
             case Array(items), Array(into):
                 with self.node("array", null_branch, path, type_) as node:
-                    node[2] = int(path == self.explode and path != "")
+                    node[2] = int(self.explodes(path))
                     node[6] = least_bytes(items)
-                    self.wanted(items, into, trie, path)
+                    outer, self.in_element = self.in_element, self.in_element or bool(node[2])
+                    try:
+                        self.wanted(items, into, trie, path)
+                    finally:
+                        self.in_element = outer
             case Map(values), Map(into):
                 with self.node("map", null_branch, path, type_) as node:
                     node[6] = self.map(values, into, trie, path)

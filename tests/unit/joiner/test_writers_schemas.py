@@ -237,6 +237,48 @@ def test_an_event_of_another_schema_is_learned_as_the_specs(writer: Any, event: 
     assert keys(theirs.samples()) == keys(ours.samples())
 
 
+PLACES = {
+    "text": ("fields", 0, "type"),
+    "time": ("fields", 1, "type"),
+    "record": ("fields", 2, "type"),
+    "list": (*USER, 2, "type"),
+    "exploded array": ("fields", 3, "type"),
+    "field of an element": ("fields", 3, "type", "items", "fields", 0, "type"),
+    "element": ("fields", 3, "type", "items"),
+}
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("shape", ["null first", "null second", "alone"])
+def test_a_writers_union_is_read_wherever_it_stands(place: str, shape: str) -> None:
+    """The spec's schema has none there. An exploded array's stands before the elements that are spliced."""
+    within: Any = SERVED
+    for step in PLACES[place]:
+        within = within[step]
+    branches = {"null first": ["null", within], "null second": [within, "null"], "alone": [within]}
+    theirs, ours = World(changed(SERVED, PLACES[place], branches[shape])), World(SERVED)
+
+    refused = theirs.served(1, slate("r"), slate("s", user={"id": 2, "country": None, "seen": [3, 4]}))
+    ours.served(1, slate("r"), slate("s", user={"id": 2, "country": None, "seen": [3, 4]}))
+
+    assert refused.reasons == []
+    assert keys(theirs.samples()) == keys(ours.samples())
+
+
+@pytest.mark.parametrize("place", ["exploded array", "element", "record"])
+def test_a_writers_null_that_the_spec_lacks_is_refused(place: str) -> None:
+    within: Any = SERVED
+    for step in PLACES[place]:
+        within = within[step]
+    world = World(changed(SERVED, PLACES[place], ["null", within]))
+    null = {"exploded array": {"items": None}, "element": {"items": [None]}, "record": {"user": None}}
+
+    refused = world.served(1, slate(**null[place]), slate())
+
+    assert refused.rows == [0]
+    assert world.samples().size == 2
+
+
 @pytest.mark.parametrize(
     ("writer", "event", "says"),
     [

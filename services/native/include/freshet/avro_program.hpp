@@ -36,7 +36,7 @@ enum class Conversion : std::uint64_t {
 struct Node {
   Op op;
   std::uint8_t null_branch;  // 0: not nullable; 1: union of (null, this); 2: union of (this, null)
-  bool explode;              // the array whose elements are impressions
+  bool explode;              // the array whose elements are impressions, or a union that holds it
   bool wanted;               // a sink lies in the subtree, or a value that is refused
   std::uint32_t end;         // one past the subtree
   std::uint32_t sink_begin;

@@ -207,12 +207,17 @@ class Walker {
       case Op::kMap:
         return map(node, i);
       case Op::kUnion: {
+        [[maybe_unused]] const std::uint8_t* const index = p_;
         std::int64_t branch;
         if (!zigzag(branch)) return false;
         const std::uint64_t* words = program_.words().data() + node.arg;
         if (branch < 0 || static_cast<std::uint64_t>(branch) >= words[0]) return because(Why::kUnion);
         const auto child = static_cast<std::uint32_t>(words[1 + branch]);
-        return run(child, nodes_[child].end);
+        const bool good = run(child, nodes_[child].end);
+        if constexpr (Handler::kExplodes) {  // here, too, the sample has no index; the array in it has told its own begin
+          if (node.explode) handler_.elements_begin(index);
+        }
+        return good;
       }
       case Op::kRecursion: {
         if (depth_ == kMaxRecursion) return because(Why::kDepth);
