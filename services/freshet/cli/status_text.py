@@ -74,8 +74,8 @@ def _figures(services: Mapping[str, Any], versions: Mapping[str, Any]) -> Iterat
                 yield f"clients   {reason}{_which(name, role)}"
             yield from _lost(joiner, _which(name, role))
     for name, role, trainer in told:
-        if role == "trainer" and trainer:
-            yield from _trained(trainer, _which(name, role))
+        if role in ("trainer", "embedder"):
+            yield from _learned(role, trainer, _which(name, role))
     if versions["newest"] is not None:
         why = f" ({versions['reason']})" if versions["reason"] else ""
         aliases = ", ".join(f"{alias} {number}" for alias, number in versions["aliases"].items()) or "none"
@@ -98,6 +98,19 @@ def _lost(figures: Mapping[str, Any], which: str) -> Iterator[str]:
     losses = figures.get("losses", {})
     for line in losses_text(losses.get("recent"), losses.get("begun")):
         yield f"lost      {line}{which}"
+
+
+def _learned(role: str, figures: Mapping[str, Any], which: str) -> Iterator[str]:
+    """What of the samples taught nothing, if any did not, by why; and what a trainer learned."""
+    refused = {why: count for why, count in figures.get("refused", {}).items() if count}
+    if refused:
+        reasons = ", ".join(f"{why} {count}" for why, count in refused.items())
+        yield (
+            f"lost      {sum(refused.values())} samples could not be used ({reasons}) since the {role} was "
+            f"started; <model>.refused has them with their reasons{which}"
+        )
+    if role == "trainer" and figures:
+        yield from _trained(figures, which)
 
 
 def _of_clocks(joiner: Mapping[str, Any]) -> Iterator[str]:

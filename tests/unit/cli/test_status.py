@@ -71,6 +71,17 @@ def test_the_status_says_what_was_trained_how_good_it_is_and_why_a_version_is_he
     assert "signal 9 (SIGKILL)" in text
 
 
+def test_samples_that_taught_nothing_are_told_with_the_reason():
+    figures = {**SERVICE["figures"], "refused": {"unreadable": 2, "no_schema": 0, "label": 1}}
+
+    text = as_text(status(services={"trainer": {**SERVICE, "figures": figures}}))
+
+    assert (
+        "lost      3 samples could not be used (unreadable 2, label 1) since the trainer was started" in text
+    )
+    assert "samples could not be used" not in as_text(status())
+
+
 def test_a_folder_where_nothing_ran_says_how_to_start():
     text = as_text({"folder": "run", "services": {}, "versions": {}})
 
