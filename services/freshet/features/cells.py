@@ -28,6 +28,10 @@ PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 DAY_S = 86_400
 LOW, HIGH = -(2**63), 2**63 - 1
 NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d{1,9})?", re.ASCII)
+ROUNDED = (
+    "Excel rounds such numbers to six digits where it saves them: give the column a number format without"
+    " decimals first, or write it as text"
+)
 NUMERAL = re.compile(r"\d|^\W*inf", re.IGNORECASE)
 """What stands for a number in some notation, never for no value: digits of every script, infinity."""
 FINE = re.compile(r"[.,]\d{6}\d*[1-9]")  # digits of a text below a microsecond
@@ -202,7 +206,7 @@ def _whole_texts(array: Any, form: Form, expected: str) -> tuple[I64, Bool | Non
     for row in np.flatnonzero(~plain_ & ~nulls).tolist():
         text = cells[row].as_py()
         number = _decimal(text, form.files.decimal)
-        if number is None or not _is_whole(number):
+        if number is None or not _is_whole(number) or (form.cells and _excel_form(form).fullmatch(text)):
             raise _no_number(row, text, expected, form)
         if number.adjusted() > 20 or not LOW <= int(number) <= HIGH:
             raise Misfit(row, "", expected, said(text), _text_hint("ids beyond 63 bits"))
@@ -262,6 +266,11 @@ def _real_texts(array: Any, form: Form, expected: str) -> tuple[F64, Bool | None
     return out, nulls if nulls.any() else None
 
 
+def _excel_form(form: Form) -> re.Pattern[str]:
+    """Numbers as Excel shows and saves those of 12 digits and more: rounded to six."""
+    return re.compile(rf"-?\d({re.escape(form.files.decimal)}\d{{1,5}})?E\+(1[1-9]|[2-9]\d)")
+
+
 def _is_whole(number: Decimal) -> bool:
     """Whether a number has no fraction; of any length, without its digits being written out."""
     if number.adjusted() <= 20:
@@ -288,7 +297,13 @@ def _decimal(text: str, mark: str) -> Decimal | None:
 def _no_number(row: int, text: str, expected: str, form: Form) -> Misfit:
     hint = ""
     whole = "whole" in expected
-    if form.files.decimal == "." and re.fullmatch(r"\s*[+-]?\d+,\d+\s*", text):
+    if form.cells and _excel_form(form).fullmatch(text):
+        hint = ROUNDED
+    elif form.files.decimal == "," and "." in text and NUMBER.fullmatch(text.strip()):
+        hint = (
+            'the spec says that "," stands before a fraction: leave [files] decimal out for files with points'
+        )
+    elif form.files.decimal == "." and re.fullmatch(r"\s*[+-]?\d+,\d+\s*", text):
         hint = 'numbers with a decimal comma: [files] decimal = ","'
     elif re.fullmatch(r"\s*[+-]?\d{1,3}([,.' _]\d{3})+([.,]\d+)?\s*", text):
         hint = "write numbers without marks between thousands"
@@ -525,6 +540,8 @@ def _time_texts(
     cells, nulls = _words_out(array, form.files.nulls)
     some = None if not nulls.any() else nulls
     if unit not in (None, "iso") and not exact:
+        if form.cells and _excel_form(form).fullmatch(text := str(cells[last].as_py())):
+            raise Misfit(last, "", expected, said(text), ROUNDED)
         try:
             numbers, _ = _real_texts(array, form, expected)
             return _real_units(np.where(nulls, np.nan, numbers), str(unit), wanted, expected, array)

@@ -227,6 +227,9 @@ class TableFile:
         near = near or get_close_matches(path, self.names, 1)
         has = ", ".join(_printable(n, 40) for n in self.names[:40])
         hint = f"did you mean {near[0]!r}?" if near else f"it has {has}"
+        parent = path.rpartition(".")[0]
+        if self.cells and parent in self.names:
+            hint = f"a csv has a column for each field, named {path!r}: {parent!r} is not read as a record"
         if any(part.startswith(f"{path}=") for part in self.path.absolute().parts):
             hint = "the folder's name has its value, which is not read: write the column into the file, too"
         if self.cells and self.files.columns:

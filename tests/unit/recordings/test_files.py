@@ -203,6 +203,9 @@ MISFITS = [
     ("user.id", "abc", "a whole number", ""),
     ("items.price", r"\N", "a finite number", r'nulls = ["NA", "NaN", "nan", "null", "\\N"]'),
     ("items.price", '"12,50"', "a finite number", 'decimal = ","'),
+    ("user.id", "1.23457E+15", "a whole number", "Excel rounds"),
+    ("user.id", "2E+11", "a whole number", "Excel rounds"),
+    ("ts", "1.7E+12", "a time", "Excel rounds"),
     ("items.price", "inf", "a finite number", ""),
     ("items.price", "1e400", "a finite number", ""),
     ("items.price", '"1,000.5"', "a finite number", "between thousands"),
@@ -498,6 +501,17 @@ def test_a_struct_is_the_record_that_its_fields_are_of(tmp_path: Path) -> None:
 
     assert values(spec_in(tmp_path), path, "user.id") == [7, None, 7]
     assert values(spec_in(tmp_path), path, "items.sku") == ["s", None, "s"]
+
+
+def test_a_point_where_the_spec_says_a_comma_is_told(tmp_path: Path) -> None:
+    path = csv_of(tmp_path, [{"items.price": "1.5", "spent": ""}])
+    path.write_text(path.read_text().replace(",", ";"))
+    spec = spec_in(tmp_path, '[files]\ndelimiter = ";"\ndecimal = ","\nlist_separator = "|"\n')
+
+    with pytest.raises(
+        BadInput, match=r"items.price: expected a finite number[\s\S]*leave .files. decimal out"
+    ):
+        read(spec, path)
 
 
 def test_a_column_given_twice_is_refused(tmp_path: Path) -> None:
