@@ -41,6 +41,9 @@ CSV_BLOCK_BYTES = 1 << 23
 
 READ_BYTES = 1 << 20
 UNIT = "\x1f"  # stands for a delimiter of several characters: Arrow knows delimiters of one
+UNREADABLE = (OSError, EOFError, zlib.error, pa.ArrowException, UnicodeDecodeError)
+"""What a damaged Parquet or Arrow file raises; names of columns that are no UTF-8, too."""
+
 LINE_ENDS = ("\n", "\r")
 CONTROLS = bytes([0, *range(4, 9), *range(14, 32)])
 """Hardly in texts; 1 to 3 are delimiters of Hive's."""
@@ -197,7 +200,7 @@ class TableFile:
             if self.kind == "arrow":
                 with pa.ipc.open_file(self._source()) as file:
                     return list(file.schema.names)
-        except (OSError, EOFError, zlib.error, pa.ArrowException) as error:
+        except UNREADABLE as error:
             raise self._unreadable(error) from error
         if self.files.columns:
             return list(self.files.columns)
@@ -258,7 +261,7 @@ class TableFile:
                 for batch in file.iter_batches(CHUNK_ROWS, columns=wanted or None):
                     rows += len(batch)
                     yield batch, rows / total
-        except (OSError, EOFError, zlib.error, pa.ArrowException) as error:
+        except UNREADABLE as error:
             raise self._unreadable(error) from error
 
     def _unit_of_96_bits(self, wanted: list[str]) -> str | None:
@@ -286,10 +289,11 @@ class TableFile:
                 for i in range(file.num_record_batches):
                     batch = file.get_batch(i)
                     batch = batch.select(wanted) if wanted else batch
+                    batch.validate(full=True)  # damaged offsets would end the process within Arrow
                     for start in range(0, len(batch), CHUNK_ROWS):
                         share = (i + min(1.0, (start + CHUNK_ROWS) / len(batch))) / file.num_record_batches
                         yield batch.slice(start, CHUNK_ROWS), share
-        except (OSError, EOFError, zlib.error, pa.ArrowException) as error:
+        except UNREADABLE as error:
             raise self._unreadable(error) from error
 
     def _csv(self, wanted: list[str]) -> Iterator[tuple[Any, float]]:

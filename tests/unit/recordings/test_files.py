@@ -13,6 +13,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.feather
 import pyarrow.parquet as pq
@@ -483,6 +484,33 @@ def test_times_of_96_bits_beyond_64_bits_of_nanoseconds_are_exact(tmp_path: Path
     (rows,) = read_samples(spec_in(tmp_path), [path])
 
     assert rows.times_ms.tolist() == [253_402_214_400_000, -62_135_596_800_000, 1_699_920_000_000]
+
+
+def test_an_arrow_file_with_damaged_offsets_is_refused(tmp_path: Path) -> None:
+    offsets = pa.py_buffer(np.array([0, 1, 851_968, 1], np.int32).tobytes())
+    ids = pa.array([7], pa.int64())
+    damaged = pa.Array.from_buffers(pa.list_(pa.int64()), 3, [None, offsets], children=[ids])
+    table = table_of(**{"user.seen": damaged})
+    path = tmp_path / "damaged.arrow"
+    with pa.ipc.new_file(path, table.schema) as file:
+        file.write_batch(pa.RecordBatch.from_arrays([c.chunk(0) for c in table.columns], schema=table.schema))
+
+    with pytest.raises(BadInput, match=r"damaged.arrow: expected a whole Arrow file"):
+        read(spec_in(tmp_path), path)
+
+
+@pytest.mark.parametrize("kind", ["parquet", "arrow"])
+def test_a_name_of_a_column_that_is_no_text_is_refused(tmp_path: Path, kind: str) -> None:
+    table, path = table_of(zzzz=pa.array([1] * 3)), tmp_path / f"names.{kind}"
+    if kind == "parquet":
+        pq.write_table(table, path, store_schema=False)
+    else:
+        with pa.ipc.new_file(path, table.schema) as file:
+            file.write_table(table)
+    path.write_bytes(path.read_bytes().replace(b"zzzz", b"zz\xffz"))
+
+    with pytest.raises(BadInput, match=f"names.{kind}: expected a whole"):
+        read(spec_in(tmp_path), path)
 
 
 def test_a_struct_is_the_record_that_its_fields_are_of(tmp_path: Path) -> None:
