@@ -120,7 +120,7 @@ def test_a_rank_without_rows_learns_what_a_single_process_learns(tmp_path: Path,
         assert rank.ledger.applied == {p: offset[0] for p, offset in made.rows.shard.applied().items()}
         auc = rank.quality.summary()["training"]["click"]["auc"]
         assert auc > 0.55, "half of the samples teach the other half"
-        assert made.embedder.status()["samples"] == ROWS
+        assert made.embedder.status()["samples"] >= ROWS, "more if one is sent again"
 
 
 def test_two_ranks_learn_together_what_an_embedder_serves_them(tmp_path: Path):

@@ -85,7 +85,7 @@ def _files_in(folder: str) -> str:
     return f"{folder.rstrip('/')}/*"
 
 
-PATH = _Path(path_type=Path)
+PATH = _Path(readable=False, path_type=Path)  # what reads it says more than that it may not
 FILE = _Path(path_type=Path, exists=True, dir_okay=False)
 """What a verb reads, one that is there."""
 

@@ -221,7 +221,7 @@ def run_trainer(spec: Spec, settings: Settings, stop: threading.Event) -> None:
         training[0].run()
 
 
-LOOK_AGAIN_S = 10.0
+LOOK_AGAIN_S, MOST_LOOK_AGAIN_S = 10.0, 30.0
 """Before a trainer looks again whether damaged state was mended; longer where looking takes long."""
 
 
@@ -251,7 +251,7 @@ def _started_once_mended(
                 stack.pop_all()
                 damage.clear()
                 return rows, training
-        if stop.wait(max(LOOK_AGAIN_S, 10 * (time.monotonic() - began_s))):
+        if stop.wait(min(MOST_LOOK_AGAIN_S, max(LOOK_AGAIN_S, 10 * (time.monotonic() - began_s)))):
             return None
 
 

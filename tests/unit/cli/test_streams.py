@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -15,13 +16,15 @@ from freshet.runtime.run_state import RunState, write_run
 from freshet.seams.open import open_eventlog
 from freshet.settings import RunFolder
 
-SPEC = Path(__file__).parents[3] / "examples" / "quickstart" / "freshet.toml"
+SPEC = shlex.quote(str(Path(__file__).parents[3] / "examples" / "quickstart" / "freshet.toml"))
+"""For a shell."""
+PYTHON = shlex.quote(sys.executable)
 REST = {name: text for name, text in os.environ.items() if not name.startswith(("LC_", "LANG", "PYTHONIO"))}
 
 
 def shell(line: str, **environment: str) -> subprocess.CompletedProcess[bytes]:
     """A command line, in which `$F` is freshet."""
-    run = f"{sys.executable} -m freshet"
+    run = f"{PYTHON} -m freshet"
     return subprocess.run(
         ["bash", "-c", f"set -o pipefail; {line.replace('$F', run)}"],
         env={**REST, **environment}, capture_output=True, timeout=60, check=False, stdin=subprocess.DEVNULL,
@@ -50,7 +53,7 @@ def test_streams_that_are_closed_full_or_gone_end_in_no_traceback(line: str, cod
 def test_closed_streams_take_no_output_into_a_file_of_ours(tmp_path: Path) -> None:
     code = "import sys; from freshet.cli.streams import mend_streams; mend_streams(); "
     code += "file = open(sys.argv[1], 'w'); print('said'); assert file.fileno() > 2"
-    done = shell(f'{sys.executable} -c "{code}" {tmp_path / "file"} >&- <&-')
+    done = shell(f'{PYTHON} -c "{code}" {tmp_path / "file"} >&- <&-')
 
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "file").read_text() == ""

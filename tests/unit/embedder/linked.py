@@ -121,6 +121,7 @@ class LossyRows:
                 answer.set_exception(error)
                 continue
             if self._chance(self._losses):
+                self.lost += 1
                 answer.set_exception(Unavailable("the answer was lost"))
             else:
                 answer.set_result(done)
