@@ -18,6 +18,18 @@ from freshet.runtime.run_state import Ended, RunState, write_run
 from freshet.settings import RunFolder
 
 NOW_MS = 1_767_225_600_000
+FIGURES = {
+    "samples": 1200,
+    "steps": 9,
+    "rows": {"user": 10, "item": 5},
+    "lag_blocks": 0,
+    "measures": {
+        "served": {"click": {"n": 1200.0, "auc": 0.75, "ne": None, "calibration": 1.0}},
+        "random": {"click": {"n": 120.0, "auc": 0.71}},
+        "popularity": {"click": {"n": 120.0, "auc": 0.58}},
+    },
+    "lately": {"random": {"click": {"n": 20.0, "auc": 0.81}}, "popularity": {}},
+}
 SERVICE = {
     "pid": 7,
     "port": 7011,
@@ -27,18 +39,7 @@ SERVICE = {
     "restarts": 1,
     "last_exit": "signal 9 (SIGKILL)",
     "memory_mb": 90.0,
-    "figures": {
-        "samples": 1200,
-        "steps": 9,
-        "rows": {"user": 10, "item": 5},
-        "lag_blocks": 0,
-        "measures": {
-            "served": {"click": {"n": 1200.0, "auc": 0.75, "ne": None, "calibration": 1.0}},
-            "random": {"click": {"n": 120.0, "auc": 0.71}},
-            "popularity": {"click": {"n": 120.0, "auc": 0.58}},
-        },
-        "lately": {"random": {"click": {"n": 20.0, "auc": 0.81}}, "popularity": {}},
-    },
+    "figures": FIGURES,
 }
 VERSIONS = {
     "stored": 3,
@@ -72,7 +73,7 @@ def test_the_status_says_what_was_trained_how_good_it_is_and_why_a_version_is_he
 
 
 def test_samples_that_taught_nothing_are_told_with_the_reason():
-    figures = {**SERVICE["figures"], "refused": {"unreadable": 2, "no_schema": 0, "label": 1}}
+    figures = {**FIGURES, "refused": {"unreadable": 2, "no_schema": 0, "label": 1}}
 
     text = as_text(status(services={"trainer": {**SERVICE, "figures": figures}}))
 

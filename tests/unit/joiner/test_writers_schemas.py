@@ -271,7 +271,11 @@ def test_a_writers_null_that_the_spec_lacks_is_refused(place: str) -> None:
     for step in PLACES[place]:
         within = within[step]
     world = World(changed(SERVED, PLACES[place], ["null", within]))
-    null = {"exploded array": {"items": None}, "element": {"items": [None]}, "record": {"user": None}}
+    null: dict[str, dict[str, Any]] = {
+        "exploded array": {"items": None},
+        "element": {"items": [None]},
+        "record": {"user": None},
+    }
 
     refused = world.served(1, slate(**null[place]), slate())
 
