@@ -218,6 +218,8 @@ class Connection(HttpToolsProtocol, Connected):
         """
         if self._running is self.cycle and self._running.more_body and not self._is_over():
             self._lingers = True
+            if self.transport.can_write_eof():  # not with TLS; the client sees at once that no more comes
+                self.transport.write_eof()
         else:
             self.transport.close()
 
