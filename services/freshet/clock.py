@@ -99,7 +99,7 @@ class SteadyClock:
         self._known_from_ms = at_ms + round(CONFIRMED_S * 1_000)  # from then on a step back needs confirming
         self._set_ms: tuple[int, int] | None = None  # offset after a step, and since when
         self._behind_ms: int | None = None  # offset of a wall clock that is known to be behind
-        self._back_ms: int | None = None  # when a step back was followed at once
+        self._followed_back = False  # the offset came into force at once, as a step back of a young process
 
     def now_ms(self) -> int:
         """Milliseconds since the Unix epoch, as far as they are known to be right."""
@@ -115,11 +115,9 @@ class SteadyClock:
             offset_ms = self.clock.now_ms() - at_ms
             self._follow(offset_ms, at_ms)
             latest_ms = max(self._offset_ms, offset_ms)
-            if self._back_ms is not None and self._former_ms is not None:
-                if at_ms - self._back_ms < CONFIRMED_S * 1_000:
-                    latest_ms = max(latest_ms, self._former_ms)
-                else:
-                    self._back_ms = None
+            if self._followed_back and at_ms - self._since_ms < CONFIRMED_S * 1_000:
+                assert self._former_ms is not None, "the offset before the step back"
+                latest_ms = max(latest_ms, self._former_ms)
             return at_ms + latest_ms
 
     def monotonic(self) -> float:
@@ -148,13 +146,14 @@ class SteadyClock:
             self._offset_ms, self._former_ms = state.offset_ms, state.former_ms
             self._known_from_ms = state.known_from_ms
             self._since_ms = state.known_from_ms - round(CONFIRMED_S * 1_000)
-            self._set_ms = self._behind_ms = self._back_ms = None
+            self._set_ms = self._behind_ms = None
+            self._followed_back = False
 
     def lead(self, now_ms: int) -> None:
         """Go on from `now_ms`: another clock has shown for long enough that this one is behind."""
         with self._lock:
             at_ms = self._since_boot_ms()
-            self._former_ms, self._since_ms = None, at_ms
+            self._former_ms, self._since_ms, self._followed_back = None, at_ms, False
             self._offset_ms = now_ms - at_ms
             self._behind_ms = self.clock.now_ms() - at_ms
             self._set_ms = None
@@ -182,7 +181,7 @@ class SteadyClock:
             self._former_ms = self._offset_ms if back or lasted else None
             self._offset_ms, self._since_ms = offset_ms, at_ms
             self._set_ms = self._behind_ms = None
-            self._back_ms = at_ms if back else None
+            self._followed_back = back
 
 
 def latest_ms(clock: Clock) -> int:

@@ -10,14 +10,12 @@ from dataclasses import replace
 from pathlib import Path
 from uuid import uuid4
 
-import numpy as np
 import pytest
 
-from freshet._native import join_sample_id
 from freshet.clock import CONFIRMED_S
 from freshet.errors import DataLost, Unavailable
 from freshet.joiner.commit import Commit
-from freshet.joiner.late_join import LateJoin, LateJoined, sample_ids
+from freshet.joiner.late_join import LateJoin, LateJoined
 from freshet.joiner.ledger import Ledger
 from freshet.joiner.plan import JoinPlan
 from freshet.joiner.service import JoinerService, Pace
@@ -378,14 +376,6 @@ def join_late(scene: Scene, faults: Faults | None = None, *, dry_run: bool = Fal
 
 def total(found: Sequence[LateJoined], name: str) -> int:
     return sum(getattr(one, name) for one in found)
-
-
-def test_sample_ids_are_those_of_the_native_core() -> None:
-    chance = np.random.default_rng(1)
-    keys = chance.integers(0, 2**64, (500, 2), np.uint64)
-
-    expected = [[join_sample_id(int(hi), int(lo), n) for n in range(32)] for hi, lo in keys]
-    assert sample_ids(keys, 32).tolist() == expected
 
 
 @pytest.mark.parametrize("name", PLANS)

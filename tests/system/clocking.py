@@ -151,7 +151,7 @@ class Case:
     ended: float = 0.0
     figures: list[Counter[str]] = field(default_factory=list)  # before, at `right_at`, at `ended`
     applied: tuple[int, int] = (0, 0)  # at `right_at`, at `ended`
-    step_ms: int = 0  # the largest that the joiner told
+    step_ms: int = 0  # the largest step of its clock in the joiner's status
     disputed: int = 0  # most partitions that waited
 
 

@@ -240,7 +240,7 @@ def _started_once_mended(
             try:
                 rows = open_rows()
                 stack.callback(rows.close)
-                if damage:  # `freshet rows mend` needs that nobody claims buckets meanwhile
+                if damage:  # `freshet rows mend` needs that no process claims buckets meanwhile
                     _read_all(rows, buckets)
                 training = start(rows)
             except Corrupt as error:

@@ -279,7 +279,7 @@ def _clocks(services: Sequence[Service]) -> list[str]:
         if now_ms and marks and (ahead_ms := max(marks) - now_ms) > AHEAD_MS:
             notes.append(
                 f"{s.name}: event time has followed a clock that was wrong; for the next "
-                f"{ahead_ms / 1000:,.0f} s all events are late"
+                f"{ahead_ms / 1000:,.0f} s all events are late; `freshet late set-back` ends that at once"
             )
     return notes
 

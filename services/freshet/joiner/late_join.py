@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from freshet import _native
 from freshet.clock import Clock
 from freshet.features.blocks import read_blocks
 from freshet.joiner import blocks
@@ -21,9 +22,9 @@ from freshet.joiner.recovery import last_commits, stream
 from freshet.joiner.set_back import time_at
 from freshet.joiner.task import READY_BYTES, Task, Topics
 from freshet.seams.eventlog import EventLog, Writer
-from freshet.types import I64, U64, Append, Bool, Records, TopicPartition
+from freshet.types import I64, Append, Bool, Records, TopicPartition
 
-__all__ = ["CLOCK_MARGIN_MS", "ROUND_BYTES", "LateJoin", "LateJoined", "sample_ids"]
+__all__ = ["CLOCK_MARGIN_MS", "ROUND_BYTES", "LateJoin", "LateJoined"]
 
 ROUND_BYTES = 256 << 20
 """Payload bytes of late samples that are joined together; a round holds them, and the actions on them."""
@@ -47,20 +48,6 @@ class LateJoined:
     left: dict[str, int] = field(
         default_factory=lambda: {"windows_open": 0, "event_gone": 0, "samples_gone": 0}
     )
-
-
-def sample_ids(keys: U64, labels: int) -> I64:
-    """Ids of samples as the native core makes them. (N, 2) keys of impressions -> (N, labels)."""
-    steps = np.arange(1, labels + 1, dtype=np.uint64)
-    with np.errstate(over="ignore"):
-        inner = _mix(keys[:, 1:2] + np.uint64(0x9E3779B97F4A7C15) * steps)
-        return _mix(inner ^ keys[:, 0:1]).view(np.int64)
-
-
-def _mix(x: U64) -> U64:
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))
 
 
 @dataclass(slots=True)
@@ -166,7 +153,7 @@ class LateJoin:
             if not isinstance(columns, ImpressionColumns) or not len(columns):
                 continue
             columns = self._usable(task, columns, records, refused)
-            found = sample_ids(columns.keys, len(plan.labels))
+            found = _native.join_sample_ids(columns.keys, len(plan.labels))
             wanted = np.isin(found, ids)
             rows: Bool = np.asarray(wanted.any(axis=1))
             columns, found, wanted = columns.where(rows), found[rows], wanted[rows]

@@ -434,7 +434,7 @@ class _Quotes:
     """Refuses quotes that stand after a backslash: Arrow would read other text than was written."""
 
     def __init__(self, path: Path, files: Files, again: Callable[[], _Text]) -> None:
-        """Args: again: the text from its start, to count lines in only where they are told."""
+        """`again` opens the text from its start: lines are counted only where an error names one."""
         self._path, self._again = path, again
         delimiter = files.delimiter if len(files.delimiter) == 1 else UNIT
         # of a quoted cell that ends with a backslash, the cell's end follows; of one with "" in it, a quote

@@ -4,6 +4,7 @@
 
 #include <stdexcept>
 
+#include "arrays.hpp"
 #include "bindings.hpp"
 #include "freshet/join.hpp"
 
@@ -15,10 +16,6 @@ using join::Joiner;
 using join::Key;
 using join::Outcome;
 
-template <typename T>
-std::span<const T> view(const In<T>& array) {
-  return {array.data(), array.size()};
-}
 template <typename T>
 std::span<T> view(const Out<T>& array) {
   return {array.data(), array.size()};
@@ -97,6 +94,13 @@ join::Plan plan_of(const std::vector<int64_t>& windows, const std::vector<int32_
 void bind_join(nb::module_& m) {
   m.def("join_sample_id", [](uint64_t high, uint64_t low, uint32_t label) { return join::sample_id({high, low}, label); },
         nb::arg("high"), nb::arg("low"), nb::arg("label"), "64-bit id of the sample (impression, label).");
+  m.def("join_sample_ids", [](const In2<uint64_t>& impressions, uint32_t labels) {
+          if (labels == 0) throw std::invalid_argument("sample ids: expected at least one label");
+          std::vector<int64_t> ids;
+          for (const Key& key : keys(impressions))
+            for (uint32_t label = 0; label < labels; ++label) ids.push_back(join::sample_id(key, label));
+          return to_matrix(std::move(ids), labels);
+        }, nb::arg("keys"), nb::arg("labels"), "Ids of the samples of impressions with (N, 2) keys: (N, labels).");
   m.def("join_kept", &join::kept, nb::arg("sample"), nb::arg("share"), "Whether a negative of this sample id is kept.");
   m.def("join_counters", [] {
         return nb::make_tuple(std::vector<std::string>(std::begin(join::kLabelCounters), std::end(join::kLabelCounters)),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import orjson
 import pytest
@@ -20,31 +19,10 @@ from freshet.seams.registry import Access, RestRegistry
 from freshet.spec.parse import load_spec
 from freshet.types import Append, BytesColumn, TopicPartition
 from tests.servers.odd_registry import UNAVAILABLE, UNUSABLE, OddRegistry, json_answer
+from tests.unit.seams.test_registry import SCHEMA
+from tests.unit.seams.test_registry import SPEC as VIEWS
 
-SPEC = """
-name = "shop"
-partitions = 2
-[events]
-served = { topic = "views", format = "confluent", schema = "v.avsc", key = ["r"], time = "ts:ms" }
-action = { topic = "deeds", format = "bare", schema = "v.avsc", key = ["r"], time = "ts:ms" }
-[join]
-emit = "window"
-grace = "1s"
-[labels]
-click = { on = "action.r == 'x'", window = "2s" }
-[tables]
-item = { dim = 4 }
-[features]
-item = { field = "r", table = "item" }
-[serve]
-score = "click"
-log_served = false
-"""
-SCHEMA: dict[str, Any] = {
-    "type": "record",
-    "name": "View",
-    "fields": [{"name": "r", "type": "string"}, {"name": "ts", "type": "long"}],
-}
+SPEC = VIEWS.replace("[events]", "partitions = 2\n[events]", 1)
 GOOD = json_answer({"schema": json.dumps(SCHEMA)})
 PACE = Pace(flush_interval_ms=0, commit_interval_ms=0, look_interval_ms=10**9, retry_ms=0)
 NOW_MS = 10_000
@@ -57,7 +35,7 @@ def view(schema_id: int, r: bytes) -> bytes:
 
 def write(log: EventLog, partition: int, *values: bytes) -> None:
     writer = log.writer()
-    writer.append([Append("views", partition, BytesColumn.of(list(values)))])
+    writer.append([Append("v", partition, BytesColumn.of(list(values)))])
     writer.close()
 
 
@@ -66,7 +44,7 @@ def world(folder: Path, url: str) -> tuple[EventLog, JoinerService]:
     (folder / "v.avsc").write_text(json.dumps(SCHEMA))
     (folder / "freshet.toml").write_text(SPEC)
     log = open_eventlog(f"sqlite:{folder / 'log'}")
-    for topic in ("views", "deeds"):
+    for topic in ("v", "d"):
         log.create_topic(topic, partitions=2)
     return log, make(load_spec(folder / "freshet.toml"), log, theirs=RestRegistry(Access(url)), pace=PACE)
 
