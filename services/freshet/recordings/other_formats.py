@@ -19,14 +19,24 @@ OTHERS = {
     b"<html": "an HTML page, such as a download that asked to log in",
     b"PK\x03\x04": "a zip archive (or a spreadsheet): write csv or Parquet",
     b"\x28\xb5\x2f\xfd": "zstd: decompress it first",
-    b"BZh": "bzip2: decompress it first, or use gzip",
     b"\xfd7zXZ": "xz: decompress it first, or use gzip",
     b"ORC": "ORC: write Parquet",
     b"Obj\x01": "an Avro container file: write Parquet or JSON lines",
-    b"SQLite": "an SQLite database: write csv or Parquet",
+    b"SQLite format 3\0": "an SQLite database: write csv or Parquet",
+    **{b"BZh%d1AY&SY" % level: "bzip2: decompress it first, or use gzip" for level in range(1, 10)},
 }
 
 
+LETTERS = frozenset({b"PARE", b"FEA1", b"ORC"})
+"""Of these, those that a text may begin with."""
+
+
 def other_format(head: bytes) -> str | None:
-    """What a file with these first bytes is, and what to do with it; None for what may be text or columns."""
-    return next((what for magic, what in OTHERS.items() if head.startswith(magic)), None)
+    """What a file with these first bytes is, and what to do with it; None for text or columns.
+
+    A magic that is letters may begin a csv, too (PARENT_ID, ORCID): it counts where no text follows.
+    """
+    for magic, found in OTHERS.items():
+        if head.startswith(magic) and (magic not in LETTERS or b"\0" in head):
+            return found
+    return None
