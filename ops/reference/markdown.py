@@ -59,11 +59,19 @@ def default_text(option: Field[Any]) -> str:
     """The default as the user would write it; empty where the key is needed or another rule fills it in."""
     if option.default is NO_DEFAULT:
         return "" if option.default_factory is NO_DEFAULT else f"`{option.default_factory()}`"
-    value = option.default
-    if isinstance(option.metadata["form"], Duration) and value is not None:
-        value = duration_text(value)
+    former = [
+        f"{_value_text(option, value) or 'none'} with `defaults = {generation}`"
+        for generation, value in option.metadata.get("former", {}).items()
+    ]
+    return "; ".join(filter(None, [_value_text(option, option.default), *former]))
+
+
+def _value_text(option: Field[Any], value: Any) -> str:
+    form = option.metadata["form"]
+    if isinstance(form, Duration):
+        value = (False if form.never else None) if value is None else duration_text(value)
     if value is None or value in ((), ""):
         return ""
-    if isinstance(option.metadata["form"], Boolean):
+    if isinstance(value, bool) or isinstance(form, Boolean):
         return f"`{str(value).lower()}`"
     return f"`{json.dumps(list(value) if isinstance(value, tuple) else value)}`"

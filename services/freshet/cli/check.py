@@ -49,6 +49,7 @@ def command(spec_file: Path, against: Path | None, as_json: bool) -> None:
     A model of your own is built and tried on random samples. With --against it ends with 3 if an edit needs
     a new model.
     """
+    from freshet.cli.kept import KEPT, load_kept
     from freshet.cli.memory import rows_memory_by_table
     from freshet.settings import load_settings
     from freshet.spec import load_spec
@@ -72,7 +73,7 @@ def command(spec_file: Path, against: Path | None, as_json: bool) -> None:
         }
         emit(value, as_json=as_json, text=f"{report.text()}memory: {memory.text()}\n")
         return
-    old = load_spec(against)
+    old = load_kept(against) if (against.parent.name, against.name) == KEPT else load_spec(against)
     changes = diff(old, spec, load_schemas(old, str(against)), schemas)
     text = "\n".join(str(change) for change in changes) or "no edit changes the model"
     plain = [{**asdict(c), "old": str(c.old), "new": str(c.new)} for c in changes]

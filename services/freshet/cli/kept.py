@@ -10,18 +10,33 @@ from freshet.runtime.files import replace_file
 from freshet.seams.open import open_rowstore, open_versions
 from freshet.settings import Settings
 from freshet.spec import Spec, load_spec
-from freshet.spec.identity import diff, identity_hash
+from freshet.spec.identity import diff, explain_defaults, identity_hash
 from freshet.spec.model import Stream
 from freshet.spec.outcomes import check_outcomes
+from freshet.spec.parse import with_defaults
 from freshet.spec.render import render
 from freshet.spec.schemas import Schemas, load_schemas, streams_of
 
-__all__ = ["keep_spec", "kept_spec", "refuse_another_model"]
+__all__ = ["KEPT", "keep_spec", "kept_spec", "load_kept", "refuse_another_model"]
+
+
+KEPT = ("state", "spec.toml")
+"""Folder and file name of a kept spec."""
 
 
 def kept_spec(settings: Settings) -> Path:
     """Where the spec of a run folder is kept, its schemas beside it; for `freshet check --against`."""
-    return settings.common.run.state / "spec.toml"
+    return settings.common.run.state / KEPT[1]
+
+
+def load_kept(path: Path) -> Spec:
+    """Read a spec that a run folder keeps.
+
+    A kept spec without `defaults` was written by a release that had no such key, so it means `defaults = 1`.
+    Raises ConfigError.
+    """
+    spec = load_spec(path)
+    return spec if "defaults" in spec.written else with_defaults(spec, 1)
 
 
 def keep_spec(spec: Spec, settings: Settings) -> None:
@@ -56,14 +71,17 @@ def refuse_another_model(spec: Spec, schemas: Schemas, settings: Settings) -> No
         rows.close()
     if identity is None:
         return
-    if identity.spec_hash == identity_hash(spec, schemas):
-        _refuse_other_outcomes(spec, settings, identity.spec_hash)
+    own = identity_hash(spec, schemas)
+    if identity.spec_hash == own:
+        _refuse_other_outcomes(spec, settings, own)
         return
     raise Mismatch(
         f"{settings.common.rows_url} holds model {identity.model!r} of another spec "
-        f"({identity.spec_hash[:12]}; this one is {identity_hash(spec, schemas)[:12]})\n"
-        f"{_edits(spec, schemas, settings)}"
-        "  undo these edits, or start a new model with --folder"
+        f"({identity.spec_hash[:12]}; this one is {own[:12]})\n"
+        + (
+            explain_defaults(own, identity.spec_hash)
+            or f"{_edits(spec, schemas, settings)}  undo these edits, or start a new model with --folder"
+        )
     )
 
 
@@ -85,7 +103,7 @@ def _refuse_other_outcomes(spec: Spec, settings: Settings, spec_hash: str) -> No
 def _edits(spec: Spec, schemas: Schemas, settings: Settings) -> str:
     """The edits that need a new model, a line each; or why they cannot be told."""
     try:
-        old = load_spec(kept_spec(settings))
+        old = load_kept(kept_spec(settings))
         changes = diff(old, spec, load_schemas(old, str(kept_spec(settings))), schemas)
     except (FreshetError, OSError) as error:
         return f"  what changed cannot be told, as the former spec cannot be read: {error}\n"

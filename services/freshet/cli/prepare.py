@@ -96,7 +96,7 @@ def _rows(spec: Any, url: str) -> str | None:
     from freshet.errors import Mismatch
     from freshet.seams.open import open_rowstore
     from freshet.seams.rowstore.checks import A_STORE_OF_ITS_OWN
-    from freshet.spec.identity import identity_hash
+    from freshet.spec.identity import explain_defaults, identity_hash
     from freshet.spec.schemas import load_schemas
 
     rows = open_rowstore(url)
@@ -111,7 +111,7 @@ def _rows(spec: Any, url: str) -> str | None:
         raise Mismatch(
             f"{url}: expected rows of model {wanted[0]!r}, spec {wanted[1]}; found those of "
             f"{identity.model!r}, spec {identity.spec_hash}\n"
-            f"{A_STORE_OF_ITS_OWN}"
+            + (explain_defaults(wanted[1], identity.spec_hash) or A_STORE_OF_ITS_OWN)
         )
     return identity.model
 

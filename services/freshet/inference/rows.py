@@ -24,6 +24,7 @@ from freshet.inference.tracing import followed
 from freshet.seams.eventlog import EventLog, Reader
 from freshet.seams.rowstore import RowStore, TellsDamage
 from freshet.skipped import skip
+from freshet.spec.identity import explain_defaults
 from freshet.spec.topics import ROWS_PARTITIONS
 from freshet.tracing import active
 from freshet.types import F32, U64, Bucket, BucketMeta, Records, RowRuns, TopicPartition
@@ -155,7 +156,11 @@ class RowFollower:
         if identity.spec_hash != self._spec_hash:
             raise Mismatch(
                 f"the row store belongs to spec {identity.spec_hash[:12]}, this server to "
-                f"{self._spec_hash[:12]}; start it with the spec of the store"
+                f"{self._spec_hash[:12]}\n"
+                + (
+                    explain_defaults(self._spec_hash, identity.spec_hash)
+                    or "  start it with the spec of the store"
+                )
             )
         old = self.state
         table = _Table(

@@ -20,6 +20,7 @@ from freshet.inference.tracing import loading
 from freshet.model.inputs import ModelInputs
 from freshet.seams.versions import Manifest, VersionStore
 from freshet.skipped import skip
+from freshet.spec.identity import explain_defaults
 from freshet.types import F32
 
 __all__ = ["Scorer", "ServingVersion", "VersionFollower", "VersionsState"]
@@ -182,9 +183,12 @@ class VersionFollower:
         version = self._store.get(number, self._prefixes)
         manifest = version.manifest
         if manifest.model != self._model or manifest.spec_hash != self._spec_hash:
+            hint = " ".join(
+                explain_defaults(self._spec_hash, manifest.spec_hash).split()
+            )  # one line: `explain`
             raise Mismatch(
                 f"expected a version of model {self._model!r}, spec {self._spec_hash[:12]}; "
-                f"found {manifest.model!r}, {manifest.spec_hash[:12]}"
+                f"found {manifest.model!r}, {manifest.spec_hash[:12]}{hint and f'. {hint}'}"
             )
         self._fits(manifest)
         bad = not_finite(version.tensors)

@@ -21,7 +21,7 @@ from freshet.options.forms import (
     duration_text,
     nearest_hint,
 )
-from freshet.options.option import Kind, key_of, option, options_of
+from freshet.options.option import Kind, default_of, key_of, option, options_of
 from freshet.options.section import Section, read_object
 
 __all__ = [
@@ -38,6 +38,7 @@ __all__ = [
     "Section",
     "Text",
     "Wrong",
+    "default_of",
     "duration_text",
     "key_of",
     "nearest_hint",

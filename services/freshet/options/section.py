@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from freshet.errors import ConfigError
 from freshet.options.forms import MISSING, Form, Missing, Wrong, nearest_hint
-from freshet.options.option import key_of, options_of
+from freshet.options.option import default_of, key_of, options_of
 
 __all__ = ["Section", "read_object"]
 
@@ -19,10 +19,13 @@ T = TypeVar("T")
 
 
 class Section:
-    """One table of a configuration, with where it stands (`freshet.toml`, `tables.user`)."""
+    """One table of a configuration, with where it stands (`freshet.toml`, `tables.user`).
 
-    def __init__(self, where: str, path: str, values: Mapping[str, Any]) -> None:
-        self.where, self.path, self._values = where, path, values
+    `defaults` is the generation of defaults by which absent keys are filled in; None: the newest.
+    """
+
+    def __init__(self, where: str, path: str, values: Mapping[str, Any], defaults: int | None = None) -> None:
+        self.where, self.path, self._values, self.defaults = where, path, values, defaults
 
     def __contains__(self, key: str) -> bool:
         return key in self._values
@@ -69,7 +72,7 @@ class Section:
             value = {}
         if not isinstance(value, Mapping):
             raise self.error(key, "a table, [...] or { ... }", hint)
-        return Section(self.where, f"{self.path}.{key}" if self.path else key, value)
+        return Section(self.where, f"{self.path}.{key}" if self.path else key, value, self.defaults)
 
 
 def read_object(cls: type[T], section: Section, *, also: Iterable[str] = (), **given: Any) -> T:
@@ -92,7 +95,8 @@ def read_object(cls: type[T], section: Section, *, also: Iterable[str] = (), **g
 
 def _take(section: Section, option: Field[Any]) -> Any:
     head, _, rest = key_of(option).partition(".")
-    default = MISSING if option.default is NO_DEFAULT else option.default
+    default = default_of(option, section.defaults)
+    default = MISSING if default is NO_DEFAULT else default
     hint = option.metadata.get("hint") or f"{rest or head}: {option.metadata['doc']}"
     if rest:
         return section.section(head).take(rest, option.metadata["form"], default, hint)

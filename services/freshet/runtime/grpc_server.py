@@ -31,6 +31,7 @@ from freshet.seams.transport import (
     method_name,
     shared_options,
 )
+from freshet.spec.identity import explain_defaults
 from freshet.wire.failures import failure_frame
 from freshet.wire.frames import BadFrame, Frame, LargeFrame, OtherFrame, decode_frame
 from freshet.wire.pieces import Whole, check_whole, pieces_of
@@ -353,7 +354,8 @@ class _Gate(grpc.ServerInterceptor):
             if found != expected:
                 self._refused("identity")
                 text = f"this listener is for {key} {expected}, the client is for {found}"
-                return _ending(grpc.StatusCode.FAILED_PRECONDITION, text)
+                hint = explain_defaults(expected, str(found))
+                return _ending(grpc.StatusCode.FAILED_PRECONDITION, f"{text}\n{hint}" if hint else text)
         return continuation(details)
 
 

@@ -3,13 +3,11 @@
 A row store, a version and a trainer's seat are tied to `identity_hash`. Three rules:
 
 - Only `identity` keys count, and only where they differ from the default. So a later release can add an
-identity key
-  whose default is what was done before, and old models keep their hash. A changed default is a changed
-  meaning: then `DEFAULTS` rises.
+  identity key whose default is what was done before, and old models keep their hash. A changed default is a
+  changed meaning: then `NEWEST_DEFAULTS` rises, and a spec that says `defaults = 1` keeps its hash.
 - Order counts for labels, tables and features: their numbers stand in samples and in the store.
 - The path of a schema file does not count. What a schema says of the fields that the spec uses does, as far
-as it
-  makes keys and numbers: whether a field holds integers, fractions, truths or text, and whether it is a
+  as it makes keys and numbers: whether a field holds integers, fractions, truths or text, and whether it is a
   list. Other fields may come and go, an int may become a long, a field may become nullable.
 """
 
@@ -18,22 +16,20 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import MISSING as NO_DEFAULT
 from dataclasses import Field, dataclass, fields, is_dataclass
 from typing import Any
 
-from freshet.options import MISSING, Duration, Kind, duration_text, key_of
+from freshet.errors import ConfigError
+from freshet.options import MISSING, Duration, Kind, default_of, duration_text, key_of
 from freshet.spec.fields import field_kinds
-from freshet.spec.model import Optimizer, Spec, Table, TimeField
+from freshet.spec.model import NEWEST_DEFAULTS, Optimizer, Spec, Table, TimeField
 from freshet.spec.model_forms import Step
 from freshet.spec.optimizers import OPTIMIZERS
+from freshet.spec.parse import with_defaults
 from freshet.spec.parse_inputs import CROSSES, has_default_scalars
 from freshet.spec.schemas import Schemas, streams_of
 
-__all__ = ["DEFAULTS", "Change", "diff", "identity_hash"]
-
-DEFAULTS = 1
-"""Rises when a default of an identity key changes its value or its meaning."""
+__all__ = ["Change", "SpecHash", "diff", "explain_defaults", "identity_hash"]
 
 EFFECTS: Mapping[str, str] = {
     "identity": "needs a new model: another name, or a new store and a replay of the events",
@@ -56,6 +52,23 @@ class Change:
         return f"{self.key}: {_shown(self.old)} -> {_shown(self.new)} ({self.kind}): {self.effect}"
 
 
+class SpecHash(str):
+    """A spec's identity hash: 64 hexadecimal digits. It knows what the same spec hashes to in other
+    generations of defaults, for errors.
+    """
+
+    __slots__ = ("generation", "others")
+    generation: int  # of the hash itself
+    others: Mapping[str, int]  # hash of the same spec in another generation -> that generation
+
+    @staticmethod
+    def of(digits: str, generation: int, others: Mapping[str, int]) -> SpecHash:
+        """The hash with its surroundings."""
+        made = SpecHash(digits)
+        made.generation, made.others = generation, others
+        return made
+
+
 @dataclass(frozen=True, slots=True)
 class _Entry:
     kind: Kind
@@ -63,18 +76,49 @@ class _Entry:
     default: bool  # the value is the default
 
 
-def identity_hash(spec: Spec, schemas: Schemas | None = None) -> str:
+def identity_hash(spec: Spec, schemas: Schemas | None = None) -> SpecHash:
     """The hash that stores, versions and seats are tied to: 64 hexadecimal digits.
 
     With `schemas` it also covers the kinds of the fields that the spec uses, so that a user id that turns
     from a number into text is noticed before it gets other rows. One model is always hashed one way: with
     schemas, or, like a backtest of files that have none, without.
     """
-    entries = {k: e.value for k, e in _entries(spec).items() if e.kind == "identity" and not e.default}
+    others = {}
+    for generation in range(1, NEWEST_DEFAULTS + 1):
+        if generation != spec.defaults:
+            try:
+                others[_digits(with_defaults(spec, generation), schemas)] = generation
+            except ConfigError:
+                continue  # the spec uses what that generation does not allow: no model of it can exist
+    return SpecHash.of(_digits(spec, schemas), spec.defaults, others)
+
+
+def explain_defaults(own: str, found: str) -> str:
+    """Lines that say what to do where `found` is the hash of the own spec in another generation of defaults.
+
+    Empty where it is not, or where `own` is a plain string. Lines are indented, as those of an error are.
+    """
+    generation = own.others.get(found) if isinstance(own, SpecHash) else None
+    if generation is None or not isinstance(own, SpecHash):
+        return ""
+    return (
+        f"  The hash found is that of this spec with `defaults = {generation}`; the spec now means "
+        f"`defaults = {own.generation}`.\n"
+        f"  To go on with that model as it was, put `defaults = {generation}` at the top of the spec.\n"
+        f"  To begin anew with `defaults = {own.generation}`, give the model another name, or a new store."
+    )
+
+
+def _digits(spec: Spec, schemas: Schemas | None) -> str:
+    entries = {
+        k: e.value
+        for k, e in _entries(spec).items()
+        if e.kind == "identity" and not e.default and k != "defaults"
+    }
     if schemas is not None:
         entries["fields"] = field_kinds(spec, schemas)
     canonical = json.dumps(
-        {"defaults": DEFAULTS, "spec": entries}, sort_keys=True, separators=(",", ":"), ensure_ascii=True
+        {"defaults": spec.defaults, "spec": entries}, sort_keys=True, separators=(",", ":"), ensure_ascii=True
     )
     return hashlib.sha256(canonical.encode()).hexdigest()
 
@@ -136,36 +180,36 @@ def _gathered(changes: list[Change]) -> Iterator[Change]:
 
 def _entries(spec: Spec) -> dict[str, _Entry]:
     """Every key of the spec, by its path in the file, with its kind and value."""
-    found: dict[str, _Entry] = dict(_of(spec, ""))
+    found: dict[str, _Entry] = dict(_of(spec, "", spec.defaults))
     for stream in streams_of(spec):
-        found.update(_of(stream, f"events.{stream.role}."))
-    found.update(_of(spec.join, "join."))
+        found.update(_of(stream, f"events.{stream.role}.", spec.defaults))
+    found.update(_of(spec.join, "join.", spec.defaults))
     for crosses in (t for t in spec.tables if t.name == CROSSES):
-        found.update(_of_crosses(crosses))
+        found.update(_of_crosses(crosses, spec.defaults))
     tables = [t for t in spec.tables if t.name != CROSSES]
     features = [f for f in spec.features if f.kind != "cross"]
     for section, things in (("labels", spec.labels), ("tables", tables), ("features", features)):
         found[f"{section} (order)"] = _Entry("identity", [t.name for t in things], default=False)
         for thing in things:
-            found.update(_of(thing, f"{section}.{thing.name}."))
+            found.update(_of(thing, f"{section}.{thing.name}.", spec.defaults))
     for name in ("model", "train", "serve", "retention", "files"):
-        found.update(_of(getattr(spec, name), f"{name}."))
-    found.update(_of(spec.serve.explore, "serve.explore."))
-    found.update(_of(spec.serve.gate, "serve.gate."))
+        found.update(_of(getattr(spec, name), f"{name}.", spec.defaults))
+    found.update(_of(spec.serve.explore, "serve.explore.", spec.defaults))
+    found.update(_of(spec.serve.gate, "serve.gate.", spec.defaults))
     return found
 
 
-def _of_crosses(table: Table) -> Iterator[tuple[str, _Entry]]:
+def _of_crosses(table: Table, generation: int) -> Iterator[tuple[str, _Entry]]:
     """Of the table that crosses bring: what a spec may say of it, and what it does say of its optimiser."""
     prefix = f"tables.{table.name}."
-    for key, entry in _of(table, prefix):
+    for key, entry in _of(table, prefix, generation):
         if entry.kind != "identity":
             yield key, entry
     if not has_default_scalars(table):
         yield from _optimizer(table.scalar_optimizer, "identity", f"{prefix}scalar_optimizer")
 
 
-def _of(obj: Any, prefix: str) -> Iterator[tuple[str, _Entry]]:
+def _of(obj: Any, prefix: str, generation: int) -> Iterator[tuple[str, _Entry]]:
     for f in fields(obj):
         if "kind" not in f.metadata:
             continue
@@ -174,7 +218,10 @@ def _of(obj: Any, prefix: str) -> Iterator[tuple[str, _Entry]]:
         if isinstance(value, Optimizer):
             yield from _optimizer(value, f.metadata["kind"], key)
         elif not is_dataclass(value) or isinstance(value, TimeField):
-            yield key, _Entry(f.metadata["kind"], _json(f, value), default=_is_default(f, value))
+            yield (
+                key,
+                _Entry(f.metadata["kind"], _json(f, value), default=bool(value == default_of(f, generation))),
+            )
 
 
 def _optimizer(optimizer: Optimizer, kind: Kind, key: str) -> Iterator[tuple[str, _Entry]]:
@@ -182,12 +229,6 @@ def _optimizer(optimizer: Optimizer, kind: Kind, key: str) -> Iterator[tuple[str
     for parameter in OPTIMIZERS[optimizer.name].parameters:
         value = optimizer.parameters[parameter.name]
         yield f"{key}.{parameter.name}", _Entry(kind, value, default=value == parameter.default)
-
-
-def _is_default(f: Field[Any], value: Any) -> bool:
-    if f.default_factory is not NO_DEFAULT:
-        return bool(value == f.default_factory())
-    return f.default is not NO_DEFAULT and value == f.default
 
 
 def _json(f: Field[Any], value: Any) -> Any:

@@ -10,8 +10,10 @@ maker of these.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from freshet.options import Integer, Kind, Text, option
 from freshet.spec.model_events import Events, Join, Label, Retention, Stream, TimeField
@@ -20,7 +22,10 @@ from freshet.spec.model_inputs import Feature, Optimizer, Table
 from freshet.spec.model_learning import Explore, Gate, Model, Serve, Train
 
 __all__ = [
+    "GENERATION",
+    "GENERATION_HINT",
     "MODEL_NAME",
+    "NEWEST_DEFAULTS",
     "Events",
     "Explore",
     "Feature",
@@ -45,6 +50,18 @@ MODEL_NAME = Text(
     "a name of a-z, 0-9, - and _, starting with a letter, at most 64 long", r"[a-z][a-z0-9_-]{0,63}"
 )
 
+NEWEST_DEFAULTS = 2
+"""The newest generation of defaults: rises when a default of an identity key changes its value or meaning.
+
+1: releases before the key `defaults`. 2: features have rows of their own in a table that they share, unless
+it is `shared`.
+"""
+
+GENERATION = Integer(1, NEWEST_DEFAULTS)
+GENERATION_HINT = (
+    f"defaults: the generation of defaults that the spec means; this release knows up to {NEWEST_DEFAULTS}"
+)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spec:
@@ -56,6 +73,13 @@ class Spec:
         "identity",
         "names the model's topics and store",
         MODEL_NAME,
+    )
+    defaults: int = option(
+        "identity",
+        "generation of defaults that the spec means; 1 goes on with a model of a release without this key",
+        GENERATION,
+        default=NEWEST_DEFAULTS,
+        hint=GENERATION_HINT,
     )
     events: Events
     join: Join
@@ -75,6 +99,8 @@ class Spec:
     )
     files: Files = field(default_factory=Files)
     folder: str = field(default="", compare=False)  # where the spec file lies; its paths are relative to this
+    written: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
+    """The file as parsed TOML, from which the spec follows in another generation of defaults."""
 
     @staticmethod
     def load(path: str | Path) -> Spec:

@@ -17,6 +17,9 @@ from freshet.errors import ConfigError
 from freshet.options import Section, key_of, options_of, read_object
 from freshet.spec.files import read_small
 from freshet.spec.model import (
+    GENERATION,
+    GENERATION_HINT,
+    NEWEST_DEFAULTS,
     Events,
     Explore,
     Files,
@@ -38,7 +41,7 @@ from freshet.spec.parse_inputs import (
 )
 from freshet.spec.rules import check_rules
 
-__all__ = ["load_spec", "parse_spec"]
+__all__ = ["load_spec", "parse_spec", "spec_of", "with_defaults"]
 
 TOPICS = {"served": "impressions", "shown": "shown", "action": "actions"}
 SECTIONS = ("events", "join", "labels", "tables", "features", "model", "train", "serve", "retention", "files")
@@ -77,9 +80,27 @@ def parse_spec(text: str, *, where: str = "freshet.toml", folder: str = "") -> S
         raise ConfigError(where, "", f"not TOML: {error}", "a file in TOML, see https://toml.io") from error
     except RecursionError:
         raise ConfigError(where, "", "not TOML: nested too deeply", "a file in TOML") from None
-    spec = _spec(Section(where, "", values), folder)
+    return spec_of(values, where=where, folder=folder)
+
+
+def spec_of(values: Mapping[str, Any], *, where: str = "freshet.toml", folder: str = "") -> Spec:
+    """The spec that parsed TOML says; arguments and errors as of `parse_spec`."""
+    # The generation comes first: by it the absent keys of all sections are filled in.
+    generation = Section(where, "", values).take("defaults", GENERATION, NEWEST_DEFAULTS, GENERATION_HINT)
+    spec = _spec(Section(where, "", values, generation), folder)
     check_rules(spec, where)
-    return spec
+    return replace(spec, written=values)
+
+
+def with_defaults(spec: Spec, generation: int) -> Spec:
+    """The spec as its file reads in another generation of defaults.
+
+    Values of the top that were changed since the file was read stay. Raises ConfigError where the file is not
+    a spec of that generation.
+    """
+    other = spec_of({**spec.written, "defaults": generation}, folder=spec.folder)
+    kept = {o.name: getattr(spec, o.name) for o in options_of(Spec) if o.name != "defaults"}
+    return replace(other, **kept)
 
 
 def _spec(root: Section, folder: str) -> Spec:

@@ -1,5 +1,6 @@
 """A `Spec` back to the text of a `freshet.toml`: only what differs from the defaults, in one canonical order.
 
+The text always says which generation of defaults it means, so that a later release reads the same spec.
 `parse_spec(render(spec)) == spec`. Versions carry this text, so that a model can be read without its folder.
 """
 
@@ -11,38 +12,41 @@ from dataclasses import MISSING as NO_DEFAULT
 from dataclasses import Field
 from typing import Any
 
-from freshet.options import Duration, duration_text, key_of, options_of
-from freshet.spec.model import Feature, Label, Optimizer, Spec, Table, TimeField, Train
+from freshet.options import Duration, default_of, duration_text, key_of, options_of
+from freshet.spec.model import Label, Optimizer, Spec, Table, TimeField, Train
 from freshet.spec.model_forms import Step
 from freshet.spec.optimizers import complete
 from freshet.spec.parse_inputs import CROSSES, DEFAULT_ROW_OPTIMIZER, DEFAULT_SCALAR_OPTIMIZER
 
 __all__ = ["render", "toml_value"]
 
-DEFAULT_BEHIND_ROWS = Train().batch_behind_rows
+BEHIND_ROWS = next(o for o in options_of(Train) if o.name == "batch_behind_rows")
 
 
 def render(spec: Spec) -> str:
     """The spec as TOML."""
-    lines = list(_keys(spec))
+    generation = spec.defaults
+    lines = [f"{key} = {toml_value(value)}" for key, value in _options(spec, generation) if key != "defaults"]
+    lines.insert(1, f"defaults = {generation}")
     lines += ["", "[events]"]
     for stream in (spec.events.served, spec.events.shown, spec.events.action):
         if stream is not None:
-            lines.append(_inline(stream.role, dict(_options(stream))))
-    lines += _section("join", _keys(spec.join))
-    lines += _section("labels", (_inline(label.name, _label(label)) for label in spec.labels))
+            lines.append(_inline(stream.role, dict(_options(stream, generation))))
+    lines += _section("join", _keys(spec.join, generation))
+    lines += _section("labels", (_inline(label.name, _label(label, generation)) for label in spec.labels))
     lines += _section("tables", _tables(spec))
     features = [f for f in spec.features if f.kind != "cross"]
-    lines += _section("features", (_inline(feature.name, _feature(feature)) for feature in features))
+    lines += _section("features", (_inline(f.name, dict(_options(f, generation))) for f in features))
     lines += _section("model", _model(spec))
-    lines += _section("train", _train(spec.train))
-    serve = [*_keys(spec.serve)]
+    lines += _section("train", _train(spec.train, generation))
+    serve = [*_keys(spec.serve, generation)]
     serve += [
-        _inline(n, dict(_options(o))) for n, o in (("explore", spec.serve.explore), ("gate", spec.serve.gate))
+        _inline(n, dict(_options(o, generation)))
+        for n, o in (("explore", spec.serve.explore), ("gate", spec.serve.gate))
     ]
     lines += _section("serve", (line for line in serve if not line.endswith("= {}")))
-    lines += _section("retention", _keys(spec.retention))
-    lines += _section("files", _keys(spec.files))
+    lines += _section("retention", _keys(spec.retention, generation))
+    lines += _section("files", _keys(spec.files, generation))
     return "\n".join(lines) + "\n"
 
 
@@ -51,16 +55,16 @@ def _section(name: str, lines: Iterator[str]) -> list[str]:
     return ["", f"[{name}]", *found] if found else []
 
 
-def _keys(obj: Any) -> Iterator[str]:
-    for key, value in _options(obj):
+def _keys(obj: Any, generation: int) -> Iterator[str]:
+    for key, value in _options(obj, generation):
         yield f"{key} = {toml_value(value)}"
 
 
-def _options(obj: Any) -> Iterator[tuple[str, Any]]:
-    """Keys and TOML values of the options that differ from their defaults."""
+def _options(obj: Any, generation: int) -> Iterator[tuple[str, Any]]:
+    """Keys and TOML values of the options that differ from their defaults in a generation."""
     for option in options_of(type(obj)):
         value = getattr(obj, option.name)
-        default = option.default
+        default = default_of(option, generation)
         if default is NO_DEFAULT or value != default:
             yield key_of(option), _as_written(option, value)
 
@@ -75,21 +79,21 @@ def _as_written(option: Field[Any], value: Any) -> Any:
     return value
 
 
-def _label(label: Label) -> dict[str, Any]:
-    return {**dict(_options(label)), "loss": label.loss}
+def _label(label: Label, generation: int) -> dict[str, Any]:
+    return {**dict(_options(label, generation)), "loss": label.loss}
 
 
 def _tables(spec: Spec) -> Iterator[str]:
     for table in spec.tables:
-        said = _table(table)
+        said = _table(table, spec.defaults)
         if table.name == CROSSES:  # it is there without a word, and has no vectors
             del said["dim"]
         if said:
             yield _inline(table.name, said)
 
 
-def _table(table: Table) -> dict[str, Any]:
-    found = {**dict(_options(table)), "dim": table.dim}
+def _table(table: Table, generation: int) -> dict[str, Any]:
+    found = {**dict(_options(table, generation)), "dim": table.dim}
     for key, default in (
         ("optimizer", DEFAULT_ROW_OPTIMIZER),
         ("scalar_optimizer", DEFAULT_SCALAR_OPTIMIZER),
@@ -100,20 +104,18 @@ def _table(table: Table) -> dict[str, Any]:
     return found
 
 
-def _train(train: Train) -> Iterator[str]:
-    yield from _keys(train)
-    if train.batch_behind_rows == DEFAULT_BEHIND_ROWS != train.batch_rows:  # without it: as batch.rows
+def _train(train: Train, generation: int) -> Iterator[str]:
+    yield from _keys(train, generation)
+    if (
+        train.batch_behind_rows == default_of(BEHIND_ROWS, generation) != train.batch_rows
+    ):  # without it: as batch.rows
         yield f"batch.behind = {train.batch_behind_rows}"
-
-
-def _feature(feature: Feature) -> dict[str, Any]:
-    return dict(_options(feature))
 
 
 def _model(spec: Spec) -> Iterator[str]:
     model = spec.model
     hedge = model.kind == "hedge"
-    for key, value in _options(model):
+    for key, value in _options(model, spec.defaults):
         if hedge or key not in ("experts", "crosses"):
             yield f"{key} = {toml_value(value)}"
     if model.options:

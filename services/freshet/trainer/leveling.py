@@ -11,6 +11,7 @@ import structlog
 
 from freshet.errors import Corrupt, Mismatch
 from freshet.model import DenseModel
+from freshet.spec.identity import explain_defaults
 from freshet.trainer.core import DenseLedger
 from freshet.trainer.quality import Quality
 from freshet.trainer.ranks import RankGroup
@@ -63,8 +64,13 @@ class DenseState:
             "vector": list(self.ledger.applied.items()),
         }
         told = [_told(part) for part in group.exchange(orjson.dumps(mine))]
-        if any(other["spec"] != self.spec_hash for other in told):
-            raise Mismatch("the ranks of this model were started with different specs; start all with one")
+        others = [other["spec"] for other in told if other["spec"] != self.spec_hash]
+        if others:
+            hint = explain_defaults(self.spec_hash, others[0])
+            raise Mismatch(
+                "the ranks of this model were started with different specs; start all with one"
+                + (f"\n{hint}" if hint else "")
+            )
         steps = [other["step"] for other in told]
         source = steps.index(max(steps))
         data = group.broadcast(self.pack() if source == group.rank else None, source)

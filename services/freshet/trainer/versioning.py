@@ -21,6 +21,7 @@ from freshet.model.judging import arrays_of, inputs_of, joined
 from freshet.seams.eventlog import Writer
 from freshet.seams.versions import Manifest, Version, VersionStore
 from freshet.skipped import skip
+from freshet.spec.identity import explain_defaults
 from freshet.spec.model import Spec
 from freshet.spec.outcomes import Outcomes, outcomes_of
 from freshet.trainer.pins import Pin, Pins
@@ -104,9 +105,14 @@ def _check_owner(manifest: Manifest, spec_hash: str, log_id: str) -> None:
     what = "spec" if manifest.spec_hash != spec_hash else "event log"
     raise Mismatch(
         f"version {manifest.number} was trained under another {what}\n"
-        "  a model has versions of its own: another folder, prefix or volume; or go on with the former spec\n"
-        "  and log; `freshet check --against` says what changed"
+        + (explain_defaults(spec_hash, manifest.spec_hash) or VERSIONS_OF_ITS_OWN)
     )
+
+
+VERSIONS_OF_ITS_OWN = (
+    "  a model has versions of its own: another folder, prefix or volume; or go on with the former spec\n"
+    "  and log; `freshet check --against` says what changed"
+)
 
 
 def _next_number(numbers: Sequence[int]) -> int:

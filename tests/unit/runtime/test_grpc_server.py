@@ -18,6 +18,7 @@ from freshet.runtime.metrics import register
 from freshet.seams.peer_tokens import LOOK_S, PeerTokens
 from freshet.seams.rowservice.link import Link
 from freshet.seams.transport import Transport, error_of, method_name, open_channel, transport_of
+from freshet.spec.identity import SpecHash
 from freshet.testing.clock import SettableClock
 from freshet.wire.failures import failure_of
 from freshet.wire.frames import Frame, Kind, Part, decode_frame, encode_frame, encoded_bytes
@@ -298,6 +299,14 @@ def test_a_client_of_another_spec_is_refused_and_told_so():
             calling(server, PLAIN, [a_frame()], metadata=[("freshet-spec", "xyz")])
         assert server.counts.refused["identity"] == 1
         assert len(calling(server, PLAIN, [a_frame()], metadata=[("freshet-spec", "abc")])) == 1
+
+
+def test_a_client_of_the_spec_with_former_defaults_is_told():
+    own = SpecHash.of("abc", 2, {"xyz": 1})
+    with listening(identity={"freshet-spec": own}) as server:
+        with pytest.raises(Mismatch, match="put `defaults = 1` at the top of the spec"):
+            calling(server, PLAIN, [a_frame()], metadata=[("freshet-spec", "xyz")])
+        assert len(calling(server, PLAIN, [a_frame()], metadata=[("freshet-spec", own)])) == 1
 
 
 def test_a_method_that_is_not_there_is_a_mismatch():

@@ -208,8 +208,8 @@ def test_the_smallest_spec_is_complete() -> None:
         (
             WHOLE + "[tabels]\n",
             "freshet.toml: tabels = {}\n"
-            "  expected one of buckets, events, features, files, join, labels, model, name, partitions, "
-            "retention, serve, tables, train\n"
+            "  expected one of buckets, defaults, events, features, files, join, labels, model, name, "
+            "partitions, retention, serve, tables, train\n"
             '  did you mean "tables"?',
         ),
     ],

@@ -9,6 +9,7 @@ import numpy as np
 
 from freshet.errors import Mismatch
 from freshet.seams.rowstore import StoreIdentity
+from freshet.spec.identity import explain_defaults
 from freshet.tables.runs import check_runs
 from freshet.types import U32, Flush
 
@@ -51,7 +52,10 @@ A_STORE_OF_ITS_OWN = (
 
 
 def check_identity(where: object, expected: StoreIdentity, found: StoreIdentity) -> None:
-    """Raise Mismatch, naming all that differs, if the store belongs to another model."""
+    """Raise Mismatch, naming all that differs, if the store belongs to another model.
+
+    Where the store is of the same spec in another generation of defaults, the error says how to go on.
+    """
     lines = []
     for field in fields(StoreIdentity):
         wanted, stored = getattr(expected, field.name), getattr(found, field.name)
@@ -69,7 +73,7 @@ def check_identity(where: object, expected: StoreIdentity, found: StoreIdentity)
                 [
                     f"{where}: the row store belongs to another model, spec or log:",
                     *lines,
-                    A_STORE_OF_ITS_OWN,
+                    explain_defaults(expected.spec_hash, found.spec_hash) or A_STORE_OF_ITS_OWN,
                 ]
             )
         )

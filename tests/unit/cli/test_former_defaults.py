@@ -1,0 +1,266 @@
+"""Stores, versions and peers of a spec that an earlier release read with other defaults."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import orjson
+import pytest
+from click.testing import CliRunner
+from prometheus_client import CollectorRegistry
+
+from freshet.cli import prepare
+from freshet.cli.check import command as check
+from freshet.cli.kept import keep_spec, kept_spec, load_kept, refuse_another_model
+from freshet.errors import ConfigError, Mismatch
+from freshet.inference.rows import RowFollower
+from freshet.inference.versions import VersionFollower
+from freshet.seams.open import open_eventlog, open_rowstore
+from freshet.seams.rowstore import StoreIdentity
+from freshet.seams.rowstore.checks import check_identity
+from freshet.seams.versions import Manifest
+from freshet.seams.versions.folder import open_url
+from freshet.settings import Settings, load_settings
+from freshet.spec import Spec, load_spec
+from freshet.spec.identity import SpecHash, explain_defaults, identity_hash
+from freshet.spec.parse import parse_spec, with_defaults
+from freshet.spec.schemas import load_schemas
+from freshet.trainer.leveling import DenseState
+from freshet.trainer.versioning import restart_point
+from freshet.types import Bucket, BucketMeta, Fence, TimeMs
+
+ROOT = Path(__file__).parents[3]
+QUICKSTART = ROOT / "examples" / "quickstart" / "freshet.toml"
+
+WHAT_TO_DO = """\
+  The hash found is that of this spec with `defaults = 1`; the spec now means `defaults = 2`.
+  To go on with that model as it was, put `defaults = 1` at the top of the spec.
+  To begin anew with `defaults = 2`, give the model another name, or a new store."""
+
+HASHES = {  # as the last release without the key `defaults` hashed them: without, and with, their schemas
+    "examples/custom-model": (
+        "20528d3064fa1b8f6c9fed9db64a0bdbb7575d0ec998c8fbdab43bd6991e4c3c",
+        "bc30770d27922bd25f5db1f2aefb4ff22ce6f27670faece07811797c20dfbe4b",
+    ),
+    "examples/custom-transform": (
+        "d1ffe36bd92c6f4bef7a27e0c6d1ae3b1228f920883916bfd44281932d515046",
+        "148728504dd8ffe08049c5f778de62dbe469fcc19b1710e1ff4b789459786e7c",
+    ),
+    "examples/feed": (
+        "26ea739bccbbd1f96020fd859913bae98411b2fb0422c408e335fea1dccd364d",
+        "0eb5a539452c2e61ed83f1d6f7c48b43450324e7fcf1e99fa571650556fb276e",
+    ),
+    "examples/online-retail": (
+        "88964cd8ad01459c33fcfb0965920c4e2f6b11a90eedd68fa89b4a47e58da3a7",
+        "6e034466943921115c6864a06a17b58fb93024899c54db978715a6f8a5a8c209",
+    ),
+    "examples/own-topics": (
+        "7141c2866395769f450c6dfd924508177b2a6b8319848b8ca11603e72ededcde",
+        "ac5291a647803e7214b5b2ec7cdf4fe7fb94fbe55627de5c3138cdbd3786ae63",
+    ),
+    "examples/quickstart": (
+        "752f7fb213a819a95fd6d379fdb8043eff2a54a47bffc8e39bf753413b91474c",
+        "395ca6bcafae157a11b1bd7f063b5d77c5f050908251f7ba9abe75bdb162fcc2",
+    ),
+    "services/freshet/recordings/online_retail": (
+        "88964cd8ad01459c33fcfb0965920c4e2f6b11a90eedd68fa89b4a47e58da3a7",
+        "6e034466943921115c6864a06a17b58fb93024899c54db978715a6f8a5a8c209",
+    ),
+    "services/freshet/testing/simulator/demo": (
+        "c84fa74426e8803cb0a9f824447c5bb533fdd29e0964b84613223b4772ede069",
+        "9ce4c551c01c3d1ece900f831fab86ac0f9ec53455e56e755b1522b268805cfa",
+    ),
+    "tests/system/ledger": (
+        "1a181453e8709f04378318c47a5b93c3c2a8bb4a3e05621370a3e445ee780720",
+        "039bd4f2ca088cbd7c9dd051c76aa35f7f7df1ff2e7eb0d24bd11f8af73fcb31",
+    ),
+}
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    settings = load_settings({}, run_folder=tmp_path / "run")
+    settings.common.run.create()
+    return settings
+
+
+def former(path: Path) -> Spec:
+    """The spec file with `defaults = 1` written into it."""
+    return parse_spec(f"defaults = 1\n{path.read_text()}", folder=str(path.parent))
+
+
+def hashes() -> tuple[SpecHash, SpecHash]:
+    """The quickstart's hash, and the one that an earlier release gave it."""
+    spec, before = load_spec(QUICKSTART), former(QUICKSTART)
+    return identity_hash(spec, load_schemas(spec)), identity_hash(before, load_schemas(before))
+
+
+@pytest.mark.parametrize("folder", HASHES)
+def test_with_the_former_defaults_a_spec_keeps_its_hash(folder: str) -> None:
+    spec = former(ROOT / folder / "freshet.toml")
+    own, with_schemas = identity_hash(spec), identity_hash(spec, load_schemas(spec))
+
+    assert (own, with_schemas) == HASHES[folder]
+
+
+@pytest.mark.parametrize("folder", HASHES)
+def test_the_defaults_of_today_are_another_identity(folder: str) -> None:
+    path = ROOT / folder / "freshet.toml"
+    spec = load_spec(path)
+
+    own, before = identity_hash(spec), identity_hash(former(path))
+
+    assert spec.defaults == 2
+    assert own != before
+    assert own.others == {before: 1}
+    assert before.others == {own: 2}
+    assert with_defaults(spec, 1) == former(path)
+
+
+def test_a_lane_count_changes_both_hashes_alike() -> None:
+    spec = replace(load_spec(QUICKSTART), partitions=2)
+
+    assert identity_hash(spec).others == {identity_hash(replace(former(QUICKSTART), partitions=2)): 1}
+
+
+def test_a_generation_that_is_not_known_is_refused() -> None:
+    for value in ("3", "0", '"1"', "true"):
+        with pytest.raises(ConfigError, match=r"defaults = .*\n  expected an integer from 1 to 2"):
+            parse_spec(f"defaults = {value}\n{QUICKSTART.read_text()}")
+
+
+def _identity(spec_hash: str) -> StoreIdentity:
+    return StoreIdentity("quickstart", spec_hash, 1, {}, {}, "log")
+
+
+def _write_rows(url: str, spec_hash: str) -> None:
+    rows = open_rowstore(url)
+    rows.create(_identity(spec_hash), {Bucket(0): BucketMeta(Fence(0), 0, 0, {}, 0, TimeMs(0))})
+    rows.close()
+
+
+def _row_store(own: str, before: str, settings: Settings) -> None:
+    check_identity("rows", _identity(own), _identity(before))
+
+
+def _versions(before: str, settings: Settings) -> Any:
+    store = open_url(settings.common.versions_url)
+    weights = {"w": np.zeros(1, np.float32)}
+    store.put(Manifest(0, "quickstart", before, 0, 0, {}, "log", 0, {}, 0, ""), weights)
+    store.judge(0, "promoted", "the initial weights")
+    return store
+
+
+def _restart(own: str, before: str, settings: Settings) -> None:
+    restart_point(_versions(before, settings), own, "log")
+
+
+def _ranks(own: str, before: str, settings: Settings) -> None:
+    ledger, progress = SimpleNamespace(applied={}), SimpleNamespace(steps=0)
+    state = DenseState(*cast(Any, (None, ledger, None, None, progress, own)))
+    other = orjson.dumps({"step": 0, "spec": before, "vector": []})
+    state.level(cast(Any, SimpleNamespace(exchange=lambda mine: [mine, other], rank=0, size=2)))
+
+
+def _served_rows(own: str, before: str, settings: Settings) -> None:
+    _write_rows(settings.common.rows_url, before)
+    rows, log = open_rowstore(settings.common.rows_url), open_eventlog(settings.common.log_url)
+    follower = RowFollower(log, rows, "t", cast(Any, None), spec_hash=own, wait_s=0.01)
+    try:
+        follower._follow(threading.Event())
+    finally:
+        rows.close()
+        log.close()
+
+
+def _served_version(own: str, before: str, settings: Settings) -> None:
+    follower = VersionFollower(
+        _versions(before, settings),
+        cast(Any, None),
+        CollectorRegistry(),
+        model="quickstart",
+        spec_hash=own,
+        poll_s=1.0,
+    )
+    follower.look()
+    raise Mismatch(follower.state.reason)
+
+
+def _prepared(own: str, before: str, settings: Settings) -> None:
+    _write_rows(settings.common.rows_url, before)
+    prepare._rows(load_spec(QUICKSTART), settings.common.rows_url)
+
+
+def _started(own: str, before: str, settings: Settings) -> None:
+    _write_rows(settings.common.rows_url, before)
+    spec = load_spec(QUICKSTART)
+    refuse_another_model(spec, load_schemas(spec), settings)
+
+
+PLACES = [_row_store, _restart, _ranks, _served_rows, _served_version, _prepared, _started]
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_every_comparison_says_how_to_go_on(
+    place: Callable[[str, str, Settings], None], settings: Settings
+) -> None:
+    own, before = hashes()
+
+    with pytest.raises(Mismatch) as told:
+        place(own, before, settings)
+
+    assert " ".join(WHAT_TO_DO.split()) in " ".join(str(told.value).split())
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_another_spec_is_not_told_of_defaults(
+    place: Callable[[str, str, Settings], None], settings: Settings
+) -> None:
+    with pytest.raises(Mismatch) as told:
+        place(hashes()[0], "0" * 64, settings)
+
+    assert "defaults" not in str(told.value)
+
+
+def test_the_whole_message_of_a_start() -> None:
+    own, before = hashes()
+
+    with pytest.raises(Mismatch) as told:
+        check_identity("sqlite:rows", _identity(own), _identity(before))
+
+    assert str(told.value) == (
+        "sqlite:rows: the row store belongs to another model, spec or log:\n"
+        f"  spec_hash: expected '{own}', found '{before}'\n{WHAT_TO_DO}"
+    )
+    assert explain_defaults(before, own) == (
+        "  The hash found is that of this spec with `defaults = 2`; the spec now means `defaults = 1`.\n"
+        "  To go on with that model as it was, put `defaults = 2` at the top of the spec.\n"
+        "  To begin anew with `defaults = 1`, give the model another name, or a new store."
+    )
+
+
+def test_a_kept_spec_says_its_generation(settings: Settings) -> None:
+    for spec in (load_spec(QUICKSTART), former(QUICKSTART)):
+        keep_spec(spec, settings)
+        kept = load_kept(kept_spec(settings))
+
+        assert f"\ndefaults = {spec.defaults}\n" in kept_spec(settings).read_text()
+        assert identity_hash(kept, load_schemas(kept)) == identity_hash(spec, load_schemas(spec))
+
+
+def test_a_kept_spec_without_a_generation_means_the_first(settings: Settings) -> None:
+    keep_spec(former(QUICKSTART), settings)
+    path = kept_spec(settings)
+    path.write_text(path.read_text().replace("defaults = 1\n", ""))
+
+    told = CliRunner().invoke(check, [str(QUICKSTART), "--against", str(path)])
+
+    assert load_kept(path).defaults == 1
+    assert told.exit_code == 3
+    assert told.output.startswith("defaults: 1 -> 2 (identity): needs a new model")
