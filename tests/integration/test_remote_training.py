@@ -23,6 +23,7 @@ from freshet.seams.eventlog.claims import Claims
 from freshet.seams.transport import Transport
 from freshet.spec.layout import layout_of
 from freshet.spec.model import Spec
+from freshet.spec.model_learning import Train
 from freshet.types import Bucket, Fence
 from freshet.wire.values import RowCodec
 from tests.perf.workload import Workload, append, plain_spec
@@ -30,6 +31,7 @@ from tests.system.waiting import wait_until
 
 DEADLINE_S = 60.0
 ROWS = 4_096
+BLOCKS = ROWS // Train().batch_rows
 
 
 @dataclass
@@ -58,7 +60,7 @@ class Scene:
         try:
             wait_until(
                 "the rows have learned from all samples",
-                lambda: sum(offset[0] for offset in offsets().values()) >= ROWS // 256,
+                lambda: sum(offset[0] for offset in offsets().values()) >= BLOCKS,
                 within_s=DEADLINE_S,
             )
         except AssertionError as error:
@@ -197,12 +199,12 @@ def test_a_rank_looks_rows_up_in_shards_itself(tmp_path: Path, mode: str):
         training.join()
 
     status = rank.status()
-    assert sum(status["applied"].values()) == ROWS // 256
-    assert status["batches"] == ROWS // 256
+    assert sum(status["applied"].values()) == BLOCKS
+    assert ROWS // 256 <= status["batches"] <= BLOCKS, "larger batches while much waits"
     assert status["sent_bytes"] > 0
     assert status["received_bytes"] > 0
     assert rank.quality.summary()["training"]["click"]["auc"] > 0.55
     metas = pipeline.stores.rows.claim([Bucket(b) for b in range(pipeline.spec.buckets)], Fence(1 << 40))
     for meta in metas.values():
-        assert sum(meta.applied.values()) == ROWS // 256, "all was pushed, and flushed by the shards"
+        assert sum(meta.applied.values()) == BLOCKS, "all was pushed, and flushed by the shards"
     pipeline.close()

@@ -4,8 +4,8 @@
 
 Everything is on: reading and decoding blocks of the SQLite log, rows, the model's step, measures, publishing,
 flushing, versions. `plain` is the model that peers train (`tests.perf.workload`), at 2 lanes of 2,048 rows
-and of 256; `default` is the default hedge at 2 lanes of 256. The log holds the same rows several times; the
-first pass makes the rows of the table and is not counted. A share is that of the roofline
+and of 256; `default` is the default hedge at 2 lanes of 256 and of 64. The log holds the same rows several
+times; the first pass makes the rows of the table and is not counted. A share is that of the roofline
 (`tests.perf.roofline`). Peers whose environment is there (`tests.perf.peers.setup`) train `plain` on the same
 rows in the same rounds, at batches of 4,096; with `--quick` only those that are asked for.
 
@@ -43,6 +43,7 @@ CASES = {
     "plain_2048": ('kind = "mlp"\ndeep = [512, 256]', 2048),
     "plain_256": ('kind = "mlp"\ndeep = [512, 256]', 256),
     "default_256": ("", 256),
+    "default_64": ("", 64),
 }
 VARIANTS = ("torch_one_lane", "onednn_one_lane", "torch_lanes", "onednn_lanes")
 """Of the roofline; those of several threads before those whose lanes set one."""
@@ -132,7 +133,7 @@ def measure(
     """
     rounds = rounds or (1 if quick else 5)
     passes, seconds = (3, 1.0) if quick else (4, 4.0)
-    cases = ("plain_2048", "default_256") if quick else tuple(CASES)
+    cases = ("plain_2048", "default_256", "default_64") if quick else tuple(CASES)
     jobs, absent = _peers("none" if quick and peers is None else peers)
     with tempfile.TemporaryDirectory() as folder:
         at = Path(data) if data else Path(folder)

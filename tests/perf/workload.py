@@ -18,7 +18,7 @@ import numpy as np
 
 from freshet.cli.pipeline import Pipeline
 from freshet.features import Column, ColumnEncoder, encode_blocks, take
-from freshet.features.blocks import MAX_SAMPLES
+from freshet.features.blocks import block_samples
 from freshet.spec.avro import Record, parse_schema
 from freshet.spec.model import Spec
 from freshet.spec.parse import parse_spec
@@ -154,7 +154,7 @@ def append(pipeline: Pipeline, arrays: Arrays, passes: int = 1) -> int:
                 weights=np.ones(rows, np.float32),
                 labels=np.zeros(rows, np.uint8),
                 payloads=payloads,
-                block_ends=_ends(rows),
+                block_ends=_ends(rows, block_samples(pipeline.spec.train.batch_rows)),
             )
             places = np.arange(len(blocks)) % partitions
             pipeline.writer.append(
@@ -167,8 +167,8 @@ def append(pipeline: Pipeline, arrays: Arrays, passes: int = 1) -> int:
     return passes * len(arrays)
 
 
-def _ends(rows: int) -> I64:
-    return np.append(np.arange(MAX_SAMPLES, rows, MAX_SAMPLES), rows).astype(np.int64)
+def _ends(rows: int, most: int) -> I64:
+    return np.append(np.arange(most, rows, most), rows).astype(np.int64)
 
 
 def _texts(ids: U64) -> BytesColumn:

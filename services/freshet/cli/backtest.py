@@ -21,7 +21,9 @@ __all__ = ["command"]
 @click.argument("spec_file", type=PATH)
 @click.argument("files", nargs=-1, required=True, type=FILE)
 @click.option("--request", help="Column whose equal values mark rows that were served together.")
-@click.option("--lanes", type=click.IntRange(1, 64), help="Lanes; 1 gives the same result each time.")
+@click.option(
+    "--lanes", type=click.IntRange(1, 64), help="Lanes; 1, the default, gives the same result each time."
+)
 @click.option("--keep", type=PATH, help="Keep log, rows and versions here; new or empty.")
 @json_option
 def command(

@@ -17,7 +17,7 @@ from freshet.cli.ready import ReadySamples, block_ends, ready_samples, sample_ti
 from freshet.cli.straight import fits, straight
 from freshet.errors import BadInput
 from freshet.features import take
-from freshet.features.blocks import encode_blocks
+from freshet.features.blocks import block_samples, encode_blocks
 from freshet.recordings.timely import EventTimes
 from freshet.spec import Spec
 from freshet.types import Append, BytesColumn
@@ -50,7 +50,7 @@ def backtest(
         files:    csv, Parquet or Arrow, gzip or not, in time order; columns named as the spec's fields and
                   labels, or structs that hold them.
         request:  column whose equal values mark rows that were served together.
-        lanes:    1 gives the same result each time; without it, as live.
+        lanes:    threads that learn beside each other; 1, the default, gives the same result each time.
         keep:     new or empty folder for log, rows and versions; without it they are deleted at the end.
         window_ms: length of a window of measures, in event time.
         progress: called with the share that is trained, from 0 to 1.
@@ -85,8 +85,9 @@ def write_samples(
     """Append all samples in blocks, to the partitions in turn: so lanes keep close to the order of the files.
     Returns how many samples."""
     partitions, turn, total = pipeline.spec.partitions, 0, 0
+    most = block_samples(pipeline.spec.train.batch_rows)
     for samples in ready_samples(pipeline.spec, files, request, seen):
-        blocks = _blocks(samples, pipeline.registry.register(samples.schema))
+        blocks = _blocks(samples, pipeline.registry.register(samples.schema), most)
         places = (np.arange(len(blocks)) + turn) % partitions
         turn = (turn + len(blocks)) % partitions
         total += len(samples)
@@ -100,8 +101,8 @@ def write_samples(
     return total
 
 
-def _blocks(samples: ReadySamples, schema_id: int) -> BytesColumn:
-    """Samples cut into blocks that split no request."""
+def _blocks(samples: ReadySamples, schema_id: int, most: int) -> BytesColumn:
+    """Samples cut into blocks of at most so many, longer only where one request has more."""
     return encode_blocks(
         schema_id,
         sample_ids=samples.sample_ids,
@@ -111,5 +112,5 @@ def _blocks(samples: ReadySamples, schema_id: int) -> BytesColumn:
         weights=np.ones(len(samples), np.float32),
         labels=samples.labels,
         payloads=samples.payloads,
-        block_ends=block_ends(samples.requests),
+        block_ends=block_ends(samples.requests, most),
     )

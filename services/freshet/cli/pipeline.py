@@ -3,7 +3,6 @@ servers."""
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -17,7 +16,6 @@ import structlog
 from freshet.cli.outcome import Outcome
 from freshet.cli.training import Stores, Training
 from freshet.clock import SYSTEM_CLOCK, Clock
-from freshet.embedder.core import lanes_for
 from freshet.runtime.lifecycle import Cleanup
 from freshet.runtime.logging import configure_logging
 from freshet.seams.eventlog.topics import ensure_topics
@@ -70,11 +68,9 @@ class Pipeline:
 
     @classmethod
     def of_samples(cls, spec: Spec, folder: Path, lanes: int | None) -> Pipeline:
-        """For ready samples: as many partitions as lanes, so that a lane reads its rows in the order of the
-        file."""
-        lanes = lanes or lanes_for(
-            os.cpu_count() or 1, spec.train.staleness_rows, spec.train.batch_rows, spec.partitions
-        )
+        """For ready samples: as many partitions as lanes (1 unless told), so that a lane reads its rows in
+        the order of the file."""
+        lanes = lanes or 1  # several lanes each predict without the others' last batches
         return cls(replace(spec, partitions=lanes), folder, lanes)
 
     def train(self, progress: Callable[[float], None]) -> Outcome:

@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 
 from freshet.features import take
-from freshet.features.blocks import MAX_SAMPLES
 from freshet.recordings.files import SampleRows, read_samples
 from freshet.recordings.timely import EventTimes
 from freshet.spec.avro import Record
@@ -80,11 +79,12 @@ def _taught(spec: Spec, rows: SampleRows) -> ReadySamples:
     )
 
 
-def block_ends(requests: U64) -> I64:
-    """Where blocks end: after at most MAX_SAMPLES samples, never within a request."""
+def block_ends(requests: U64, most: int) -> I64:
+    """Where blocks, or batches, of at most so many samples end: never within a request, so one is longer
+    where a request alone is."""
     if not len(requests):
         return np.empty(0, np.int64)
-    return cuts(np.append(np.flatnonzero(np.diff(requests)) + 1, len(requests)), MAX_SAMPLES)
+    return cuts(np.append(np.flatnonzero(np.diff(requests)) + 1, len(requests)), most)
 
 
 def cuts(edges: I64, most: int) -> I64:

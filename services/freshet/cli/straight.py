@@ -21,7 +21,7 @@ import numpy as np
 import orjson
 
 from freshet.cli.outcome import Outcome
-from freshet.cli.ready import ReadySamples, block_ends, cuts, ready_samples, sample_times
+from freshet.cli.ready import ReadySamples, block_ends, ready_samples, sample_times
 from freshet.errors import BadInput
 from freshet.features import Decoded, SampleDecoder
 from freshet.model.inputs import Labels, ModelInputs
@@ -56,7 +56,7 @@ def fits(spec: Spec) -> bool:
 def straight(
     spec: Spec, files: Sequence[Path], request: str | None, progress: Callable[[float], None]
 ) -> Outcome:
-    """One pass of one lane over the files, on the same batches as a lane that is behind takes.
+    """One pass of one lane over the files, on batches of `train.batch.rows`, as a lane takes that keeps up.
 
     Raises as `freshet.cli.backtesting.backtest` does.
     """
@@ -106,7 +106,6 @@ def _decoded(
 ) -> Iterator[_Piece]:
     schemas: list[Record] = []
     decoder = SampleDecoder(spec, layout_of(spec), schemas.__getitem__)
-    rows = max(spec.train.batch_rows, spec.train.batch_behind_rows)
     read = iter(ready_samples(spec, files, request, seen))
     while True:
         with busy("read and encode"):
@@ -122,7 +121,7 @@ def _decoded(
             if len(columns.bad):
                 raise BadInput(f"sample {int(ready.sample_ids[columns.bad[0]])}: {columns.why[0]}")
             labels = Labels(ready.labels, ready.values, np.ones(len(ready), np.float32))
-            piece = _Piece(ready, columns, labels, cuts(block_ends(ready.requests), rows))
+            piece = _Piece(ready, columns, labels, block_ends(ready.requests, spec.train.batch_rows))
         yield piece
 
 

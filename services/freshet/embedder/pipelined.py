@@ -111,7 +111,7 @@ class PipelinedStream:
             self._notify,
             own,
         )
-        sizes = Sizes(batch_rows, spec.train.batch_behind_rows, spec.train.batch_wait_ms)
+        sizes = Sizes(batch_rows, spec.train.behind_rows(native_loop=False), spec.train.batch_wait_ms)
         # One is decoded while the others are in flight. Own writes are kept until what was looked up before
         # them has been taken: as many again.
         slots = 1 + (in_flight if ahead else 1) * (1 if own is None else 2)

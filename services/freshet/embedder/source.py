@@ -6,13 +6,16 @@ from collections.abc import Mapping, Sequence
 
 from freshet.clock import Clock
 from freshet.embedder.core import Assembler, BatchPlan, cut_points
+from freshet.features.blocks import block_samples
 from freshet.seams.eventlog import EventLog
 from freshet.types import TopicPartition
 
 __all__ = ["Sizes", "Source", "lag_of"]
 
-READ_AHEAD_BLOCKS = 64
-"""Blocks read from the log at once: 16,384 samples at most, tens of milliseconds of work."""
+READ_AHEAD_ROWS = 16_384
+"""Rows read from the log at once, if blocks are full: tens of milliseconds of work."""
+MOST_BLOCKS = 256
+"""Blocks read from the log at once at most: where batches are of few rows, blocks are short."""
 
 
 class Sizes:
@@ -38,6 +41,8 @@ class Source:
         self._assembler: Assembler | None = None
         self._replayed_until: dict[int, int] = {}
         self._waiting_since = 0.0
+        self._blocks = min(MOST_BLOCKS, READ_AHEAD_ROWS // block_samples(sizes.rows))
+        self._more = False  # the log had more than was read at once
 
     @property
     def started(self) -> bool:
@@ -57,23 +62,28 @@ class Source:
         mine = {p: starts[p] for p in self.partitions}
         self._reader.assign({TopicPartition(self.topic, p): offset for p, offset in mine.items()})
         self._replayed_until = {p: max([starts[p], *cuts[p]]) for p in self.partitions}
-        self._assembler = Assembler(mine, cuts)
+        self._assembler, self._more = Assembler(mine, cuts), False
 
     def assemble(self, deadline: float) -> BatchPlan | None:
         """Wait for a full batch, but no longer than a batch's own wait once a block is there; None at the
         deadline."""
         assembler, sizes = self._assembler, self._sizes
         assert assembler is not None
-        while assembler.waiting() < sizes.rows:
+        while (waiting := assembler.waiting()) < (2 * sizes.behind_rows if self._more else sizes.rows):
             now = self._clock.monotonic()
-            if not assembler.waiting():
+            if not waiting:
                 self._waiting_since = now
-            until = min(deadline, self._waiting_since + sizes.wait_s) if assembler.waiting() else deadline
-            polled = self._reader.poll(READ_AHEAD_BLOCKS, max(0.0, until - now))
+            enough = waiting >= sizes.rows  # for a batch: it is only looked whether the lane is far behind
+            until = min(deadline, self._waiting_since + sizes.wait_s) if waiting else deadline
+            until = now if enough else until
+            polled = self._reader.poll(self._blocks, max(0.0, until - now))
+            self._more = sum(len(records) for _, records in polled) >= self._blocks
             for partition, records in polled:
                 assembler.offer(partition.partition, records)
             if polled:
                 continue
+            if enough:
+                break
             if not assembler.waiting() or self._clock.monotonic() < self._waiting_since + sizes.wait_s:
                 return None
             break

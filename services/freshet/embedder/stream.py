@@ -16,6 +16,7 @@ from freshet.embedder.recent import Recent
 from freshet.embedder.source import Sizes, Source, lag_of
 from freshet.embedder.tracing import calling, processed
 from freshet.errors import Refused
+from freshet.model import NATIVE_KINDS
 from freshet.model.inputs import ModelInputs
 from freshet.seams.batches import TrainBatch
 from freshet.seams.eventlog import EventLog
@@ -75,7 +76,8 @@ class LocalStream:
         self._maker = Maker(spec, layout)
         self._desk = CreditDesk(Credits(staleness_rows, sync=spec.train.mode == "sync"))
         self._recent = Recent(spec.serve.gate.samples, clock)
-        sizes = Sizes(batch_rows, spec.train.batch_behind_rows, spec.train.batch_wait_ms)
+        native = spec.model.kind in NATIVE_KINDS
+        sizes = Sizes(batch_rows, spec.train.behind_rows(native_loop=native), spec.train.batch_wait_ms)
         partitions = range(spec.partitions)
         self._lanes = [
             _Lane(

@@ -11,10 +11,27 @@ from freshet import _native
 from freshet.errors import Corrupt
 from freshet.types import F32, I64, U8, U32, U64, BytesColumn
 
-__all__ = ["MAX_SAMPLES", "BlockColumns", "SampleColumns", "encode_block", "encode_blocks", "read_blocks"]
+__all__ = [
+    "MAX_SAMPLES",
+    "BlockColumns",
+    "SampleColumns",
+    "block_samples",
+    "encode_block",
+    "encode_blocks",
+    "read_blocks",
+]
 
 MAX_SAMPLES = 256
-"""Samples that close a block; more only where one request alone has more, and few enough bytes."""
+"""Samples that close a block at most, and in logs of earlier releases always; more only where one request
+alone has more, and few enough bytes."""
+
+
+def block_samples(batch_rows: int) -> int:
+    """Samples that close a block of a model with batches of so many rows.
+
+    A batch is whole blocks (PROTOCOL 2), so a block is never larger than a batch.
+    """
+    return min(MAX_SAMPLES, batch_rows)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

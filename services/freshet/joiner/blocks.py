@@ -1,8 +1,8 @@
 """Samples to blocks: where they are cut (schemas/README.md, "Samples: blocks").
 
-A block ends after MAX_SAMPLES samples or before it grows beyond `max_bytes`, where a request ends. A request
-that alone exceeds `max_bytes` is split between samples; its blocks follow each other in one append. Only a
-sample that alone exceeds `max_bytes` makes a larger block.
+A block ends after `max_samples` samples or before it grows beyond `max_bytes`, where a request ends. A
+request that alone exceeds `max_bytes` is split between samples; its blocks follow each other in one append.
+Only a sample that alone exceeds `max_bytes` makes a larger block.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from freshet.types import BytesColumn
 __all__ = ["cuts", "encode"]
 
 
-def encode(samples: Samples, max_bytes: int = BLOCK_BYTES) -> BytesColumn:
+def encode(samples: Samples, max_bytes: int = BLOCK_BYTES, max_samples: int = MAX_SAMPLES) -> BytesColumn:
     """Blocks in order, each of one schema id; see the module for where they end."""
-    ends = np.array([stop for _, stop in cuts(samples, max_bytes)], np.int64)
+    ends = np.array([stop for _, stop in cuts(samples, max_bytes, max_samples)], np.int64)
     if not len(ends):
         return BytesColumn.of([])
     schemas = samples.schemas[ends - 1]
@@ -47,7 +47,9 @@ def encode(samples: Samples, max_bytes: int = BLOCK_BYTES) -> BytesColumn:
     return BytesColumn.concat(parts)
 
 
-def cuts(samples: Samples, max_bytes: int = BLOCK_BYTES) -> Iterator[tuple[int, int]]:
+def cuts(
+    samples: Samples, max_bytes: int = BLOCK_BYTES, max_samples: int = MAX_SAMPLES
+) -> Iterator[tuple[int, int]]:
     """[start, stop) of each block."""
     n = len(samples)
     if not n:
@@ -63,11 +65,11 @@ def cuts(samples: Samples, max_bytes: int = BLOCK_BYTES) -> Iterator[tuple[int, 
         room = before + max_bytes - block_bytes(0, 0)
         fitting = max(start + 1, int(np.searchsorted(sizes, room, side="right")))
         most = min(
-            fitting, start + MAX_SAMPLES, int(schema_ends[np.searchsorted(schema_ends, start, side="right")])
+            fitting, start + max_samples, int(schema_ends[np.searchsorted(schema_ends, start, side="right")])
         )
         fits = int(np.searchsorted(group_ends, most, side="right")) - 1
         first = int(np.searchsorted(group_ends, start, side="right"))
-        # The first request stays whole, also beyond MAX_SAMPLES, unless it has too many bytes.
+        # The first request stays whole, also beyond max_samples, unless it has too many bytes.
         stop = min(int(group_ends[max(fits, first)]), fitting)
         yield start, stop
         start, before = stop, int(sizes[stop - 1])

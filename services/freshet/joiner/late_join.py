@@ -183,7 +183,7 @@ class LateJoin:
         samples = samples.where(np.isin(samples.ids, ids[over & (newest >= 0)]))
         if writer is not None:
             for piece in _pieces(samples):
-                encoded = blocks.encode(piece, self.topics.limits.block_bytes)
+                encoded = blocks.encode(piece, self.topics.limits.block_bytes, self.plan.block_samples)
                 writer.append([Append(self.topics.samples, done.partition, encoded)])
         positive = int((samples.values != 0).sum())
         done.positive += positive

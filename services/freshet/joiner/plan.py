@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from freshet.features.blocks import MAX_SAMPLES, block_samples
 from freshet.spec.bounds import Bounds
 from freshet.spec.expression import Expression, LabelValue, compile_condition, compile_value
 from freshet.spec.model import Spec, TimeField
@@ -47,6 +48,7 @@ class JoinPlan:
     max_ahead_ms: int
     ramp: int = 0  # waits over which early emission begins; 0: positives come at once from the first on
     times: Mapping[str, TimeField] = field(default_factory=dict)  # role -> how its events' time is written
+    block_samples: int = MAX_SAMPLES  # that close a block of `samples`; a replay does not depend on it
 
     @property
     def aggregates(self) -> tuple[tuple[int, str], ...]:
@@ -83,4 +85,5 @@ def join_plan(spec: Spec, hash_text: Callable[[str], int] | None = None) -> Join
         max_ahead_ms=spec.join.max_ahead_ms,
         ramp=RAMP,
         times={stream.role: stream.time for stream in streams_of(spec)},
+        block_samples=block_samples(spec.train.batch_rows),
     )

@@ -177,14 +177,15 @@ class Task:
         if self.watermark.value is not None:
             self._advance(self.watermark.value)
         appends = []
+        most = self.topics.limits.block_bytes, self.plan.block_samples
         decided, late = self.joiner.take(), self.joiner.take_late()
         for topic, samples in ((self.topics.samples, decided), (self.topics.late, late)):
             if len(samples):
-                encoded = blocks.encode(samples, self.topics.limits.block_bytes)
+                encoded = blocks.encode(samples, *most)
                 where = self.topics.samples_partition(self.partition)
                 appends.append(Append(topic, where, encoded))
         tracer = active()
-        joined = noted(tracer, decided) if tracer is not None and len(decided) else None
+        joined = noted(tracer, decided, *most) if tracer is not None and len(decided) else None
         commit = self._commit(now_ms)
         appends.append(Append(self.topics.joiner, self.partition, BytesColumn.of([commit.encode()])))
         letters, self._letters, self._skips = self._letters, [], Skips()

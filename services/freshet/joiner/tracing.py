@@ -7,8 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from freshet.features.blocks import MAX_SAMPLES
 from freshet.joiner import blocks
 from freshet.joiner.core import Samples
+from freshet.spec.records import BLOCK_BYTES
 from freshet.tracing import MOST_LINKS, Tracer, harmless
 
 __all__ = ["Joined", "noted", "written"]
@@ -37,12 +39,14 @@ class Joined:
 
 
 @harmless
-def noted(tracer: Tracer, decided: Samples) -> Joined | None:
-    """What is traced of samples that are about to be appended; None if nothing is."""
+def noted(
+    tracer: Tracer, decided: Samples, max_bytes: int = BLOCK_BYTES, max_samples: int = MAX_SAMPLES
+) -> Joined | None:
+    """What is traced of samples that are about to be appended in blocks so large; None if nothing is."""
     requests = tracer.traced(decided.requests)
     if not requests:
         return None
-    ends = np.array([stop for _, stop in blocks.cuts(decided)], np.int64)
+    ends = np.array([stop for _, stop in blocks.cuts(decided, max_bytes, max_samples)], np.int64)
     events = []
     for request in requests:
         rows = np.flatnonzero(decided.requests == np.uint64(request))

@@ -22,6 +22,7 @@ from freshet.spec.model import Spec
 from freshet.types import F32, F64
 
 __all__ = [
+    "NATIVE_KINDS",
     "SERVING_PREFIXES",
     "DenseModel",
     "GroupInputs",
@@ -38,6 +39,7 @@ __all__ = [
 Precision = Literal["fp32", "bf16"]
 
 NATIVE_KINDS = ("hedge", "mlp", "linear")
+"""Kinds of `spec.model` whose lookup, step and push are native code from end to end."""
 
 State = Mapping[str, NDArray[Any]]
 """Dense state by name: `weights/…`, `optimizer/…`, `hedge/…`, `statistics/…`."""

@@ -12,6 +12,9 @@ from freshet.spec.model_forms import DAY, HOUR, MINUTE, NAME, SECOND
 
 __all__ = ["Explore", "Gate", "Model", "Serve", "Train"]
 
+BEHIND_ROWS = 256
+"""Of a batch of a lane that is behind, where each batch costs Python, or a round trip, beside its rows."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
@@ -72,11 +75,12 @@ class Train:
 
     batch_rows: int = option(
         "tunable",
-        "rows a lane takes at most; the dense gradient is a mean over a step's rows, or over so many if it "
-        "has fewer, so that every row weighs the same",
+        "rows a lane takes at most, more only of one request that has more; the joiner closes blocks of "
+        "samples at so many (256 at most), and a batch is whole blocks; the dense gradient is a mean over a "
+        "step's rows, or over so many if it has fewer, so that every row weighs the same",
         Integer(1, 65_536),
         key="batch.rows",
-        default=256,
+        default=64,
     )
     batch_wait_ms: int = option(
         "tunable",
@@ -85,12 +89,14 @@ class Train:
         key="batch.wait",
         default=20,
     )
-    batch_behind_rows: int = option(
+    batch_behind_rows: int | None = option(
         "tunable",
-        "rows a lane takes when it is behind, at least batch.rows, which is the default",
+        "rows a lane takes when it is behind, at least batch.rows; without it batch.rows where native code "
+        "goes from batch to batch (kinds hedge, mlp and linear, rows in the trainer's process), otherwise "
+        "256 if that is more",
         Integer(1, 65_536),
         key="batch.behind",
-        default=256,
+        default=None,
     )
     staleness_rows: int = option(
         "tunable",
@@ -151,6 +157,11 @@ class Train:
         key="measure_window",
         default=MINUTE,
     )
+
+    def behind_rows(self, *, native_loop: bool) -> int:
+        """Rows of a batch of a lane that is behind; `native_loop`: no Python runs between its batches."""
+        least = self.batch_rows if native_loop else max(self.batch_rows, BEHIND_ROWS)
+        return self.batch_behind_rows or least
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -228,10 +228,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def _train(section: Section) -> Train:
-    train = read_object(Train, section)
-    if "behind" not in section.section("batch"):
-        return replace(train, batch_behind_rows=train.batch_rows)
-    return train
+    return read_object(Train, section)
 
 
 def _serve(section: Section, labels: tuple[Label, ...]) -> Serve:

@@ -13,14 +13,12 @@ from dataclasses import Field
 from typing import Any
 
 from freshet.options import Duration, default_of, duration_text, key_of, options_of
-from freshet.spec.model import Label, Optimizer, Spec, Table, TimeField, Train
+from freshet.spec.model import Label, Optimizer, Spec, Table, TimeField
 from freshet.spec.model_forms import Step
 from freshet.spec.optimizers import complete
 from freshet.spec.parse_inputs import CROSSES, DEFAULT_ROW_OPTIMIZER, DEFAULT_SCALAR_OPTIMIZER
 
 __all__ = ["render", "toml_value"]
-
-BEHIND_ROWS = next(o for o in options_of(Train) if o.name == "batch_behind_rows")
 
 
 def render(spec: Spec) -> str:
@@ -38,7 +36,7 @@ def render(spec: Spec) -> str:
     features = [f for f in spec.features if f.kind != "cross"]
     lines += _section("features", (_inline(f.name, dict(_options(f, generation))) for f in features))
     lines += _section("model", _model(spec))
-    lines += _section("train", _train(spec.train, generation))
+    lines += _section("train", _keys(spec.train, generation))
     serve = [*_keys(spec.serve, generation)]
     serve += [
         _inline(n, dict(_options(o, generation)))
@@ -102,14 +100,6 @@ def _table(table: Table, generation: int) -> dict[str, Any]:
         if optimizer != Optimizer(name=default, parameters=complete(default)):
             found[key] = {"name": optimizer.name, **optimizer.parameters}
     return found
-
-
-def _train(train: Train, generation: int) -> Iterator[str]:
-    yield from _keys(train, generation)
-    if (
-        train.batch_behind_rows == default_of(BEHIND_ROWS, generation) != train.batch_rows
-    ):  # without it: as batch.rows
-        yield f"batch.behind = {train.batch_behind_rows}"
 
 
 def _model(spec: Spec) -> Iterator[str]:

@@ -248,7 +248,7 @@ class _Rules:
 
     def train(self) -> None:
         train = self.spec.train
-        if train.batch_behind_rows < train.batch_rows:
+        if train.batch_behind_rows is not None and train.batch_behind_rows < train.batch_rows:
             raise self.error(
                 "train.batch.behind",
                 train.batch_behind_rows,

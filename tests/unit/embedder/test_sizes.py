@@ -53,7 +53,7 @@ batch = {{ rows = {rows}, behind = {rows} }}
 
 def fullest(spec: Spec) -> int:
     """Bytes of a batch whose lists are as long as they may be, of keys of which no two are equal."""
-    layout, rows = layout_of(spec), spec.train.batch_behind_rows
+    layout, rows = layout_of(spec), spec.train.behind_rows(native_loop=False)
     groups, many = [], 1
     for group in layout.groups:
         counts = [rows * (spec.features[f].max or 1) for f in group.features]

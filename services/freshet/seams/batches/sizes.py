@@ -11,7 +11,7 @@ from freshet.wire.pieces import MOST_PIECES, SMALLEST_LIMIT
 __all__ = ["check_messages", "largest_batch_bytes", "streams", "work_bytes"]
 
 BLOCK_ROWS = 256
-"""Samples of a block, which a batch takes whole even if it has fewer rows."""
+"""Samples of a block that an earlier release wrote; a batch takes it whole, even if it has fewer rows."""
 
 SAMPLE_BYTES = 8 + 8 + 8 + 1 + 4 + 4 + 1 + 8
 """Ids of sample and request, time, label, value, weight, explored, item."""
@@ -40,7 +40,7 @@ def largest_batch_bytes(spec: Spec, layout: Layout) -> int:
         keys = sum(feature.max or 1 for feature in features)
         lists = sum(feature.kind == "list" for feature in features)
         sample += 4 * lists + keys * (KEY_BYTES + 4 * (group.width + group.state_floats))
-    return AROUND_BYTES + known + max(train.batch_rows, train.batch_behind_rows, BLOCK_ROWS) * sample
+    return AROUND_BYTES + known + max(train.behind_rows(native_loop=False), BLOCK_ROWS) * sample
 
 
 def check_messages(spec: Spec, transport: Transport) -> None:

@@ -1,0 +1,118 @@
+"""No batch has more rows than `train.batch.rows`, unless one request alone has more."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from freshet.cli.ready import block_ends
+from freshet.embedder.core import Assembler
+from freshet.embedder.source import Sizes, Source
+from freshet.features.blocks import MAX_SAMPLES, block_samples
+from freshet.joiner.blocks import encode
+from freshet.joiner.core import Samples
+from freshet.joiner.plan import join_plan
+from freshet.seams.eventlog.sqlite import SqliteEventLog
+from freshet.spec.model_learning import Train
+from freshet.spec.parse import load_spec
+from freshet.testing.clock import SettableClock
+from freshet.types import Append, BytesColumn, Records
+
+REQUESTS = st.lists(st.integers(1, 90), min_size=1, max_size=40)
+"""Samples of each request."""
+
+
+def samples_of(requests: list[int]) -> Samples:
+    n = sum(requests)
+    return Samples(
+        np.arange(n),
+        np.arange(n),
+        np.repeat(np.arange(len(requests), dtype=np.uint64), requests),
+        np.zeros(n, np.float32),
+        np.ones(n, np.float32),
+        np.zeros(n, np.uint8),
+        np.ones(n, np.uint32),
+        BytesColumn.of([b"x"] * n),
+    )
+
+
+def records_of(blocks: BytesColumn) -> Records:
+    n = len(blocks)
+    empty = BytesColumn(np.empty(0, np.uint8), np.zeros(n, np.int64))
+    return Records(np.arange(n), np.zeros(n, np.int64), empty, blocks, n)
+
+
+@given(REQUESTS, REQUESTS, st.integers(1, 300))
+def test_no_batch_has_more_rows_than_the_spec_says(here: list[int], there: list[int], rows: int) -> None:
+    assembler = Assembler({0: 0, 1: 0})
+    for partition, requests in enumerate((here, there)):
+        blocks = encode(samples_of(requests), max_samples=block_samples(rows))
+        assembler.offer(partition, records_of(blocks))
+    seen = 0
+    while (plan := assembler.next(rows)) is not None:
+        seen += plan.rows
+        alone = len(plan.blocks) == 1 and plan.rows in (here if plan.ranges[0].partition == 0 else there)
+        assert plan.rows <= rows or alone
+    assert seen == sum(here) + sum(there)
+
+
+@given(REQUESTS, st.integers(1, 300))
+def test_a_backtest_cuts_as_the_joiner_does(requests: list[int], rows: int) -> None:
+    samples = samples_of(requests)
+    ends = block_ends(samples.requests, rows)
+    cut = np.diff(ends, prepend=0)
+
+    assert ends[-1] == sum(requests)
+    assert all(size <= rows or size in requests for size in cut.tolist())
+    blocks = encode(samples, max_samples=rows)
+    assert len(blocks) == len(ends)
+
+
+def test_the_joiner_closes_blocks_at_the_rows_of_a_batch() -> None:
+    spec = load_spec(Path(__file__).parents[3] / "examples" / "quickstart" / "freshet.toml")
+    for rows, most in ((16, 16), (64, 64), (4_096, MAX_SAMPLES)):
+        assert join_plan(replace(spec, train=replace(spec.train, batch_rows=rows))).block_samples == most
+
+
+@pytest.mark.parametrize(
+    ("train", "native", "others"),
+    [
+        (Train(), 64, 256),
+        (Train(batch_rows=1_024), 1_024, 1_024),
+        (Train(batch_behind_rows=128), 128, 128),
+    ],
+)
+def test_models_whose_batches_cost_python_take_more_when_behind(
+    train: Train, native: int, others: int
+) -> None:
+    assert train.behind_rows(native_loop=True) == native
+    assert train.behind_rows(native_loop=False) == others
+
+
+@pytest.mark.parametrize("behind", [64, 256, 20_000])
+def test_a_lane_far_behind_takes_what_the_spec_allows(tmp_path: Path, behind: int) -> None:
+    log = SqliteEventLog(tmp_path)
+    log.create_topic("samples", partitions=1)
+    writer = log.writer()
+    n = 50_000
+    samples = samples_of([1] * n)
+    writer.append([Append("samples", 0, encode(samples, max_samples=64))])
+    clock = SettableClock()
+    source = Source(log, "samples", [0], Sizes(64, behind, 0), clock)
+    source.rewind([{0: (0,)}])
+
+    sizes = []
+    while (plan := source.assemble(clock.monotonic())) is not None:
+        sizes.append(plan.rows)
+
+    assert sum(sizes) == n
+    assert sizes[0] == behind // 64 * 64
+    assert set(sizes[:-1]) <= {64, behind // 64 * 64}
+    source.close()
+    writer.close()
+    log.close()
