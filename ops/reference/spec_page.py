@@ -61,9 +61,13 @@ impression. When the first positives of a new model come, it has no negatives ye
 partition are held for `window + grace` too, later ones ever shorter, and none from twice that time on. A
 held positive weighs 1/2: held ones come twice as fast as they happened.""",
     "[tables]": """\
-A table for each family of rows, by name. Features may share one. The table `crosses` is made for
-`model.crosses` and holds scalars only: of its keys `ttl`, `admission`, `max_rows` and `scalar_optimizer` may
-be set.""",
+A table for each family of rows of one dim and optimiser, by name. A row belongs to (table, feature, id):
+where several features use a table, device "1" and hour 1 have a row each. `shared = true` gives equal ids one
+row, which is the default where lists and at most one other feature use the table: a history of items and the
+item. `freshet check` says of each table which it is.
+
+The table `crosses` is made for `model.crosses` and holds scalars only: of its keys `ttl`, `admission`,
+`max_rows` and `scalar_optimizer` may be set.""",
     "[features]": "A table for each input, by name. What a feature is follows from its keys:",
     "[model]": 'What is learned. `experts`, `crosses`, `mix`, `hedge_discount` belong to `kind = "hedge"`.',
     "[train]": "How it is learned.",

@@ -12,7 +12,15 @@ from freshet.features.decoder import SampleDecoder
 from freshet.features.encoder import Column, ColumnEncoder, EncodedRows
 from freshet.features.events import EventColumn, EventColumns, EventExtractor
 from freshet.features.frames import add_frames, frame_ids, rows_by_id, strip_frames, take
-from freshet.features.hashing import cross_seed, hash_text, key_of, keys_of, partition_of, table_salt
+from freshet.features.hashing import (
+    cross_seed,
+    hash_text,
+    key_of,
+    keys_of,
+    partition_of,
+    row_salt,
+    table_salt,
+)
 from freshet.features.intake import EventIntake, TakenBodies
 from freshet.features.program import written_path
 from freshet.features.requests import DecodedRequests, RequestDecoder
@@ -49,6 +57,7 @@ __all__ = [
     "keys_of",
     "partition_of",
     "read_blocks",
+    "row_salt",
     "rows_by_id",
     "strip_frames",
     "table_salt",

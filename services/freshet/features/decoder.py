@@ -15,7 +15,7 @@ from freshet import _native
 from freshet.errors import ConfigError
 from freshet.features.blocks import SampleColumns
 from freshet.features.decoded import Decoded, GroupKeys
-from freshet.features.hashing import cross_seed, key_of, table_salt
+from freshet.features.hashing import cross_seed, key_of, row_salt
 from freshet.features.program import (
     ANY_KEY,
     NUMBERS,
@@ -199,16 +199,14 @@ class Columns:
                 for f in spec.features
                 if f.kind == "cross"
             ],
-            [[self.column_of[f.index], _constant_key(f)] for f in constants if f.kind != "dense"],
+            [[self.column_of[f.index], _constant_key(spec, f)] for f in constants if f.kind != "dense"],
             [self.dense_of[f.index] for f in dense_constants],
             [float(f.serve_as or 0) for f in dense_constants],
         )
 
     def _times(self, spec: Spec) -> list[list[int]]:
         timed = [f for f in spec.features if f.kind == "time" and f.time is not None]
-        parts = [
-            [self.column_of[f.index], TIME_PARTS[f.time or ""], table_salt(f.table or "")] for f in timed
-        ]
+        parts = [[self.column_of[f.index], TIME_PARTS[f.time or ""], row_salt(spec, f)] for f in timed]
         return parts + [
             [self.segment_column[f.name], TIME_PARTS[f.time or ""], 0]
             for f in timed
@@ -233,7 +231,7 @@ class Columns:
                     where, "type", spell(written), '"record"', "a sample is a record of named fields"
                 )
             reader = written
-        wants = [want for f in spec.features for want in self.wants(f, reader, where)]
+        wants = [want for f in spec.features for want in self.wants(spec, f, reader, where)]
         path = ".".join(p for p in (spec.events.served.explode, SERVED_FIELD) if p)
         if _has_array(reader, f"{path}.predictions"):
             wants.append(Want(f"{path}.predictions", SERVED, 0, NUMBERS, "served predictions", many=True))
@@ -242,11 +240,11 @@ class Columns:
             wants.append(Want(f"{path}.explored", KEY, self.explored_column, found, "served explored"))
         return compile_program(written, wants, reader=reader, where=where, names=names)
 
-    def wants(self, f: Feature, schema: Record, where: str) -> list[Want]:
+    def wants(self, spec: Spec, f: Feature, schema: Record, where: str) -> list[Want]:
         """What a feature reads of a record."""
         if f.field is None:
             return []
-        what, salt = f"feature {f.name!r}", table_salt(f.table) if f.table else 0
+        what, salt = f"feature {f.name!r}", row_salt(spec, f)
         segment = self.segment_column.get(f.name)
         if f.serve_as is not None and f.kind == "id":
             _check_constant(f, schema, where)
@@ -296,8 +294,8 @@ def steps_of(spec: Spec, layout: Layout) -> list[tuple[int, Column]]:
     return [(d, column) for d, column in columns if column is not None]
 
 
-def _constant_key(f: Feature) -> U64 | int:
-    salt = table_salt(f.table or "")
+def _constant_key(spec: Spec, f: Feature) -> U64 | int:
+    salt = row_salt(spec, f)
     if f.kind in ("list", "cross"):
         raise ConfigError(
             f"features.{f.name}", "serve_as", f.serve_as, "a feature of one value, no list or cross"

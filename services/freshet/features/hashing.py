@@ -1,12 +1,16 @@
 """Keys: how a value becomes the 64-bit id of a row. Frozen: rows already learned are found by these
 functions.
 
-- integers (booleans count as 0 and 1): a one-to-one mix, so two integers never share a key of one table;
-- strings, bytes, and enums by their symbol: XXH3-64 seeded with the table's salt;
+- integers (booleans count as 0 and 1): a one-to-one mix, so two integers of a feature never share a key;
+- strings, bytes, and enums by their symbol: XXH3-64 seeded with the salt;
 - other numbers: their bits as a double through the integers' mix.
 
 An integer and its decimal string are different values with different keys; int and long are the same; so
 are a string, bytes and an enum's symbol of equal text. Null has key 0, which makes no row.
+
+The salt follows from the table's name. Where features of one table have rows of their own
+(`freshet.spec.sharing`), it follows from the feature's name, too: equal ids then have other keys, spread as
+evenly over the buckets.
 """
 
 from __future__ import annotations
@@ -16,14 +20,26 @@ from collections.abc import Iterable
 import numpy as np
 
 from freshet import _native
+from freshet.spec.model import Feature, Spec
+from freshet.spec.sharing import has_own_rows
 from freshet.types import F64, I32, I64, U64, BytesColumn
 
-__all__ = ["cross_seed", "hash_text", "key_of", "keys_of", "partition_of", "table_salt"]
+__all__ = ["cross_seed", "hash_text", "key_of", "keys_of", "partition_of", "row_salt", "table_salt"]
 
 
 def table_salt(table: str) -> int:
     """Salt of a table's keys; follows from its name alone."""
     return int(_native.xxh3_64(b"freshet.table:" + table.encode(), 0))
+
+
+def row_salt(spec: Spec, feature: Feature) -> int:
+    """Salt of a feature's keys, in training and serving alike: its table's, or one of its own there."""
+    if feature.table is None:
+        return 0
+    salt = table_salt(feature.table)
+    if not has_own_rows(spec, feature):
+        return salt
+    return int(_native.xxh3_64(b"freshet.feature:" + feature.name.encode(), salt))
 
 
 def cross_seed(table: str, parts: Iterable[str]) -> int:

@@ -55,7 +55,12 @@ class RequestDecoder:
         self._program: Compiled = compile_program(
             schema,
             [
-                *(w for f in spec.features if f.serve_as is None for w in columns.wants(f, schema, where)),
+                *(
+                    w
+                    for f in spec.features
+                    if f.serve_as is None
+                    for w in columns.wants(spec, f, schema, where)
+                ),
                 *sides.envelope(),
             ],
             explode=spec.events.served.explode,

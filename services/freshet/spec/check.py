@@ -20,6 +20,7 @@ from freshet.spec.layout import Group, Layout, layout_of
 from freshet.spec.model import Feature, Label, Spec, Table
 from freshet.spec.optimizers import OPTIMIZERS
 from freshet.spec.schemas import Schemas
+from freshet.spec.sharing import features_in
 
 __all__ = ["FeatureReport", "LabelReport", "Report", "TableReport", "explain", "mlp_parameters", "row_bytes"]
 
@@ -49,6 +50,7 @@ class TableReport:
     row_bytes: int  # in memory, with state; 0 if nothing uses the table
     million_rows_bytes: int  # with the index
     evicted: str
+    shared: bool | None  # whether its features share the rows of equal ids; None: at most one uses it
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +146,24 @@ def _table(spec: Spec, layout: Layout, table: Table) -> TableReport:
         row_bytes=size,
         million_rows_bytes=round((size + INDEX_BYTES) * MILLION),
         evicted=evicted,
+        shared=table.shared if len(features_in(spec.features, table.name)) > 1 else None,
     )
+
+
+def _sharing(tables: Sequence[TableReport]) -> Iterator[str]:
+    """A line for each table of several features: whether an id has one row for all of them."""
+    for table in tables:
+        names = f"{', '.join(table.features[:-1])} and {table.features[-1]}" if table.features else ""
+        if table.shared:
+            yield (
+                f"table {table.name}: {names} share rows: an id has one row for all of them "
+                "(shared = false: a row for each feature)"
+            )
+        elif table.shared is False:
+            yield (
+                f"table {table.name}: {names} have rows of their own: an id has a row for each of them "
+                "(shared = true: one row)"
+            )
 
 
 LINE = 64
@@ -218,6 +237,8 @@ def _warnings(spec: Spec, schemas: Schemas) -> Iterator[str]:
     for table in spec.tables:
         if table.name not in used:
             yield f"tables.{table.name}: no feature uses it"
+        elif _said(spec, table, "shared") and len(features_in(spec.features, table.name)) < 2:
+            yield f"tables.{table.name}.shared: one feature uses the table, so the key has no effect"
     in_score = compile_score(spec.serve.score).fields()
     for label in spec.labels:
         if label.name not in in_score:
@@ -247,6 +268,11 @@ def _warnings(spec: Spec, schemas: Schemas) -> Iterator[str]:
             yield f"features.{feature.name}: a raw number of unknown size is hard to learn from; use standard"
 
 
+def _said(spec: Spec, table: Table, key: str) -> bool:
+    """Whether the spec's file has the key of the table."""
+    return key in spec.written.get("tables", {}).get(table.name, {})
+
+
 def _text(report: Report) -> Iterator[str]:
     yield f"{report.name}\n"
     yield from _grid(
@@ -269,6 +295,7 @@ def _text(report: Report) -> Iterator[str]:
             for t in report.tables
         ],
     )
+    yield from _sharing(report.tables)
     yield ""
     yield from _grid(
         ("label", "loss", "true", "not true"),

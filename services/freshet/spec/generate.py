@@ -148,7 +148,7 @@ def _labels(found: Guess) -> Iterator[str]:
 
 
 def _tables(features: Sequence[_Line]) -> Iterator[str]:
-    yield "[tables]    # families of rows; features with few values may share one"
+    yield "[tables]    # families of rows: lists share the item's, other features have rows of their own"
     used = {f.table for f in features if not f.left_out}
     notes = {
         "user": "rows of users unseen for ttl are evicted; false keeps them",

@@ -28,6 +28,7 @@ from freshet.spec.optimizers import OPTIMIZERS
 from freshet.spec.parse import with_defaults
 from freshet.spec.parse_inputs import CROSSES, has_default_scalars
 from freshet.spec.schemas import Schemas, streams_of
+from freshet.spec.sharing import default_sharing, features_in
 
 __all__ = ["Change", "SpecHash", "diff", "explain_defaults", "identity_hash"]
 
@@ -192,6 +193,10 @@ def _entries(spec: Spec) -> dict[str, _Entry]:
         found[f"{section} (order)"] = _Entry("identity", [t.name for t in things], default=False)
         for thing in things:
             found.update(_of(thing, f"{section}.{thing.name}.", spec.defaults))
+    for table in tables:
+        usual = default_sharing(features_in(spec.features, table.name), spec.defaults)
+        key = f"tables.{table.name}.shared"
+        found[key] = _Entry("identity", table.shared, default=table.shared == usual)
     for name in ("model", "train", "serve", "retention", "files"):
         found.update(_of(getattr(spec, name), f"{name}.", spec.defaults))
     found.update(_of(spec.serve.explore, "serve.explore.", spec.defaults))

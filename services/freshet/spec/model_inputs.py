@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from freshet.options import Choice, Duration, Integer, ListOf, Number, option
+from freshet.options import Boolean, Choice, Duration, Integer, ListOf, Number, option
 from freshet.spec.model_forms import DAY, MINUTE, NAME, PATH, Constant, Step, StepForm
 
 __all__ = ["Feature", "Optimizer", "Table"]
@@ -26,7 +26,7 @@ class Optimizer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """A family of rows with one dim and optimiser; features may share it."""
+    """A family of rows with one dim and optimiser, of one feature or of several."""
 
     name: str
     id: int  # given once, by position; lives in the store
@@ -47,6 +47,14 @@ class Table:
     )
     precision: Literal["fp32", "bf16"] = option(
         "identity", "how vectors are held in memory", Choice(("fp32", "bf16")), default="fp32"
+    )
+    shared: bool | None = option(
+        "identity",
+        "whether an id has one row for all features of the table; false: each feature has rows of its own. "
+        "Without it false, but true where lists and at most one other feature use the table, as a history of "
+        "items and the item do (with `defaults = 1`: true)",
+        Boolean(),
+        default=None,  # the parser fills it in (`freshet.spec.sharing`)
     )
     ttl_ms: int | None = option(
         "tunable",

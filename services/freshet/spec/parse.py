@@ -40,6 +40,7 @@ from freshet.spec.parse_inputs import (
     read_tables,
 )
 from freshet.spec.rules import check_rules
+from freshet.spec.sharing import with_sharing
 
 __all__ = ["load_spec", "parse_spec", "spec_of", "with_defaults"]
 
@@ -112,6 +113,7 @@ def _spec(root: Section, folder: str) -> Spec:
     features = read_features(
         root.section("features", required=True, hint="features: the inputs of the model"), folder
     )
+    tables = with_sharing(tables, features, root.defaults or NEWEST_DEFAULTS)
     if model.crosses:
         features = (*features, *cross_features(root, model, features))
     return read_object(

@@ -17,6 +17,7 @@ from freshet.spec.model import Label, Optimizer, Spec, Table, TimeField
 from freshet.spec.model_forms import Step
 from freshet.spec.optimizers import complete
 from freshet.spec.parse_inputs import CROSSES, DEFAULT_ROW_OPTIMIZER, DEFAULT_SCALAR_OPTIMIZER
+from freshet.spec.sharing import default_sharing, features_in
 
 __all__ = ["render", "toml_value"]
 
@@ -83,15 +84,17 @@ def _label(label: Label, generation: int) -> dict[str, Any]:
 
 def _tables(spec: Spec) -> Iterator[str]:
     for table in spec.tables:
-        said = _table(table, spec.defaults)
+        said = _table(spec, table)
         if table.name == CROSSES:  # it is there without a word, and has no vectors
             del said["dim"]
         if said:
             yield _inline(table.name, said)
 
 
-def _table(table: Table, generation: int) -> dict[str, Any]:
-    found = {**dict(_options(table, generation)), "dim": table.dim}
+def _table(spec: Spec, table: Table) -> dict[str, Any]:
+    found = {**dict(_options(table, spec.defaults)), "dim": table.dim}
+    if table.shared == default_sharing(features_in(spec.features, table.name), spec.defaults):
+        del found["shared"]
     for key, default in (
         ("optimizer", DEFAULT_ROW_OPTIMIZER),
         ("scalar_optimizer", DEFAULT_SCALAR_OPTIMIZER),

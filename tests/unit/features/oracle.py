@@ -51,8 +51,12 @@ def mix64(x: int) -> int:
     return x ^ (x >> 27)
 
 
-def salt_of(table: str) -> int:
-    return xxhash.xxh3_64_intdigest(f"freshet.table:{table}".encode(), 0)
+def salt_of(spec: Spec, f: Feature) -> int:
+    salt = xxhash.xxh3_64_intdigest(f"freshet.table:{f.table or ''}".encode(), 0)
+    others = [g for g in spec.features if g.table == f.table and g.name != f.name]
+    if f.kind == "cross" or not others or spec.table(f.table or "").shared:
+        return salt
+    return xxhash.xxh3_64_intdigest(f"freshet.feature:{f.name}".encode(), salt)
 
 
 def key(value: Any, salt: int) -> int:
@@ -104,7 +108,7 @@ def feature_key(spec: Spec, f: Feature, sample: Any, time_ms: int, serving: bool
             keys = []
             for name in f.parts:
                 part = spec.feature(name)
-                keys.append(feature_key(spec, part, sample, time_ms, serving, salt_of(part.table or "")))
+                keys.append(feature_key(spec, part, sample, time_ms, serving, salt_of(spec, part)))
             seed = xxhash.xxh3_64_intdigest(b"freshet.cross:" + "\x1f".join(f.parts).encode(), salt)
             packed = struct.pack(f"<{len(keys)}Q", *keys)
             return 0 if 0 in keys else xxhash.xxh3_64_intdigest(packed, seed) or 1
@@ -133,7 +137,7 @@ def group_keys(
         out.append([])
         for index in group.features:
             f = spec.features[index]
-            salt = salt_of(f.table or "")
+            salt = salt_of(spec, f)
             rows = []
             for sample, t in zip(samples, times, strict=True):
                 if f.kind == "list":

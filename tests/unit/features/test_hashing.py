@@ -11,9 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from freshet import _native
-from freshet.features import hash_text, key_of, keys_of, partition_of, table_salt
+from freshet.features import hash_text, key_of, keys_of, partition_of, row_salt, table_salt
 from freshet.features.hashing import cross_seed
-from freshet.types import BytesColumn
+from freshet.spec.parse import parse_spec
+from freshet.types import BytesColumn, bucket_of
 from tests.unit.features import oracle
 
 VECTORS = json.loads((Path(__file__).parent / "vectors.json").read_text())
@@ -74,6 +75,55 @@ def test_keys_written_down_once_are_still_the_same() -> None:
         assert key_of(value, table_salt(table)) == int(key, 16), (table, value)
     for table, parts, seed in VECTORS["cross_seeds"]:
         assert cross_seed(table, parts) == int(seed, 16)
+    for (table, name), salt in zip(OWN_ROWS, VECTORS["row_salts"], strict=True):
+        assert row_salt(OWN, OWN.feature(name)) == int(salt, 16), (table, name)
+
+
+OWN_ROWS = [("small", "device"), ("small", "hour"), ("item", "item"), ("item", "recent")]
+OWN_TEXT = """
+name = "shop"
+[events]
+served = { key = ["r", "i"], time = "ts:ms" }
+action = { key = ["r", "i"], time = "ts:ms" }
+[labels]
+click = { on = "action.type == 'click'" }
+[tables]
+small = {}
+item = {}
+[features]
+device = { field = "device", table = "small" }
+hour = { time = "hour", table = "small" }
+item = { field = "i", table = "item" }
+recent = { field = "recent", table = "item", max = 50 }
+"""
+OWN = parse_spec(OWN_TEXT)
+
+
+def test_items_of_a_history_have_the_rows_of_the_item_and_others_have_their_own() -> None:
+    salts = {name: row_salt(OWN, OWN.feature(name)) for _, name in OWN_ROWS}
+
+    assert salts["item"] == salts["recent"] == table_salt("item")
+    assert len({salts["device"], salts["hour"], table_salt("small")}) == 3
+
+
+@given(st.integers(-(2**63), 2**63 - 1))
+def test_keys_of_features_with_rows_of_their_own_are_as_evenly_spread(value: int) -> None:
+    """Both are one-to-one mixes of the same integers: a bucket, the key's upper bits, depends on each bit."""
+    salts = [row_salt(OWN, OWN.feature(name)) for name in ("device", "hour")]
+
+    assert [key_of(value, salt) for salt in salts] == [oracle.key(value, salt) for salt in salts]
+    assert key_of(value, salts[0]) != key_of(value, salts[1])
+
+
+def test_ids_of_many_features_in_one_table_fill_all_buckets_alike() -> None:
+    text = "".join(f'f{i} = {{ field = "f{i}", table = "small" }}\n' for i in range(100))
+    spec = parse_spec(OWN_TEXT.split("[features]", maxsplit=1)[0] + "[features]\n" + text)
+    keys = np.concatenate([keys_of(np.arange(24), row_salt(spec, f)) for f in spec.features])
+    counts = np.bincount(bucket_of(keys, 16), minlength=16)
+
+    assert len(set(keys.tolist())) == 2_400
+    assert counts.min() > 100  # 150 expected, sigma 12
+    assert counts.max() < 200
 
 
 @pytest.mark.parametrize(

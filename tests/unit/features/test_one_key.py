@@ -23,7 +23,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from freshet.features import Decoded, JsonTranscoder, RequestDecoder, SampleDecoder
+from freshet.features import Decoded, JsonTranscoder, RequestDecoder, SampleDecoder, key_of, table_salt
 from freshet.inference.fields import request_schema
 from freshet.recordings.files import read_samples
 from freshet.recordings.rows import event_rows
@@ -322,11 +322,18 @@ WAYS: dict[str, Callable[[Spec, Sequence[Any], Path], Any]] = {
 }
 
 
-@pytest.fixture(scope="module")
-def spec(tmp_path_factory: pytest.TempPathFactory) -> Spec:
+SHARING = {
+    "rows of its own for each feature": TEXT,
+    "shared": TEXT.replace("t = { dim = 4 }", "t = { dim = 4, shared = true }"),
+    "former defaults": f"defaults = 1{TEXT}",
+}
+
+
+@pytest.fixture(scope="module", params=SHARING)
+def spec(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Spec:
     folder = tmp_path_factory.mktemp("ways")
     (folder / "s.avsc").write_text(json.dumps(SCHEMA_JSON))
-    (folder / "freshet.toml").write_text(TEXT)
+    (folder / "freshet.toml").write_text(SHARING[request.param])
     return load_spec(folder / "freshet.toml")
 
 
@@ -387,6 +394,53 @@ def test_one_value_has_one_key_by_every_way_in(
             assert list(made[0][0]) == list(direct), name
         for records, schema in made:
             same(decoded(spec, records, schema), expected, name)
+
+
+def keys_by_feature(spec: Spec, found: Decoded) -> dict[str, list[int]]:
+    out = {}
+    for group, keys in zip(layout_of(spec).groups, found.groups, strict=True):
+        for i, index in enumerate(group.features):
+            start, stop = keys.feature_starts[i : i + 2].tolist()
+            out[spec.features[index].name] = keys.keys[start:stop].tolist()
+    return out
+
+
+@settings(deadline=None, max_examples=50)
+@given(value=st.integers(-(2**31), 2**31 - 1) | st.integers(0, 5), text=st.text("abcé ", max_size=6))
+def test_an_id_has_one_row_for_all_features_only_where_they_share(spec: Spec, value: int, text: str) -> None:
+    row = rows_of(1, 1)[0] | {"small": value, "recent": [value], "raw": text.encode(), "tags": [text]}
+    row["user"] = {"id": value, "country": text}
+
+    keys = keys_by_feature(spec, decoded(spec, oracle.write(SCHEMA, [row]), SCHEMA))
+
+    salt = table_salt("t")
+    integers = [*keys["user"], *keys["small"], *keys["recent"]]
+    texts = [*keys["country"], *keys["raw"], *keys["tags"]]
+    if spec.table("t").shared:
+        assert integers == [key_of(value, salt)] * 3
+        assert texts == [key_of(text, salt)] * 3
+    else:
+        assert len({*integers, key_of(value, salt)}) == 4
+        assert len({*texts, key_of(text, salt)}) == 4
+
+
+@pytest.mark.parametrize("defaults", [1, 2])
+@pytest.mark.parametrize("kind", ["", ", max = 9"])
+def test_a_feature_alone_in_its_table_has_the_tables_keys(tmp_path: Path, defaults: int, kind: str) -> None:
+    field = "recent" if kind else "small"
+    tables, features = (
+        "[tables]\nu = { dim = 4 }",
+        "[features]\n" + f'own = {{ field = "{field}", table = "u"{kind} }}',
+    )
+    (tmp_path / "s.avsc").write_text(json.dumps(SCHEMA_JSON))
+    text = f"defaults = {defaults}{TEXT}".replace("[tables]", tables).replace("[features]", features)
+    (tmp_path / "freshet.toml").write_text(text)
+    alone = load_spec(tmp_path / "freshet.toml")
+    row = rows_of(1, 1)[0] | {"small": 7, "recent": [7]}
+
+    keys = keys_by_feature(alone, decoded(alone, oracle.write(SCHEMA, [row]), SCHEMA))
+
+    assert keys["own"] == [key_of(7, table_salt("u"))]
 
 
 def test_the_keys_are_those_of_the_book(spec: Spec) -> None:

@@ -61,7 +61,8 @@ def test_the_smallest_spec_is_complete() -> None:
         (
             WHOLE.replace("dim = 16", "dmi = 16"),
             "freshet.toml: tables.user.dmi = 16\n"
-            "  expected one of admission, dim, init, max_rows, optimizer, precision, scalar_optimizer, ttl\n"
+            "  expected one of admission, dim, init, max_rows, optimizer, precision, scalar_optimizer, "
+            "shared, ttl\n"
             '  did you mean "dim"?',
         ),
         (
