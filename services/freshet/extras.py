@@ -19,6 +19,7 @@ EXTRAS = {
     "obstore": "objects",
     "cryptography": "certs",
     "opentelemetry": "tracing",
+    "vowpalwabbit": "versus",
 }
 """Modules that only some verbs need, and an extra that brings each; a test compares with pyproject.toml."""
 

@@ -16,6 +16,7 @@ __all__ = ["command"]
     epilog=examples(
         "freshet backtest freshet.toml samples.csv.gz",
         "freshet backtest freshet.toml january.parquet february.parquet --request page --keep kept",
+        "freshet backtest freshet.toml samples.csv.gz --versus vw --plot curves.svg",
     )
 )
 @click.argument("spec_file", type=PATH)
@@ -25,6 +26,16 @@ __all__ = ["command"]
     "--lanes", type=click.IntRange(1, 64), help="Lanes; 1, the default, gives the same result each time."
 )
 @click.option("--keep", type=PATH, help="Keep log, rows and versions here; new or empty.")
+@click.option(
+    "--versus",
+    type=click.Choice(["vw"]),
+    multiple=True,
+    help="Run another learner on the same rows, labels equally late: vw is Vowpal Wabbit by its three usual "
+    "settings; needs the package vowpalwabbit.",
+)
+@click.option(
+    "--plot", type=PATH, help="Write the learners' curves, by windows of equally many samples, as SVG here."
+)
 @json_option
 def command(
     spec_file: Path,
@@ -32,22 +43,33 @@ def command(
     request: str | None,
     lanes: int | None,
     keep: Path | None,
+    versus: tuple[str, ...],
+    plot: Path | None,
     as_json: bool,
 ) -> None:
     """Learn from FILES (csv, Parquet or Arrow, in time order), every row scored before it is trained on.
 
     Columns are named as the spec's fields and labels; a row without a label's value does not teach it.
+    Figures are over all samples and, beside them, without the first fifth, in which a new model knows
+    nothing yet. A baseline stands below the model: popularity, the past rate of the item, where the key of
+    served events names an item; otherwise the mean of the label so far.
     """
     from freshet.cli.backtesting import backtest
+    from freshet.cli.curves import check_plot, curves_svg
     from freshet.cli.outcome import outcome_text
     from freshet.runtime.allocator import keep_large_blocks
     from freshet.spec import load_spec
     from freshet.spec.schemas import written_by_us
 
+    check_plot(plot)
     keep_large_blocks()
     spec = written_by_us(load_spec(spec_file))
     with click.progressbar(length=1000, label="training", hidden=as_json) as bar:
-        outcome = backtest(spec, files, request=request, lanes=lanes, keep=keep, progress=_mover(bar))
+        outcome = backtest(
+            spec, files, request=request, lanes=lanes, keep=keep, progress=_mover(bar), versus=versus
+        )
+    if plot is not None:
+        plot.write_text(curves_svg(f"{spec.name}: {outcome.samples:,} samples", outcome.learners), "utf-8")
     emit(outcome.as_json(), as_json=as_json, text=outcome_text(outcome))
 
 

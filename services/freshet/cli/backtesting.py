@@ -4,8 +4,8 @@ events."""
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,19 +15,26 @@ from freshet.cli.keeping import folder_of_a_pass
 from freshet.cli.outcome import Outcome
 from freshet.cli.ready import ReadySamples, block_ends, ready_samples, sample_times
 from freshet.cli.straight import fits, straight
+from freshet.cli.versus import check_versus, run_vw
 from freshet.errors import BadInput
 from freshet.features import take
 from freshet.features.blocks import block_samples, encode_blocks
+from freshet.measures import SOURCES, LabelKind
+from freshet.measures.scored import Scored
 from freshet.recordings.timely import EventTimes
 from freshet.spec import Spec
-from freshet.types import Append, BytesColumn
+from freshet.trainer.quality import Observer
+from freshet.types import F32, I64, Append, BytesColumn
 
 if TYPE_CHECKING:
     from freshet.cli.pipeline import Pipeline
 
-__all__ = ["backtest", "write_samples"]
+__all__ = ["FRESHET", "MEAN", "POPULARITY", "backtest", "backtest_into", "write_samples"]
 
 DAY_MS = 86_400_000
+TRAINING, _, _, POPULARITY = (source.name for source in SOURCES)
+FRESHET, MEAN = "freshet", "mean"
+"""Names of learners beside `popularity` and those of `freshet.cli.versus`."""
 
 
 def backtest(
@@ -39,6 +46,7 @@ def backtest(
     keep: str | Path | None = None,
     window_ms: int = DAY_MS,
     progress: Any = None,
+    versus: Sequence[str] = (),
 ) -> Outcome:
     """One progressive pass over files of ready samples, by the encoder, decoder, model and measures of live
     events.
@@ -53,14 +61,95 @@ def backtest(
         lanes:    threads that learn beside each other; 1, the default, gives the same result each time.
         keep:     new or empty folder for log, rows and versions; without it they are deleted at the end.
         window_ms: length of a window of measures, in event time.
-        progress: called with the share that is trained, from 0 to 1.
+        progress: called with the share that is done, from 0 to 1.
+        versus:   other learners to run on the same rows, their labels equally late: "vw" is Vowpal Wabbit
+                  by its three usual settings, and needs the package vowpalwabbit.
 
-    Returns the measures over all samples and of every window; see `freshet.cli.outcome.Outcome`.
-    Raises ConfigError if a column is missing, BadInput if a file cannot be read.
+    Returns the measures over all samples and of every window and, by learner, beside them those after the
+    first fifth; see `freshet.cli.outcome.Outcome`. A baseline is among the learners: `popularity`, the past
+    rate of the item, where the key of served events names a feature's field after the request; otherwise
+    `mean`, the mean of the label so far.
+    Raises ConfigError if a column is missing or a learner cannot be run, BadInput if a file cannot be read.
     """
-    spec = replace(spec, train=replace(spec.train, measure_window_ms=window_ms))
+    check_versus(spec, versus)
+    with Scored([LabelKind(label.name, label.loss != "logloss") for label in spec.labels]) as scored:
+        return backtest_into(
+            scored,
+            spec,
+            [Path(f) for f in files],
+            request=request,
+            lanes=lanes,
+            keep=keep,
+            window_ms=window_ms,
+            progress=progress,
+            versus=versus,
+        )
+
+
+def backtest_into(
+    scored: Scored,
+    spec: Spec,
+    files: Sequence[Path],
+    *,
+    request: str | None = None,
+    lanes: int | None = None,
+    keep: str | Path | None = None,
+    window_ms: int = DAY_MS,
+    progress: Any = None,
+    versus: Sequence[str] = (),
+) -> Outcome:
+    """`backtest` that leaves each learner's predictions by sample in `scored`. Parameters and errors are its;
+    `check_versus` has passed."""
+    progress = progress or (lambda share: None)
+    own_share = 1 / (1 + len(versus))
+    outcome = _trained(
+        replace(spec, train=replace(spec.train, measure_window_ms=window_ms)),
+        files,
+        request,
+        lanes,
+        keep,
+        lambda share: progress(share * own_share),
+        _ByName(scored),
+    )
+    delay_rows = spec.train.batch_rows * outcome.lanes
+    if POPULARITY not in scored.learners:
+        scored.add_means(MEAN, delay_rows)
+    if "vw" in versus:
+        run_vw(
+            spec,
+            files,
+            request,
+            scored,
+            delay_rows,
+            lambda share: progress(own_share + share * (1 - own_share)),
+        )
+    return replace(outcome, learners={name: scored.figures(name) for name in scored.learners})
+
+
+@dataclass(frozen=True, slots=True)
+class _ByName:
+    """Gives the model's predictions the name under which they are shown."""
+
+    scored: Scored
+
+    def add_samples(self, ids: I64, values: F32, times_ms: I64) -> None:
+        self.scored.add_samples(ids, values, times_ms)
+
+    def add_predictions(self, learner: str, ids: I64, predictions: F32) -> None:
+        self.scored.add_predictions(FRESHET if learner == TRAINING else learner, ids, predictions)
+
+
+def _trained(
+    spec: Spec,
+    files: Sequence[Path],
+    request: str | None,
+    lanes: int | None,
+    keep: str | Path | None,
+    progress: Callable[[float], None],
+    observer: Observer,
+) -> Outcome:
     if keep is None and lanes in (None, 1) and fits(spec):
-        return straight(spec, [Path(f) for f in files], request, progress or (lambda share: None))
+        return straight(spec, files, request, progress, observer)
     from freshet.cli.pipeline import Pipeline
 
     with folder_of_a_pass(keep) as folder:
@@ -68,11 +157,11 @@ def backtest(
         try:
             began = time.perf_counter()
             seen = sample_times(spec)
-            written = write_samples(pipeline, [Path(f) for f in files], request, seen)
+            written = write_samples(pipeline, files, request, seen)
             if not written:
                 raise BadInput(f"{', '.join(map(str, files))}: expected samples, found none with a label")
             wrote_s = time.perf_counter() - began
-            outcome = pipeline.train(progress or (lambda share: None))
+            outcome = pipeline.train(progress, observer)
             stages = {"encode and append": written / wrote_s, **outcome.stages}
             return replace(outcome, stages=stages, times={"samples": seen})
         finally:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from freshet.cli.options import table
+from freshet.measures.scored import LearnerFigures
 from freshet.recordings.set_aside import SetAside
 from freshet.recordings.timely import EventTimes
 from freshet.runtime.losses import JOINER_FIGURES, counted, losses_text
 
 __all__ = ["Outcome", "outcome_text"]
+
+ALL, AFTER_FIRST = "all", "after a fifth"
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +33,9 @@ class Outcome:
     windows: Sequence[Mapping[str, Any]] = ()  # records of `<model>.measures`, by event time
     times: Mapping[str, EventTimes] = field(default_factory=dict)  # by stream: what is odd about them
     set_aside: SetAside | None = None  # of topics: what the spec cannot read
+    learners: Mapping[str, LearnerFigures] = field(
+        default_factory=dict
+    )  # of a backtest: `freshet`, a baseline and other learners, each by label
 
     @property
     def losses(self) -> dict[str, Any]:
@@ -50,6 +57,7 @@ class Outcome:
             "calibration": first.get("calibration"),
             "lanes": self.lanes,
             "labels": {name: dict(values) for name, values in self.measures.items()},
+            **({"learners": {k: v.as_json() for k, v in self.learners.items()}} if self.learners else {}),
             "stages": dict(self.stages),
             **({"set_aside": aside} if self.set_aside and (aside := self.set_aside.as_json()) else {}),
             **({"times": odd} if (odd := _odd(self.times)) else {}),
@@ -59,8 +67,6 @@ class Outcome:
 
 def outcome_text(outcome: Outcome) -> str:
     """For people."""
-    names = list(dict.fromkeys(m for values in outcome.measures.values() for m in values))
-    rows = [[label, *(values.get(m) for m in names)] for label, values in outcome.measures.items()]
     rates = "\n".join(f"  {stage:18} {rate:12,.0f}/s" for stage, rate in outcome.stages.items())
     said = "".join(f"\n{line}" for seen in outcome.times.values() for line in seen.lines())
     lost = "".join(f"lost: {line}\n" for line in losses_text(None, outcome.losses))
@@ -69,7 +75,31 @@ def outcome_text(outcome: Outcome) -> str:
     if outcome.ledger is not None and not lost:
         lost = "lost: nothing; every event was joined\n"
     samples = f"{outcome.samples:,} samples, {outcome.lanes} lanes"
-    return f"{samples}\n{lost}{rates}\n{table(['label', *names], rows)}{said}"
+    return f"{samples}\n{lost}{rates}\n{_figures_text(outcome)}{said}"
+
+
+def _figures_text(outcome: Outcome) -> str:
+    """Figures of each label; in a backtest of each learner, over all samples and after the first fifth."""
+    names = list(dict.fromkeys(m for values in outcome.measures.values() for m in values))
+    if not outcome.learners:
+        return table(
+            ["label", *names],
+            [[label, *(values.get(m) for m in names)] for label, values in outcome.measures.items()],
+        )
+    rows = [
+        [label, learner, part, *(_cell(m, values.get(m)) for m in names)]
+        for label in outcome.measures
+        for part in (ALL, AFTER_FIRST)
+        for learner, figures in outcome.learners.items()
+        if (values := (figures.all if part == ALL else figures.after_first).get(label)) is not None
+    ]
+    return table(["label", "learner", "samples", *names], rows)
+
+
+def _cell(measure: str, value: float | None) -> float | int | None:
+    """A count is shown whole."""
+    counts = measure in ("n", "not_finite") and value is not None and math.isfinite(value)
+    return int(value or 0) if counts else value
 
 
 def _odd(times: Mapping[str, EventTimes]) -> dict[str, Any]:

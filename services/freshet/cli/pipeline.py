@@ -24,6 +24,7 @@ from freshet.settings import RunFolder, load_settings
 from freshet.spec.identity import identity_hash
 from freshet.spec.model import Spec
 from freshet.spec.schemas import Schemas, sample_reader
+from freshet.trainer.quality import Observer
 from freshet.types import TopicPartition
 from freshet.wire.schemas import SchemaRegistry
 
@@ -73,8 +74,8 @@ class Pipeline:
         lanes = lanes or 1  # several lanes each predict without the others' last batches
         return cls(replace(spec, partitions=lanes), folder, lanes)
 
-    def train(self, progress: Callable[[float], None]) -> Outcome:
-        """Train on everything the log holds."""
+    def train(self, progress: Callable[[float], None], observer: Observer | None = None) -> Outcome:
+        """Train on everything the log holds; `observer` receives the predictions by sample."""
         training = Training(
             self.spec,
             self.stores,
@@ -83,6 +84,7 @@ class Pipeline:
             lanes=self.lanes,
             reader=self._reader,
         )
+        training.quality.observer = observer
         behind = max(1, sum(training.stream.lag().values()))
         done = threading.Event()
 

@@ -31,7 +31,7 @@ from freshet.seams.batches import TrainBatch
 from freshet.spec.avro import Record
 from freshet.spec.layout import item_of, layout_of
 from freshet.spec.model import Spec
-from freshet.trainer.quality import Quality
+from freshet.trainer.quality import Observer, Quality
 from freshet.types import F32, I64, U64, Fence
 
 __all__ = ["fits", "straight"]
@@ -54,15 +54,21 @@ def fits(spec: Spec) -> bool:
 
 
 def straight(
-    spec: Spec, files: Sequence[Path], request: str | None, progress: Callable[[float], None]
+    spec: Spec,
+    files: Sequence[Path],
+    request: str | None,
+    progress: Callable[[float], None],
+    observer: Observer | None = None,
 ) -> Outcome:
     """One pass of one lane over the files, on batches of `train.batch.rows`, as a lane takes that keeps up.
 
+    `observer` receives the predictions by sample.
     Raises as `freshet.cli.backtesting.backtest` does.
     """
     began = time.perf_counter()
     busy = _Busy()
     learner, judge = NativePass(spec), _Judge(spec, busy)
+    judge.quality.observer = observer
     samples, seen = 0, sample_times(spec)
     try:
         for piece in ahead(_decoded(spec, files, request, seen, busy), AHEAD):

@@ -6,7 +6,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +19,7 @@ from freshet.seams.batches import TrainBatch
 from freshet.spec.model import Spec
 from freshet.types import F32, I64, U64, Bool
 
-__all__ = ["TOGETHER_ROWS", "Quality", "lateness_ms"]
+__all__ = ["TOGETHER_ROWS", "Observer", "Quality", "lateness_ms"]
 
 TRAINING, SERVED, RANDOM, POPULARITY = (source.name for source in SOURCES)
 RATES = "rates"
@@ -46,6 +46,16 @@ class Now:
     open: list[dict[str, Any]]  # records of the windows that have not
 
 
+class Observer(Protocol):
+    """Receives each sample's predictions as they are measured; a backtest keeps them by sample."""
+
+    def add_samples(self, ids: I64, values: F32, times_ms: I64) -> None:
+        """Take in B samples: ids, labels' values and event times, each (B,)."""
+
+    def add_predictions(self, learner: str, ids: I64, predictions: F32) -> None:
+        """Take in what the model (`training`) or the baseline (`popularity`) predicted, (B,)."""
+
+
 class Quality:
     """Measures of every sample, by where its prediction comes from: `freshet.measures.SOURCES`.
 
@@ -56,6 +66,8 @@ class Quality:
     """
 
     def __init__(self, spec: Spec) -> None:
+        self.observer: Observer | None = None
+        """Receives every sample with its predictions; called under the lock, by one thread at a time."""
         labels = [LabelKind(label.name, label.loss != "logloss") for label in spec.labels]
         window_ms = spec.train.measure_window_ms
         self._of = {
@@ -199,7 +211,11 @@ class Quality:
         labels, times_ms, items = part.labels, part.times_ms, part.items
         assert items is not None
         rate = np.full(len(times_ms), np.nan, np.float32)
-        rate[which] = self._popularity.predict(items[which], labels.index[which], times_ms[which])
+        if self.observer is None:
+            rate[which] = self._popularity.predict(items[which], labels.index[which], times_ms[which])
+        else:
+            rate = self._popularity.predict(items, labels.index, times_ms)
+            self.observer.add_predictions(POPULARITY, part.sample_ids, rate)
         self._add(POPULARITY, [part], [(rate, which)])
         at_once = self._early[labels.index] & (labels.value > 0)
         known_ms = times_ms + np.where(at_once, ACTION_MS, self._waits_ms[labels.index])
@@ -232,6 +248,11 @@ class Quality:
             return
         seen = [self._usual(_Seen.of(batch, predictions, self._names)) for batch, predictions in waiting]
         self._add(TRAINING, seen, [(part.predictions, None) for part in seen])
+        if self.observer is not None:
+            for part in seen:
+                labels, rows = part.labels, np.arange(len(part.sample_ids))
+                self.observer.add_samples(part.sample_ids, labels.value, part.times_ms)
+                self.observer.add_predictions(TRAINING, part.sample_ids, part.predictions[rows, labels.index])
         self._add(SERVED, seen, [(part.served, part.known) for part in seen])
         self._add(RANDOM, seen, [(part.served, part.random) for part in seen])
         for part in seen:  # one by one: popularity predicts each batch before it learns from it
@@ -281,6 +302,7 @@ class Quality:
 class _Seen:
     """What measures need of a batch, B samples."""
 
+    sample_ids: I64  # (B,)
     predictions: F32  # (B, L)
     labels: Labels
     times_ms: I64  # (B,)
@@ -298,7 +320,15 @@ class _Seen:
         known = ~np.isnan(served)
         random = known if batch.explored is None else known & batch.explored
         return cls(
-            predictions, labels, batch.event_times_ms, batch.segments, served, known, random, batch.items
+            batch.sample_ids,
+            predictions,
+            labels,
+            batch.event_times_ms,
+            batch.segments,
+            served,
+            known,
+            random,
+            batch.items,
         )
 
 
