@@ -35,6 +35,7 @@ NAMES = {
     "model_step": "the default model's step, fp32 and bf16",
     "end_to_end": "log bytes to the updated model, everything on, beside the dense roofline",
     "rank": "rank requests, stage by stage and over HTTP",
+    "versus_vw": "AUC and logloss beside Vowpal Wabbit on real streams from packages; needs pandas",
     "freshness": "from a click to the score that has learned from it, beside 5,000 events a second",
 }
 """What follows the contract of `tests.perf.report`: `make bench` runs it."""
@@ -54,12 +55,11 @@ BY_HAND = {
     "resharding": "a shard joins and leaves under load: the longest wait, rows lost or doubled",
     "spread": "end to end with one and two shards and embedders, beside one process",
     "wires": "bytes a sample on each wire by codec, and the AUC with each; needs the retail stream",
-    "streams": "downloads recorded streams and makes them events",
+    "streams": "downloads real streams in packages and makes them ready samples: sources, licences",
     "peers_run": "torch, TorchRec and others training the plain model; needs tests.perf.peers.setup",
     "table_beside_fbgemm": "our table and FBGEMM's kernels in turns; needs tests.perf.peers.setup torchrec",
     "table_sizes": "the table from 1e5 to 5e7 rows: growth, rates, update rules, small tables, eviction",
     "linear": "`freshet backtest` of a linear model beside Vowpal Wabbit's driver, on the retail stream",
-    "versus_vw": "Vowpal Wabbit on the same samples at equal delay",
 }
 """What takes minutes, data or other programs: `python -m tests.perf.NAME` says how."""
 QUICK_LIMIT_S, LIMIT_S = 180.0, 1200.0
