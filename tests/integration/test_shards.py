@@ -33,7 +33,7 @@ from freshet.spec import load_spec
 from freshet.spec.identity import identity_hash
 from freshet.spec.layout import layout_of
 from freshet.spec.schemas import load_schemas
-from freshet.types import I64, Fence, OffsetRange, TimeMs, bucket_of
+from freshet.types import I64, U64, Bucket, Fence, OffsetRange, TimeMs, bucket_of
 from tests.servers.processes import Process, lasting_ports
 from tests.system.waiting import wait_until
 from tests.system.zombies import stop_between_transactions
@@ -339,3 +339,39 @@ def test_a_shard_joins_and_leaves_while_rows_are_pushed(run: Run) -> None:
     for process in run.shards.values():
         process.stop()
     np.testing.assert_array_equal(stored(run), pushing.expected())
+
+
+def test_a_shard_with_a_bound_evicts_the_rows_least_recently_used(run: Run) -> None:
+    run.start("a", settings={"FRESHET_PARAMSERVER_EVICT_BYTES": "1000000"})  # a table may have 10,000 rows
+    run.wait_for_owners(1, least=SPEC.buckets)
+    chance = np.random.default_rng(5)
+    pushed = [_by_bucket(chance.integers(1, 2**64, 2_500, dtype=np.uint64)) for _ in range(12)]
+    for at, group in enumerate(pushed):
+        ones = np.ones((len(group.keys), GROUP.width), np.float32)
+        time_ms = TimeMs(1_700_000_000_000 + 10_000 * at)
+        run.rows.push(Push((OffsetRange(0, at, at + 1),), Fence(1), time_ms, [group], [ones]))
+
+    wait_for(lambda: sum(_found(run, group) for group in pushed) <= 10_500, "rows are within the bound")
+
+    assert _found(run, pushed[-1]) == len(pushed[-1].keys)
+    assert _found(run, pushed[0]) == 0
+    run.shards["a"].stop()
+    store = open_rowstore(run.settings.common.rows_url)
+    try:
+        metas = store.metas([Bucket(b) for b in range(SPEC.buckets)])
+        assert sum(meta.rows for meta in metas.values()) <= 10_500
+    finally:
+        store.close()
+
+
+def _by_bucket(keys: U64) -> KeyGroup:
+    keys = keys[np.argsort(bucket_of(keys, SPEC.buckets), kind="stable")]
+    starts = np.searchsorted(bucket_of(keys, SPEC.buckets), np.arange(SPEC.buckets + 1)).astype(np.uint32)
+    return KeyGroup(0, keys, np.zeros(len(keys), np.uint8), starts)
+
+
+def _found(run: Run, group: KeyGroup) -> int:
+    """How many of the keys have rows."""
+    out = np.empty((len(group.keys), GROUP.width), np.float32)
+    run.rows.lookup([group], [out], create=False)
+    return int(out.any(axis=1).sum())

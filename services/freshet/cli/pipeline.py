@@ -13,6 +13,7 @@ from typing import Any
 import orjson
 import structlog
 
+from freshet.cli.memory import trainer_rows_bytes
 from freshet.cli.outcome import Outcome
 from freshet.cli.training import Stores, Training
 from freshet.clock import SYSTEM_CLOCK, Clock
@@ -83,6 +84,7 @@ class Pipeline:
             clock=self.clock,
             lanes=self.lanes,
             reader=self._reader,
+            most_bytes=trainer_rows_bytes(load_settings()),
         )
         training.quality.observer = observer
         behind = max(1, sum(training.stream.lag().values()))

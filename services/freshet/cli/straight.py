@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 import numpy as np
 import orjson
 
+from freshet.cli.memory import trainer_rows_bytes
 from freshet.cli.outcome import Outcome
 from freshet.cli.ready import ReadySamples, block_ends, ready_samples, sample_times
 from freshet.errors import BadInput
@@ -28,6 +29,7 @@ from freshet.model.inputs import Labels, ModelInputs
 from freshet.model.passes import NativePass
 from freshet.recordings.timely import EventTimes
 from freshet.seams.batches import TrainBatch
+from freshet.settings import load_settings
 from freshet.spec.avro import Record
 from freshet.spec.layout import item_of, layout_of
 from freshet.spec.model import Spec
@@ -67,7 +69,8 @@ def straight(
     """
     began = time.perf_counter()
     busy = _Busy()
-    learner, judge = NativePass(spec), _Judge(spec, busy)
+    learner = NativePass(spec, most_bytes=trainer_rows_bytes(load_settings()))
+    judge = _Judge(spec, busy)
     judge.quality.observer = observer
     samples, seen = 0, sample_times(spec)
     try:
@@ -76,7 +79,7 @@ def straight(
                 predictions = learner.run(
                     piece.columns.groups, piece.columns.dense, piece.labels, piece.ready.times_ms, piece.ends
                 )
-                learner.store.evict(int(piece.ready.times_ms.max(initial=0)), EVICT_ROWS)
+                learner.store.make_room(int(piece.ready.times_ms.max(initial=0)), EVICT_ROWS)
             judge.add(piece, predictions)
             samples += len(piece.ready)
             progress(piece.ready.share)

@@ -22,7 +22,7 @@ from freshet.cli.figures import (
     joiner_readings,
     trainer_readings,
 )
-from freshet.cli.memory import trainer_rows_bytes
+from freshet.cli.memory import shard_evict_bytes, trainer_rows_bytes
 from freshet.clock import SYSTEM_CLOCK, Clock
 from freshet.errors import ConfigError, Corrupt, Unavailable
 from freshet.extras import how_to_install
@@ -311,6 +311,7 @@ def run_paramserver(spec: Spec, settings: Settings, stop: threading.Event) -> No
     from freshet.paramserver.service import ParamServer, Place
 
     transport = transport_by(settings, spec)
+    evict_bytes = shard_evict_bytes(settings)
     bounds = Bounds(
         settings.paramserver.rebalance_unevenness,
         settings.paramserver.rebalance_interval_ms / 1000,
@@ -342,7 +343,17 @@ def run_paramserver(spec: Spec, settings: Settings, stop: threading.Event) -> No
         spec_hash = identity_hash(spec, load_schemas(spec))
         with _starting(stop):
             made.append(
-                ParamServer(spec, log, rows, place, transport, spec_hash=spec_hash, bounds=bounds, stop=stop)
+                ParamServer(
+                    spec,
+                    log,
+                    rows,
+                    place,
+                    transport,
+                    spec_hash=spec_hash,
+                    bounds=bounds,
+                    evict_bytes=evict_bytes,
+                    stop=stop,
+                )
             )
         if not made:
             return

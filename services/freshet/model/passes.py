@@ -35,13 +35,15 @@ class NativePass:
     For kinds `hedge` and `linear`. Raises ConfigError as `layout_of` and the models do.
     """
 
-    def __init__(self, spec: Spec) -> None:
+    def __init__(self, spec: Spec, *, most_bytes: int = 0) -> None:
+        """`most_bytes`: of rows, as of `Store.of`; who runs the pass evicts by `store.make_room`."""
         layout = layout_of(spec)
         self.labels = len(spec.labels)
         # The counts behind `admission` are kept by bucket: there the number stays, as they would differ.
         admits = any(table.admission > 1 for table in spec.tables)
         own = spec if admits else replace(spec, buckets=BUCKETS, partitions=1)
-        self.store = Store.of(replace(own, partitions=1), layout, publish=False, flush=False)
+        own = replace(own, partitions=1)
+        self.store = Store.of(own, layout, publish=False, flush=False, most_bytes=most_bytes)
         self.model = HedgeDense(spec, training=True, precision=spec.train.precision)
         tables = [[spec.table(spec.features[f].table or "").id for f in g.features] for g in layout.groups]
         self._native = _native.Pass(self.store.native, self.model.native, tables)

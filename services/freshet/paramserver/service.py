@@ -142,10 +142,14 @@ class ParamServer:
         *,
         spec_hash: str,
         bounds: Bounds = DEFAULT_BOUNDS,
+        evict_bytes: int = 0,
         clock: Clock = SYSTEM_CLOCK,
         stop: threading.Event | None = None,
     ) -> None:
         """Listen, take the seat and check the stores; no slice is claimed yet.
+
+        Args:
+            evict_bytes: of rows; beyond it the least recently used are evicted. 0: none are for memory.
 
         Raises:
             ConfigError: the address cannot be bound.
@@ -164,6 +168,7 @@ class ParamServer:
             rows=rows,
             clock=clock,
             name=place.name,
+            most_bytes=evict_bytes,
         )
         self.server = GrpcServer(
             str(Address(place.host, place.port)),

@@ -48,10 +48,6 @@ LONGEST_FLUSH_WAIT_S = 20.0
 EVICT_ROWS = 20_000
 """Rows looked at for eviction between two flushes."""
 
-OVERFULL = 1.05
-"""Part of a table's `max_rows` from which eviction does not wait: a round over all rows then makes room for
-many, so that its cost (about 0.2 s of a core for a million rows) is spread."""
-
 LOAD_AGAIN_S = 0.5
 """Before a row store that was away is asked again for buckets that are being loaded."""
 
@@ -427,18 +423,7 @@ class Shard:
                 log.info("buckets are loaded", buckets=len(self._store.held()))
 
     def _evict(self) -> None:
-        """A piece of a round of eviction; a whole one where a table is OVERFULL, so that a flood of new rows
-        is evicted as fast as it comes."""
-        clock_ms = self._book.clock_ms
-        if not self._overfull():
-            self._store.evict(clock_ms, EVICT_ROWS)
-        for _ in range(2):  # the first may be the rest of a round that began before there were too many
-            if self._overfull():
-                self._store.evict(clock_ms)
-
-    def _overfull(self) -> bool:
-        rows = self._store.rows()
-        return any(most and rows[table] > OVERFULL * most for table, most in self._store.max_rows.items())
+        self._store.make_room(self._book.clock_ms, EVICT_ROWS)
 
     def _guarded(self, work: Callable[[], object], tell: Callable[[Unavailable], None]) -> bool:
         """Run one round, and say whether it was done; what is unavailable is told and tried again, what is

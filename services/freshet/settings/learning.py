@@ -135,6 +135,15 @@ class Paramserver:
         Integer(0, 1 << 46),
         default=0,
     )
+    evict_bytes: int = option(
+        "deployment",
+        "beyond so many bytes of rows, with their indexes, a shard evicts the least recently used, table by "
+        "table, as a trainer that holds rows itself does. Tables with max_rows keep that; the others share "
+        "the rest evenly. At most 8/10 of memory_bytes, so that the shard is not full before. 0: no row is "
+        "evicted for memory",
+        Integer(0, 1 << 46),
+        default=0,
+    )
     rebalance_unevenness: float = option(
         "deployment",
         "slices move for load alone once a shard has this part too much, or too little, of its fair share; "

@@ -135,9 +135,10 @@ def _table(spec: Spec, layout: Layout, table: Table) -> TableReport:
     group = next(g for g in layout.groups if table.id in g.tables)
     size = row_bytes(group)
     rule = table.optimizer if group.slot("vector") else table.scalar_optimizer
-    evicted = "never" if table.ttl_ms is None else f"after {duration_text(table.ttl_ms)} without use"
-    if table.max_rows is not None:
-        evicted += f", the least recently used above {table.max_rows:,} rows"
+    evicted = [
+        *([] if table.ttl_ms is None else [f"after {duration_text(table.ttl_ms)} without use"]),
+        *([] if table.max_rows is None else [f"the least recently used above {table.max_rows:,} rows"]),
+    ]
     return TableReport(
         name=table.name,
         dim=table.dim if group.slot("vector") else 0,
@@ -145,7 +146,7 @@ def _table(spec: Spec, layout: Layout, table: Table) -> TableReport:
         features=tuple(f.name for f in spec.features if f.table == table.name),
         row_bytes=size,
         million_rows_bytes=round((size + INDEX_BYTES) * MILLION),
-        evicted=evicted,
+        evicted=", ".join(evicted) or "for memory only",
         shared=table.shared if len(features_in(spec.features, table.name)) > 1 else None,
     )
 

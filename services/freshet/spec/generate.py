@@ -151,15 +151,14 @@ def _tables(features: Sequence[_Line]) -> Iterator[str]:
     yield "[tables]    # families of rows: lists share the item's, other features have rows of their own"
     used = {f.table for f in features if not f.left_out}
     notes = {
-        "user": "rows of users unseen for ttl are evicted; false keeps them",
+        "user": 'rows of users; ttl = "90d" would evict those unseen for so long',
         "item": "admission = 2 gives a key a row at its second sight: for items that come and go",
-        "ids": "other ids, many values each; rows unseen for ttl are evicted",
+        "ids": "other ids, many values each",
         "small": "countries, devices, hours: few values each",
     }
     for name, note in notes.items():
         if name in used:
-            ttl = "" if name == "small" else ', ttl = "30d"'
-            yield f"{name} = {{ dim = 16{ttl} }}    # {note}"
+            yield f"{name} = {{ dim = 16 }}    # {note}"
 
 
 def _features(found: Guess) -> Iterator[_Line]:

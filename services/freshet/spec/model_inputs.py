@@ -58,18 +58,20 @@ class Table:
     )
     ttl_ms: int | None = option(
         "tunable",
-        "rows not touched for this long of event time are evicted; false: kept",
+        "rows not touched for this long of event time are evicted; false, or without it: no row goes by age, "
+        "and max_rows and memory bound the table",
         Duration(MINUTE, 3650 * DAY, never=True),
         key="ttl",
-        default=30 * DAY,
+        default=None,
+        former={1: 30 * DAY},
     )
     admission: int = option(
         "tunable", "occurrences before a key gets a row of its own", Integer(1, 255), default=1
     )
     max_rows: int | None = option(
         "tunable",
-        "least recently used rows are evicted above this; without it a trainer that holds rows itself bounds "
-        "them by memory (FRESHET_TRAINER_MEMORY_BYTES), and shards hold all",
+        "least recently used rows are evicted above this; without it memory bounds the rows: of a trainer "
+        "that holds them itself FRESHET_TRAINER_MEMORY_BYTES, of a shard FRESHET_PARAMSERVER_EVICT_BYTES",
         Integer(1_024, 2**40),
         default=None,
     )

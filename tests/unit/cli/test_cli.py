@@ -111,6 +111,21 @@ def test_check_states_how_much_memory_rows_may_take(monkeypatch):
     monkeypatch.setenv("FRESHET_TRAINER_BATCHES", "embedders")
     assert "FRESHET_PARAMSERVER_MEMORY_BYTES" in run("check", QUICKSTART).output
 
+    monkeypatch.setenv("FRESHET_PARAMSERVER_MEMORY_BYTES", "100000000")
+    assert "has so many is full, and training waits" in run("check", QUICKSTART).output
+
+    monkeypatch.setenv("FRESHET_PARAMSERVER_EVICT_BYTES", "64000000")
+    evicting = json.loads(run("check", QUICKSTART, "--json").stdout)["rows_memory"]
+    assert (evicting["bytes"], evicting["evicts"]) == (64_000_000, True)
+    assert set(evicting["max_rows"]) == {"reader", "article", "small", "crosses"}
+    assert "rows of a shard may take 64,000,000 bytes, as FRESHET_PARAMSERVER_EVICT_BYTES says" in (
+        run("check", QUICKSTART).output
+    )
+
+    monkeypatch.setenv("FRESHET_PARAMSERVER_EVICT_BYTES", "90000000")
+    with pytest.raises(ConfigError, match="EVICT_BYTES = 90000000\n  expected at most 80000000"):
+        run("check", QUICKSTART)
+
 
 def test_check_against_a_running_model_ends_with_3_if_an_edit_needs_a_new_one(tmp_path):
     for schema in ("impressions.avsc", "actions.avsc"):

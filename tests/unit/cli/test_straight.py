@@ -5,11 +5,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 import freshet
+from freshet.cli import straight
 from freshet.cli.ready import block_ends, cuts
 from freshet.cli.straight import ahead, fits
 from freshet.errors import BadInput
@@ -17,6 +19,7 @@ from freshet.model.inputs import Labels
 from freshet.model.passes import NativePass
 from freshet.spec.model import Spec
 from freshet.spec.parse import load_spec
+from freshet.tables import store
 
 TEXT = """
 name = "shop"
@@ -89,10 +92,10 @@ def test_a_pass_in_memory_learns_what_the_log_teaches(
     spec = spec_of(tmp_path, model)
 
     kept = freshet.backtest(spec, [samples], request=request_column, lanes=1, keep=tmp_path / "kept")
-    straight = freshet.backtest(spec, [samples], request=request_column)
+    in_memory = freshet.backtest(spec, [samples], request=request_column)
 
-    assert straight.samples == kept.samples
-    assert straight.measures == {
+    assert in_memory.samples == kept.samples
+    assert in_memory.measures == {
         label: pytest.approx(dict(measures), rel=1e-9) for label, measures in kept.measures.items()
     }
 
@@ -104,6 +107,29 @@ def test_it_gives_the_same_result_each_time(samples: Path, tmp_path: Path) -> No
 
     assert (first.measures, first.windows) == (second.measures, second.windows)
     assert first.windows
+
+
+def test_rows_of_a_backtest_are_bounded_by_memory(
+    samples: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store, "LEAST_ROWS", 20)
+    made: list[NativePass] = []
+
+    class Watched(NativePass):
+        def __init__(self, *args: Any, **more: Any) -> None:
+            super().__init__(*args, **more)
+            made.append(self)
+
+    monkeypatch.setattr(straight, "NativePass", Watched)
+    spec = spec_of(tmp_path, 'kind = "linear"')
+
+    freshet.backtest(spec, [samples])
+    monkeypatch.setenv("FRESHET_TRAINER_MEMORY_BYTES", "1000")
+    freshet.backtest(spec, [samples])
+
+    unbounded, bounded = (sum(learner.store.rows().values()) for learner in made)
+    assert unbounded == 60 - 3 + 24 + 40  # users and hours, items that were seen too
+    assert bounded <= 2 * 20 * store.OVERFULL
 
 
 def test_a_model_with_an_mlp_takes_lanes(tmp_path: Path) -> None:

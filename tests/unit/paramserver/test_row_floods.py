@@ -13,12 +13,13 @@ from hypothesis import strategies as st
 
 from freshet.clock import SYSTEM_CLOCK
 from freshet.paramserver import shard as module
-from freshet.paramserver.shard import OVERFULL, Shard
+from freshet.paramserver.shard import Shard
 from freshet.seams.eventlog import EventLog
 from freshet.seams.rowstore.sqlite import SqliteRowStore
 from freshet.spec.layout import layout_of
 from freshet.tables import Store, TableOptions
 from freshet.tables import store as tables
+from freshet.tables.store import OVERFULL
 from freshet.testing.contracts.rowservice import WIDTH, look_up, push_of
 from freshet.types import Bucket, Fence, TimeMs
 from tests.unit.paramserver.test_published import PARSED, TOPICS, log

@@ -243,12 +243,12 @@ def test_the_native_table_agrees_on_the_size_of_a_row(optimizer: str, precision:
     table = f'{{ dim = {dim}, optimizer = "{optimizer}", precision = "{precision}" }}'
     text = FEED
     for old in (
-        '{ dim = 16, ttl = "30d" }',
-        '{ dim = 16, ttl = "14d", admission = 2 }',
-        "{ dim = 16, ttl = false }",
+        "user  = { dim = 16 }",
+        'item  = { dim = 16, ttl = "14d", admission = 2 }',
+        "small = { dim = 16 }",
     ):
         assert old in text
-        text = text.replace(old, table)
+        text = text.replace(old, f"{old.split()[0]} = {table}")
     layout = layout_of(parse_spec(text))
     store = Store(layout, buckets=2, partitions=1, seed=0)
 

@@ -31,7 +31,7 @@ def feed(old: str = "", new: str = "") -> Spec:
         ('emit = "early"', 'emit = "window"', "join.emit", "identity"),
         ('time = "ts:ms"', 'time = "ts:s"', "events.served.time", "identity"),
         ("deep = [256, 128]", "deep = [256]", "model.deep", "identity"),
-        ('ttl = "30d"', 'ttl = "31d"', "tables.user.ttl", "tunable"),
+        ('ttl = "14d"', 'ttl = "15d"', "tables.item.ttl", "tunable"),
         ('wait = "20ms"', 'wait = "30ms"', "train.batch.wait", "tunable"),
         ("share = 0.02", "share = 0.03", "serve.explore.share", "tunable"),
         ("ne_worse = 0.01", "ne_worse = 0.02", "serve.gate.ne_worse", "tunable"),
@@ -67,7 +67,10 @@ def test_a_feature_that_comes_is_one_change() -> None:
 
 
 def test_order_is_identity_because_numbers_stand_in_samples() -> None:
-    a, b = 'user  = { dim = 16, ttl = "30d" }\n', 'item  = { dim = 16, ttl = "14d", admission = 2 }\n'
+    a, b = (
+        "user  = { dim = 16 }\n",
+        'item  = { dim = 16, ttl = "14d", admission = 2 }    # videos come and go\n',
+    )
     swapped = parse_spec(FEED.replace(a + b, b + a))
 
     assert identity_hash(swapped) != identity_hash(feed())

@@ -45,7 +45,8 @@ def test_the_smallest_spec_is_complete() -> None:
     assert spec.label("click").window_ms == 120_000
     assert spec.serve.score == "click"
     assert (spec.partitions, spec.buckets) == (8, 1024)
-    assert spec.table("user").ttl_ms == 30 * 86_400_000
+    assert spec.table("user").ttl_ms is None
+    assert parse_spec(f"defaults = 1\n{WHOLE}").table("user").ttl_ms == 30 * 86_400_000
     assert hash(spec.table("user")) == hash(parse_spec(WHOLE).table("user"))
 
 

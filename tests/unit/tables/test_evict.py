@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+
 import numpy as np
 import pytest
 
+from freshet.spec.layout import layout_of
+from freshet.spec.parse import parse_spec
 from freshet.tables import Store, TableOptions
-from tests.unit.tables.building import counting_group, keys_of, look_up, push, store_of
+from freshet.types import OffsetRange
+from tests.unit.tables.building import batch_of, counting_group, keys_of, look_up, push, store_of
+
+EXAMPLES = Path(__file__).parents[3] / "examples"
 
 DAY = 86_400_000
 NOON = 1_700_000_000_000  # some event time, ms
@@ -42,6 +50,21 @@ def test_rows_not_touched_within_their_ttl_go_by_event_time() -> None:
     assert present(store, range(1, 51), table=1) == list(range(1, 51))
     assert store.memory().rows == {0: 25, 1: 50}
     assert store.counts().evicted == 25
+
+
+@pytest.mark.parametrize(("defaults", "kept"), [(1, 0), (2, 50)])
+def test_no_default_forgets_a_history_of_years(defaults: int, kept: int) -> None:
+    text = (EXAMPLES / "quickstart" / "freshet.toml").read_text()
+    spec = parse_spec(f"defaults = {defaults}\n{text}", folder=str(EXAMPLES / "quickstart"))
+    layout = layout_of(spec)
+    store = Store.of(replace(spec, buckets=16), layout, publish=False, flush=False)
+    keys = batch_of(keys_of(*range(1, 51)))
+    gradients = np.ones((50, layout.groups[0].width), np.float32)
+    store.push([OffsetRange(0, 0, 1)], NOON, [keys], [gradients])
+
+    store.make_room(NOON + 5 * 365 * DAY, 1_000)
+
+    assert store.rows()[0] == kept
 
 
 def test_dirty_rows_stay_until_they_are_flushed_and_then_leave_a_tombstone() -> None:
