@@ -21,6 +21,7 @@ from freshet.features import take
 from freshet.features.blocks import block_samples, encode_blocks
 from freshet.measures import SOURCES, LabelKind
 from freshet.measures.scored import Scored
+from freshet.model import NATIVE_KINDS
 from freshet.recordings.timely import EventTimes
 from freshet.spec import Spec
 from freshet.trainer.quality import Observer
@@ -71,7 +72,8 @@ def backtest(
     `mean`, the mean of the label so far.
     Raises ConfigError if a column is missing or a learner cannot be run, BadInput if a file cannot be read.
     """
-    check_versus(spec, versus)
+    versus = [versus] if isinstance(versus, str) else list(dict.fromkeys(versus))
+    check_versus(spec, versus, [Path(f) for f in files])
     with Scored([LabelKind(label.name, label.loss != "logloss") for label in spec.labels]) as scored:
         return backtest_into(
             scored,
@@ -111,7 +113,7 @@ def backtest_into(
         lambda share: progress(share * own_share),
         _ByName(scored),
     )
-    delay_rows = spec.train.batch_rows * outcome.lanes
+    delay_rows = outcome.lanes * _batch_rows(spec, in_memory=_in_memory(spec, lanes, keep))
     if POPULARITY not in scored.learners:
         scored.add_means(MEAN, delay_rows)
     if "vw" in versus:
@@ -148,7 +150,7 @@ def _trained(
     progress: Callable[[float], None],
     observer: Observer,
 ) -> Outcome:
-    if keep is None and lanes in (None, 1) and fits(spec):
+    if _in_memory(spec, lanes, keep):
         return straight(spec, files, request, progress, observer)
     from freshet.cli.pipeline import Pipeline
 
@@ -166,6 +168,18 @@ def _trained(
             return replace(outcome, stages=stages, times={"samples": seen})
         finally:
             pipeline.close()
+
+
+def _in_memory(spec: Spec, lanes: int | None, keep: str | Path | None) -> bool:
+    return keep is None and lanes in (None, 1) and fits(spec)
+
+
+def _batch_rows(spec: Spec, *, in_memory: bool) -> int:
+    """Rows of a batch of a lane of a backtest; through the log it is behind until the end."""
+    train = spec.train
+    if in_memory:
+        return train.batch_rows
+    return max(train.batch_rows, train.behind_rows(native_loop=spec.model.kind in NATIVE_KINDS))
 
 
 def write_samples(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from html import escape
@@ -41,6 +42,8 @@ def check_plot(file: Path | None) -> None:
         raise ConfigError(
             "--plot", "", str(file), "a file that ends in .svg", "browsers open it; name it FILE.svg"
         )
+    if file.is_dir() or (file.parent.is_dir() and not os.access(file.parent, os.W_OK)):
+        raise ConfigError("--plot", "", str(file), "a file that can be written", "name another")
     if not file.parent.is_dir():
         raise ConfigError("--plot", "", str(file), "a file in a folder that exists", f"mkdir {file.parent}")
 

@@ -24,7 +24,7 @@ VERSUS = ("vw",)
 """What a backtest can be compared with."""
 
 
-def check_versus(spec: Spec, versus: Sequence[str]) -> None:
+def check_versus(spec: Spec, versus: Sequence[str], files: Sequence[Path]) -> None:
     """Refuse what cannot be run, before the pass begins. Raises ConfigError."""
     for name in versus:
         if name not in VERSUS:
@@ -39,6 +39,11 @@ def check_versus(spec: Spec, versus: Sequence[str]) -> None:
             "Vowpal Wabbit's Python package beside freshet",
             how_to_install("vowpalwabbit"),
         )
+    for file in files:
+        if file.exists() and not file.is_file():  # opening a pipe a second time waits for ever
+            raise ConfigError(
+                "--versus", "", f"{file} is a pipe", "files, which are read twice", "write it to a file first"
+            )
     if all(label.loss != "logloss" for label in spec.labels):
         raise ConfigError(
             "--versus",

@@ -43,7 +43,7 @@ def lines_of(spec: Spec, layout: Layout, decoded: Decoded) -> list[str]:
                 columns.append(_named(_namespace(index), texts))
     for column, index in enumerate(layout.dense):
         numbers = decoded.dense[:, column].tolist()
-        texts = ["" if math.isnan(x) else f"x:{x:.6g}" for x in numbers]
+        texts = [f"x:{x:.6g}" if math.isfinite(x) else "" for x in numbers]
         columns.append(_named(_namespace(index), texts))
     return ["".join(parts) for parts in zip(*columns, strict=True)]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import xml.etree.ElementTree as ET
 from collections.abc import Mapping
@@ -158,6 +159,22 @@ def test_several_labels_each_have_their_learners(samples: Path, tmp_path: Path) 
     assert outcome.learners["popularity"].all["watch"]["n"] == ROWS
 
 
+def test_labels_are_as_late_as_in_the_pass(samples: Path, tmp_path: Path) -> None:
+    def of_vw(batch: str, keep: str | None) -> list[Mapping[str, float]]:
+        spec = load_spec(spec_file(tmp_path, TEXT.replace("rows = 64", batch)))
+        outcome = freshet.backtest(
+            spec, [samples], lanes=2 if keep == "two" else None, keep=keep and tmp_path / keep, versus=["vw"]
+        )
+        return [outcome.learners[name].all["click"] for name in LEARNERS]
+
+    by_64, by_256 = of_vw("rows = 64", None), of_vw("rows = 256", None)
+
+    assert by_64 != by_256
+    assert of_vw("rows = 64, behind = 256", None) == by_64  # in memory nothing is behind
+    assert of_vw("rows = 64, behind = 256", "one") == by_256
+    assert of_vw("rows = 128, behind = 128", "two") == by_256  # a lane does not know the other's batch
+
+
 def test_a_batch_is_predicted_before_any_of_it_is_learned() -> None:
     lines, values = [" |a 1", " |a 1", " |a 1", " |a 1"], np.array([1, 1, 1, 1], np.float32)
     late, prompt = Learner("plain"), Learner("plain")
@@ -229,8 +246,18 @@ def test_numbers_alone_are_not_compared(samples: Path, tmp_path: Path) -> None:
         freshet.backtest(spec, [samples], versus=["vw"])
 
 
-@pytest.mark.parametrize("name", ["curves.png", "nowhere/curves.svg"])
+def test_a_pipe_cannot_be_read_twice(tmp_path: Path) -> None:
+    pipe = tmp_path / "samples.csv"
+    os.mkfifo(pipe)
+
+    with pytest.raises(ConfigError, match="is a pipe"):
+        freshet.backtest(load_spec(spec_file(tmp_path)), [pipe], versus=["vw"])
+
+
+@pytest.mark.parametrize("name", ["curves.png", "nowhere/curves.svg", "folder.svg"])
 def test_a_plot_that_cannot_be_written_is_refused_first(samples: Path, tmp_path: Path, name: str) -> None:
+    (tmp_path / "folder.svg").mkdir()
+
     told = run(spec_file(tmp_path), samples, "--plot", tmp_path / name)
 
     assert told.exit_code == 1
