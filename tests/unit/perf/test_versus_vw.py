@@ -30,7 +30,7 @@ def drawn(rows: int, seed: int, noise: float) -> tuple[np.ndarray, np.ndarray, n
 
 
 def test_a_clear_difference_is_beyond_its_interval() -> None:
-    labels, good, bad = drawn(20_000, 0, noise=1.0)
+    labels, good, bad = drawn(5_000, 0, noise=1.0)
 
     ranks, losses = paired(labels, good, bad, bad)
 
