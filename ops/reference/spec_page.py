@@ -63,7 +63,7 @@ held positive weighs 1/2: held ones come twice as fast as they happened.""",
     "[tables]": """\
 A table for each family of rows of one dim and optimiser, by name. A row belongs to (table, feature, id):
 where several features use a table, device "1" and hour 1 have a row each. `shared = true` gives equal ids one
-row, which is the default where lists and at most one other feature use the table: a history of items and the
+row, which is the default where lists alone, or lists and one id, use the table: a history of items and the
 item. `freshet check` says of each table which it is.
 
 The table `crosses` is made for `model.crosses` and holds scalars only: of its keys `ttl`, `admission`,

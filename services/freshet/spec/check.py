@@ -17,7 +17,7 @@ from freshet.spec.bounds import bounds_text
 from freshet.spec.expression import compile_score
 from freshet.spec.fit import check_fit
 from freshet.spec.layout import Group, Layout, layout_of
-from freshet.spec.model import Feature, Label, Spec, Table
+from freshet.spec.model import NEWEST_DEFAULTS, Feature, Label, Spec, Table
 from freshet.spec.optimizers import OPTIMIZERS
 from freshet.spec.schemas import Schemas
 from freshet.spec.sharing import features_in
@@ -234,6 +234,11 @@ def mlp_parameters(spec: Spec) -> int:
 
 
 def _warnings(spec: Spec, schemas: Schemas) -> Iterator[str]:
+    if spec.defaults < NEWEST_DEFAULTS:
+        yield (
+            f"defaults: the spec means generation {spec.defaults} of the defaults; a new model learns better "
+            f"with {NEWEST_DEFAULTS}, which it has without the key"
+        )
     used = {f.table for f in spec.features}
     for table in spec.tables:
         if table.name not in used:

@@ -51,7 +51,7 @@ class Table:
     shared: bool | None = option(
         "identity",
         "whether an id has one row for all features of the table; false: each feature has rows of its own. "
-        "Without it false, but true where lists and at most one other feature use the table, as a history of "
+        "Without it false, but true where lists alone, or lists and one id, use the table, as a history of "
         "items and the item do (with `defaults = 1`: true)",
         Boolean(),
         default=None,  # the parser fills it in (`freshet.spec.sharing`)

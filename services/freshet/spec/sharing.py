@@ -24,15 +24,15 @@ def features_in(features: Sequence[Feature], table: str) -> tuple[Feature, ...]:
 def default_sharing(used: Sequence[Feature], generation: int) -> bool:
     """Whether a table that these features use is shared where the spec does not say it.
 
-    History and item are: lists, and at most one feature that is no list. A table of one feature has nothing
-    to share. Generation 1 shared every table.
+    History and item are: lists, and at most one id beside them. Hours and buckets never are the ids of a
+    list. A table of one feature has nothing to share. Generation 1 shared every table.
     """
     if len(used) < 2:
         return False
     if generation == 1:
         return True
-    lists = sum(f.kind == "list" for f in used)
-    return lists > 0 and len(used) - lists <= 1
+    others = [f.kind for f in used if f.kind != "list"]
+    return len(others) < len(used) and others in ([], ["id"])
 
 
 def with_sharing(tables: Sequence[Table], features: Sequence[Feature], generation: int) -> tuple[Table, ...]:

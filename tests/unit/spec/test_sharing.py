@@ -60,7 +60,8 @@ def own(spec: Spec) -> list[str]:
         (["id", "list"], []),  # an item and its history
         (["list", "id", "list"], []),
         (["list", "list"], []),
-        (["bucket", "list"], []),
+        (["bucket", "list"], ["f0", "f1"]),  # no value of the list is a bucket
+        (["list", "time"], ["f0", "f1"]),
         (["id", "list", "time"], ["f0", "f1", "f2"]),
         (["id", "dense", "id"], ["f0", "f2"]),
     ],
@@ -123,6 +124,16 @@ def test_check_names_the_features_of_each_table_that_share_or_do_not() -> None:
     ) in lines
     assert sum(line.startswith("table small: country, hour and position share rows") for line in former) == 1
     assert not any(line.startswith("table user") for line in lines)
+
+
+def test_check_says_where_newer_defaults_are_to_be_had() -> None:
+    spec = load_spec(EXAMPLES / "feed" / "freshet.toml")
+    schemas = load_schemas(spec)
+
+    warned = [w for w in explain(with_defaults(spec, 1), schemas).warnings if w.startswith("defaults: ")]
+
+    assert len(warned) == 1
+    assert not any(w.startswith("defaults: ") for w in explain(spec, schemas).warnings)
 
 
 def test_check_says_that_sharing_means_nothing_for_one_feature() -> None:
