@@ -302,10 +302,15 @@ class HedgeLane:
     def gradients(self) -> F32: ...
     def sums(self) -> F64: ...
 
-class Pass:
-    def __init__(self, store: Store, model: HedgeModel, tables: Sequence[Sequence[int]]) -> None: ...
+RanTuple = tuple[int, int, int, int, int, list[float]]  # ended, trained, pushed, skipped, bucket, seconds
+
+class HedgeLoop:
+    def __init__(
+        self, store: Store, model: HedgeModel, tables: Sequence[Sequence[int]], lanes: int, sync: bool
+    ) -> None: ...
     def run(
         self,
+        lane: int,
         groups: Sequence[tuple[U64, U32, Sequence[U32 | None]]],
         dense: F32,
         label: U8,
@@ -313,8 +318,19 @@ class Pass:
         weight: F32,
         times_ms: I64,
         ends: I64,
+        ranges: I64,
+        range_ends: I64,
+        learn_dense: U8,
+        keep: U8,
+        steps: int,
         predictions: F32,
-    ) -> None: ...
+        moments: I64 | None = None,
+    ) -> RanTuple: ...
+    def join(self, lane: int, steps: int) -> RanTuple: ...
+    def kept(self, lane: int) -> list[tuple[int, list[tuple[F32, I32, U32, list[U32 | None]]]]]: ...
+    def abort(self) -> None: ...
+    @property
+    def dense_steps(self) -> int: ...
 
 # --- features: hashing, programs, samples, events (bind_features.cpp)
 

@@ -52,8 +52,8 @@ def backtest(
     """One progressive pass over files of ready samples, by the encoder, decoder, model and measures of live
     events.
 
-    A model without an MLP learns on one thread, and without a log where nothing is kept; others go through
-    the log, the stores and the lanes of a live trainer.
+    A native model learns without a log where nothing is kept and one lane is enough; others go through the
+    log, the stores and the lanes of a live trainer.
 
     Args:
         files:    csv, Parquet or Arrow, gzip or not, in time order; columns named as the spec's fields and

@@ -1,4 +1,5 @@
-"""A backtest that keeps nothing, of a model that one thread learns: samples stay in memory, without a log.
+"""A backtest that keeps nothing, of a native model: one lane learns it, and samples stay in memory, without a
+log.
 
 What a run folder is for (acknowledged samples that survive a kill, rows for serving, versions, leases) is of
 no use to a pass that ends with its figures, and costs a linear model many times what learning does. So
@@ -25,6 +26,7 @@ from freshet.cli.outcome import Outcome
 from freshet.cli.ready import ReadySamples, block_ends, ready_samples, sample_times
 from freshet.errors import BadInput
 from freshet.features import Decoded, SampleDecoder
+from freshet.model import NATIVE_KINDS
 from freshet.model.inputs import Labels, ModelInputs
 from freshet.model.passes import NativePass
 from freshet.recordings.timely import EventTimes
@@ -51,8 +53,8 @@ T = TypeVar("T")
 
 
 def fits(spec: Spec) -> bool:
-    """Whether one thread learns this model about as fast as it is read: native, and without an MLP."""
-    return spec.model.kind == "linear" or (spec.model.kind == "hedge" and "deep" not in spec.model.experts)
+    """Whether native code goes from batch to batch of this model."""
+    return spec.model.kind in NATIVE_KINDS
 
 
 def straight(

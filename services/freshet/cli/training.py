@@ -18,6 +18,8 @@ from freshet.embedder.refused import RefusedSamples
 from freshet.embedder.stream import LocalStream
 from freshet.errors import Fenced, Unavailable
 from freshet.features import SampleDecoder
+from freshet.model import NATIVE_KINDS, DenseModel
+from freshet.model.loop import NativeLoop
 from freshet.paramserver.shard import Shard
 from freshet.runtime.lifecycle import LAST_S, Cleanup, Drain, within
 from freshet.runtime.newest import Newest
@@ -26,7 +28,7 @@ from freshet.seams.eventlog.claims import Claims, Held
 from freshet.seams.eventlog.topics import ensure_topics
 from freshet.seams.rowservice.slices import slices_of
 from freshet.spec.avro import Record
-from freshet.spec.layout import layout_of
+from freshet.spec.layout import Layout, layout_of
 from freshet.spec.model import Spec
 from freshet.trainer.course import OneRank
 from freshet.trainer.pins import Pins
@@ -158,6 +160,7 @@ class Training:
             lanes,
             spec.train.batch_wait_ms / 1000,
             dense.progress.steps,
+            self._loop(layout, dense.model),
         )
         self.trainer = trainer_of(
             spec,
@@ -173,6 +176,16 @@ class Training:
             clock=clock,
         )
         self.trainer.begin()
+
+    def _loop(self, layout: Layout, model: DenseModel) -> NativeLoop | None:
+        """What goes from batch to batch of a native model; None: the model is Python."""
+        if self.spec.model.kind not in NATIVE_KINDS:
+            return None
+        from freshet.model.hedge import HedgeDense
+
+        assert isinstance(model, HedgeDense)
+        sync = self.spec.train.mode == "sync"
+        return NativeLoop(self.spec, layout, model, self.shard.store, self.lanes, sync=sync)
 
     def run(self) -> None:
         """Train until `stop`, then flush and write a last version. Raises Fenced if a claim was lost."""

@@ -302,7 +302,7 @@ class AheadLane:
         replayed = self._source.replayed(plan)
         made = self._common.maker.make(plan, decoded, slot, replayed=replayed, stages=self.stages)
         if tracer is not None:
-            made.traced = processed(tracer, plan, decoded, self._source.topic, began_ns)
+            made.traced = processed(tracer, plan, decoded.request_ids, self._source.topic, began_ns)
         return made
 
     def _credit(self, plan: BatchPlan) -> int:

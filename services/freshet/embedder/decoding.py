@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from freshet.clock import SYSTEM_CLOCK, Clock
+from freshet.embedder.core import rows_of_blocks
 from freshet.embedder.refused import RefusedSamples
 from freshet.errors import Corrupt, Unavailable
 from freshet.features import BlockColumns, Decoded, SampleDecoder, read_blocks
@@ -38,6 +39,7 @@ class DecodedBatch:
     label_index: U8
     label_value: F32
     weight: F32
+    block_ends: I64 | None = None  # (blocks,) good samples up to and with each block that was given
 
 
 @dataclass(slots=True)
@@ -126,10 +128,14 @@ class BlockDecoder:
         if made is None or int(made[1].labels.max(initial=0)) >= self._labels:
             return None
         columns, of = made
+        counts = rows_of_blocks(blocks)  # of sound blocks these are the headers' own
         if not self._allowed(of.labels, of.values).all():
             return None
+        ends = counts.cumsum()
+        if len(ends) and ends[-1] != columns.size:
+            return None
         return DecodedBatch(
-            columns, of.sample_ids, of.request_ids, of.event_times_ms, of.labels, of.values, of.weights
+            columns, of.sample_ids, of.request_ids, of.event_times_ms, of.labels, of.values, of.weights, ends
         )
 
     def _any(self, blocks: BytesColumn, places: Places) -> DecodedBatch:
@@ -152,6 +158,7 @@ class BlockDecoder:
             label_index=read.labels[decoded],
             label_value=read.values[decoded],
             weight=read.weights[decoded],
+            block_ends=numbers[read.block_of[decoded]].searchsorted(np.arange(len(blocks)), side="right"),
         )
 
     def _refuse(self, letters: _Letters) -> None:

@@ -148,9 +148,9 @@ class Maker:
         if self._states:
             floats = [slot.state_room(g, len(keys.keys)) for g, keys in enumerate(groups)]
             looked = Looked(groups, RowStates(floats))
-        return Made(plan, decoded, groups, whole, self._items(decoded), replayed, looked)
+        return Made(plan, decoded, groups, whole, self.items(decoded), replayed, looked)
 
-    def _items(self, decoded: DecodedBatch) -> U64 | None:
+    def items(self, decoded: DecodedBatch) -> U64 | None:
         """(B,) the item's key of each sample, where the spec has a feature of it."""
         if self._item is None:
             return None

@@ -28,13 +28,19 @@ class Recent:
         self._rows = self._fresh_rows = 0  # kept; of these, since the last rest
         self._resting_until = -math.inf
 
+    def wants(self) -> int:
+        """How many of the newest samples are worth keeping now; 0 while it rests."""
+        return 0 if self._clock.monotonic() < self._resting_until else self._wanted
+
     def add(self, inputs: ModelInputs) -> None:
         """Keep a copy, unless it is time to rest: the gate wants a few thousand rows every few seconds, not
         every batch."""
+        if self.wants():
+            self.keep(inputs.copied())  # the memory is used again by the next batch
+
+    def keep(self, kept: ModelInputs) -> None:
+        """Keep these, which are a copy already."""
         now = self._clock.monotonic()
-        if now < self._resting_until:
-            return
-        kept = inputs.copied()  # the memory is used again by the next batch
         with self._lock:
             self._kept.append(kept)
             self._rows += kept.size

@@ -67,9 +67,16 @@ class Source:
     def assemble(self, deadline: float) -> BatchPlan | None:
         """Wait for a full batch, but no longer than a batch's own wait once a block is there; None at the
         deadline."""
+        plans = self.assemble_run(deadline, 0, 1)
+        return plans[0] if plans else None
+
+    def assemble_run(self, deadline: float, rows: int, batches: int) -> list[BatchPlan]:
+        """As `assemble`, and after that batch as many full ones as are there already, until they have `rows`
+        rows together or are `batches`."""
         assembler, sizes = self._assembler, self._sizes
         assert assembler is not None
-        while (waiting := assembler.waiting()) < (2 * sizes.behind_rows if self._more else sizes.rows):
+        wanted = max(2 * sizes.behind_rows, rows)
+        while (waiting := assembler.waiting()) < (wanted if self._more else sizes.rows):
             now = self._clock.monotonic()
             if not waiting:
                 self._waiting_since = now
@@ -85,10 +92,17 @@ class Source:
             if enough:
                 break
             if not assembler.waiting() or self._clock.monotonic() < self._waiting_since + sizes.wait_s:
-                return None
+                return []
             break
-        behind = assembler.waiting() >= 2 * sizes.behind_rows
-        return assembler.next(sizes.behind_rows if behind else sizes.rows)
+        size = sizes.behind_rows if assembler.waiting() >= 2 * sizes.behind_rows else sizes.rows
+        plans, taken = list[BatchPlan](), 0
+        while not plans or (taken < rows and len(plans) < batches and assembler.waiting() >= size):
+            plan = assembler.next(size)
+            if plan is None:
+                break
+            plans.append(plan)
+            taken += plan.rows
+        return plans
 
     def replayed(self, plan: BatchPlan) -> bool:
         """Whether some store had applied a part of it before."""

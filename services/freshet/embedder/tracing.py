@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from freshet.embedder.core import BatchPlan
-from freshet.embedder.decoding import DecodedBatch
 from freshet.tracing import TracedBatch, Tracer, active, harmless, within
+from freshet.types import U64
 
 __all__ = ["called", "calling", "processed"]
 
@@ -16,10 +16,10 @@ PARENTS = {"lookup": "process", "push": "train"}
 
 @harmless
 def processed(
-    tracer: Tracer, plan: BatchPlan, decoded: DecodedBatch, topic: str, began_ns: int
+    tracer: Tracer, plan: BatchPlan, request_ids: U64, topic: str, began_ns: int
 ) -> TracedBatch | None:
-    """Blocks have become a batch; None if no event of it is traced."""
-    traced = tracer.batch(plan.ranges, decoded.request_ids)
+    """Blocks have become a batch of these samples; None if no event of it is traced."""
+    traced = tracer.batch(plan.ranges, request_ids)
     if traced is None:
         return None
     partition = plan.ranges[0].partition if len(plan.ranges) == 1 else None
@@ -34,7 +34,7 @@ def processed(
             **tracer.on_topic("process", topic, partition),
             "messaging.batch.message_count": len(plan.blocks),
             "freshet.ranges": " ".join(map(str, plan.ranges)),
-            "freshet.samples": len(decoded.sample_ids),
+            "freshet.samples": len(request_ids),
         },
     )
     return traced
@@ -60,13 +60,20 @@ def calling(traced: TracedBatch, place: str, method: str) -> Iterator[None]:
 
 @harmless
 def called(
-    tracer: Tracer, traced: TracedBatch, place: str, method: str, began_ns: int, error: str = ""
+    tracer: Tracer,
+    traced: TracedBatch,
+    place: str,
+    method: str,
+    began_ns: int,
+    error: str = "",
+    end_ns: int | None = None,
 ) -> None:
     """Shards have answered a lookup, or acknowledged a push."""
     tracer.span(
         f"Rows/{method}",
         "embedder",
         began_ns,
+        end_ns=end_ns,
         kind="client",
         context=traced.context(place),
         parent=traced.context(PARENTS[place]),

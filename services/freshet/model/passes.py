@@ -1,7 +1,6 @@
 """A pass of a native model over decoded samples: rows, model and batches on one thread, in native code.
 
-What a lane does with each of its batches (plan, look up, forward and backward, step, push), for as many
-batches as a call is given: of a linear model's batch of 256 rows a lane's Python costs many times the batch.
+A loop of one lane (`freshet.model.loop`) with a store of its own, that nobody else sees.
 
 Letters: N samples, L labels, D dense columns.
 """
@@ -13,14 +12,14 @@ from dataclasses import replace
 
 import numpy as np
 
-from freshet import _native
 from freshet.features import GroupKeys
 from freshet.model.hedge import HedgeDense
 from freshet.model.inputs import Labels
+from freshet.model.loop import Ended, LoopBatches, NativeLoop
 from freshet.spec.layout import layout_of
 from freshet.spec.model import Spec
 from freshet.tables import Store
-from freshet.types import F32, I64
+from freshet.types import F32, I64, OffsetRange
 
 __all__ = ["NativePass"]
 
@@ -32,7 +31,7 @@ of, and each costs every batch some nanoseconds; what is learned does not depend
 class NativePass:
     """Rows and dense state of a model that one thread trains from nothing, and that nobody else sees.
 
-    For kinds `hedge` and `linear`. Raises ConfigError as `layout_of` and the models do.
+    For native kinds. Raises ConfigError as `layout_of` and the models do.
     """
 
     def __init__(self, spec: Spec, *, most_bytes: int = 0) -> None:
@@ -45,8 +44,8 @@ class NativePass:
         own = replace(own, partitions=1)
         self.store = Store.of(own, layout, publish=False, flush=False, most_bytes=most_bytes)
         self.model = HedgeDense(spec, training=True, precision=spec.train.precision)
-        tables = [[spec.table(spec.features[f].table or "").id for f in g.features] for g in layout.groups]
-        self._native = _native.Pass(self.store.native, self.model.native, tables)
+        self._loop = NativeLoop(spec, layout, self.model, self.store, 1)
+        self._next = 0  # batches of all calls are offsets 0, 1, 2, ... of partition 0
 
     def run(self, groups: Sequence[GroupKeys], dense: F32, labels: Labels, times_ms: I64, ends: I64) -> F32:
         """Train on batches [ends[i - 1], ends[i]) in order; returns (N, L) predictions, each from before its
@@ -58,15 +57,12 @@ class NativePass:
 
         Raises ValueError, before anything is learned, if these do not fit the model or each other.
         """
-        predictions = np.empty((len(times_ms), self.labels), np.float32)
-        self._native.run(
-            [(g.keys, g.feature_starts, list(g.list_ends)) for g in groups],
-            dense,
-            labels.index,
-            labels.value,
-            labels.weight,
-            times_ms,
-            ends,
-            predictions,
-        )
-        return predictions
+        if not len(ends) or ends[-1] != len(times_ms):
+            raise ValueError(f"expected batches that end with the samples, found {ends.tolist()[-1:]}")
+        first = self._next
+        ranges = [(OffsetRange(0, i, i + 1),) for i in range(first, first + len(ends))]
+        batches = LoopBatches(groups, dense, labels, times_ms, ends, ranges)
+        ran = self._loop.run(0, batches, np.ones(len(ends), np.uint8), len(ends))
+        assert ran.ended is Ended.DONE, "nobody else pushes to a store of one's own"
+        self._next += len(ends)
+        return ran.predictions

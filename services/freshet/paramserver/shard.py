@@ -19,7 +19,7 @@ from freshet.errors import Corrupt, DataLost, Fenced, FreshetError, Refused, Una
 from freshet.paramserver.core import PushFences
 from freshet.paramserver.flushing import Flusher, PublishedTo, ShardCounts
 from freshet.paramserver.loading import Loader
-from freshet.paramserver.tracing import answering
+from freshet.paramserver.tracing import answered, answering
 from freshet.seams.eventlog import EventLog
 from freshet.seams.rowservice import KeyGroup, Push, RowStates
 from freshet.seams.rowstore import RowStore, StoreIdentity
@@ -27,8 +27,8 @@ from freshet.spec.layout import Layout
 from freshet.spec.model import Spec
 from freshet.spec.topics import Topics
 from freshet.tables import KnownPushes, PushOutcome, RowsUnread, Store
-from freshet.tracing import active
-from freshet.types import F32, I64, Bucket, BucketMeta, Fence, TimeMs, TopicPartition
+from freshet.tracing import Context, active
+from freshet.types import F32, I64, Bucket, BucketMeta, Fence, OffsetRange, TimeMs, TopicPartition
 
 __all__ = ["PublishedTo", "Shard", "ShardCounts"]
 
@@ -347,29 +347,46 @@ class Shard:
             return self._apply(push)
 
     def _apply(self, push: Push) -> bool:
+        while (outcome := self._push(push)) is PushOutcome.UNREAD:
+            self._read(push.groups)
+        if outcome is PushOutcome.REFUSED:
+            raise self.refused(push.ranges)
+        self.pushed(1, int(outcome is PushOutcome.SKIPPED))
+        return outcome is PushOutcome.APPLIED
+
+    # --- NativeRows
+
+    def pushed(self, pushes: int, skipped: int) -> None:
+        """Count pushes; see the protocol."""
+        self.counts.pushes += pushes
+        self.counts.skipped += skipped
+
+    def refused(self, ranges: Sequence[OffsetRange]) -> Refused:
+        """Count a refused push; see the protocol."""
+        self.counts.refused += 1
+        applied = self._flusher.smallest_applied()  # of no partition where no bucket is held
+        text = ", ".join(f"{r.partition}:[{r.start}, {r.stop})" for r in ranges)
+        return Refused(f"push of {text} does not continue what is applied", applied)
+
+    def admit(self, ranges: Sequence[OffsetRange], fence: Fence) -> None:
+        """Let pushes of these ranges in; see the protocol."""
+        if self._failed is not None:
+            raise Unavailable(f"the shard has stopped: {self._failed}")
         try:
-            while (outcome := self._push(push)) is PushOutcome.UNREAD:
-                self._read(push.groups)
+            if not self._held():
+                raise Fenced("the shard's claim on its buckets is lost; another process may own them")
+            self._push_fences.check(ranges, fence)
         except Fenced:
             self.counts.fenced += 1
             raise
-        if outcome is PushOutcome.REFUSED:
-            self.counts.refused += 1
-            applied = (
-                self._flusher.smallest_applied()
-            )  # of no partition where no bucket is held: they are given away
-            ranges = ", ".join(f"{r.partition}:[{r.start}, {r.stop})" for r in push.ranges)
-            raise Refused(f"push of {ranges} does not continue what is applied", applied)
-        self.counts.pushes += 1
-        self.counts.skipped += outcome is PushOutcome.SKIPPED
-        return outcome is PushOutcome.APPLIED
+
+    def answered(self, method: str, asked: Context, began_ns: int, end_ns: int) -> None:
+        """Tell a trace; see the protocol."""
+        if (tracer := active()) is not None:
+            answered(tracer, method, tracer.new(asked), asked, began_ns, "", end_ns)
 
     def _push(self, push: Push) -> PushOutcome:
-        if self._failed is not None:
-            raise Unavailable(f"the shard has stopped: {self._failed}")
-        if not self._held():
-            raise Fenced("the shard's claim on its buckets is lost; another process may own them")
-        self._push_fences.check(push.ranges, push.fence)
+        self.admit(push.ranges, push.fence)
         return self._store.push(push.ranges, push.clock_ms, push.groups, push.gradients, owned=push.owned)
 
     def applied(self) -> Mapping[int, Sequence[int]]:

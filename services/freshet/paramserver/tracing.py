@@ -10,7 +10,7 @@ import numpy as np
 from freshet.tracing import Context, Tracer, active, current, harmless, within
 from freshet.types import Append
 
-__all__ = ["answering", "published_rows"]
+__all__ = ["answered", "answering", "published_rows"]
 
 
 @contextmanager
@@ -29,15 +29,25 @@ def answering(method: str, asked: Context | None = None) -> Iterator[None]:
         error = str(failed)
         raise
     finally:
-        _answered(tracer, method, span, parent, began_ns, error)
+        answered(tracer, method, span, parent, began_ns, error)
 
 
 @harmless
-def _answered(tracer: Tracer, method: str, span: Context, parent: Context, began_ns: int, error: str) -> None:
+def answered(
+    tracer: Tracer,
+    method: str,
+    span: Context,
+    parent: Context,
+    began_ns: int,
+    error: str,
+    end_ns: int | None = None,
+) -> None:
+    """Tell of a lookup or a push that is over; without `end_ns` just now."""
     tracer.span(
         f"Rows/{method}",
         "paramserver",
         began_ns,
+        end_ns=end_ns,
         kind="server",
         context=span,
         parent=parent,

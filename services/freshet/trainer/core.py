@@ -8,7 +8,10 @@ from dataclasses import dataclass
 
 from freshet.types import OffsetRange
 
-__all__ = ["Counts", "DenseLedger"]
+__all__ = ["Counts", "DenseLedger", "Ranges"]
+
+Ranges = tuple[OffsetRange, ...]
+"""Of one batch, at most one a partition."""
 
 
 class Counts(enum.Enum):
@@ -45,6 +48,32 @@ class DenseLedger:
                 self.applied.update({r.partition: r.stop for r in ranges})
             verdicts.append(verdict)
         return verdicts
+
+    def decide_runs(self, runs: Sequence[Sequence[Ranges] | None]) -> list[list[Counts]]:
+        """Judge all batches of a run's steps, as `decide` would one step after the other.
+
+        Args:
+            runs: per lane the ranges of its batches, one a step, or None.
+
+        Returns per lane a verdict for each batch up to the first that goes back: it rewinds the lane, so
+        those after it are not judged.
+        """
+        verdicts: list[list[Counts]] = [[] for _ in runs]
+        for step in range(max((len(run) for run in runs if run is not None), default=0)):
+            for run, of in zip(runs, verdicts, strict=True):
+                if run is None or step >= len(run) or (of and of[-1] is Counts.BACK):
+                    continue
+                (verdict,) = self.decide([run[step]])
+                assert verdict is not None
+                of.append(verdict)
+        return verdicts
+
+    def set_back(self, batches: Sequence[Ranges], verdicts: Sequence[Counts]) -> None:
+        """The last batches of a lane's run were judged, and then not learned from: the vector names them no
+        longer. Their partitions are the lane's own, so other lanes' verdicts stand."""
+        for ranges, verdict in zip(reversed(batches), reversed(verdicts), strict=True):
+            if verdict is Counts.WHOLE:
+                self.applied.update({r.partition: r.start for r in ranges})
 
     def _judge(self, ranges: tuple[OffsetRange, ...]) -> Counts:
         if all(self.applied.get(r.partition) == r.start for r in ranges):

@@ -14,6 +14,7 @@ import structlog
 from freshet.clock import SYSTEM_CLOCK, Clock
 from freshet.errors import Fenced
 from freshet.model import DenseModel
+from freshet.model.loop import NativeLoop
 from freshet.seams.batches import BatchStream
 from freshet.trainer.core import DenseLedger
 from freshet.trainer.lanes import STAGES, Lanes, Observer
@@ -21,6 +22,7 @@ from freshet.trainer.leveling import DenseState
 from freshet.trainer.membership import Membership
 from freshet.trainer.ranks import RankGroup, RankLost
 from freshet.trainer.rounds import AloneRounds, ApartRounds, RankRounds, Rounds
+from freshet.trainer.runs import RunLanes
 
 __all__ = ["Course", "ManyRanks", "Mode", "OneRank", "RankObserver", "StreamOf"]
 
@@ -63,14 +65,16 @@ class OneRank:
     lanes: int
     wait_s: float  # PROTOCOL 14
     step: int = 0
+    loop: NativeLoop | None = None  # of a native model; `stream` is a `RunStream` then
     _running: Lanes | None = None
 
     def run(self, observer: RankObserver, stop: threading.Event) -> None:
         """Train until `stop` is set."""
-        rounds = AloneRounds(self.ledger)
-        self._running = Lanes(
-            self.stream, self.model, rounds, observer, self.lanes, self.wait_s, stop, self.step
-        )
+        parts = (self.stream, self.model, AloneRounds(self.ledger), observer, self.lanes, self.wait_s, stop)
+        if self.loop is not None:
+            self._running = RunLanes(*parts, self.step, loop=self.loop)
+        else:
+            self._running = Lanes(*parts, self.step)
         self._running.run()
 
     def seconds(self) -> dict[str, float]:

@@ -2,7 +2,8 @@
 together.
 
 A round: every lane takes a batch or joins with none; one of them decides which batches count; each computes;
-one of them begins the dense step, of which each takes its share. Like DDP ranks, inside one process.
+one of them begins the dense step, of which each takes its share. Like DDP ranks, inside one process. A round
+of a native model is a run of batches (`freshet.trainer.runs`).
 """
 
 from __future__ import annotations
@@ -23,8 +24,9 @@ from freshet.trainer.core import Counts
 from freshet.trainer.ranks import RankLost
 from freshet.trainer.rounds import Agreed, Rounds
 from freshet.trainer.tracing import Trained, taken, training
+from freshet.types import F32
 
-__all__ = ["Lanes", "Observer"]
+__all__ = ["STAGES", "Lanes", "Observer", "OtherFailed", "Seat"]
 
 POLL_S = 0.005
 """How long a lane without data waits before it looks whether another lane has some. Idle cost: 200 looks a
@@ -34,8 +36,8 @@ second."""
 class Observer(Protocol):
     """Who is told what the lanes did. Called between rounds, by one thread at a time."""
 
-    def trained(self, batch: TrainBatch, result: StepResult) -> None:
-        """A batch that counted was scored and trained on."""
+    def trained(self, batch: TrainBatch, predictions: F32) -> None:
+        """A batch that counted, or several of a run, were scored and trained on; (B, L) of before that."""
 
     def stepped(self, step: int, rows: int) -> None:
         """The dense weights and the vector moved; both are at rest until this returns."""
@@ -51,15 +53,15 @@ STAGES = ("wait", "forward_backward", "step", "tell")
 it."""
 
 
-class _OtherFailed(Exception):
+class OtherFailed(Exception):
     """Another lane has failed: this one ends too."""
 
 
 @dataclass(slots=True)
-class _Seat:
+class Seat:
     """What one lane brings to the round."""
 
-    lane: Lane
+    lane: Lane | None = None  # of the model; None: native code has its own
     batch: TrainBatch | None = None
     verdict: Counts | None = None
     result: StepResult | None = None
@@ -84,7 +86,7 @@ class Lanes:
     wait_s: float  # a rank without data waits at most this long (PROTOCOL 14)
     stop: threading.Event
     step: int = 0
-    _seats: list[_Seat] = field(default_factory=list)
+    _seats: list[Seat] = field(default_factory=list)
     _error: BaseException | None = None
     _agreed: Agreed = field(default_factory=lambda: Agreed((), steps=False))
     _work: threading.Event = field(default_factory=threading.Event)
@@ -95,13 +97,14 @@ class Lanes:
     _sharing: SplitStep | None = None  # the model, while they do
     _summed: Sequence[Lane] = ()  # lanes that hold the sums of the step
     _counted: list[tuple[TrainBatch, StepResult]] = field(default_factory=list)  # of the round that is over
-    _over: bool = False
+    _stepped: bool = False  # a round is over, and was not told of yet
+    _over: bool = False  # no round follows
     _patience_s: float = 0.0  # how long a lane without data waits in this round
 
     def run(self, prepare: Callable[[], None] = lambda: None) -> None:
         """Train until `stop` is set. `prepare` runs in each lane's thread first (torch's thread count,
         say)."""
-        self._seats = [_Seat(self.model.lane()) for _ in range(self.lanes)]
+        self._seats = self._new_seats()
         self._patience_s = self.wait_s
         self._split = self.model if isinstance(self.model, SplitStep) else None  # 5 us: not at every step
         self._ready, self._done = _native.Gate(self.lanes), _native.Gate(self.lanes)
@@ -117,6 +120,9 @@ class Lanes:
         if self._error is not None:
             raise self._error
 
+    def _new_seats(self) -> list[Seat]:
+        return [Seat(self.model.lane()) for _ in range(self.lanes)]
+
     def seconds(self) -> dict[str, float]:
         """How long the lanes have been in each of STAGES, summed over them; while one steps, the others'
         wait goes on."""
@@ -127,69 +133,89 @@ class Lanes:
         try:
             prepare()
             while True:
-                seat.batch = self._take(index)
+                self._take(index, seat)
                 seat.stages.begin()
                 self._meet(seat, self._ready, self._between)
-                if self._agreed.over:
+                if self._over:
                     break
-                if seat.batch is not None and seat.verdict is not Counts.BACK:
-                    weight = 1.0 if seat.verdict is Counts.WHOLE else 0.0
-                    seat.result = seat.lane.forward_backward(seat.batch.inputs, dense_weight=weight)
-                    seat.stages.mark("forward_backward")
-                self._meet(seat, self._done, self._begin_step)
-                if self._sharing is not None:
-                    self._sharing.step_part(self._summed, index, self.lanes)
-                    seat.stages.mark("step")
+                self._train(index, seat)
                 self._give_back(index, seat)
-        except _OtherFailed:
+        except OtherFailed:
             pass  # it has said why
         except BaseException as error:
             self._error = self._error or error
-            self._ready.abort()
-            self._done.abort()
+            self._abort()
         finally:
-            if seat.batch is not None and (self._error is None or isinstance(self._error, RankLost)):
-                self.stream.give_back(index, seat.batch, None)
+            if self._error is None or isinstance(self._error, RankLost):
+                self._give_back_unused(index, seat)
+
+    def _abort(self) -> None:
+        """Have the other lanes end."""
+        self._ready.abort()
+        self._done.abort()
 
     @staticmethod
-    def _meet(seat: _Seat, gate: _native.Gate, alone: Callable[[], None]) -> None:
+    def _meet(seat: Seat, gate: _native.Gate, alone: Callable[[], None]) -> None:
         """Wait for all lanes; the last to come does `alone`, whose time is none of its wait, before any goes
         on."""
         turn = gate.arrive()
         seat.stages.mark("wait")
         if turn < 0:
-            raise _OtherFailed
+            raise OtherFailed
         if turn:
             alone()
             gate.open()
             seat.stages.begin()
 
-    def _take(self, index: int) -> TrainBatch | None:
-        """The lane's batch; gives up when its patience ends, or as soon as another lane has one and this has
-        not."""
+    def _take(self, index: int, seat: Seat) -> None:
+        """Take the lane's work; gives up when its patience ends, or as soon as another lane has some and this
+        has not."""
         waited, poll_s = 0.0, min(POLL_S, self._patience_s)
         while not self.stop.is_set():
-            batch = self.stream.take(index, poll_s)
-            if batch is not None:
+            if self._poll(index, seat, poll_s):
                 self._work.set()
-                if (tracer := active()) is not None:
-                    self._seats[index].trained = taken(tracer, batch)
-                return batch
+                return
             waited += POLL_S
             if waited >= self._patience_s or self._work.is_set():
-                return None
-        return None
+                return
 
     def _between(self) -> None:
         """Between two rounds, with the dense weights at rest: tell of the last one, judge the next."""
-        self._tell()
+        if self._stepped:
+            self._stepping.begin()
+            self._tell()
+            self._stepped = False
+            self._stepping.mark("tell")
         self._work.clear()
+        self._judge(stopping=self.stop.is_set())
+
+    # --- one batch of each lane a round: of models and streams that work in Python
+
+    def _poll(self, index: int, seat: Seat, wait_s: float) -> bool:
+        seat.batch = self.stream.take(index, wait_s)
+        if seat.batch is not None and (tracer := active()) is not None:
+            seat.trained = taken(tracer, seat.batch)
+        return seat.batch is not None
+
+    def _judge(self, *, stopping: bool) -> None:
         batches = [seat.batch for seat in self._seats]
-        self._agreed = self.rounds.agree(self.step, batches, stopping=self.stop.is_set())
+        self._agreed = self.rounds.agree(self.step, batches, stopping=stopping)
+        self._over = self._agreed.over
         held_up = self._agreed.others and not any(seat.batch is not None for seat in self._seats)
         self._patience_s = min(IMPATIENT_S, self.wait_s) if held_up else self.wait_s
         for seat, verdict in zip(self._seats, self._agreed.verdicts, strict=True):
             seat.verdict, seat.result = verdict, None
+
+    def _train(self, index: int, seat: Seat) -> None:
+        if seat.batch is not None and seat.verdict is not Counts.BACK:
+            weight = 1.0 if seat.verdict is Counts.WHOLE else 0.0
+            assert seat.lane is not None
+            seat.result = seat.lane.forward_backward(seat.batch.inputs, dense_weight=weight)
+            seat.stages.mark("forward_backward")
+        self._meet(seat, self._done, self._begin_step)
+        if self._sharing is not None:
+            self._sharing.step_part(self._summed, index, self.lanes)
+            seat.stages.mark("step")
 
     def _begin_step(self) -> None:
         """Begin the dense step, or take it whole where the model cannot share it."""
@@ -201,27 +227,23 @@ class Lanes:
         ]
         self._sharing = None
         if self._agreed.steps:
-            self._summed = self.rounds.reduce([seat.lane for seat in self._seats])
+            self._summed = self.rounds.reduce([seat.lane for seat in self._seats if seat.lane is not None])
             self.step += 1
             if self._split is not None:
                 self._split.begin_step(self._summed)
                 self._sharing = self._split
             else:
                 self.model.step(self._summed)
-        self._over = True
+        self._stepped = True
         self._stepping.mark("step")
 
     def _tell(self) -> None:
-        if not self._over:
-            return
-        self._stepping.begin()
         for batch, result in self._counted:
-            self.observer.trained(batch, result)
+            self.observer.trained(batch, result.predictions)
         self.observer.stepped(self.step, sum(len(batch) for batch, _ in self._counted))
-        self._counted, self._over = [], False
-        self._stepping.mark("tell")
+        self._counted = []
 
-    def _give_back(self, index: int, seat: _Seat) -> None:
+    def _give_back(self, index: int, seat: Seat) -> None:
         batch, result, trained = seat.batch, seat.result, seat.trained
         seat.batch = seat.result = seat.trained = None
         if batch is None:
@@ -234,3 +256,7 @@ class Lanes:
         # 6).
         with contextlib.suppress(Refused):
             self.stream.give_back(index, batch, result.gradients if result is not None else None)
+
+    def _give_back_unused(self, index: int, seat: Seat) -> None:
+        if seat.batch is not None:
+            self.stream.give_back(index, seat.batch, None)

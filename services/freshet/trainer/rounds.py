@@ -11,12 +11,12 @@ from typing import Protocol
 
 from freshet.clock import SYSTEM_CLOCK, Clock
 from freshet.model import Lane
-from freshet.seams.batches import TrainBatch
+from freshet.seams.batches import TrainBatch, TrainRun
 from freshet.trainer.core import Counts, DenseLedger
 from freshet.trainer.offers import Offer, Offered, vector_check
 from freshet.trainer.ranks import RankGroup, RankLost
 
-__all__ = ["EXCHANGE_S", "Agreed", "AloneRounds", "ApartRounds", "RankRounds", "Rounds"]
+__all__ = ["EXCHANGE_S", "Agreed", "AgreedRuns", "AloneRounds", "ApartRounds", "RankRounds", "Rounds"]
 
 EXCHANGE_S = 0.25
 """Between two exchanges of measures, and in mode `async` between two meetings at all."""
@@ -57,6 +57,15 @@ def _has_rows(batches: Sequence[TrainBatch | None], verdicts: Sequence[Counts | 
     return any(b is not None and len(b) > 0 and v is Counts.WHOLE for b, v in pairs)
 
 
+@dataclass(frozen=True, slots=True)
+class AgreedRuns:
+    """What the runs of a round are to be."""
+
+    verdicts: Sequence[Sequence[Counts]]  # per lane, of its batches up to the first that goes back
+    steps: int  # that each lane makes: batches of the lane that trains on most
+    over: bool = False  # as of `Agreed`
+
+
 @dataclass
 class AloneRounds:
     """Of a rank that has no others: its lanes' sums are added up in the step itself."""
@@ -70,6 +79,14 @@ class AloneRounds:
             return Agreed([None] * len(batches), steps=False, over=True)
         verdicts = self.ledger.decide([None if b is None else b.ranges for b in batches])
         return Agreed(verdicts, _has_rows(batches, verdicts))
+
+    def agree_runs(self, runs: Sequence[TrainRun | None], *, stopping: bool) -> AgreedRuns:
+        """As `agree`, of all steps of a run at once: lanes of one process give each other the same answers
+        whenever they ask."""
+        if self.change() or (stopping and all(run is None for run in runs)):
+            return AgreedRuns([[] for _ in runs], 0, over=True)
+        verdicts = self.ledger.decide_runs([None if run is None else run.batches.ranges for run in runs])
+        return AgreedRuns(verdicts, max(len(of) - of.count(Counts.BACK) for of in verdicts))
 
     def reduce(self, lanes: Sequence[Lane]) -> Sequence[Lane]:
         """All lanes as they are."""

@@ -11,7 +11,7 @@ import structlog
 
 from freshet.clock import Clock
 from freshet.errors import Corrupt, Unavailable
-from freshet.model import DenseModel, StepResult
+from freshet.model import DenseModel
 from freshet.runtime.pulse import Pulse
 from freshet.seams.batches import TrainBatch
 from freshet.seams.eventlog import Writer
@@ -25,7 +25,7 @@ from freshet.trainer.ranks import RankGroup
 from freshet.trainer.rounds import EXCHANGE_S
 from freshet.trainer.sharing import SharedMeasures
 from freshet.trainer.versioning import Snapshot, Versioner
-from freshet.types import Append, BytesColumn
+from freshet.types import F32, Append, BytesColumn
 
 __all__ = ["Progress", "Trainer"]
 
@@ -117,14 +117,14 @@ class Trainer:
 
     # --- Observer of the lanes
 
-    def trained(self, batch: TrainBatch, result: StepResult) -> None:
-        """A batch that counted: take note of its measures, unless some store had applied it before."""
+    def trained(self, batch: TrainBatch, predictions: F32) -> None:
+        """Batches that counted: take note of their measures, unless some store had applied them before."""
         self.progress.samples += len(batch)
         newest = int(batch.event_times_ms.max(initial=0))
         self.progress.event_time_ms = max(self.progress.event_time_ms, newest)
         if batch.replayed:
             return
-        if self._quality.add(batch, result.predictions) >= TOGETHER_ROWS:
+        if self._quality.add(batch, predictions) >= TOGETHER_ROWS:
             self._to_measure.set()
 
     def stepped(self, step: int, rows: int) -> None:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 from freshet.seams.batches import TrainBatch
 from freshet.seams.versions import Manifest
 from freshet.tracing import TracedBatch, Tracer, active, harmless, within
+from freshet.types import OffsetRange
 
-__all__ = ["Trained", "publishing", "taken", "training"]
+__all__ = ["Trained", "publishing", "taken", "told", "training"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,14 +41,24 @@ def training(trained: Trained, batch: TrainBatch, lane: int, step: int, learned:
         raise
     finally:
         if (tracer := active()) is not None:
-            _told(tracer, trained, batch, lane, step, learned, error)
+            told(tracer, trained, batch.ranges, len(batch), lane, step, learned, error)
 
 
 @harmless
-def _told(
-    tracer: Tracer, trained: Trained, batch: TrainBatch, lane: int, step: int, learned: bool, error: str
+def told(
+    tracer: Tracer,
+    trained: Trained,
+    ranges: Sequence[OffsetRange],
+    samples: int,
+    lane: int,
+    step: int,
+    learned: bool,
+    error: str = "",
+    end_ns: int | None = None,
 ) -> None:
-    end_ns, context = tracer.now_ns(), trained.batch.context("train")
+    """A batch was trained on, until `end_ns`, or just now."""
+    end_ns = tracer.now_ns() if end_ns is None else end_ns
+    context = trained.batch.context("train")
     tracer.span(
         "train",
         "trainer",
@@ -57,8 +68,8 @@ def _told(
         parent=trained.batch.context("process"),
         links=trained.batch.events,
         attributes={
-            "freshet.ranges": " ".join(map(str, batch.ranges)),
-            "freshet.samples": len(batch),
+            "freshet.ranges": " ".join(map(str, ranges)),
+            "freshet.samples": samples,
             "freshet.lane": lane,
             "freshet.step": step,
             "freshet.learned": learned,
@@ -68,8 +79,8 @@ def _told(
     if not learned or error:
         return
     tracer.batches.append(context)
-    for samples in trained.batch.events:  # so that who looks at an event sees when it was learned from
-        tracer.span("learn", "trainer", trained.began_ns, end_ns=end_ns, parent=samples, links=[context])
+    for event in trained.batch.events:  # so that who looks at an event sees when it was learned from
+        tracer.span("learn", "trainer", trained.began_ns, end_ns=end_ns, parent=event, links=[context])
 
 
 def publishing(spec_hash: str) -> Callable[[Manifest], None]:

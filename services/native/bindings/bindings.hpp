@@ -29,7 +29,7 @@ void bind_redis(nb::module_& m);
 void bind_join(nb::module_& m);
 void bind_model(nb::module_& m);
 void bind_gate(nb::module_& m);
-void bind_pass(nb::module_& m);
+void bind_loop(nb::module_& m);
 void bind_gather(nb::module_& m);
 void bind_avro(nb::module_& m);
 void bind_blocks(nb::module_& m);

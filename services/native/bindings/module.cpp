@@ -15,7 +15,7 @@ NB_MODULE(_native, m) {
   freshet::bind_join(m);
   freshet::bind_model(m);
   freshet::bind_gate(m);
-  freshet::bind_pass(m);
+  freshet::bind_loop(m);
   freshet::bind_gather(m);
   freshet::bind_avro(m);
   freshet::bind_blocks(m);

@@ -81,8 +81,11 @@ void Mlp::step(const std::vector<float*>& gradients, double rows, std::int64_t s
   std::int64_t at = 0;
   for (const LayerView& l : all.layers) {
     const int blocks = l.inputs / 16, from = blocks * part / parts * 16, to = blocks * (part + 1) / parts * 16;
-    range(at + static_cast<std::int64_t>(from) * l.outputs, static_cast<std::int64_t>(to - from) * l.outputs);
-    if (rows > 0.0) pack_rows(static_cast<std::size_t>(&l - all.layers.data()), l, from, to);
+    // Summed, stepped, zeroed and packed a few rows at a time: each pass finds in the first cache what the last one left.
+    for (int row = from; row < to; row += 16) {
+      range(at + static_cast<std::int64_t>(row) * l.outputs, static_cast<std::int64_t>(16) * l.outputs);
+      if (rows > 0.0) pack_rows(static_cast<std::size_t>(&l - all.layers.data()), l, row, row + 16);
+    }
     at += static_cast<std::int64_t>(l.inputs) * l.outputs;
     if (part == 0) range(at, l.outputs);
     at += l.outputs;

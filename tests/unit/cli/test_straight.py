@@ -84,7 +84,13 @@ def samples(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("request_column", [None, "request"])
 @pytest.mark.parametrize(
-    "model", ['kind = "linear"', 'experts = ["wide", "cross", "fm"]\ncrosses = [["user", "item"]]']
+    "model",
+    [
+        'kind = "linear"',
+        'experts = ["wide", "cross", "fm"]\ncrosses = [["user", "item"]]',
+        "deep = [32, 16]",
+        'kind = "mlp"\ndeep = [16]',
+    ],
 )
 def test_a_pass_in_memory_learns_what_the_log_teaches(
     samples: Path, tmp_path: Path, model: str, request_column: str | None
@@ -132,9 +138,9 @@ def test_rows_of_a_backtest_are_bounded_by_memory(
     assert bounded <= 2 * 20 * store.OVERFULL
 
 
-def test_a_model_with_an_mlp_takes_lanes(tmp_path: Path) -> None:
-    assert fits(spec_of(tmp_path, 'experts = ["wide", "fm"]'))
-    assert not fits(spec_of(tmp_path, 'experts = ["wide", "deep"]'))
+def test_every_native_model_learns_in_memory(tmp_path: Path) -> None:
+    assert all(fits(spec_of(tmp_path, f'kind = "{kind}"')) for kind in ("hedge", "mlp", "linear"))
+    assert not fits(spec_of(tmp_path, 'kind = "deepfm"'))
 
 
 def test_progress_ends_at_one(samples: Path, tmp_path: Path) -> None:
@@ -161,7 +167,7 @@ def test_batches_that_do_not_end_with_the_samples_are_refused_and_teach_nothing(
     learner = NativePass(spec_of(tmp_path, 'kind = "linear"'))
     labels = Labels(np.zeros(2, np.uint8), np.ones(2, np.float32), np.ones(2, np.float32))
 
-    with pytest.raises(ValueError, match="batches that end with the samples"):
+    with pytest.raises(ValueError, match="batches that end with the samples, found"):
         learner.run([], np.zeros((2, 1), np.float32), labels, np.zeros(2, np.int64), np.array([1], np.int64))
 
     assert sum(learner.store.memory().rows.values()) == 0

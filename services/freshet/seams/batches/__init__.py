@@ -7,11 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from freshet.model.inputs import ModelInputs
+from freshet.model.inputs import Labels, ModelInputs
+from freshet.model.loop import LoopBatches, Ran
 from freshet.seams.batches.own_writes import Looked
-from freshet.types import F32, I64, U64, Bool, Fence, OffsetRange
+from freshet.types import F32, I64, U8, U64, Bool, Fence, OffsetRange
 
-__all__ = ["BatchStream", "TrainBatch"]
+__all__ = ["BatchStream", "RunStream", "TrainBatch", "TrainRun"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -38,6 +39,49 @@ class TrainBatch:
 
     def __len__(self) -> int:
         return len(self.sample_ids)
+
+    def part(self, first: int, last: int) -> TrainBatch:
+        """Samples [first, last), as measures take them: without rows and ranges."""
+        at, labels = slice(first, last), self.inputs.labels
+        own = None if labels is None else Labels(labels.index[at], labels.value[at], labels.weight[at])
+        return TrainBatch(
+            ranges=(),
+            fence=self.fence,
+            inputs=ModelInputs(last - first, (), self.inputs.dense[at], own),
+            sample_ids=self.sample_ids[at],
+            request_ids=self.request_ids[at],
+            event_times_ms=self.event_times_ms[at],
+            segments={name: keys[at] for name, keys in self.segments.items()},
+            served={name: scores[at] for name, scores in self.served.items()},
+            replayed=self.replayed,
+            explored=None if self.explored is None else self.explored[at],
+            items=None if self.items is None else self.items[at],
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TrainRun:
+    """Consecutive batches of one lane, read and decoded together.
+
+    Each is judged, stepped and pushed by itself, in order; the lane holds one credit for all of them, as it
+    has one of them in flight at a time.
+
+    K batches; a batch may have no sample.
+    """
+
+    batches: LoopBatches
+    replayed: Sequence[bool]  # (K,) as `TrainBatch.replayed`
+    keep: U8  # (K,) 1: the gate wants copies of its rows (`Ran.kept`)
+    samples: TrainBatch  # of all batches together, without rows and ranges
+    traced: bool = False  # whether `Ran.moments_ns` is wanted
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    @property
+    def starts(self) -> list[int]:
+        """(K + 1,) where each batch's samples start; the last is where they end."""
+        return [0, *self.batches.ends.tolist()]
 
 
 class BatchStream(Protocol):
@@ -85,3 +129,20 @@ class BatchStream(Protocol):
 
     def close(self) -> None:
         """Free what the stream holds. Idempotent."""
+
+
+class RunStream(BatchStream, Protocol):
+    """A stream whose rows native code of this process looks up and pushes itself (`freshet.model.loop`)."""
+
+    def take_run(self, lane: int, wait_s: float) -> TrainRun | None:
+        """The lane's next batches, or None as `take`. Waits for the first batch as `take` does, and takes
+        more only as far as they are there already.
+
+        Raises Fenced, too: the claim on rows or partitions is lost.
+        """
+
+    def give_back_run(self, lane: int, run: TrainRun, ran: Ran | None) -> None:
+        """Tell what became of a run; None returns it unused. Batches that were not pushed are issued again.
+
+        Raises Refused if a push was refused, as `give_back`; Unavailable if rows could not be read.
+        """

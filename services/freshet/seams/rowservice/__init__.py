@@ -8,11 +8,13 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
+from freshet.errors import Refused
+from freshet.tables import Store
 from freshet.tables.known import KnownPushes
 from freshet.tracing import Context
 from freshet.types import F32, U8, U32, U64, Bool, Fence, OffsetRange, TimeMs
 
-__all__ = ["KeyGroup", "OwnersChange", "Push", "PushesAhead", "RowService", "RowStates"]
+__all__ = ["KeyGroup", "NativeRows", "OwnersChange", "Push", "PushesAhead", "RowService", "RowStates"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -88,6 +90,28 @@ class RowService(Protocol):
         The first is where to rewind to; all of them are cut points that no range may cross (PROTOCOL 7).
         Raises Unavailable until all buckets are owned.
         """
+
+
+@runtime_checkable
+class NativeRows(Protocol):
+    """A row service of this process whose store native code looks up and pushes itself, many batches at a
+    time. Optional. Each push is checked against all buckets before it touches any (PROTOCOL 4)."""
+
+    @property
+    def store(self) -> Store:
+        """The native store."""
+
+    def admit(self, ranges: Sequence[OffsetRange], fence: Fence) -> None:
+        """Let a run push these ranges. Raises Fenced and Unavailable as `push` does."""
+
+    def pushed(self, pushes: int, skipped: int) -> None:
+        """Count pushes of a run, and how many of them every bucket had applied before."""
+
+    def refused(self, ranges: Sequence[OffsetRange]) -> Refused:
+        """Count a push that was refused; the error that says so."""
+
+    def answered(self, method: str, asked: Context, began_ns: int, end_ns: int) -> None:
+        """Tell a trace of a lookup or a push that a run has made for the span `asked`."""
 
 
 @runtime_checkable

@@ -1,0 +1,310 @@
+#include "freshet/hedge_loop.hpp"
+
+#include <algorithm>
+#include <chrono>
+#include <stdexcept>
+#include <string>
+
+namespace freshet {
+namespace {
+
+enum Stage : size_t { plan_stage, lookup_stage, model_stage, wait_stage, step_stage, push_stage };
+
+void demand(bool ok, const std::string& what) {
+  if (!ok) throw std::invalid_argument("loop: expected " + what);
+}
+
+// How long a lane has been in each stage.
+class Watch {
+ public:
+  explicit Watch(std::array<double, 6>& seconds) : seconds_(seconds) {}
+  void mark(Stage stage) {
+    const auto now = std::chrono::steady_clock::now();
+    seconds_[stage] += std::chrono::duration<double>(now - at_).count();
+    at_ = now;
+  }
+
+ private:
+  std::array<double, 6>& seconds_;
+  std::chrono::steady_clock::time_point at_ = std::chrono::steady_clock::now();
+};
+
+i64 wall_ns() {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::system_clock::now().time_since_epoch()).count();
+}
+
+// What a batch needs of one group, reused from batch to batch.
+struct Work {
+  explicit Work(u32 buckets) : plan(buckets) {}
+  Plan plan;
+  std::vector<u8> tables;
+  Buffer<u64> keys;
+  Buffer<u32> starts;
+  std::vector<Buffer<u32>> ends;
+  Buffer<float> rows, gradients;
+};
+
+}  // namespace
+
+struct HedgeLoop::Lane {
+  Lane(Store& store, const HedgeModel& model, const std::vector<std::vector<u8>>& tables)
+      : hedge(model, true), losses(static_cast<size_t>(model.labels() * model.experts())), rows(static_cast<size_t>(model.labels())) {
+    for (const std::vector<u8>& of : tables) {
+      Work& made = work.emplace_back(store.buckets());
+      made.ends.resize(of.size());
+      made.tables = of;
+    }
+    view.groups.resize(work.size());
+    push.resize(work.size());
+  }
+
+  // The keys of samples [first, last) of one group, in memory of their own: a plan takes them feature-major.
+  void gather(const LoopGroup& from, size_t group, i64 first, i64 last) {
+    Work& mine = work[group];
+    const size_t features = mine.tables.size();
+    u32* starts = mine.starts.reserve(features + 1);
+    const auto span = [&](size_t f) {
+      const u32* list = from.ends[f];
+      if (!list) return std::pair<u32, u32>(static_cast<u32>(first), static_cast<u32>(last));
+      return std::pair<u32, u32>(first ? list[first - 1] : 0, last ? list[last - 1] : 0);
+    };
+    starts[0] = 0;
+    for (size_t f = 0; f < features; f++) starts[f + 1] = starts[f] + (span(f).second - span(f).first);
+    u64* keys = mine.keys.reserve(starts[features]);
+    GroupView& to = view.groups[group];
+    to.ends.resize(features);
+    for (size_t f = 0; f < features; f++) {
+      const auto [begin, end] = span(f);
+      std::copy(from.keys + from.starts[f] + begin, from.keys + from.starts[f] + end, keys + starts[f]);
+      to.ends[f] = nullptr;
+      if (!from.ends[f]) continue;
+      u32* ends = mine.ends[f].reserve(static_cast<size_t>(last - first));
+      for (i64 i = first; i < last; i++) ends[i - first] = from.ends[f][i] - begin;
+      to.ends[f] = ends;
+    }
+    mine.plan.run(keys, starts[features], starts, mine.tables.data(), features);
+  }
+
+  void plan(const LoopSamples& samples, i64 first, i64 last) {
+    view.size = last - first;
+    for (size_t g = 0; g < work.size(); g++) gather(samples.groups[g], g, first, last);
+  }
+
+  std::optional<Missing> look_up(Store& store, const InputPlan& input) {
+    for (size_t g = 0; g < work.size(); g++) {
+      Work& mine = work[g];
+      GroupView& to = view.groups[g];
+      const size_t unique = mine.plan.unique(), floats = unique * static_cast<size_t>(input.groups[g].slots);
+      float* rows_of = mine.rows.reserve(floats);
+      if (const auto missing = store.lookup(static_cast<u32>(g), keys_of(g), rows_of, true, nullptr)) return missing;
+      to.rows = rows_of;
+      to.unique = static_cast<i64>(unique);
+      to.positions = mine.plan.positions.data();
+      to.occurrences = static_cast<i64>(mine.plan.occurrences());
+      to.starts = mine.starts.data();
+      to.gradients = mine.gradients.reserve(floats);
+    }
+    return std::nullopt;
+  }
+
+  Keys keys_of(size_t group) const {
+    const Plan& of = work[group].plan;
+    return {of.keys.data(), of.tables.data(), of.unique(), of.bucket_starts.data()};
+  }
+
+  void learn(const LoopSamples& samples, i64 first, i64 last, bool learn_dense, float* predictions) {
+    const i64 labels = static_cast<i64>(rows.size());
+    view.dense = samples.dense + first * dense;
+    view.label = samples.label + first;
+    view.value = samples.value + first;
+    view.weight = samples.weight + first;
+    if (last > first) hedge.forward_backward(view, learn_dense, predictions + first * labels, losses.data(), rows.data());
+    counted = learn_dense ? last - first : 0;
+  }
+
+  // What the batch pushes of each group: here, and nowhere else, gradients meet the keys that they belong to.
+  Pushed push_to(Store& store, const i64* ranges, size_t n, i64 clock_ms) {
+    for (size_t g = 0; g < work.size(); g++) push[g] = {static_cast<u32>(g), keys_of(g), view.groups[g].gradients};
+    return store.push(ranges, n, clock_ms, push);
+  }
+
+  void keep(const InputPlan& input, size_t batch) {
+    LoopKept& to = kept.emplace_back();
+    to.batch = batch;
+    for (size_t g = 0; g < work.size(); g++) {
+      const GroupView& from = view.groups[g];
+      LoopKept::Group& group = to.groups.emplace_back();
+      group.rows.assign(from.rows, from.rows + from.unique * input.groups[g].slots);
+      group.positions.assign(from.positions, from.positions + from.occurrences);
+      group.starts.assign(from.starts, from.starts + from.ends.size() + 1);
+      for (const u32* ends : from.ends) {
+        auto& list = group.ends.emplace_back();
+        if (ends) list.assign(ends, ends + view.size);
+      }
+    }
+  }
+
+  HedgeLane hedge;
+  i64 dense = 0;
+  std::vector<Work> work;
+  BatchView view;
+  std::vector<PushGroup> push;
+  std::vector<double> losses, rows;
+  std::vector<LoopKept> kept;
+  i64 counted = 0;  // rows that it brings to the step
+  Watch* watch = nullptr;
+};
+
+HedgeLoop::HedgeLoop(Store& store, HedgeModel& model, std::vector<std::vector<u8>> tables, u32 lanes, bool sync)
+    : store_(store),
+      model_(model),
+      computed_(lanes),
+      stepped_(lanes),
+      // The next forward reads weights that another lane may still be stepping; without an MLP the one that begins the step
+      // takes all of it.
+      waits_for_steps_(lanes > 1 && (model.plan().mlp || sync)),
+      sync_(sync) {
+  const InputPlan& plan = model.plan().input;
+  demand(lanes > 0, "at least one lane");
+  demand(tables.size() == plan.groups.size() && store.groups() == plan.groups.size(), "tables and a store of the model's groups");
+  for (size_t g = 0; g < tables.size(); g++) {
+    demand(tables[g].size() == plan.groups[g].features.size(), "a table for each feature");
+    demand(store.layout(static_cast<u32>(g)).width() == static_cast<u32>(plan.groups[g].slots), "rows as wide as the model reads");
+  }
+  for (u32 i = 0; i < lanes; i++) {
+    lanes_.push_back(std::make_unique<Lane>(store, model, tables));
+    lanes_.back()->dense = static_cast<i64>(dense());
+    all_.push_back(&lanes_.back()->hedge);
+  }
+}
+
+HedgeLoop::~HedgeLoop() = default;
+
+void HedgeLoop::abort() {
+  computed_.abort();
+  stepped_.abort();
+}
+
+const std::vector<LoopKept>& HedgeLoop::kept(u32 lane) const { return lanes_.at(lane)->kept; }
+
+void HedgeLoop::check(const LoopSamples& samples, const LoopBatches& batches, size_t steps) const {
+  demand(batches.count <= steps, "no more batches than steps");
+  i64 last = 0, range = 0;
+  for (size_t i = 0; i < batches.count; i++) {
+    demand(batches.ends[i] >= last && batches.ends[i] <= samples.size, "ends of batches that rise, to the number of samples at most");
+    demand(batches.range_ends[i] > range, "a range for each batch");
+    last = batches.ends[i];
+    range = batches.range_ends[i];
+  }
+  if (!batches.count) return;
+  demand(samples.groups.size() == lanes_.front()->work.size(), "keys of each group");
+  for (size_t g = 0; g < samples.groups.size(); g++) {
+    const LoopGroup& from = samples.groups[g];
+    demand(from.ends.size() == lanes_.front()->work[g].tables.size(), "list ends, or none, of each feature");
+    for (size_t f = 0; f < from.ends.size(); f++) {
+      const i64 keys = static_cast<i64>(from.starts[f + 1]) - from.starts[f];
+      const u32* list = from.ends[f];
+      demand(list ? (samples.size ? keys == list[samples.size - 1] : keys == 0) && std::is_sorted(list, list + samples.size)
+                  : keys == samples.size,
+             "a key a sample, or list ends that rise to the number of keys");
+    }
+  }
+}
+
+// By the last lane to come, while the others wait.
+void HedgeLoop::begin_step() {
+  i64 rows = 0;
+  for (const auto& lane : lanes_) rows += lane->counted;
+  if (rows) dense_steps_++;
+  model_.begin_step(all_);
+}
+
+// False: the gate is broken.
+bool HedgeLoop::meet(Lane& lane, Gate& gate, bool begins_step) {
+  const Gate::Turn turn = gate.arrive();
+  lane.watch->mark(wait_stage);
+  if (turn == Gate::broken) return false;
+  if (turn == Gate::last) {
+    if (begins_step) {
+      begin_step();
+      lane.watch->mark(step_stage);
+    }
+    gate.open();
+  }
+  return true;
+}
+
+LoopRan HedgeLoop::run(u32 lane, const LoopSamples& samples, const LoopBatches& batches, size_t steps, float* predictions) {
+  LoopRan ran;
+  try {
+    train(lane, samples, batches, steps, predictions, ran);
+  } catch (...) {
+    abort();
+    throw;
+  }
+  if (ran.ended == LoopRan::unread || ran.ended == LoopRan::not_held) abort();
+  return ran;
+}
+
+void HedgeLoop::train(u32 index, const LoopSamples& samples, const LoopBatches& batches, size_t steps, float* predictions, LoopRan& ran) {
+  Lane& lane = *lanes_.at(index);
+  lane.kept.clear();
+  check(samples, batches, steps);
+  const InputPlan& input = model_.plan().input;
+  Watch watch(ran.seconds);
+  lane.watch = &watch;
+  for (size_t k = 0; k < steps; k++) {
+    const bool mine = k < batches.count && ran.ended == LoopRan::done;
+    const i64 first = mine && k ? batches.ends[k - 1] : 0, last = mine ? batches.ends[k] : 0;
+    i64* const moments = mine && batches.moments_ns ? batches.moments_ns + k * LoopBatches::moments : nullptr;
+    const auto moment = [&](size_t i) {
+      if (moments) moments[i] = wall_ns();
+    };
+    // A lane's next lookup does not wait for the others' steps, but in mode sync for their pushes.
+    if (k && sync_ && waits_for_steps_ && !meet(lane, stepped_, false)) return void(ran.ended = LoopRan::broken);
+    lane.counted = 0;
+    if (mine) {
+      moment(0);
+      lane.plan(samples, first, last);
+      watch.mark(plan_stage);
+      moment(1);
+      if (const auto missing = lane.look_up(store_, input)) {
+        ran.ended = missing->unread ? LoopRan::unread : LoopRan::not_held;
+        ran.bucket = missing->bucket;
+        return;
+      }
+      if (batches.keep[k]) lane.keep(input, k);
+      watch.mark(lookup_stage);
+      moment(2);
+    }
+    if (k && !sync_ && waits_for_steps_ && !meet(lane, stepped_, false)) return void(ran.ended = LoopRan::broken);
+    if (mine) {
+      lane.learn(samples, first, last, batches.learn_dense[k], predictions);
+      watch.mark(model_stage);
+      moment(3);
+    }
+    if (!meet(lane, computed_, true)) return void(ran.ended = LoopRan::broken);
+    model_.step_part(all_, static_cast<int>(index), static_cast<int>(lanes_.size()));
+    watch.mark(step_stage);
+    if (!mine) continue;
+    ran.trained++;
+    moment(4);
+    const size_t range = k ? static_cast<size_t>(batches.range_ends[k - 1]) : 0;
+    i64 clock_ms = 0;
+    for (i64 i = first; i < last; i++) clock_ms = std::max(clock_ms, samples.times_ms[i]);
+    const Pushed pushed = lane.push_to(store_, batches.ranges + 3 * range, static_cast<size_t>(batches.range_ends[k]) - range, clock_ms);
+    watch.mark(push_stage);
+    moment(5);
+    if (pushed == Pushed::refused) {
+      ran.ended = LoopRan::refused;  // it joins what steps are left, without rows
+    } else if (pushed == Pushed::unread) {
+      ran.ended = LoopRan::unread;
+      return;
+    } else {
+      ran.pushed++;
+      ran.skipped += pushed == Pushed::skipped;
+    }
+  }
+}
+
+}  // namespace freshet
