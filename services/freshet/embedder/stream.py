@@ -33,7 +33,7 @@ __all__ = ["STAGES", "LocalStream"]
 
 log = structlog.get_logger("freshet.embedder")
 
-RUN_S = 0.02
+RUN_S = 0.04
 """A run of a lane's batches takes about so long: measures and versions are told of between two runs."""
 MOST_RUN_ROWS = 16_384
 MOST_RUN_BATCHES = 256

@@ -36,6 +36,7 @@ Store::Store(StoreSpec spec) : spec_(std::move(spec)), states_(spec_.buckets) {
   }
   if (spec_.serving) spec_.consumed = {false, false};
   for (BucketState& state : states_) state.held = spec_.held;
+  held_.assign(spec_.buckets, spec_.held);
   applied_.assign(static_cast<size_t>(spec_.partitions) * spec_.buckets, 0);
   partition_locks_ = std::make_unique<std::mutex[]>(spec_.partitions);
 }
@@ -113,6 +114,7 @@ std::optional<Missing> Store::lookup(u32 index, const Keys& keys, float* out, bo
     const u32 now = seconds(spec_.serving ? clock_ms_.load(std::memory_order_relaxed) : state.clock_ms);
     for (; i < end; i++) {
       ahead.at(i);
+      if (i + locks_ahead < keys.n) prefetch_write(&states_[bucket_of(keys.keys[i + locks_ahead])]);
       const u64 key = keys.keys[i];
       const u8 table = keys.tables[i];
       float* row = out + i * width;
@@ -165,13 +167,11 @@ u32 Store::slot_for_step(Group& group, u32 bucket, u64 key, u8 table, Counts& co
   return create_row(group, bucket, key, table);
 }
 
-void Store::apply_run(const PushGroup& push, Ahead& ahead, u32 bucket, u32 now_s) noexcept {
+void Store::apply_run(const PushGroup& push, Ahead& ahead, u32 bucket, u32 now_s, Stepped& sum) noexcept {
   Group& group = *groups_[push.group];
   Bin& bin = group.bin(bucket);
   const Keys& keys = push.keys;
   const u32 width = group.layout.width();
-  Counts count;
-  i64 listed[consumers] = {};
   u32 slots[piece];
   Row rows[piece];
   u8 stepped[piece];
@@ -180,7 +180,7 @@ void Store::apply_run(const PushGroup& push, Ahead& ahead, u32 bucket, u32 now_s
     const size_t n = std::min(piece, end - first);
     for (size_t i = 0; i < n; i++) {
       ahead.at(first + i);
-      slots[i] = slot_for_step(group, bucket, keys.keys[first + i], keys.tables[first + i], count);
+      slots[i] = slot_for_step(group, bucket, keys.keys[first + i], keys.tables[first + i], sum.counts);
       rows[i] = slots[i] == Group::none ? Row{} : group.row(slots[i]);
     }
     group.layout.step(rows, push.gradients + first * width, n, stepped);
@@ -188,16 +188,19 @@ void Store::apply_run(const PushGroup& push, Ahead& ahead, u32 bucket, u32 now_s
       if (slots[i] == Group::none) continue;
       Header& row = rows[i].header();
       touch(row, now_s);
-      count.not_finite += !stepped[i];
+      sum.counts.not_finite += !stepped[i];
       if (stepped[i])
-        for (u32 c = 0; c < consumers; c++) listed[c] += mark(bin, row, slots[i], c);
+        for (u32 c = 0; c < consumers; c++) sum.listed[c] += mark(bin, row, slots[i], c);
     }
   }
+}
+
+void Store::count(const Stepped& sum) {
   for (u32 c = 0; c < consumers; c++)
-    if (listed[c]) pending_[c].fetch_add(listed[c], std::memory_order_relaxed);
-  if (count.created) created_.fetch_add(count.created, std::memory_order_relaxed);
-  if (count.not_finite) not_finite_.fetch_add(count.not_finite, std::memory_order_relaxed);
-  if (count.not_admitted) not_admitted_.fetch_add(count.not_admitted, std::memory_order_relaxed);
+    if (sum.listed[c]) pending_[c].fetch_add(sum.listed[c], std::memory_order_relaxed);
+  if (sum.counts.created) created_.fetch_add(sum.counts.created, std::memory_order_relaxed);
+  if (sum.counts.not_finite) not_finite_.fetch_add(sum.counts.not_finite, std::memory_order_relaxed);
+  if (sum.counts.not_admitted) not_admitted_.fetch_add(sum.counts.not_admitted, std::memory_order_relaxed);
 }
 
 Pushed Store::push(const i64* ranges, size_t n, i64 clock_ms, const std::vector<PushGroup>& groups, const u8* owned) {
@@ -225,8 +228,8 @@ Pushed Store::push(const i64* ranges, size_t n, i64 clock_ms, const std::vector<
   bool any = false;
   for (u32 b = 0; b < spec_.buckets; b++) {
     const bool meant = owned == nullptr || owned[b];
-    if (owned && meant && !states_[b].held) return Pushed::refused;
-    if (!meant || !states_[b].held) {
+    if (owned && meant && !held_[b]) return Pushed::refused;
+    if (!meant || !held_[b]) {
       for (const PushGroup& group : groups)
         if (group.keys.bucket_starts[b] != group.keys.bucket_starts[b + 1]) return Pushed::refused;
       continue;
@@ -253,17 +256,24 @@ Pushed Store::push(const i64* ranges, size_t n, i64 clock_ms, const std::vector<
       }
 
   std::vector<Ahead> ahead;
+  ahead.reserve(groups.size());
   for (const PushGroup& group : groups) ahead.emplace_back(*groups_[group.group], group.keys.keys, group.keys.n);
   const u32 now_s = seconds(clock_ms);
+  Stepped sum;
   for (u32 b = 0; b < spec_.buckets; b++) {
+    if (b + locks_ahead < spec_.buckets) {
+      prefetch_write(&states_[b + locks_ahead]);
+      for (const PushGroup& group : groups) groups_[group.group]->prefetch_bin(b + static_cast<u32>(locks_ahead));
+    }
     if (decision[b] != apply) continue;
     BucketState& state = states_[b];
     const std::lock_guard lock(state.lock);
     for (size_t g = 0; g < groups.size(); g++)
-      if (groups[g].keys.bucket_starts[b] != groups[g].keys.bucket_starts[b + 1]) apply_run(groups[g], ahead[g], b, now_s);
+      if (groups[g].keys.bucket_starts[b] != groups[g].keys.bucket_starts[b + 1]) apply_run(groups[g], ahead[g], b, now_s, sum);
     for (size_t r = 0; r < n; r++) applied_[static_cast<size_t>(ranges[3 * r]) * spec_.buckets + b] = ranges[3 * r + 2];
     state.clock_ms = std::max(state.clock_ms, clock_ms);
   }
+  count(sum);
   i64 clock = clock_ms_.load(std::memory_order_relaxed);
   while (clock < clock_ms && !clock_ms_.compare_exchange_weak(clock, clock_ms, std::memory_order_relaxed)) {
   }
@@ -290,7 +300,7 @@ void Store::set_applied(u32 bucket, const i64* offsets, i64 clock_ms) {
 void Store::hold(BucketState& state, u32 bucket, const i64* offsets, i64 clock_ms) {
   for (u32 p = 0; p < spec_.partitions; p++) applied_[static_cast<size_t>(p) * spec_.buckets + bucket] = offsets[p];
   state.clock_ms = clock_ms;
-  state.held = true;
+  state.held = held_[bucket] = true;
 }
 
 void Store::applied_of(u32 bucket, i64* offsets) const {
@@ -344,7 +354,7 @@ void Store::drop_bucket(u32 bucket) {
   for (auto& list : state.removed) list = {};
   end_loading(state);
   state.clock_ms = 0;
-  state.held = false;
+  state.held = held_[bucket] = false;
 }
 
 size_t Store::bytes() const {

@@ -182,7 +182,7 @@ class Store {
   i64 drained() const { return drained_.load(std::memory_order_relaxed); }
   // A publish failed: rows that are there are dirty again; `removed` will be reported again.
   void put_back_published(u8 table, const u64* keys, size_t n, const u64* removed, size_t n_removed);
-  i64 pending(u32 consumer) const { return pending_[consumer].load(std::memory_order_relaxed); }
+  i64 pending(u32 consumer) const { return std::max<i64>(0, pending_[consumer].load(std::memory_order_relaxed)); }
 
   // --- runs of packed rows (store_runs.cpp)
   // Checked before any is taken, but for checksums: std::invalid_argument says which row is wrong and why.
@@ -223,14 +223,16 @@ class Store {
     std::set<std::pair<u64, u8>> absent;  // keys that the row store does not have
   };
   struct alignas(64) BucketState {
-    SpinLock lock;
+    SpinLock lock;  // what each push and lookup looks at stands in one line
     bool held = true;
     i64 clock_ms = 0;
-    std::vector<Removal> removed[consumers];
     std::unique_ptr<Loading> loading;  // while it is loaded
+    std::vector<Removal> removed[consumers];
   };
   static constexpr int no_group = -1;
   static constexpr size_t piece = 32;  // rows that are stepped at a time
+  // Buckets, or keys, ahead of the one at hand whose lock is asked for: another lane has had its line last.
+  static constexpr size_t locks_ahead = 24;
 
   u32 bucket_of(u64 key) const { return static_cast<u32>(key >> shift_); }
   // Under the bucket's lock: whether it is known if there is such a row.
@@ -250,7 +252,13 @@ class Store {
   u32 create_row(Group& group, u32 bucket, u64 key, u8 table);
   i64 mark(Bin& bin, Header& row, u32 slot, u32 consumer);
   u32 slot_for_step(Group& group, u32 bucket, u64 key, u8 table, Counts& count);
-  void apply_run(const PushGroup& push, Ahead& ahead, u32 bucket, u32 now_s) noexcept;
+  // What a push has done so far, added to the store's counters once: each is shared with the other lanes.
+  struct Stepped {
+    Counts counts;
+    i64 listed[consumers] = {};
+  };
+  void apply_run(const PushGroup& push, Ahead& ahead, u32 bucket, u32 now_s, Stepped& sum) noexcept;
+  void count(const Stepped& sum);
   void forget(Group& group, u32 bucket, u32 slot, bool& relist);
   bool changed(const Header& row) const;
   class Taker;  // copies a bucket's changed rows out as runs
@@ -270,6 +278,7 @@ class Store {
   std::array<std::unique_ptr<Admission>, 256> admission_;
   mutable std::vector<BucketState> states_;
   std::vector<i64> applied_;  // (partitions, buckets)
+  std::vector<u8> held_;      // (buckets,) as their states say; changed while no push is under way, so pushes read it
   std::unique_ptr<std::mutex[]> partition_locks_;
   std::array<std::atomic<i64>, 256> rows_{}, evicted_of_{};
   std::array<std::atomic<i64>, consumers> pending_{};

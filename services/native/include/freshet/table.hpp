@@ -55,6 +55,10 @@ class Group {
   Header& header(u32 slot) const { return row(slot).header(); }
   Bin& bin(u32 bucket) { return bins_[bucket]; }
   const Bin& bin(u32 bucket) const { return bins_[bucket]; }
+  void prefetch_bin(u32 bucket) const {
+    prefetch_write(&bins_[bucket]);
+    prefetch_write(&bins_[bucket].dirty);
+  }
   u32 slot_at(const Bin& bin, u32 row) const { return bin.blocks[row / block_rows] * block_rows + row % block_rows; }
 
   u32 find(const Bin& bin, u64 key, u8 table) const;
