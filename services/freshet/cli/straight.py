@@ -171,11 +171,7 @@ class _Judge:
 
     def _add(self, piece: _Piece, predictions: F32) -> None:
         with self.busy("measure"):
-            items = self._items(piece.columns)
-            # Popularity learns while it predicts: of samples that come at once it knows nothing yet.
-            ends = [len(piece.ready)] if items is None else piece.ends.tolist()
-            for first, last in zip([0, *ends], ends, strict=False):
-                self.quality.add(_batch(piece, items, first, last), predictions[first:last])
+            self.quality.add(_batch(piece, self._items(piece.columns)), predictions)
             self.pieces += 1
             if self.pieces % CLOSE_EVERY == 0:
                 self._close_windows()
@@ -192,22 +188,21 @@ class _Judge:
         return columns.groups[group].keys[start:stop]
 
 
-def _batch(piece: _Piece, items: U64 | None, first: int, last: int) -> TrainBatch:
-    """Samples [first, last) as measures take them."""
-    ready, columns, labels = piece.ready, piece.columns, piece.labels
-    at = slice(first, last)
-    own = Labels(labels.index[at], labels.value[at], labels.weight[at])
+def _batch(piece: _Piece, items: U64 | None) -> TrainBatch:
+    """The piece as measures take it."""
+    ready, columns = piece.ready, piece.columns
     return TrainBatch(
         ranges=(),
         fence=Fence(0),
-        inputs=ModelInputs(last - first, [], columns.dense[at], own),
-        sample_ids=ready.sample_ids[at],
-        request_ids=ready.requests[at],
-        event_times_ms=ready.times_ms[at],
-        segments={name: keys[at] for name, keys in columns.segments.items()},
-        served={name: scores[at] for name, scores in columns.served.items()},
-        explored=columns.explored[at],
-        items=None if items is None else items[at],
+        inputs=ModelInputs(len(ready), [], columns.dense, piece.labels),
+        sample_ids=ready.sample_ids,
+        request_ids=ready.requests,
+        event_times_ms=ready.times_ms,
+        segments=columns.segments,
+        served=columns.served,
+        explored=columns.explored,
+        items=items,
+        ends=piece.ends,
     )
 
 

@@ -282,6 +282,7 @@ class LocalStream:
                 served=columns.served,
                 explored=columns.explored,
                 items=self._maker.items(decoded),
+                ends=ends,
             ),
             traced=bool(state.traced),
         )

@@ -211,27 +211,28 @@ class Quality:
         labels, times_ms, items = part.labels, part.times_ms, part.items
         assert items is not None
         rate = np.full(len(times_ms), np.nan, np.float32)
-        if self.observer is None:
-            rate[which] = self._popularity.predict(items[which], labels.index[which], times_ms[which])
-        else:
-            rate = self._popularity.predict(items, labels.index, times_ms)
-            self.observer.add_predictions(POPULARITY, part.sample_ids, rate)
-        self._add(POPULARITY, [part], [(rate, which)])
         at_once = self._early[labels.index] & (labels.value > 0)
         known_ms = times_ms + np.where(at_once, ACTION_MS, self._waits_ms[labels.index])
         counted = np.isfinite(labels.value)
-        if counted.any():
+        wanted = which if self.observer is None else np.ones_like(which)
+        first = 0
+        for last in part.ends:  # popularity predicts each batch before it learns from it
+            asked = first + np.flatnonzero(wanted[first:last])
+            rate[asked] = self._popularity.predict(items[asked], labels.index[asked], times_ms[asked])
+            known = first + np.flatnonzero(counted[first:last])
+            first = last
+            if not len(known):
+                continue
             tally = self._popularity.tally(
-                items[counted],
-                labels.index[counted],
-                labels.value[counted],
-                labels.weight[counted],
-                known_ms[counted],
+                items[known], labels.index[known], labels.value[known], labels.weight[known], known_ms[known]
             )
             if self._own is None:
                 self._popularity.take(tally)
             else:
                 self._tallies.append(tally)
+        if self.observer is not None:
+            self.observer.add_predictions(POPULARITY, part.sample_ids, rate)
+        self._add(POPULARITY, [part], [(rate, which)])
 
     def _beside_all(self) -> dict[str, Measures]:
         return {name: measures.beside() for name, measures in self._of.items()}
@@ -255,7 +256,7 @@ class Quality:
                 self.observer.add_predictions(TRAINING, part.sample_ids, part.predictions[rows, labels.index])
         self._add(SERVED, seen, [(part.served, part.known) for part in seen])
         self._add(RANDOM, seen, [(part.served, part.random) for part in seen])
-        for part in seen:  # one by one: popularity predicts each batch before it learns from it
+        for part in seen:
             if part.items is not None:
                 self._beside(part, part.random if self._explores else np.ones_like(part.random))
 
@@ -311,6 +312,7 @@ class _Seen:
     known: Bool  # (B,) whether something was
     random: Bool  # (B,) whether it was in random order too, if that is logged
     items: U64 | None
+    ends: Sequence[int]  # of the batches that it is
 
     @classmethod
     def of(cls, batch: TrainBatch, predictions: F32, names: Sequence[str]) -> _Seen:
@@ -329,6 +331,7 @@ class _Seen:
             known,
             random,
             batch.items,
+            [len(batch)] if batch.ends is None else batch.ends.tolist(),
         )
 
 

@@ -36,6 +36,9 @@ class TrainBatch:
     explored: Bool | None = None  # (B,) served in random order; None: it is not known of any
     items: U64 | None = None  # (B,) key of the item, 0: null; None: the spec has no feature for it
     looked: Looked | None = None  # what its rows can be brought up by; None: they are as they should be
+    ends: I64 | None = (
+        None  # (K,) where batches end that it is put together of, for measures; None: it is one
+    )
 
     def __len__(self) -> int:
         return len(self.sample_ids)
@@ -56,6 +59,7 @@ class TrainBatch:
             replayed=self.replayed,
             explored=None if self.explored is None else self.explored[at],
             items=None if self.items is None else self.items[at],
+            ends=None if self.ends is None else self.ends[(self.ends > first) & (self.ends <= last)] - first,
         )
 
 
