@@ -346,10 +346,18 @@ def test_a_shard_with_a_bound_evicts_the_rows_least_recently_used(run: Run) -> N
     run.wait_for_owners(1, least=SPEC.buckets)
     chance = np.random.default_rng(5)
     pushed = [_by_bucket(chance.integers(1, 2**64, 2_500, dtype=np.uint64)) for _ in range(12)]
-    for at, group in enumerate(pushed):
-        ones = np.ones((len(group.keys), GROUP.width), np.float32)
-        time_ms = TimeMs(1_700_000_000_000 + 10_000 * at)
-        run.rows.push(Push((OffsetRange(0, at, at + 1),), Fence(1), time_ms, [group], [ones]))
+
+    def all_are_pushed() -> bool:
+        try:
+            for at in range(run.rows.applied()[0][0], len(pushed)):
+                ones = np.ones((len(pushed[at].keys), GROUP.width), np.float32)
+                time_ms = TimeMs(1_700_000_000_000 + 10_000 * at)
+                run.rows.push(Push((OffsetRange(0, at, at + 1),), Fence(1), time_ms, [pushed[at]], [ones]))
+            return run.rows.applied()[0] == [len(pushed)]
+        except (Refused, Unavailable):  # slices came meanwhile: PROTOCOL 6
+            return False
+
+    wait_for(all_are_pushed, "all is pushed")
 
     wait_for(lambda: sum(_found(run, group) for group in pushed) <= 10_500, "rows are within the bound")
 
