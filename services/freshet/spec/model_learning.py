@@ -81,6 +81,7 @@ class Train:
         Integer(1, 65_536),
         key="batch.rows",
         default=64,
+        former={1: 256},
     )
     batch_wait_ms: int = option(
         "tunable",

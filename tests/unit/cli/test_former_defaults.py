@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import is_dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -21,13 +21,14 @@ from freshet.cli.kept import keep_spec, kept_spec, load_kept, refuse_another_mod
 from freshet.errors import ConfigError, Mismatch
 from freshet.inference.rows import RowFollower
 from freshet.inference.versions import VersionFollower
+from freshet.options import default_of, key_of, options_of
 from freshet.seams.open import open_eventlog, open_rowstore
 from freshet.seams.rowstore import StoreIdentity
 from freshet.seams.rowstore.checks import check_identity
 from freshet.seams.versions import Manifest
 from freshet.seams.versions.folder import open_url
 from freshet.settings import Settings, load_settings
-from freshet.spec import Spec, load_spec
+from freshet.spec import Spec, load_spec, model
 from freshet.spec.identity import SpecHash, explain_defaults, identity_hash
 from freshet.spec.parse import parse_spec, with_defaults
 from freshet.spec.schemas import load_schemas
@@ -83,6 +84,86 @@ HASHES = {  # as the last release without the key `defaults` hashed them: withou
 }
 
 
+DEFAULTS = {  # of the last release without the key `defaults`
+    "Explore.policy": "none",
+    "Explore.share": 0.0,
+    "Feature.field": None,
+    "Feature.table": None,
+    "Feature.max": None,
+    "Feature.pool": None,
+    "Feature.dense": (),
+    "Feature.missing": "zero",
+    "Feature.buckets": (),
+    "Feature.time": None,
+    "Feature.serve_as": None,
+    "Files.delimiter": ",",
+    "Files.columns": (),
+    "Files.encoding": "utf-8",
+    "Files.quotes": True,
+    "Files.decimal": ".",
+    "Files.list_separator": None,
+    "Files.nulls": ("NA", "NaN", "nan", "null"),
+    "Files.text_nulls": (),
+    "Gate.ne_worse": 0.01,
+    "Gate.calibration": (0.9, 1.1),
+    "Gate.samples": 2000,
+    "Gate.floor": 100,
+    "Join.base": "served",
+    "Join.require": None,
+    "Join.grace": 30000,
+    "Join.emit": "early",
+    "Join.negatives": 1.0,
+    "Join.max_ahead": 60000,
+    "Label.value": None,
+    "Label.loss": "logloss",
+    "Label.bounds": None,
+    "Label.window": 120000,
+    "Label.given": None,
+    "Model.kind": "hedge",
+    "Model.mix": "hedge",
+    "Model.experts": ("wide", "fm", "deep"),
+    "Model.crosses": (),
+    "Model.deep": (256, 128),
+    "Model.seed": 0,
+    "Model.hedge_discount": 0.999,
+    "Model.dense_lr": 0.001,
+    "Model.dense_warmup_steps": 100,
+    "Model.bias_lr": 0.5,
+    "Retention.events": 604800000,
+    "Retention.rows": 86400000,
+    "Retention.measures": 604800000,
+    "Serve.score": "",
+    "Serve.unknown": "zeros",
+    "Serve.log_served": True,
+    "Spec.partitions": 8,
+    "Spec.buckets": 1024,
+    "Stream.format": "avro",
+    "Stream.schema": None,
+    "Stream.explode": None,
+    "Stream.id": None,
+    "Table.dim": 16,
+    "Table.init": 0.01,
+    "Table.precision": "fp32",
+    "Table.ttl": 2592000000,
+    "Table.admission": 1,
+    "Table.max_rows": None,
+    "Train.batch.rows": 256,
+    "Train.batch.wait": 20,
+    "Train.batch.behind": None,
+    "Train.staleness_rows": 512,
+    "Train.mode": "hybrid",
+    "Train.lanes": None,
+    "Train.precision": "fp32",
+    "Train.version_interval": 5000,
+    "Train.keep_versions": 10,
+    "Train.flush_interval": 2000,
+    "Train.publish_interval": 50,
+    "Train.segments": (),
+    "Train.measure_window": 60000,
+}
+"""`Train.batch.behind` was `batch.rows`, which is what a trainer takes without it."""
+
+
 @pytest.fixture
 def settings(tmp_path: Path) -> Settings:
     settings = load_settings({}, run_folder=tmp_path / "run")
@@ -107,6 +188,16 @@ def test_with_the_former_defaults_a_spec_keeps_its_hash(folder: str) -> None:
     own, with_schemas = identity_hash(spec), identity_hash(spec, load_schemas(spec))
 
     assert (own, with_schemas) == HASHES[folder]
+
+
+def test_the_first_generation_has_the_defaults_that_it_had() -> None:
+    nouns = [c for c in vars(model).values() if isinstance(c, type) and is_dataclass(c)]
+    options = {f"{c.__name__}.{key_of(o)}": o for c in nouns for o in options_of(c)}
+
+    assert {key: default_of(options[key], 1) for key in DEFAULTS} == DEFAULTS
+    assert former(QUICKSTART).train.batch_rows == 256
+    assert former(QUICKSTART).train.behind_rows(native_loop=True) == 256
+    assert former(QUICKSTART).train.behind_rows(native_loop=False) == 256
 
 
 @pytest.mark.parametrize("folder", HASHES)
