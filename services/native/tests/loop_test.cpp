@@ -1,0 +1,128 @@
+// Lanes that go from batch to batch together: whatever the number of threads and the order in which they run, every batch
+// is pushed once and every step is of all lanes. Under a thread sanitizer this is where a race of the loop would show.
+#include <gtest/gtest.h>
+
+#include <thread>
+#include <vector>
+
+#include "freshet/hedge_loop.hpp"
+#include "table_support.hpp"
+
+namespace freshet {
+namespace {
+
+using testing::key_of;
+
+constexpr size_t kRows = 6;  // of a batch
+
+HedgePlan plan_of(bool mlp) {
+  HedgePlan plan;
+  plan.input.width = 32;
+  plan.input.vectors_from = 16;
+  plan.input.scalars = 1;
+  plan.input.dense = {{true, -1}};
+  GroupPlan group{5, 0, 0, 1, 1, 4, -1, {{mlp ? 16 : -1, false}, {mlp ? 20 : -1, false}}};
+  plan.input.groups = {group};
+  plan.losses = {Loss::kLogloss};
+  plan.experts = {{0, false, false, 1.0f}};
+  if (mlp) {
+    plan.experts.push_back({-1, false, true, 1.0f});
+    plan.hidden = {16};
+    plan.mlp = true;
+  }
+  plan.batch_rows = kRows;
+  return plan;
+}
+
+StoreSpec rows_of(u32 partitions) {
+  return testing::spec_of({{0, 1, 0.0f, "adagrad", {{"lr", 0.1}, {"initial_accumulator", 0.0}, {"eps", 1e-8}}},
+                           {1, 4, 0.01f, "sgd", {{"lr", 0.1}}}},
+                          16, partitions);
+}
+
+// Batches of one lane, some keys of which other lanes have, too.
+struct Mine {
+  Mine(u32 lane, size_t count) : lane(lane), n(count * kRows), dense(n), label(n), value(n), weight(n, 1.0f), times(n), predictions(n) {
+    starts = {0, static_cast<u32>(n), static_cast<u32>(2 * n)};
+    for (size_t i = 0; i < 2 * n; i++) keys.push_back(key_of(1 + (i * 7 + 3 * lane) % 40));
+    for (size_t i = 0; i < n; i++) {
+      dense[i] = static_cast<float>(i % 5);
+      value[i] = static_cast<float>((i + lane) % 2);
+      times[i] = 1'000 * static_cast<i64>(i);
+    }
+    for (size_t k = 0; k < count; k++) {
+      ends.push_back(static_cast<i64>((k + 1) * kRows));
+      ranges.insert(ranges.end(), {static_cast<i64>(lane), static_cast<i64>(k), static_cast<i64>(k + 1)});
+      range_ends.push_back(static_cast<i64>(k + 1));
+    }
+    learn.assign(count, 1);
+    keep.assign(count, 0);
+  }
+  LoopRan run(HedgeLoop& loop, size_t steps) {
+    LoopSamples samples{static_cast<i64>(n), {{keys.data(), starts.data(), {nullptr, nullptr}}}, dense.data(), label.data(),
+                        value.data(),        weight.data(), times.data()};
+    LoopBatches batches{ends.size(), ends.data(), ranges.data(), range_ends.data(), learn.data(), keep.data(), nullptr};
+    return loop.run(lane, samples, batches, steps, predictions.data());
+  }
+
+  u32 lane;
+  size_t n;
+  std::vector<u64> keys;
+  std::vector<u32> starts;
+  std::vector<float> dense;
+  std::vector<u8> label, learn, keep;
+  std::vector<float> value, weight;
+  std::vector<i64> times, ends, ranges, range_ends;
+  std::vector<float> predictions;
+};
+
+class Loop : public ::testing::TestWithParam<std::tuple<bool, bool>> {};
+
+TEST_P(Loop, PushesEveryBatchOnceAndStepsAllLanesTogether) {
+  const auto [mlp, sync] = GetParam();
+  constexpr u32 lanes = 3;
+  constexpr size_t steps = 40;
+  HedgeModel model(plan_of(mlp), true, false, kernels());
+  Store store(rows_of(lanes));
+  HedgeLoop loop(store, model, {{0, 1}}, lanes, sync);
+  for (int run = 0; run < 3; run++) {  // lanes of fewer batches join the others' steps
+    std::vector<LoopRan> ran(lanes);
+    std::vector<std::thread> threads;
+    for (u32 i = 0; i < lanes; i++)
+      threads.emplace_back([&, i] {
+        Mine mine(i, steps - 5 * i);
+        for (size_t k = 0; k < mine.ends.size(); k++) {
+          mine.ranges[3 * k + 1] += run * static_cast<i64>(steps - 5 * i);
+          mine.ranges[3 * k + 2] += run * static_cast<i64>(steps - 5 * i);
+        }
+        ran[i] = mine.run(loop, steps);
+      });
+    for (auto& thread : threads) thread.join();
+    for (u32 i = 0; i < lanes; i++) {
+      EXPECT_EQ(ran[i].ended, LoopRan::done);
+      EXPECT_EQ(ran[i].pushed, steps - 5 * i);
+    }
+  }
+  EXPECT_EQ(loop.dense_steps(), static_cast<i64>(3 * steps));
+  EXPECT_EQ(model.state.step, static_cast<i64>(3 * steps));
+  for (u32 i = 0; i < lanes; i++) EXPECT_EQ(store.applied()[i], std::set<i64>{static_cast<i64>(3 * (steps - 5 * i))});
+}
+
+INSTANTIATE_TEST_SUITE_P(Models, Loop, ::testing::Combine(::testing::Bool(), ::testing::Bool()));
+
+TEST(LoopLanes, ALaneThatFailsLetsTheOthersGo) {
+  HedgeModel model(plan_of(true), true, false, kernels());
+  Store store(rows_of(2));
+  HedgeLoop loop(store, model, {{0, 1}}, 2, false);
+  std::thread failing([&] {
+    Mine mine(0, 4);
+    mine.ranges[3 * 2] = 9;  // no such partition
+    EXPECT_THROW(mine.run(loop, 4), std::invalid_argument);
+  });
+  Mine other(1, 4);
+  EXPECT_EQ(other.run(loop, 4).ended, LoopRan::broken);
+  failing.join();
+}
+
+}  // namespace
+}  // namespace freshet
