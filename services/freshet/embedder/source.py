@@ -42,7 +42,7 @@ class Source:
         self._replayed_until: dict[int, int] = {}
         self._waiting_since = 0.0
         self._blocks = min(MOST_BLOCKS, READ_AHEAD_ROWS // block_samples(sizes.rows))
-        self._more = False  # the log had more than was read at once
+        self._more = False  # the log had something when it was read last
 
     @property
     def started(self) -> bool:
@@ -84,7 +84,7 @@ class Source:
             until = min(deadline, self._waiting_since + sizes.wait_s) if waiting else deadline
             until = now if enough else until
             polled = self._reader.poll(self._blocks, max(0.0, until - now))
-            self._more = sum(len(records) for _, records in polled) >= self._blocks
+            self._more = bool(polled)
             for partition, records in polled:
                 assembler.offer(partition.partition, records)
             if polled:

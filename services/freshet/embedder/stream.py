@@ -56,7 +56,6 @@ class _Lane:
     credit: int = 0
     made: Made | None = None  # in flight
     traced: Sequence[TracedBatch | None] = ()  # batches of the run that is out; empty: none is traced
-    rows_per_s: float = 0.0  # of its last run
     stages: Stages = field(default_factory=lambda: Stages(STAGES))
 
 
@@ -85,6 +84,8 @@ class LocalStream:
         self._topic, self._log, self._rows = topic, log, rows
         self._dense_applied, self._fence, self._clock = dense_applied, fence, clock
         self._maker = Maker(spec, layout)
+        # Of a lane's last run. All lanes take runs by the same figure: the shorter run of two leaves a lane idle.
+        self._rows_per_s = 0.0
         self._native = rows if isinstance(rows, NativeRows) else None
         self._desk = CreditDesk(Credits(staleness_rows, sync=spec.train.mode == "sync"))
         self._recent = Recent(spec.serve.gate.samples, clock)
@@ -110,7 +111,7 @@ class LocalStream:
     def take_run(self, lane: int, wait_s: float) -> TrainRun | None:
         """The lane's next batches; see the protocol."""
         state = self._lanes[lane]
-        rows = min(MOST_RUN_ROWS, round(RUN_S * state.rows_per_s))
+        rows = min(MOST_RUN_ROWS, round(RUN_S * self._rows_per_s))
         plans = self._plans(state, wait_s, rows, MOST_RUN_BATCHES)
         return self._issue_run(state, plans) if plans else None
 
@@ -179,7 +180,7 @@ class LocalStream:
                 self._trace(rows, traced, ran)
             if ran.pushed:
                 starts = run.starts
-                state.rows_per_s = starts[ran.trained] / max(sum(ran.seconds.values()), 1e-6)
+                self._rows_per_s = starts[ran.trained] / max(sum(ran.seconds.values()), 1e-6)
                 self._keep(run, ran, starts)
             if ran.ended is Ended.REFUSED:
                 raise rows.refused(run.batches.ranges[ran.pushed])
