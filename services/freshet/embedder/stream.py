@@ -84,7 +84,7 @@ class LocalStream:
         self._topic, self._log, self._rows = topic, log, rows
         self._dense_applied, self._fence, self._clock = dense_applied, fence, clock
         self._maker = Maker(spec, layout)
-        # Of a lane's last run. All lanes take runs by the same figure: the shorter run of two leaves a lane idle.
+        # Of a lane's last run. All lanes size their runs by it: the shorter run of two leaves a lane idle.
         self._rows_per_s = 0.0
         self._native = rows if isinstance(rows, NativeRows) else None
         self._desk = CreditDesk(Credits(staleness_rows, sync=spec.train.mode == "sync"))

@@ -259,7 +259,7 @@ def test_a_refused_push_ends_the_lane_and_the_others_go_on() -> None:
     assert loop.dense_steps == 4
 
 
-def test_a_push_that_all_buckets_have_had_is_skipped_and_the_dense_part_learns() -> None:
+def test_a_push_that_all_buckets_have_had_is_skipped() -> None:
     world = World.of("deep = [16]")
     for bucket in range(world.spec.buckets):
         world.store.set_applied(bucket, {0: 2}, 0)

@@ -158,7 +158,7 @@ def test_a_lane_without_a_run_makes_the_steps_of_the_others() -> None:
     assert loop.joined == [3]
 
 
-def test_a_refused_push_in_the_middle_leaves_a_vector_of_what_was_learned() -> None:
+def test_after_a_refused_push_the_vector_is_what_was_learned() -> None:
     runs = run_of([*at(0, 0, 1), *at(2, 7), *at(0, 2)])
     stream, _, ledger, notes = go([[runs], [run_of(at(1, 0, 1))]], {0: 0, 1: 0, 2: 7}, refuse={at(2, 7)[0]})
 
@@ -168,7 +168,7 @@ def test_a_refused_push_in_the_middle_leaves_a_vector_of_what_was_learned() -> N
     assert {ran.pushed for _, _, ran in stream.given_back if ran is not None} == {2}
 
 
-def test_batches_that_the_dense_part_has_had_teach_rows_alone_and_are_not_told_of() -> None:
+def test_what_the_dense_part_has_had_teaches_rows_alone() -> None:
     run = run_of(at(0, 3, 4, 5, 6), replayed=[True, True, True, False])
     _, loop, ledger, notes = go([[run]], {0: 5})
 
@@ -188,7 +188,7 @@ def test_what_follows_a_batch_that_goes_back_is_not_trained_on() -> None:
     assert ran.pushed == 1
 
 
-def test_a_run_that_does_not_continue_the_vector_goes_back_unused() -> None:
+def test_a_run_that_does_not_continue_goes_back_unused() -> None:
     stream, loop, ledger, _ = go([[run_of(at(0, 7, 8))]], {0: 5})
 
     assert [ran for _, _, ran in stream.given_back] == [None]
