@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from freshet.spec.parse import load_spec
 from freshet.testing.clock import SettableClock
 from freshet.types import Append, BytesColumn, Records
 
+LONG = 50_000
 REQUESTS = st.lists(st.integers(1, 90), min_size=1, max_size=40)
 """Samples of each request."""
 
@@ -94,25 +96,44 @@ def test_models_whose_batches_cost_python_take_more_when_behind(
     assert train.behind_rows(native_loop=False) == others
 
 
-@pytest.mark.parametrize("behind", [64, 256, 20_000])
-def test_a_lane_far_behind_takes_what_the_spec_allows(tmp_path: Path, behind: int) -> None:
+@pytest.fixture
+def long_log(tmp_path: Path) -> Iterator[SqliteEventLog]:
+    """50,000 samples, a request each, in blocks of 64."""
     log = SqliteEventLog(tmp_path)
     log.create_topic("samples", partitions=1)
     writer = log.writer()
-    n = 50_000
-    samples = samples_of([1] * n)
-    writer.append([Append("samples", 0, encode(samples, max_samples=64))])
+    writer.append([Append("samples", 0, encode(samples_of([1] * LONG), max_samples=64))])
+    writer.close()
+    yield log
+    log.close()
+
+
+@pytest.mark.parametrize("behind", [64, 256, 20_000])
+def test_a_lane_far_behind_takes_what_the_spec_allows(long_log: SqliteEventLog, behind: int) -> None:
     clock = SettableClock()
-    source = Source(log, "samples", [0], Sizes(64, behind, 0), clock)
+    source = Source(long_log, "samples", [0], Sizes(64, behind, 0), clock)
     source.rewind([{0: (0,)}])
 
     sizes = []
     while (plan := source.assemble(clock.monotonic())) is not None:
         sizes.append(plan.rows)
 
-    assert sum(sizes) == n
+    assert sum(sizes) == LONG
     assert sizes[0] == behind // 64 * 64
     assert set(sizes[:-1]) <= {64, behind // 64 * 64}
     source.close()
-    writer.close()
-    log.close()
+
+
+def test_a_run_is_as_long_as_asked_until_the_log_ends(long_log: SqliteEventLog) -> None:
+    clock = SettableClock()
+    source = Source(long_log, "samples", [0], Sizes(64, 64, 0), clock)
+    source.rewind([{0: (0,)}])
+
+    runs = []
+    while plans := source.assemble_run(clock.monotonic(), 3_000, 1_000):
+        runs.append([plan.rows for plan in plans])
+
+    assert sum(map(sum, runs)) == LONG
+    assert all(sum(run) == 47 * 64 for run in runs[:-2])
+    assert all(rows <= 64 for run in runs for rows in run)
+    source.close()
