@@ -129,6 +129,26 @@ BAD_RECORDS = {
 }
 
 
+@given(
+    st.lists(
+        st.one_of(BLOCKS.filter(len).map(lambda rows: rows[0]), st.sampled_from(sorted(BAD_RECORDS))),
+        max_size=8,
+    )
+)
+def test_where_each_block_s_good_samples_end_is_known(parts: list[Any]) -> None:
+    """A run's batches are blocks of one decoding: what is refused of one must not move the next."""
+    good = [0 if isinstance(part, str) else len(part) for part in parts]
+    records = [BAD_RECORDS[part][0] if isinstance(part, str) else blocks_of([part])[0] for part in parts]
+    refused: list[bytes] = []
+    blocks_decoder = BlockDecoder(looking(schema_of), LABELS, refused.extend)
+
+    for _ in range(2):  # the second time it knows the schema
+        found = blocks_decoder.decode(BytesColumn.of(records))
+        assert found.block_ends is not None
+        assert found.block_ends.tolist() == np.cumsum(good, dtype=np.int64).tolist()
+        assert len(found.sample_ids) == sum(good)
+
+
 @pytest.mark.parametrize("kind", BAD_RECORDS)
 @pytest.mark.parametrize("seen", [False, True])
 def test_a_bad_record_of_samples_is_refused_alone(kind: str, seen: bool) -> None:
