@@ -72,7 +72,8 @@ class Source:
 
     def assemble_run(self, deadline: float, rows: int, batches: int) -> list[BatchPlan]:
         """As `assemble`, and after that batch as many full ones as are there already, until they have `rows`
-        rows together or are `batches`."""
+        rows together or are `batches`; at the log's end what is left as well, for which no round of its own
+        is worth waiting."""
         assembler, sizes = self._assembler, self._sizes
         assert assembler is not None
         wanted = max(2 * sizes.behind_rows, rows)
@@ -96,7 +97,8 @@ class Source:
             break
         size = sizes.behind_rows if assembler.waiting() >= 2 * sizes.behind_rows else sizes.rows
         plans, taken = list[BatchPlan](), 0
-        while not plans or (taken < rows and len(plans) < batches and assembler.waiting() >= size):
+        least = size if self._more else 1
+        while not plans or (taken < rows and len(plans) < batches and assembler.waiting() >= least):
             plan = assembler.next(size)
             if plan is None:
                 break
