@@ -234,7 +234,7 @@ class JoinState:
 # --- model: the dense part
 
 _Group = tuple[Any, ...]  # rows (U, S) f32, positions (N,) i32, feature_starts (F + 1,) u32, list_ends
-_GroupPlan = tuple[int, int, int, int, int, int, int, list[tuple[int, bool]]]
+_GroupPlan = tuple[int, int, int, int, int, int, int, int, list[tuple[int, bool]]]
 _InputPlan = tuple[int, int, int, int, list[tuple[bool, int]], list[_GroupPlan]]
 
 def kernel_names() -> list[str]: ...
@@ -245,7 +245,7 @@ class HedgeModel:
         *,
         input: _InputPlan,
         losses: Sequence[int],
-        experts: Sequence[tuple[int, bool, bool, float]],
+        experts: Sequence[tuple[int, bool, bool, float, bool, bool, bool]],
         hidden: Sequence[int],
         discount: float,
         dense_rate: float,
@@ -322,11 +322,10 @@ class HedgeLoop:
         range_ends: I64,
         learn_dense: U8,
         keep: U8,
-        steps: int,
         predictions: F32,
         moments: I64 | None = None,
     ) -> RanTuple: ...
-    def join(self, lane: int, steps: int) -> RanTuple: ...
+    def join(self, lane: int) -> RanTuple: ...
     def kept(self, lane: int) -> list[tuple[int, list[tuple[F32, I32, U32, list[U32 | None]]]]]: ...
     def abort(self) -> None: ...
     @property

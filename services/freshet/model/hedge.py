@@ -35,8 +35,8 @@ class HedgeDense:
         self.plan = input_plan(spec, fm=spec.model.kind == "hedge")
         self.experts, experts = expert_plan(spec, self.plan.scalars)
         self.training = training
-        self._hidden = tuple(spec.model.deep) if any(mlp for _, _, mlp, _ in experts) else ()
-        self._has_mlp = any(mlp for _, _, mlp, _ in experts)
+        self._hidden = tuple(spec.model.deep) if any(expert[2] for expert in experts) else ()
+        self._has_mlp = any(expert[2] for expert in experts)
         self.native = _native.HedgeModel(
             input=self.plan.native,
             losses=[LOSSES[label.loss] for label in spec.labels],
@@ -91,6 +91,10 @@ class HedgeDense:
             state["optimizer/bias_squares"] = self._heads("bias_squares").copy()
             state["optimizer/step"] = np.array([self.native.steps], np.int64)
         state["weights/bias"] = self._heads("bias").copy()
+        if len(self.native.array("heads")):
+            state["weights/heads"] = self._heads("heads").copy()
+            if self.training:
+                state["optimizer/heads_squares"] = self._heads("heads_squares").copy()
         state["hedge/loss"] = self._heads("loss").copy()
         for name in ("started", "scale", "label_sums", "dense"):
             state[f"statistics/{name}"] = self.native.array(name).copy()
@@ -168,12 +172,16 @@ class HedgeDense:
         if not weights_only:
             targets |= {"optimizer/first": "first_moment", "optimizer/second": "second_moment"}
             self._heads("bias_squares")[:] = state["optimizer/bias_squares"]
+            if "weights/heads" in state:
+                self._heads("heads_squares")[:] = state["optimizer/heads_squares"]
             self.native.steps = int(state["optimizer/step"][0])
         for prefix, array in targets.items():
             flat = self.native.array(array)
             for name, place, shape, real in self._layers():
                 flat[place].reshape(shape)[real] = state[f"{prefix}/{name}"]
         self._heads("bias")[:] = state["weights/bias"]
+        if "weights/heads" in state:
+            self._heads("heads")[:] = state["weights/heads"]
         self._heads("loss")[:] = state["hedge/loss"]
         for name in ("started", "scale", "label_sums", "dense"):
             self.native.array(name)[:] = state[f"statistics/{name}"]

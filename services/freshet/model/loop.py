@@ -1,8 +1,8 @@
 """Lanes of a native model that go from batch to batch in native code: no Python, and no interpreter lock,
 between two batches.
 
-A run is consecutive batches of one lane. All lanes make the same number of steps in a run; one that has fewer
-batches joins the others' steps without rows.
+A run is consecutive batches of one lane, a batch one push and a dense step or several. Lanes meet at each
+dense step; one that has fewer joins the others' without rows.
 
 Letters: N samples of a run, K batches, L labels, D dense columns.
 """
@@ -95,16 +95,14 @@ class NativeLoop:
         lane: int,
         batches: LoopBatches,
         learn_dense: U8,
-        steps: int,
         *,
         keep: U8 | None = None,
         moments: bool = False,
     ) -> Ran:
-        """Make `steps` steps with the other lanes: the first batches, one a step, then steps without rows.
+        """Train on the first batches, and step with the other lanes until none has anything left to do.
 
         Args:
             learn_dense: (k,) of the first k batches, which are trained on: 0 where only row gradients count.
-            steps: the same for all lanes, at least k.
             keep: (k,) 1 where `Ran.kept` is to have the batch.
             moments: whether to tell when each batch came how far.
 
@@ -128,15 +126,14 @@ class NativeLoop:
             np.cumsum([len(of) for of in ranges], dtype=np.int64),
             learn_dense,
             np.zeros(count, np.uint8) if keep is None else keep,
-            steps,
             predictions,
             at,
         )
         return _ran(told, predictions, at, self._kept(lane) if keep is not None and keep.any() else ())
 
-    def join(self, lane: int, steps: int) -> Ran:
+    def join(self, lane: int) -> Ran:
         """Make the others' steps without batches."""
-        return _ran(self._native.join(lane, steps), np.empty((0, self._labels), np.float32), None)
+        return _ran(self._native.join(lane), np.empty((0, self._labels), np.float32), None)
 
     def _kept(self, lane: int) -> list[tuple[int, list[GroupInputs]]]:
         return [

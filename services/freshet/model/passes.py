@@ -62,7 +62,7 @@ class NativePass:
         first = self._next
         ranges = [(OffsetRange(0, i, i + 1),) for i in range(first, first + len(ends))]
         batches = LoopBatches(groups, dense, labels, times_ms, ends, ranges)
-        ran = self._loop.run(0, batches, np.ones(len(ends), np.uint8), len(ends))
+        ran = self._loop.run(0, batches, np.ones(len(ends), np.uint8))
         assert ran.ended is Ended.DONE, "nobody else pushes to a store of one's own"
         self._next += len(ends)
         return ran.predictions

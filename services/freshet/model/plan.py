@@ -21,15 +21,15 @@ __all__ = ["PAD", "InputPlan", "expert_plan", "groups_of", "input_plan", "padded
 PAD = 16
 """Widths are padded to this many floats: one AVX-512 register."""
 
-Expert = tuple[int, bool, bool, float]
-"""First scalar or NO_SCALAR, whether FM adds to it, whether the MLP does, and the share of its gradient that
-rows take."""
+Expert = tuple[int, bool, bool, float, bool, bool, bool]
+"""First scalar or NO_SCALAR, whether FM adds to it, whether the MLP does, the share of its gradient that rows
+take, whether it has weights of dense columns, whether it is the expert counts, whether it is the stack."""
 
-NO_SCALAR = -1
+NO_SCALAR = NO_SLOT = -1
 
 LOSSES = {"logloss": 0, "huber": 1, "mse": 2}
 
-GroupTuple = tuple[int, int, int, int, int, int, int, list[tuple[int, bool]]]
+GroupTuple = tuple[int, int, int, int, int, int, int, int, list[tuple[int, bool]]]
 NativeInput = tuple[int, int, int, int, list[tuple[bool, int]], list[GroupTuple]]
 
 
@@ -43,8 +43,9 @@ class InputPlan:
     """Where things stand in the model's input.
 
     The input of the MLP is [dense values | missing flags | zeros to 16 | vectors | zeros to 16]; vectors in
-    the order of groups, then features. Scalars of a sample form one run, [wide L][cross L][linear L], of
-    which those exist that an expert reads. FM pairs vectors of equal dim; groups of equal dim share one sum.
+    the order of groups, then features. Scalars of a sample form one run,
+    [wide L][fast L][cross L][linear L], of which those exist that an expert reads. FM pairs vectors of
+    equal dim; groups of equal dim share one sum.
     """
 
     native: NativeInput
@@ -60,7 +61,7 @@ def input_plan(spec: Spec, *, fm: bool = True) -> InputPlan:
     """Derive the plan; a pure function of the spec's identity keys."""
     layout = layout_of(spec)
     labels = len(spec.labels)
-    present = [n for n in ("wide", "cross", "linear") if any(g.slot(n) for g in layout.groups)]
+    present = [n for n in ("wide", "fast", "cross", "linear") if any(g.slot(n) for g in layout.groups)]
     scalars = {name: i * labels for i, name in enumerate(present)}
     dense, flags = _dense(spec, layout.dense)
     vectors_from = padded(len(dense) + len(flags))
@@ -83,7 +84,9 @@ def input_plan(spec: Spec, *, fm: bool = True) -> InputPlan:
             sums[dim] = sum(sums_dim for sums_dim in sums)
         first, row, count = _scalar_run(group, scalars, labels)
         at = sums[dim] if dim and fm else -1
-        groups.append((group.width, row, first, count, slot.start if slot else 0, dim, at, features))
+        counts = group.slot("count")
+        seen = counts.start if counts else NO_SLOT
+        groups.append((group.width, row, first, count, slot.start if slot else 0, dim, seen, at, features))
     width = padded(column)
     real = [*range(len(dense) + len(flags)), *range(vectors_from, column)]
     native = (width, vectors_from, labels * len(present), sum(sums) if fm else 0, dense, groups)
@@ -119,29 +122,41 @@ def _scalar_run(group: Group, scalars: dict[str, int], labels: int) -> tuple[int
 
 
 def expert_plan(spec: Spec, scalars: dict[str, int]) -> tuple[tuple[str, ...], list[Expert]]:
-    """Names of the experts and for each (first scalar, whether FM adds to it, whether the MLP does)."""
+    """Names of the experts, the stack last, and how the native core makes each."""
+    columns = spec.defaults > 1  # models of before it have no weights of dense columns
     if spec.model.kind == "linear":
-        return ("linear",), [(scalars["linear"], False, False, 1.0)]
+        return ("linear",), [(scalars["linear"], False, False, 1.0, columns, False, False)]
     if spec.model.kind == "mlp":
-        return ("mlp",), [(NO_SCALAR, False, True, 1.0)]
+        return ("mlp",), [(NO_SCALAR, False, True, 1.0, False, False, False)]
     sources = {
         "wide": ("wide", False, False),
+        "fast": ("fast", False, False),
+        "counts": ("wide", False, False),
         "cross": ("cross", False, False),
         "fm": ("linear", True, False),
         "deep": ("linear", True, True),
     }
     experts = []
-    for name in spec.model.experts:
+    names = sorted(spec.model.experts, key="stack".__eq__)  # the stack sums up those before it
+    for name in names:
+        if name == "stack":
+            experts.append((NO_SCALAR, False, False, 1.0, False, False, True))
+            continue
         if name not in sources:
-            raise ConfigError("spec", "model.experts", name, "wide, cross, fm or deep")
+            raise ConfigError("spec", "model.experts", name, f"{', '.join(sources)} or stack")
         source, fm, mlp = sources[name]
         if source not in scalars:
             raise ConfigError(
                 "spec", "model.experts", name, "a table whose rows this expert can read", "add an id feature"
             )
-        sharing = sum(sources[other][0] == source for other in spec.model.experts if other in sources)
-        experts.append((scalars[source], fm, mlp, 1.0 / sharing))
-    return tuple(spec.model.experts), experts
+        if name == "counts":  # it teaches no rows
+            experts.append((scalars[source], False, False, 1.0, False, True, False))
+            continue
+        learners = [other for other in names if other in sources and other != "counts"]
+        sharing = sum(sources[other][0] == source for other in learners)
+        linear = columns and name in ("wide", "fast", "fm")
+        experts.append((scalars[source], fm, mlp, 1.0 / sharing, linear, False, False))
+    return tuple(names), experts
 
 
 def groups_of(inputs: ModelInputs) -> list[tuple[Any, ...]]:

@@ -18,7 +18,7 @@ from freshet.spec.expression import compile_score
 from freshet.spec.fit import check_fit
 from freshet.spec.layout import Group, Layout, layout_of
 from freshet.spec.model import NEWEST_DEFAULTS, Feature, Label, Spec, Table
-from freshet.spec.optimizers import OPTIMIZERS
+from freshet.spec.optimizers import rule_of
 from freshet.spec.schemas import Schemas
 from freshet.spec.sharing import features_in
 
@@ -181,7 +181,7 @@ def row_bytes(group: Group) -> int:
     The native table decides it (`RowLayout` in optim.hpp); a test holds the two together.
     """
     floats = sum(s.width for s in group.slots[:-1])
-    states = sum(OPTIMIZERS[s.optimizer.name].state_floats(s.width) for s in group.slots)
+    states = sum(rule_of(s.optimizer.name).state_floats(s.width) for s in group.slots)
     head = HEADER_BYTES + 4 * (floats + states)
     last = group.slots[-1]
     tail = last.width * (2 if group.precision == "bf16" and last.name == "vector" else 4)

@@ -7,10 +7,12 @@ Letters: L labels, S float slots of a row, D dense columns.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 from freshet.spec.model import Optimizer, Spec, Table
-from freshet.spec.optimizers import OPTIMIZERS
+from freshet.spec.optimizers import COUNT, rule_of
+from freshet.spec.parse_inputs import has_default_scalars
 
 __all__ = ["Group", "Layout", "Slot", "item_of", "layout_of"]
 
@@ -18,12 +20,19 @@ CROSS_ACCUMULATOR = 1.0
 """Adagrad's starting accumulator for the cross expert's scalars: crosses are many and rare, so they start
 cautiously."""
 
+WIDE_LR, FAST_LR = 0.2125, 0.85
+"""Adagrad's step sizes of the experts wide and fast, divided by the root of a sample's number of features and
+one: all of a sample's weights move together. The same for all streams (ADR 0023)."""
+
+FAST_FACTOR = 4.0
+"""The step size of fast, in that which a spec gives for wide."""
+
 
 @dataclass(frozen=True, slots=True)
 class Slot:
     """A run of floats of a row that one optimiser steps."""
 
-    name: str  # "wide", "cross", "linear" (shared by fm and deep) or "vector"
+    name: str  # "wide", "fast", "cross", "linear" (shared by fm and deep), "count" or "vector"
     start: int  # first float in the row
     width: int  # L for scalars (one a label), dim for the vector
     optimizer: Optimizer
@@ -48,7 +57,7 @@ class Group:
     @property
     def state_floats(self) -> int:
         """T: floats of optimiser state of a row."""
-        return sum(OPTIMIZERS[s.optimizer.name].state_floats(s.width) for s in self.slots)
+        return sum(rule_of(s.optimizer.name).state_floats(s.width) for s in self.slots)
 
     def slot(self, name: str) -> Slot | None:
         """The slot of that name, if rows of this group have it."""
@@ -93,9 +102,11 @@ def _slots(spec: Spec, table: Table, *, only_cross: bool) -> tuple[Slot, ...]:
     slots: list[Slot] = []
     start = 0
     for name in scalars:
-        optimizer = _cautious(table.scalar_optimizer) if name == "cross" else table.scalar_optimizer
-        slots.append(Slot(name, start, labels, optimizer, 0.0))
+        slots.append(Slot(name, start, labels, _scalar_optimizer(spec, table, name), 0.0))
         start += labels
+    if not only_cross and spec.model.kind == "hedge" and "counts" in spec.model.experts:
+        slots.append(Slot("count", start, 1, Optimizer(name=COUNT.name, parameters={}), 0.0))
+        start += 1
     if not only_cross and table.dim and spec.model.kind != "linear":
         slots.append(Slot("vector", start, table.dim, table.optimizer, table.init))
     return tuple(slots)
@@ -105,9 +116,23 @@ def _scalar_names(spec: Spec) -> tuple[str, ...]:
     if spec.model.kind == "hedge":
         experts = spec.model.experts
         shared = ("linear",) if "fm" in experts or "deep" in experts else ()
-        return tuple(e for e in ("wide", "cross") if e in experts) + shared
+        return tuple(e for e in ("wide", "fast", "cross") if e in experts) + shared
     own_class = ":" in spec.model.kind  # it is given the linear terms, to use or not
     return ("linear",) if own_class or spec.model.kind in ("linear", "deepfm") else ()
+
+
+def _scalar_optimizer(spec: Spec, table: Table, name: str) -> Optimizer:
+    given = table.scalar_optimizer
+    if name == "cross":
+        return _cautious(given)
+    if name not in ("wide", "fast") or "lr" not in given.parameters:
+        return given
+    if has_default_scalars(table) and spec.defaults > 1:
+        features = 1 + sum(feature.kind != "cross" for feature in spec.features)
+        lr = (WIDE_LR if name == "wide" else FAST_LR) / math.sqrt(features)
+    else:
+        lr = given.parameters["lr"] * (FAST_FACTOR if name == "fast" else 1.0)
+    return replace(given, parameters={**given.parameters, "lr": lr})
 
 
 def _cautious(optimizer: Optimizer) -> Optimizer:

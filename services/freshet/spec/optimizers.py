@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from freshet.spec.parameters import Parameter
 
-__all__ = ["OPTIMIZERS", "Rule", "complete"]
+__all__ = ["COUNT", "OPTIMIZERS", "Rule", "complete", "rule_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +110,21 @@ OPTIMIZERS: Mapping[str, Rule] = {
     )
 }
 """Every update rule by name, with the defaults that the measurements behind DESIGN §10 chose."""
+
+
+COUNT = Rule(
+    "count",
+    "the value tells how often the row was stepped, in buckets, whatever its gradients were",
+    (),
+    1,
+    0,
+)
+"""The rule of the slot that the expert counts reads. No table can ask for it: it is none of OPTIMIZERS."""
+
+
+def rule_of(name: str) -> Rule:
+    """The rule of a slot. Raises KeyError."""
+    return COUNT if name == COUNT.name else OPTIMIZERS[name]
 
 
 def complete(name: str, given: Mapping[str, float] | None = None) -> dict[str, float]:

@@ -203,7 +203,8 @@ def _model(section: Section) -> Model:
             raise section.error("deep", 'no such key beside kind = "linear"', "a linear model has no MLP")
         return replace(model, experts=(), crosses=())
     if model.crosses and "experts" not in section:
-        model = replace(model, experts=("wide", "cross", "fm", "deep"))
+        first = model.experts.index("fm")
+        model = replace(model, experts=(*model.experts[:first], "cross", *model.experts[first:]))
     if "deep" in section and "deep" not in model.experts:
         raise section.error(
             "deep", 'no such key unless experts hold "deep"', "deep: the hidden widths of that expert's MLP"

@@ -207,6 +207,14 @@ class _Rules:
         model = self.spec.model
         if len(set(model.experts)) != len(model.experts):
             raise self.error("model.experts", list(model.experts), "each expert once")
+        if "counts" in model.experts and "wide" not in model.experts:
+            raise self.error(
+                "model.experts", list(model.experts), "wide beside counts, which reads its weights"
+            )
+        if model.experts == ("stack",):
+            raise self.error(
+                "model.experts", list(model.experts), "another expert beside stack, which sums others"
+            )
         seen = set()
         for i, parts in enumerate(model.crosses):
             if len(set(parts)) != len(parts) or frozenset(parts) in seen:
@@ -230,7 +238,10 @@ class _Rules:
         used = [
             self.spec.table(f.table) for f in self.spec.features if f.table is not None and f.kind != "cross"
         ]
-        if set(self.spec.model.experts) <= {"wide", "cross"} and self.spec.model.kind == "hedge":
+        if (
+            set(self.spec.model.experts) <= {"wide", "fast", "cross", "counts", "stack"}
+            and self.spec.model.kind == "hedge"
+        ):
             return
         for table in used:
             if table.dim != used[0].dim and self._interacts():

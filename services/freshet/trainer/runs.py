@@ -81,10 +81,10 @@ class RunLanes(Lanes):
         self._stepped = True
         if run is not None and count:
             learn = np.array([v is Counts.WHOLE for v in brought.verdicts], np.uint8)
-            ran = loop.run(index, run.batches, learn, steps, keep=run.keep[:count], moments=run.traced)
+            ran = loop.run(index, run.batches, learn, keep=run.keep[:count], moments=run.traced)
             brought.ran = ran
         elif steps:
-            ran = loop.join(index, steps)
+            ran = loop.join(index)
         else:
             return
         for stage in ("wait", "forward_backward", "step"):

@@ -25,7 +25,7 @@ nb::tuple told(const LoopRan& ran) {
 // groups: (keys, feature starts, list ends or None of each feature) of each store group.
 nb::tuple run(HedgeLoop& loop, u32 lane, const std::vector<nb::tuple>& groups, In2<float> dense, In<u8> label, In<float> value,
               In<float> weight, In<i64> times_ms, In<i64> ends, In2<i64> ranges, In<i64> range_ends, In<u8> learn_dense, In<u8> keep,
-              size_t steps, Out2<float> predictions, std::optional<Out2<i64>> moments) {
+              Out2<float> predictions, std::optional<Out2<i64>> moments) {
   expect(lane < loop.lanes(), "no such lane");
   LoopSamples samples;
   LoopBatches batches;
@@ -76,17 +76,17 @@ nb::tuple run(HedgeLoop& loop, u32 lane, const std::vector<nb::tuple>& groups, I
   LoopRan ran;
   {
     const nb::gil_scoped_release release;
-    ran = loop.run(lane, samples, batches, steps, predictions.data());
+    ran = loop.run(lane, samples, batches, predictions.data());
   }
   return told(ran);
 }
 
-nb::tuple join(HedgeLoop& loop, u32 lane, size_t steps) {
+nb::tuple join(HedgeLoop& loop, u32 lane) {
   expect(lane < loop.lanes(), "no such lane");
   LoopRan ran;
   {
     const nb::gil_scoped_release release;
-    ran = loop.run(lane, {}, {}, steps, nullptr);
+    ran = loop.run(lane, {}, {}, nullptr);
   }
   return told(ran);
 }
@@ -122,9 +122,9 @@ void bind_loop(nb::module_& m) {
            nb::arg("store"), nb::arg("model"), nb::arg("tables"), nb::arg("lanes"), nb::arg("sync"))
       .def("run", &run, nb::arg("lane"), nb::arg("groups"), nb::arg("dense"), nb::arg("label"), nb::arg("value"), nb::arg("weight"),
            nb::arg("times_ms"), nb::arg("ends"), nb::arg("ranges"), nb::arg("range_ends"), nb::arg("learn_dense"), nb::arg("keep"),
-           nb::arg("steps"), nb::arg("predictions"), nb::arg("moments").none() = nb::none(),
+           nb::arg("predictions"), nb::arg("moments").none() = nb::none(),
            "(how it ended, batches trained, pushed, skipped, bucket, seconds of each stage).")
-      .def("join", &join, nb::arg("lane"), nb::arg("steps"), "Make the others' steps without batches.")
+      .def("join", &join, nb::arg("lane"), "Make the others' steps without batches.")
       .def("kept", &kept, nb::arg("lane"), "Copies of the batches of the last run that were to be kept.")
       .def("abort", &HedgeLoop::abort, "End every lane that waits, or will.")
       .def_prop_ro("dense_steps", &HedgeLoop::dense_steps, "Dense steps made so far; between two runs.");

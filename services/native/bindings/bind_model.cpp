@@ -39,6 +39,8 @@ nb::object named(nb::handle self, const std::string& name) {
   if (name == "scale") return all(m.state.scale);
   if (name == "label_sums") return all(m.state.label_sums);
   if (name == "dense") return all(m.state.dense);
+  if (name == "heads") return all(m.state.heads);
+  if (name == "heads_squares") return all(m.state.heads_squares);
   throw std::invalid_argument("the hedge has no array '" + name + "'");
 }
 
@@ -77,13 +79,13 @@ void bind_model(nb::module_& m) {
       .def(
           "__init__",
           [](HedgeModel* self, const InputTuple& input, const std::vector<int>& losses,
-             const std::vector<std::tuple<int, bool, bool, float>>& experts, const std::vector<int>& hidden, double discount, double dense_rate,
+             const std::vector<std::tuple<int, bool, bool, float, bool, bool, bool>>& experts, const std::vector<int>& hidden, double discount, double dense_rate,
              std::int64_t warmup_steps, std::int64_t batch_rows, double bias_rate, bool training, bool bf16, const std::optional<std::string>& kernels) {
             HedgePlan plan;
             plan.input = input_plan(input);
             for (const int loss : losses) plan.losses.push_back(static_cast<Loss>(loss));
-            for (const auto& [scalar, fm, mlp, share] : experts) {
-              plan.experts.push_back({scalar, fm, mlp, share});
+            for (const auto& [scalar, fm, mlp, share, linear, counts, stack] : experts) {
+              plan.experts.push_back({scalar, fm, mlp, linear, counts, stack, share});
               plan.fm |= fm;
               plan.mlp |= mlp;
             }

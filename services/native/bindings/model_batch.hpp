@@ -16,7 +16,7 @@
 namespace freshet {
 
 using FeatureTuple = std::tuple<int, bool>;
-using GroupTuple = std::tuple<int, int, int, int, int, int, int, std::vector<FeatureTuple>>;
+using GroupTuple = std::tuple<int, int, int, int, int, int, int, int, std::vector<FeatureTuple>>;
 using InputTuple = std::tuple<int, int, int, int, std::vector<std::tuple<bool, int>>, std::vector<GroupTuple>>;
 
 inline InputPlan input_plan(const InputTuple& from) {
@@ -26,8 +26,8 @@ inline InputPlan input_plan(const InputTuple& from) {
   plan.scalars = std::get<2>(from);
   plan.sums = std::get<3>(from);
   for (const auto& [standard, flag] : std::get<4>(from)) plan.dense.push_back({standard, flag});
-  for (const auto& [slots, scalar_slot, scalar_first, scalars, vector_slot, dim, sum, features] : std::get<5>(from)) {
-    GroupPlan group{slots, scalar_slot, scalar_first, scalars, vector_slot, dim, sum, {}};
+  for (const auto& [slots, scalar_slot, scalar_first, scalars, vector_slot, dim, count_slot, sum, features] : std::get<5>(from)) {
+    GroupPlan group{slots, scalar_slot, scalar_first, scalars, vector_slot, dim, count_slot, sum, {}};
     for (const auto& [column, mean] : features) group.features.push_back({column, mean});
     plan.groups.push_back(std::move(group));
   }

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <stdexcept>
 
+#include "freshet/optim.hpp"
 #include "hedge_start.hpp"
 
 namespace freshet {
@@ -11,6 +12,9 @@ namespace {
 
 // Added to the variance: a column that never changes standardises to 0.
 constexpr double kVarianceFloor = 1e-12;
+
+// Adagrad's step sizes of the small weights, one setting for all streams (ADR 0023).
+constexpr double kStackRate = 0.02, kLinearRate = 0.1, kCountBiasRate = 0.05, kCountScaleRate = 0.02;
 
 MlpShape shape_of(const HedgePlan& plan) {
   if (!plan.mlp) return {0, 0, {}, 0};
@@ -26,6 +30,8 @@ void check_plan(const HedgePlan& plan) {
   for (const ExpertPlan& e : plan.experts) {
     if (e.scalar < -1 || (e.scalar >= 0 && e.scalar + L > plan.input.scalars)) throw std::invalid_argument("hedge plan: an expert's scalars leave the run");
     if ((e.fm && !plan.fm) || (e.mlp && !plan.mlp)) throw std::invalid_argument("hedge plan: an expert uses a part that is off");
+    if (e.counts && e.scalar < 0) throw std::invalid_argument("hedge plan: the expert counts needs a scalar");
+    if (e.stack && (&e != &plan.experts.back() || plan.experts.size() < 2)) throw std::invalid_argument("hedge plan: the stack is the last of several experts");
   }
 }
 
@@ -35,11 +41,38 @@ Mode mode_of(bool bf16, const Kernels& kernels) {
 
 }  // namespace
 
-HedgeSums::HedgeSums(int l, int k, int d)
-    : all(static_cast<std::size_t>(1 + 3 * l + 2 * l * k + 3 * d), 0.0), labels(l), experts(k) {}
+HedgeSums::HedgeSums(int l, int k, int d, int h)
+    : all(static_cast<std::size_t>(1 + 3 * l + 2 * l * k + 3 * d + l * h), 0.0), labels(l), experts(k), dense_columns(d), heads(h) {}
+
+bool HedgePlan::has_linear() const {
+  return std::any_of(experts.begin(), experts.end(), [](const ExpertPlan& e) { return e.linear; });
+}
+
+HeadsLayout::HeadsLayout(const HedgePlan& plan) {
+  for (std::size_t k = 0; k < plan.experts.size(); ++k) {
+    const ExpertPlan& e = plan.experts[k];
+    linear_of.push_back(e.linear ? linears++ : -1);
+    if (e.counts) counts_expert = static_cast<int>(k);
+    if (e.stack) stack_expert = static_cast<int>(k);
+  }
+  if (stack_expert >= 0) stacked = static_cast<int>(plan.experts.size()) - 1;
+  if (linears > 0) {
+    columns = static_cast<int>(plan.input.dense.size());
+    for (const DensePlan& d : plan.input.dense) columns += d.flag >= 0;
+  }
+  if (counts_expert >= 0)
+    for (const GroupPlan& g : plan.input.groups) features += static_cast<int>(g.features.size());
+  linear_at = stacked;
+  bias_at = linear_at + linears * columns;
+  scale_at = bias_at + features * kCountBuckets;
+  size = scale_at + features * kCountBuckets;
+}
+
+int HeadsLayout::count_bias(int feature, int bucket) const { return bias_at + feature * kCountBuckets + bucket; }
+int HeadsLayout::count_scale(int feature, int bucket) const { return scale_at + feature * kCountBuckets + bucket; }
 
 HedgeModel::HedgeModel(HedgePlan plan, bool training, bool bf16, const Kernels& k)
-    : mlp((check_plan(plan), shape_of(plan)), mode_of(bf16, k), training, k), kernels(k), plan_(std::move(plan)), training_(training) {
+    : mlp((check_plan(plan), shape_of(plan)), mode_of(bf16, k), training, k), kernels(k), plan_(std::move(plan)), heads_(plan_), training_(training) {
   const std::size_t L = plan_.losses.size(), LK = L * plan_.experts.size(), D = plan_.input.dense.size();
   state.bias.assign(LK, 0.0f);
   state.bias_squares.assign(LK, 0.0);
@@ -48,6 +81,13 @@ HedgeModel::HedgeModel(HedgePlan plan, bool training, bool bf16, const Kernels& 
   state.scale.assign(L, 1.0);
   state.label_sums.assign(3 * L, 0.0);
   state.dense.assign(3 * D, 0.0);
+  const std::size_t H = static_cast<std::size_t>(heads_.size);
+  state.heads.assign(L * H, 0.0f);
+  state.heads_squares.assign(L * H, 0.0);
+  for (std::size_t l = 0; l < L; ++l) {
+    std::fill_n(&state.heads[l * H], heads_.stacked, heads_.stacked ? 1.0f / static_cast<float>(heads_.stacked) : 0.0f);
+    std::fill_n(state.heads.begin() + static_cast<std::ptrdiff_t>(l * H) + heads_.scale_at, heads_.features * kCountBuckets, 1.0f);
+  }
   refresh();
 }
 
@@ -83,6 +123,7 @@ void HedgeModel::start_label(int l, const double* seen) {
   state.scale[l] = start.scale;
   state.started[l] = start.known ? 1.0 : 0.0;
   std::fill_n(&state.bias[l * experts()], experts(), start.bias);
+  if (heads_.stack_expert >= 0) state.bias[l * experts() + heads_.stack_expert] = 0.0f;  // it reads the others' biases
 }
 
 void HedgeModel::step_label(int l, HedgeSums& sums) {
@@ -95,12 +136,34 @@ void HedgeModel::step_label(int l, HedgeSums& sums) {
   const double least = *std::min_element(loss, loss + K);
   for (int k = 0; k < K; ++k) loss[k] -= least;
   if (state.started[l] == 0.0) return start_label(l, sums.label(l));
+  step_heads(l, sums);
   for (int k = 0; k < K; ++k) {
+    if (k == heads_.stack_expert) continue;
     const double g = sums.gradient(l)[k];
     double& squares = state.bias_squares[l * K + k];
     squares += g * g;
     if (squares > 0.0) state.bias[l * K + k] -= static_cast<float>(plan_.bias_rate * g / std::sqrt(squares));
   }
+}
+
+// Adagrad for the small weights of a label.
+void HedgeModel::step_heads(int l, HedgeSums& sums) {
+  const auto step = [&](int from, int to, double rate) {
+    float* weights = &state.heads[static_cast<std::size_t>(l) * heads_.size];
+    double* squares = &state.heads_squares[static_cast<std::size_t>(l) * heads_.size];
+    const double* gradients = sums.head(l);
+    for (int i = from; i < to; ++i) {
+      const double g = gradients[i];
+      if (g == 0.0) continue;
+      squares[i] += g * g;
+      if (squares[i] > 0.0) weights[i] -= static_cast<float>(rate * g / std::sqrt(squares[i]));
+    }
+  };
+  if (!heads_.size) return;
+  step(0, heads_.linear_at, kStackRate);
+  step(heads_.linear_at, heads_.bias_at, kLinearRate);
+  step(heads_.bias_at, heads_.scale_at, kCountBiasRate);
+  step(heads_.scale_at, heads_.size, kCountScaleRate);
 }
 
 void HedgeModel::begin_step(const std::vector<HedgeLane*>& lanes) {
@@ -151,7 +214,7 @@ bool HedgeModel::finite() const {
     return std::all_of(values.begin(), values.end(), [](auto x) { return std::isfinite(x); });
   };
   const float* w = const_cast<HedgeModel*>(this)->mlp.weights().data();
-  return all(state.bias) && all(state.loss) && all(state.scale) && all(state.dense) &&
+  return all(state.bias) && all(state.heads) && all(state.loss) && all(state.scale) && all(state.dense) &&
          std::all_of(w, w + mlp.shape().parameters(), [](float x) { return std::isfinite(x); });
 }
 

@@ -1,21 +1,26 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <stdexcept>
 
 #include "freshet/hedge.hpp"
+#include "freshet/optim.hpp"
 #include "hedge_start.hpp"
 
 namespace freshet {
 
 HedgeLane::HedgeLane(const HedgeModel& model, bool training)
-    : sums(model.labels(), model.experts(), static_cast<int>(model.plan().input.dense.size())),
+    : sums(model.labels(), model.experts(), static_cast<int>(model.plan().input.dense.size()), model.heads().size),
       mlp(model.mlp, training && model.plan().mlp),
       model_(model),
       training_(training),
       bias_(model.state.bias),
       scale_(model.state.scale),
       teaches_(model.labels(), 1),
-      batch_sums_(model.labels(), model.experts(), 0) {
+      step_sums_(model.labels(), model.experts(), 0, model.heads().size),
+      steps_(model.plan().input.groups.size()),
+      losses_(static_cast<std::size_t>(model.labels() * model.experts())),
+      label_rows_(static_cast<std::size_t>(model.labels())) {
   const InputPlan& in = model.plan().input;
   const std::int64_t n = kChunk, L = model.labels(), LK = L * model.experts();
   int dim = 0;
@@ -43,7 +48,8 @@ HedgeLane::HedgeLane(const HedgeModel& model, bool training)
   d_scalars_ = Floats(training ? n * in.scalars : 0);
   c_ = Floats(n);
   d_logits_ = Floats(n * L);
-  csum_.resize(in.groups.size());
+  columns_ = Floats(n * model.heads().columns);
+  if (model.heads().counts_expert >= 0) d_counts_ = Floats(n);
 }
 
 void HedgeLane::clear() {
@@ -75,37 +81,140 @@ void HedgeLane::forward(const BatchView& batch, std::int64_t first, int n) {
   if (plan.mlp)
     model_.kernels.mlp_forward(mode, model_.mlp.view(nullptr), mlp.scratch(), x_.data(), plan.input.width, n, logits_.data());
   const int L = model_.labels(), K = model_.experts();
+  const HeadsLayout& heads = model_.heads();
+  if (heads.columns) columns(batch, first, n);
   for (int i = 0; i < n; ++i)
     for (int l = 0; l < L; ++l)
       for (int k = 0; k < K; ++k) {
         const ExpertPlan& e = plan.experts[k];
-        float z = e.scalar < 0 ? 0.0f : scalars_.data()[i * plan.input.scalars + e.scalar + l];
+        float z = e.scalar < 0 || e.counts ? 0.0f : scalars_.data()[i * plan.input.scalars + e.scalar + l];
         if (e.fm) z += fm_.data()[i];
         if (e.mlp) z += logits_.data()[i * L + l];
+        if (e.linear) {
+          const float* w = &model_.state.heads[static_cast<std::size_t>(l) * heads.size + heads.linear(heads.linear_of[k], 0)];
+          const float* x = columns_.data() + i * heads.columns;
+          for (int c = 0; c < heads.columns; ++c) z += w[c] * x[c];
+        }
         z_.data()[(i * L + l) * K + k] = z;
       }
+  if (heads.counts_expert >= 0) counts(batch, first, n);
+}
+
+// Dense columns for the linear weights, each standardised whatever the spec says of it, then the missing flags.
+void HedgeLane::columns(const BatchView& batch, std::int64_t first, int n) {
+  const InputPlan& in = model_.plan().input;
+  const Standard standard = model_.standard();
+  const int D = static_cast<int>(in.dense.size()), C = model_.heads().columns;
+  for (int i = 0; i < n; ++i) {
+    float* x = columns_.data() + i * C;
+    int flag = D;
+    for (int d = 0; d < D; ++d) {
+      const float value = batch.dense[(first + i) * D + d];
+      const bool missing = !std::isfinite(value);
+      x[d] = missing ? 0.0f
+                     : std::clamp(static_cast<float>((static_cast<double>(value) - standard.mean[d]) * standard.scale[d]),
+                                  -standard.limit, standard.limit);
+      if (in.dense[d].flag >= 0) x[flag++] = missing ? 1.0f : 0.0f;
+    }
+  }
+}
+
+// Calls use(sample, feature, row, factor) for the rows of samples [first, first + n) that tell how often they were stepped;
+// features are counted over all groups.
+template <typename Use>
+void each_counted(const InputPlan& in, const BatchView& batch, std::int64_t first, int n, const Use& use) {
+  int feature = 0;
+  for (std::size_t g = 0; g < in.groups.size(); ++g) {
+    const GroupPlan& group = in.groups[g];
+    const GroupView& view = batch.groups[g];
+    for (std::size_t f = 0; f < group.features.size(); ++f, ++feature) {
+      if (group.count_slot < 0) continue;
+      const bool shared = view.shared && view.shared[f];
+      std::int64_t r = 0;
+      for (int i = 0; i < n; ++i) {
+        while (shared && batch.request_ends[r] <= first + i) ++r;
+        const std::int64_t b = shared ? r : first + i;
+        const std::uint32_t* ends = view.ends[f];
+        const std::uint32_t from = ends ? (b ? ends[b - 1] : 0) : static_cast<std::uint32_t>(b), to = ends ? ends[b] : from + 1;
+        float factor = 1.0f;
+        if (ends && group.features[f].mean) {
+          int held = 0;
+          for (std::uint32_t o = from; o < to; ++o) held += view.positions[view.starts[f] + o] >= 0;
+          factor = held ? 1.0f / static_cast<float>(held) : 0.0f;
+        }
+        for (std::uint32_t o = from; o < to; ++o) {
+          const std::int32_t p = view.positions[view.starts[f] + o];
+          if (p >= 0) use(i, feature, group, view.rows + static_cast<std::int64_t>(p) * group.slots, factor);
+        }
+      }
+    }
+  }
+}
+
+void HedgeLane::counts(const BatchView& batch, std::int64_t first, int n) {
+  const HeadsLayout& heads = model_.heads();
+  const int L = model_.labels(), K = model_.experts(), expert = heads.counts_expert;
+  const int scalar = model_.plan().experts[static_cast<std::size_t>(expert)].scalar;
+  each_counted(model_.plan().input, batch, first, n, [&](int i, int feature, const GroupPlan& group, const float* row, float factor) {
+    const int bucket = bucket_of_value(row[group.count_slot]);
+    const float* scalars = row + group.scalar_slot + scalar - group.scalar_first;
+    for (int l = 0; l < L; ++l) {
+      const float* w = &model_.state.heads[static_cast<std::size_t>(l) * heads.size];
+      z_.data()[(i * L + l) * K + expert] += factor * (w[heads.count_bias(feature, bucket)] + w[heads.count_scale(feature, bucket)] * scalars[l]);
+    }
+  });
+}
+
+// Gradients of the expert counts from those at its outputs, `d_counts_`.
+void HedgeLane::count_gradients(std::int64_t first, int n) {
+  const HeadsLayout& heads = model_.heads();
+  const int scalar = model_.plan().experts[static_cast<std::size_t>(heads.counts_expert)].scalar;
+  each_counted(model_.plan().input, batch_, first, n, [&](int i, int feature, const GroupPlan& group, const float* row, float factor) {
+    const int l = batch_.label[first + i], bucket = bucket_of_value(row[group.count_slot]);
+    const float g = d_counts_.data()[i] * factor;
+    double* to = step_sums_.head(l);
+    to[heads.count_bias(feature, bucket)] += g;
+    to[heads.count_scale(feature, bucket)] += g * row[group.scalar_slot + scalar - group.scalar_first + l];
+  });
+}
+
+// The stack's logit of one sample and label: z and bias (K,) of the experts.
+float HedgeLane::stacked(int label, const float* z, const float* bias) const {
+  const float* a = &model_.state.heads[static_cast<std::size_t>(label) * model_.heads().size];
+  float sum = 0.0f;
+  for (int k = 0; k < model_.heads().stacked; ++k) sum += a[k] * (z[k] + bias[k]);
+  return sum;
 }
 
 // Mixture of the experts with the model's own biases: what would be served.
 void HedgeLane::predict(int n, float* predictions) const {
-  const int L = model_.labels(), K = model_.experts();
+  const int L = model_.labels(), K = model_.experts(), stack = model_.heads().stack_expert;
   const std::vector<float>& w = model_.weights();
   const float* bias = model_.state.bias.data();
-  float* z = s_.size() ? const_cast<float*>(s_.data()) : nullptr;
+  float* z = const_cast<float*>(s_.data());
   float* p = const_cast<float*>(p_.data());
   for (int i = 0; i < n; ++i)
-    for (int j = 0; j < L * K; ++j) z[i * L * K + j] = z_.data()[i * L * K + j] + bias[j];
+    for (int l = 0; l < L; ++l) {
+      const float* from = z_.data() + (i * L + l) * K;
+      float* to = z + (i * L + l) * K;
+      for (int k = 0; k < K; ++k) to[k] = from[k] + bias[l * K + k];
+      if (stack >= 0) to[stack] = stacked(l, from, bias + l * K);
+    }
+  for (int i = 0; i < n; ++i)
+    for (int l = 0; l < L; ++l)
+      if (model_.plan().losses[l] != Loss::kLogloss) {
+        float sum = 0.0f;
+        for (int k = 0; k < K; ++k) sum += w[l * K + k] * z[(i * L + l) * K + k];
+        predictions[i * L + l] = static_cast<float>(sum * model_.state.scale[l]);
+      }
   model_.kernels.logistic(z, p, z, static_cast<std::int64_t>(n) * L * K);
   for (int i = 0; i < n; ++i)
-    for (int l = 0; l < L; ++l) {
-      const bool number = model_.plan().losses[l] != Loss::kLogloss;
-      float sum = 0.0f;
-      for (int k = 0; k < K; ++k) {
-        const int j = l * K + k;
-        sum += w[j] * (number ? z_.data()[i * L * K + j] + bias[j] : p[i * L * K + j]);
+    for (int l = 0; l < L; ++l)
+      if (model_.plan().losses[l] == Loss::kLogloss) {
+        float sum = 0.0f;
+        for (int k = 0; k < K; ++k) sum += w[l * K + k] * p[(i * L + l) * K + k];
+        predictions[i * L + l] = sum;
       }
-      predictions[i * L + l] = number ? static_cast<float>(sum * model_.state.scale[l]) : sum;
-    }
 }
 
 void HedgeLane::score(const BatchView& batch, float* predictions) {
@@ -119,15 +228,15 @@ void HedgeLane::score(const BatchView& batch, float* predictions) {
   }
 }
 
-// Biases this batch learns with: the model's, or for a label never seen before the starting values that its rows in
-// this batch suggest. Predictions do not use those.
-void HedgeLane::start_biases(const BatchView& batch) {
+// Biases this step learns with: the model's, or for a label never seen before the starting values that its rows in
+// this step suggest. Predictions do not use those.
+void HedgeLane::start_biases(std::int64_t first, std::int64_t last) {
   const int L = model_.labels(), K = model_.experts();
   for (int l = 0; l < L; ++l) {
-    double* seen = batch_sums_.label(l);
-    for (std::int64_t b = 0; b < batch.size; ++b) {
-      if (batch.label[b] != l) continue;
-      const double w = batch.weight[b], y = batch.value[b];
+    double* seen = step_sums_.label(l);
+    for (std::int64_t b = first; b < last; ++b) {
+      if (batch_.label[b] != l) continue;
+      const double w = batch_.weight[b], y = batch_.value[b];
       seen[0] += w;
       seen[1] += w * y;
       seen[2] += w * y * y;
@@ -141,14 +250,21 @@ void HedgeLane::start_biases(const BatchView& batch) {
   }
 }
 
-// Loss and its gradient g at every expert of each sample's label; the gradients that go on to rows and MLP.
-void HedgeLane::losses(const BatchView& batch, std::int64_t first, int n, HedgeSums& into) {
+// Loss and its gradient g at every expert of each sample's label; the gradients that go on to rows, MLP and small weights.
+void HedgeLane::losses(const BatchView& batch, std::int64_t first, int n) {
   const HedgePlan& plan = model_.plan();
+  const HeadsLayout& heads = model_.heads();
   const int L = model_.labels(), K = model_.experts(), S = plan.input.scalars;
   float* z = z_.data();
   for (int i = 0; i < n; ++i) {  // keep only the logits of the label that the sample teaches
     const int l = batch.label[first + i];
     for (int k = 0; k < K; ++k) z[i * K + k] = z[(i * L + l) * K + k] + bias_[l * K + k];
+    if (heads.stack_expert >= 0) {
+      const float* a = &model_.state.heads[static_cast<std::size_t>(l) * heads.size];
+      float sum = 0.0f;
+      for (int k = 0; k < heads.stacked; ++k) sum += a[k] * z[i * K + k];
+      z[i * K + heads.stack_expert] = sum;
+    }
   }
   model_.kernels.logistic(z, p_.data(), s_.data(), static_cast<std::int64_t>(n) * K);
   std::memset(d_scalars_.data(), 0, sizeof(float) * static_cast<std::size_t>(n) * S);
@@ -156,6 +272,7 @@ void HedgeLane::losses(const BatchView& batch, std::int64_t first, int n, HedgeS
   for (int i = 0; i < n; ++i) {
     const int l = batch.label[first + i];
     const float y = batch.value[first + i], weight = batch.weight[first + i];
+    double* small = heads.size ? step_sums_.head(l) : nullptr;
     float c = 0.0f;
     for (int k = 0; k < K; ++k) {
       const int j = i * K + k;
@@ -167,9 +284,15 @@ void HedgeLane::losses(const BatchView& batch, std::int64_t first, int n, HedgeS
         number_loss(plan.losses[l], z[j] - y / static_cast<float>(scale_[l]), loss, g);
       }
       g = teaches_[l] ? g * weight : 0.0f;
-      into.loss(l)[k] += teaches_[l] ? static_cast<double>(loss) * weight : 0.0;
-      into.gradient(l)[k] += g;
+      step_sums_.loss(l)[k] += teaches_[l] ? static_cast<double>(loss) * weight : 0.0;
+      step_sums_.gradient(l)[k] += g;
       const ExpertPlan& e = plan.experts[k];
+      if (e.linear)
+        for (int x = 0; x < heads.columns; ++x) small[heads.linear(heads.linear_of[k], x)] += g * columns_.data()[i * heads.columns + x];
+      if (e.counts) d_counts_.data()[i] = g;
+      if (e.stack)
+        for (int x = 0; x < heads.stacked; ++x) small[x] += g * z[i * K + x];
+      if (e.counts || e.stack) continue;
       g *= e.share;
       if (e.scalar >= 0) d_scalars_.data()[i * S + e.scalar + l] += g;
       if (e.fm) c += g;
@@ -177,13 +300,14 @@ void HedgeLane::losses(const BatchView& batch, std::int64_t first, int n, HedgeS
     }
     c_.data()[i] = c;
   }
+  if (heads.counts_expert >= 0) count_gradients(first, n);
 }
 
-void HedgeLane::backward(const BatchView& batch, std::int64_t first, int n, bool learn_dense) {
+void HedgeLane::backward(const BatchView& batch, std::int64_t first, int n) {
   const HedgePlan& plan = model_.plan();
   const int back = plan.input.width - plan.input.vectors_from;
   if (plan.mlp)
-    model_.kernels.mlp_backward(model_.mlp.mode(), model_.mlp.view(learn_dense ? mlp.gradients.data() : nullptr), mlp.scratch(),
+    model_.kernels.mlp_backward(model_.mlp.mode(), model_.mlp.view(learn_dense_ ? mlp.gradients.data() : nullptr), mlp.scratch(),
                                 x_.data(), plan.input.width, n, d_logits_.data(), dx_.data(), back);
   Upstream up;
   up.dx = plan.mlp ? dx_.data() : nullptr;
@@ -193,19 +317,19 @@ void HedgeLane::backward(const BatchView& batch, std::int64_t first, int n, bool
   up.c = plan.fm ? c_.data() : nullptr;
   up.pooled = pooled_.data();
   std::vector<float*> csum;
-  for (auto& sum : csum_) csum.push_back(sum.data());
+  for (Steps& steps : steps_) csum.push_back(steps.csum.data());
   model_.kernels.reduce(plan.input, batch, first, n, up, csum.data());
 }
 
-void HedgeLane::count_dense(const BatchView& batch) {
+void HedgeLane::count_dense(std::int64_t first, std::int64_t last) {
   const InputPlan& in = model_.plan().input;
   const int D = static_cast<int>(in.dense.size());
   const Standard standard = model_.standard();
   for (int d = 0; d < D; ++d) {
-    if (!in.dense[d].standard) continue;
+    if (!in.dense[d].standard && !model_.heads().columns) continue;
     double* to = sums.dense(d);
-    for (std::int64_t b = 0; b < batch.size; ++b) {
-      const float x = batch.dense[b * D + d];
+    for (std::int64_t b = first; b < last; ++b) {
+      const float x = batch_.dense[b * D + d];
       if (!std::isfinite(x)) continue;
       const double away = x - standard.mean[d];
       to[0] += 1.0;
@@ -215,35 +339,174 @@ void HedgeLane::count_dense(const BatchView& batch) {
   }
 }
 
+// Where steps end: of rows every kStepRows samples and of the dense weights every kDenseRows, but a new model's first ones
+// have 1, 2, 4 samples and so on. A batch of rows that cannot be stepped here is one step.
+void HedgeLane::plan_steps(const BatchView& batch) {
+  row_ends_.clear();
+  dense_ends_.clear();
+  at_ = 0;
+  if (!in_steps_) {
+    if (batch.size) row_ends_.push_back(batch.size), dense_ends_.push_back(1);
+    return;
+  }
+  std::int64_t step = model_.state.step;
+  for (std::int64_t b = 0; b < batch.size; ++step) {
+    const std::int64_t end = std::min(batch.size, b + (step < 6 ? std::int64_t{1} << step : kDenseRows));
+    while (b < end) row_ends_.push_back(b = std::min(end, b + kStepRows));
+    dense_ends_.push_back(row_ends_.size());
+  }
+}
+
+// Which gradient each occurrence of a group adds to: a row's own in each step that it occurs in.
+void HedgeLane::plan_group(std::size_t g) {
+  Steps& steps = steps_[g];
+  GroupView& view = batch_.groups[g];
+  const std::size_t unique = static_cast<std::size_t>(view.unique);
+  steps.count.assign(unique, 0);
+  steps.last.assign(unique, ~0u);
+  steps.targets.resize(static_cast<std::size_t>(view.occurrences));
+  steps.touched.clear();
+  steps.gradient.clear();
+  steps.ends.clear();
+  std::int32_t* targets = steps.targets.data();
+  std::uint32_t *count = steps.count.data(), *last = steps.last.data();
+  std::int64_t first = 0;
+  for (std::size_t s = 0; s < row_ends_.size(); first = row_ends_[s++]) {
+    const std::int64_t end = row_ends_[s];
+    for (std::size_t f = 0; f < view.ends.size(); ++f) {
+      const std::uint32_t* ends = view.ends[f];
+      const std::uint32_t from = view.starts[f] + (ends ? (first ? ends[first - 1] : 0) : static_cast<std::uint32_t>(first));
+      const std::uint32_t to = view.starts[f] + (ends ? ends[end - 1] : static_cast<std::uint32_t>(end));
+      for (std::uint32_t o = from; o < to; ++o) {
+        const std::int32_t p = view.positions[o];
+        targets[o] = -1;
+        if (p < 0) continue;
+        if (last[p] != s) {
+          last[p] = static_cast<std::uint32_t>(s);
+          steps.touched.push_back(static_cast<std::uint32_t>(p));
+          steps.gradient.push_back(count[p]++);
+        }
+        targets[o] = static_cast<std::int32_t>(count[p] - 1);
+      }
+    }
+    steps.ends.push_back(steps.touched.size());
+  }
+  std::vector<std::uint32_t>& starts = steps.made.starts;
+  starts.resize(unique + 1);
+  std::uint32_t sum = 0;
+  for (std::size_t r = 0; r < unique; ++r) {
+    starts[r] = sum;
+    sum += count[r];
+  }
+  starts[unique] = sum;
+  for (std::size_t i = 0; i < steps.touched.size(); ++i) steps.gradient[i] += starts[steps.touched[i]];
+  for (std::int64_t o = 0; o < view.occurrences; ++o)
+    if (targets[o] >= 0) targets[o] += static_cast<std::int32_t>(starts[view.positions[o]]);
+  const std::size_t slots = static_cast<std::size_t>(model_.plan().input.groups[g].slots);
+  steps.made.values.assign(sum * slots, 0.0f);
+  steps.csum.assign(sum, 0.0f);
+  view.targets = targets;
+  view.gradients = steps.made.values.data();
+}
+
+void HedgeLane::begin(const BatchView& batch, bool learn_dense, bool in_steps, float* predictions) {
+  const InputPlan& in = model_.plan().input;
+  const int L = model_.labels();
+  check(in, batch, L);
+  batch_ = batch;
+  learn_dense_ = learn_dense;
+  std::fill(losses_.begin(), losses_.end(), 0.0);
+  std::fill(label_rows_.begin(), label_rows_.end(), 0.0);
+  in_steps_ = in_steps;
+  plan_steps(batch_);
+  for (std::size_t g = 0; g < in.groups.size(); ++g) {
+    if (in_steps_) {
+      if (!batch_.groups[g].layout) throw std::logic_error("steps within a batch need the layouts of its rows");
+      plan_group(g);
+      continue;
+    }
+    const GroupView& view = batch_.groups[g];
+    std::memset(view.gradients, 0, sizeof(float) * static_cast<std::size_t>(view.unique * in.groups[g].slots));
+    steps_[g].csum.assign(static_cast<std::size_t>(view.unique), 0.0f);
+  }
+  // The first chunk last, as the first step takes its activations.
+  ahead_ = false;
+  for (std::int64_t first = batch_.size ? (batch_.size - 1) / kChunk * kChunk : -1; first >= 0; first -= kChunk) {
+    const int n = static_cast<int>(std::min<std::int64_t>(kChunk, batch_.size - first));
+    if (first && !in_steps_) continue;  // one step: its own forward predicts
+    forward(batch_, first, n);
+    predict(n, predictions + first * L);
+    ahead_ = true;
+  }
+  predictions_ = predictions;
+}
+
+std::int64_t HedgeLane::next_rows() const {
+  if (!more()) return 0;
+  const std::size_t before = at_ ? dense_ends_[at_ - 1] : 0;
+  return row_ends_[dense_ends_[at_] - 1] - (before ? row_ends_[before - 1] : 0);
+}
+
+void HedgeLane::advance() {
+  const int L = model_.labels(), K = model_.experts();
+  const std::size_t begin = at_ ? dense_ends_[at_ - 1] : 0, end = dense_ends_[at_++];
+  const std::int64_t first = begin ? row_ends_[begin - 1] : 0, last = row_ends_[end - 1];
+  std::fill(step_sums_.all.begin(), step_sums_.all.end(), 0.0);
+  start_biases(first, last);
+  for (std::size_t s = begin; s < end; ++s) row_step(s);
+  for (int l = 0; l < L; ++l) {
+    label_rows_[l] += step_sums_.label(l)[0];
+    for (int k = 0; k < K; ++k) losses_[l * K + k] += step_sums_.loss(l)[k];
+    step_sums_.rows() += step_sums_.label(l)[0];
+  }
+  if (!learn_dense_) return;
+  const std::size_t head = static_cast<std::size_t>(1 + 3 * L + 2 * L * K), dense = 3 * model_.plan().input.dense.size();
+  for (std::size_t i = 0; i < head; ++i) sums.all[i] += step_sums_.all[i];
+  for (std::size_t i = head; i < step_sums_.all.size(); ++i) sums.all[i + dense] += step_sums_.all[i];
+  count_dense(first, last);
+}
+
+void HedgeLane::row_step(std::size_t step) {
+  const std::int64_t begin = step ? row_ends_[step - 1] : 0, end = row_ends_[step];
+  for (std::int64_t first = begin; first < end; first += kChunk) {
+    const int n = static_cast<int>(std::min<std::int64_t>(kChunk, end - first));
+    if (!ahead_) forward(batch_, first, n);
+    if (!ahead_ && !in_steps_) predict(n, predictions_ + first * model_.labels());
+    ahead_ = false;
+    losses(batch_, first, n);
+    backward(batch_, first, n);
+  }
+  for (std::size_t g = 0; g < batch_.groups.size(); ++g) finish_group(g, step);
+}
+
+// The rest of a step of a group's rows: FM's part that is a row's own, and the step itself where a later one needs it.
+void HedgeLane::finish_group(std::size_t g, std::size_t step) {
+  const GroupPlan& plan = model_.plan().input.groups[g];
+  const GroupView& view = batch_.groups[g];
+  const bool fm = model_.plan().fm && plan.sum >= 0;
+  if (!in_steps_) {
+    if (fm) model_.kernels.finish_reduce(plan, view, steps_[g].csum.data());
+    return;
+  }
+  Steps& steps = steps_[g];
+  for (std::size_t i = step ? steps.ends[step - 1] : 0; i < steps.ends[step]; ++i) {
+    const std::uint32_t row = steps.touched[i], at = steps.gradient[i];
+    float* gradient = steps.made.values.data() + std::size_t{at} * plan.slots;
+    float* values = view.copies + std::size_t{row} * plan.slots;
+    const float c = steps.csum[at];
+    if (fm && c != 0.0f)
+      for (int d = 0; d < plan.dim; ++d) gradient[plan.vector_slot + d] -= c * values[plan.vector_slot + d];
+    if (at + 1 < steps.made.starts[row + 1])
+      view.layout->step_copy(values, view.states + std::size_t{row} * view.layout->state_floats(), gradient);
+  }
+}
+
 void HedgeLane::forward_backward(const BatchView& batch, bool learn_dense, float* predictions, double* expert_losses,
                                  double* rows) {
-  const InputPlan& in = model_.plan().input;
-  const int L = model_.labels(), K = model_.experts();
-  check(in, batch, L);
-  std::fill(batch_sums_.all.begin(), batch_sums_.all.end(), 0.0);
-  start_biases(batch);
-  for (std::size_t g = 0; g < in.groups.size(); ++g) {
-    const GroupView& view = batch.groups[g];
-    std::memset(view.gradients, 0, sizeof(float) * static_cast<std::size_t>(view.unique * in.groups[g].slots));
-    csum_[g].assign(static_cast<std::size_t>(view.unique), 0.0f);
-  }
-  for (std::int64_t first = 0; first < batch.size; first += kChunk) {
-    const int n = static_cast<int>(std::min<std::int64_t>(kChunk, batch.size - first));
-    forward(batch, first, n);
-    predict(n, predictions + first * L);
-    losses(batch, first, n, batch_sums_);
-    backward(batch, first, n, learn_dense);
-  }
-  for (std::size_t g = 0; g < in.groups.size(); ++g)
-    if (model_.plan().fm && in.groups[g].sum >= 0) model_.kernels.finish_reduce(in.groups[g], batch.groups[g], csum_[g].data());
-  for (int l = 0; l < L; ++l) {
-    rows[l] = batch_sums_.label(l)[0];
-    std::copy_n(batch_sums_.loss(l), K, expert_losses + l * K);
-    batch_sums_.rows() += rows[l];
-  }
-  if (!learn_dense) return;
-  for (std::size_t i = 0; i < batch_sums_.all.size(); ++i) sums.all[i] += batch_sums_.all[i];
-  count_dense(batch);
+  begin(batch, learn_dense, false, predictions);
+  while (more()) advance();
+  std::copy(losses_.begin(), losses_.end(), expert_losses);
+  std::copy(label_rows_.begin(), label_rows_.end(), rows);
 }
 
 }  // namespace freshet

@@ -41,14 +41,17 @@ struct Work {
   Buffer<u64> keys;
   Buffer<u32> starts;
   std::vector<Buffer<u32>> ends;
-  Buffer<float> rows, gradients;
+  Buffer<float> rows, states;
+  Buffer<u64> push_keys;
+  Buffer<u8> push_tables;
+  Buffer<u32> push_starts;
 };
 
 }  // namespace
 
 struct HedgeLoop::Lane {
   Lane(Store& store, const HedgeModel& model, const std::vector<std::vector<u8>>& tables)
-      : hedge(model, true), losses(static_cast<size_t>(model.labels() * model.experts())), rows(static_cast<size_t>(model.labels())) {
+      : hedge(model, true) {
     for (const std::vector<u8>& of : tables) {
       Work& made = work.emplace_back(store.buckets());
       made.ends.resize(of.size());
@@ -90,19 +93,22 @@ struct HedgeLoop::Lane {
     for (size_t g = 0; g < work.size(); g++) gather(samples.groups[g], g, first, last);
   }
 
-  std::optional<Missing> look_up(Store& store, const InputPlan& input) {
+  std::optional<Missing> look_up(Store& store, const InputPlan& input, const std::vector<RowLayout>& copies) {
     for (size_t g = 0; g < work.size(); g++) {
       Work& mine = work[g];
       GroupView& to = view.groups[g];
       const size_t unique = mine.plan.unique(), floats = unique * static_cast<size_t>(input.groups[g].slots);
       float* rows_of = mine.rows.reserve(floats);
-      if (const auto missing = store.lookup(static_cast<u32>(g), keys_of(g), rows_of, true, nullptr)) return missing;
-      to.rows = rows_of;
+      const RowLayout& layout = copies[g];
+      float* states_of = mine.states.reserve(unique * layout.state_floats());
+      if (const auto missing = store.lookup(static_cast<u32>(g), keys_of(g), rows_of, true, nullptr, nullptr, states_of)) return missing;
+      to.rows = to.copies = rows_of;
+      to.states = states_of;
+      to.layout = &layout;
       to.unique = static_cast<i64>(unique);
       to.positions = mine.plan.positions.data();
       to.occurrences = static_cast<i64>(mine.plan.occurrences());
       to.starts = mine.starts.data();
-      to.gradients = mine.gradients.reserve(floats);
     }
     return std::nullopt;
   }
@@ -112,19 +118,38 @@ struct HedgeLoop::Lane {
     return {of.keys.data(), of.tables.data(), of.unique(), of.bucket_starts.data()};
   }
 
-  void learn(const LoopSamples& samples, i64 first, i64 last, bool learn_dense, float* predictions) {
-    const i64 labels = static_cast<i64>(rows.size());
+  void begin(const LoopSamples& samples, i64 first, i64 labels, bool learn_dense, float* predictions) {
     view.dense = samples.dense + first * dense;
     view.label = samples.label + first;
     view.value = samples.value + first;
     view.weight = samples.weight + first;
-    if (last > first) hedge.forward_backward(view, learn_dense, predictions + first * labels, losses.data(), rows.data());
-    counted = learn_dense ? last - first : 0;
+    learns_dense = learn_dense;
+    hedge.begin(view, learn_dense, true, predictions + first * labels);
   }
 
-  // What the batch pushes of each group: here, and nowhere else, gradients meet the keys that they belong to.
+  // The rows of one dense step.
+  void advance() {
+    counted = learns_dense ? hedge.next_rows() : 0;
+    hedge.advance();
+  }
+
+  // What the batch pushes of each group: here, and nowhere else, gradients meet the keys that they belong to. A row that
+  // several steps within the batch have changed stands in the push once for each, in their order.
   Pushed push_to(Store& store, const i64* ranges, size_t n, i64 clock_ms) {
-    for (size_t g = 0; g < work.size(); g++) push[g] = {static_cast<u32>(g), keys_of(g), view.groups[g].gradients};
+    for (size_t g = 0; g < work.size(); g++) {
+      Work& mine = work[g];
+      const StepGradients& made = hedge.gradients(g);
+      const size_t unique = mine.plan.unique(), all = made.starts[unique];
+      u64* keys = mine.push_keys.reserve(all);
+      u8* tables = mine.push_tables.reserve(all);
+      u32* starts = mine.push_starts.reserve(store.buckets() + 1);
+      for (size_t r = 0; r < unique; r++) {
+        std::fill(keys + made.starts[r], keys + made.starts[r + 1], mine.plan.keys.data()[r]);
+        std::fill(tables + made.starts[r], tables + made.starts[r + 1], mine.plan.tables.data()[r]);
+      }
+      for (u32 b = 0; b <= store.buckets(); b++) starts[b] = made.starts[mine.plan.bucket_starts.data()[b]];
+      push[g] = {static_cast<u32>(g), {keys, tables, all, starts}, made.values.data()};
+    }
     return store.push(ranges, n, clock_ms, push);
   }
 
@@ -149,9 +174,11 @@ struct HedgeLoop::Lane {
   std::vector<Work> work;
   BatchView view;
   std::vector<PushGroup> push;
-  std::vector<double> losses, rows;
   std::vector<LoopKept> kept;
-  i64 counted = 0;  // rows that it brings to the step
+  bool learns_dense = true;
+  i64 counted = 0;     // rows that it brings to the step
+  bool busy = false;   // its batch goes on after the step
+  bool more = false;   // it has something to do after the step
   Watch* watch = nullptr;
 };
 
@@ -170,6 +197,7 @@ HedgeLoop::HedgeLoop(Store& store, HedgeModel& model, std::vector<std::vector<u8
   for (size_t g = 0; g < tables.size(); g++) {
     demand(tables[g].size() == plan.groups[g].features.size(), "a table for each feature");
     demand(store.layout(static_cast<u32>(g)).width() == static_cast<u32>(plan.groups[g].slots), "rows as wide as the model reads");
+    copies_.emplace_back(store.spec().groups[g].slots, false, false);
   }
   for (u32 i = 0; i < lanes; i++) {
     lanes_.push_back(std::make_unique<Lane>(store, model, tables));
@@ -187,8 +215,7 @@ void HedgeLoop::abort() {
 
 const std::vector<LoopKept>& HedgeLoop::kept(u32 lane) const { return lanes_.at(lane)->kept; }
 
-void HedgeLoop::check(const LoopSamples& samples, const LoopBatches& batches, size_t steps) const {
-  demand(batches.count <= steps, "no more batches than steps");
+void HedgeLoop::check(const LoopSamples& samples, const LoopBatches& batches) const {
   i64 last = 0, range = 0;
   for (size_t i = 0; i < batches.count; i++) {
     demand(batches.ends[i] >= last && batches.ends[i] <= samples.size, "ends of batches that rise, to the number of samples at most");
@@ -214,7 +241,12 @@ void HedgeLoop::check(const LoopSamples& samples, const LoopBatches& batches, si
 // By the last lane to come, while the others wait.
 void HedgeLoop::begin_step() {
   i64 rows = 0;
-  for (const auto& lane : lanes_) rows += lane->counted;
+  busy_ = more_ = false;
+  for (const auto& lane : lanes_) {
+    rows += lane->counted;
+    busy_ = busy_ || lane->busy;
+    more_ = more_ || lane->more;
+  }
   if (rows) dense_steps_++;
   model_.begin_step(all_);
 }
@@ -234,10 +266,10 @@ bool HedgeLoop::meet(Lane& lane, Gate& gate, bool begins_step) {
   return true;
 }
 
-LoopRan HedgeLoop::run(u32 lane, const LoopSamples& samples, const LoopBatches& batches, size_t steps, float* predictions) {
+LoopRan HedgeLoop::run(u32 lane, const LoopSamples& samples, const LoopBatches& batches, float* predictions) {
   LoopRan ran;
   try {
-    train(lane, samples, batches, steps, predictions, ran);
+    train(lane, samples, batches, predictions, ran);
   } catch (...) {
     abort();
     throw;
@@ -246,29 +278,30 @@ LoopRan HedgeLoop::run(u32 lane, const LoopSamples& samples, const LoopBatches& 
   return ran;
 }
 
-void HedgeLoop::train(u32 index, const LoopSamples& samples, const LoopBatches& batches, size_t steps, float* predictions, LoopRan& ran) {
+void HedgeLoop::train(u32 index, const LoopSamples& samples, const LoopBatches& batches, float* predictions, LoopRan& ran) {
   Lane& lane = *lanes_.at(index);
   lane.kept.clear();
-  check(samples, batches, steps);
+  check(samples, batches);
   const InputPlan& input = model_.plan().input;
   Watch watch(ran.seconds);
   lane.watch = &watch;
-  for (size_t k = 0; k < steps; k++) {
-    const bool mine = k < batches.count && ran.ended == LoopRan::done;
-    const i64 first = mine && k ? batches.ends[k - 1] : 0, last = mine ? batches.ends[k] : 0;
-    i64* const moments = mine && batches.moments_ns ? batches.moments_ns + k * LoopBatches::moments : nullptr;
+  lane.busy = false;
+  bool others_busy = false;
+  for (size_t step = 0, k = 0;; step++) {
     const auto moment = [&](size_t i) {
-      if (moments) moments[i] = wall_ns();
+      if (batches.moments_ns && k < batches.count) batches.moments_ns[k * LoopBatches::moments + i] = wall_ns();
     };
-    // A lane's next lookup does not wait for the others' steps, but in mode sync for their pushes.
-    if (k && sync_ && waits_for_steps_ && !meet(lane, stepped_, false)) return void(ran.ended = LoopRan::broken);
-    lane.counted = 0;
-    if (mine) {
+    // A lane's next lookup does not wait for the others' steps, but in mode sync for their pushes. All lanes begin their next
+    // batches in one step, so that what is learned does not depend on how batches were cut into runs.
+    if (step && sync_ && waits_for_steps_ && !meet(lane, stepped_, false)) return void(ran.ended = LoopRan::broken);
+    const bool begins = !lane.busy && k < batches.count && ran.ended == LoopRan::done && !others_busy;
+    const i64 first = k && k <= batches.count ? batches.ends[k - 1] : 0, last = k < batches.count ? batches.ends[k] : 0;
+    if (begins) {
       moment(0);
       lane.plan(samples, first, last);
       watch.mark(plan_stage);
       moment(1);
-      if (const auto missing = lane.look_up(store_, input)) {
+      if (const auto missing = lane.look_up(store_, input, copies_)) {
         ran.ended = missing->unread ? LoopRan::unread : LoopRan::not_held;
         ran.bucket = missing->bucket;
         return;
@@ -277,33 +310,43 @@ void HedgeLoop::train(u32 index, const LoopSamples& samples, const LoopBatches& 
       watch.mark(lookup_stage);
       moment(2);
     }
-    if (k && !sync_ && waits_for_steps_ && !meet(lane, stepped_, false)) return void(ran.ended = LoopRan::broken);
+    if (step && !sync_ && waits_for_steps_ && !meet(lane, stepped_, false)) return void(ran.ended = LoopRan::broken);
+    if (begins) lane.begin(samples, first, static_cast<i64>(labels()), batches.learn_dense[k], predictions);
+    const bool mine = begins || lane.busy;
+    lane.counted = 0;
+    if (mine && lane.hedge.more()) lane.advance();
+    lane.busy = mine && lane.hedge.more();
+    lane.more = lane.busy || (ran.ended == LoopRan::done && k + (mine ? 1 : 0) < batches.count);
     if (mine) {
-      lane.learn(samples, first, last, batches.learn_dense[k], predictions);
       watch.mark(model_stage);
       moment(3);
     }
     if (!meet(lane, computed_, true)) return void(ran.ended = LoopRan::broken);
+    others_busy = busy_;
+    const bool goes_on = more_;
     model_.step_part(all_, static_cast<int>(index), static_cast<int>(lanes_.size()));
     watch.mark(step_stage);
-    if (!mine) continue;
-    ran.trained++;
-    moment(4);
-    const size_t range = k ? static_cast<size_t>(batches.range_ends[k - 1]) : 0;
-    i64 clock_ms = 0;
-    for (i64 i = first; i < last; i++) clock_ms = std::max(clock_ms, samples.times_ms[i]);
-    const Pushed pushed = lane.push_to(store_, batches.ranges + 3 * range, static_cast<size_t>(batches.range_ends[k]) - range, clock_ms);
-    watch.mark(push_stage);
-    moment(5);
-    if (pushed == Pushed::refused) {
-      ran.ended = LoopRan::refused;  // it joins what steps are left, without rows
-    } else if (pushed == Pushed::unread) {
-      ran.ended = LoopRan::unread;
-      return;
-    } else {
-      ran.pushed++;
-      ran.skipped += pushed == Pushed::skipped;
+    if (mine && !lane.busy) {
+      ran.trained++;
+      moment(4);
+      const size_t range = k ? static_cast<size_t>(batches.range_ends[k - 1]) : 0;
+      i64 clock_ms = 0;
+      for (i64 i = first; i < last; i++) clock_ms = std::max(clock_ms, samples.times_ms[i]);
+      const Pushed pushed = lane.push_to(store_, batches.ranges + 3 * range, static_cast<size_t>(batches.range_ends[k]) - range, clock_ms);
+      watch.mark(push_stage);
+      moment(5);
+      if (pushed == Pushed::refused) {
+        ran.ended = LoopRan::refused;  // it joins what steps are left, without rows
+      } else if (pushed == Pushed::unread) {
+        ran.ended = LoopRan::unread;
+        return;
+      } else {
+        ran.pushed++;
+        ran.skipped += pushed == Pushed::skipped;
+      }
+      k++;
     }
+    if (!goes_on) return;
   }
 }
 

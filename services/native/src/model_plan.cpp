@@ -70,6 +70,7 @@ void check(const InputPlan& plan) {
   for (const DensePlan& d : plan.dense) demand(d.flag < plan.vectors_from, "a flag lies behind vectors_from");
   for (const GroupPlan& g : plan.groups) {
     demand(g.slots > 0 && g.scalar_slot >= 0 && g.scalars >= 0 && g.scalar_slot + g.scalars <= g.slots, "scalars leave the row");
+    demand(g.count_slot < g.slots, "a count leaves the row");
     demand(g.scalar_first >= 0 && g.scalar_first + g.scalars <= plan.scalars, "scalars leave the canonical run");
     demand(g.dim >= 0 && g.vector_slot >= 0 && g.vector_slot + g.dim <= g.slots, "a vector leaves the row");
     demand(g.sum + (g.sum < 0 ? 0 : g.dim) <= plan.sums, "an FM sum leaves the sums");

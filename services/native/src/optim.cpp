@@ -42,10 +42,10 @@ FRESHET_INLINE double power(double beta, u32 t) {
   return result;
 }
 
-// What a slot's step needs to know once: the rate of rules that have one for the whole row (SGD, row-wise Adagrad), and
-// Adam's corrections of the bias towards 0.
+// What a slot's step needs to know once: the rate of rules that have one for the whole row (SGD, row-wise Adagrad), Adam's
+// corrections of the bias towards 0, and the value of rule count.
 struct Prepared {
-  float rate = 0.0f, correct_mean = 1.0f, correct_square = 1.0f;
+  float rate = 0.0f, correct_mean = 1.0f, correct_square = 1.0f, value = 0.0f;
 };
 
 // Whether a row's floats all take one rate, which `prepare` has worked out.
@@ -69,6 +69,9 @@ FRESHET_INLINE Prepared prepare(const Slot& s, float* state, float squared) {
     const u32 t = static_cast<u32>(state[0]);
     p.correct_mean = static_cast<float>(1.0 - power(static_cast<double>(s.beta1), t));
     p.correct_square = static_cast<float>(1.0 - power(static_cast<double>(s.beta2), t));
+  } else if (s.rule == Rule::count) {
+    state[0] = std::min(std::max(state[0], 0.0f) + 1.0f, most_steps);
+    p.value = count_value(count_bucket(state[0]));
   }
   return p;
 }
@@ -136,6 +139,7 @@ FRESHET_INLINE void step_piece(const Slot& s, const Prepared& p, u8* values, flo
     case Rule::adagrad: step_adagrad<N>(s, w, g, state + at); break;
     case Rule::adam: step_adam<N>(s, p, w, g, state + 1 + at, state + 1 + s.width + at); break;
     case Rule::ftrl: step_ftrl<N>(s, w, g, state + at, state + s.width + at); break;
+    case Rule::count: std::fill_n(w, N, p.value); break;
     default:  // has_one_rate
       for (u32 i = 0; i < N; i++) w[i] -= p.rate * g[i];
   }
@@ -232,7 +236,8 @@ constexpr std::pair<const char*, Rule> rules[] = {{"sgd", Rule::sgd},
                                                   {"rowwise_adagrad", Rule::rowwise_adagrad},
                                                   {"adam", Rule::adam},
                                                   {"ftrl", Rule::ftrl},
-                                                  {"rowwise_rmsprop", Rule::rowwise_rmsprop}};
+                                                  {"rowwise_rmsprop", Rule::rowwise_rmsprop},
+                                                  {"count", Rule::count}};
 
 Rule rule_of(const std::string& name) {
   std::string known;
@@ -249,6 +254,7 @@ u32 state_floats_of(Rule rule, u32 width) {
     case Rule::adagrad: return width;
     case Rule::rowwise_adagrad: return 1;
     case Rule::rowwise_rmsprop: return 1;
+    case Rule::count: return 1;
     case Rule::adam: return 1 + 2 * width;
     case Rule::ftrl: return 2 * width;
   }
@@ -264,11 +270,11 @@ void read_parameters(Slot& slot, const SlotSpec& spec) {
     used.insert(name);
     return static_cast<float>(found->second);
   };
-  slot.lr = take("lr");
+  if (slot.rule != Rule::count) slot.lr = take("lr");
   if (slot.rule == Rule::rowwise_rmsprop) slot.beta2 = take("decay");
   if (slot.rule == Rule::adagrad || slot.rule == Rule::rowwise_adagrad || slot.rule == Rule::rowwise_rmsprop)
     slot.accumulator = take("initial_accumulator");
-  if (slot.rule != Rule::sgd && slot.rule != Rule::ftrl) slot.eps = take("eps");
+  if (slot.rule != Rule::sgd && slot.rule != Rule::ftrl && slot.rule != Rule::count) slot.eps = take("eps");
   if (slot.rule == Rule::adam) slot.beta1 = take("beta1"), slot.beta2 = take("beta2");
   if (slot.rule == Rule::ftrl) slot.beta = take("beta"), slot.l1 = take("l1"), slot.l2 = take("l2");
   for (const auto& [name, value] : spec.parameters)
@@ -386,6 +392,19 @@ void RowLayout::store(Row row, const float* values) const {
 
 void RowLayout::step(const Row* rows, const float* gradients, size_t n, u8* stepped) const {
   step_(slots_.data(), slots_.size(), rows, gradients, n, stepped);
+}
+
+bool RowLayout::step_copy(float* values, float* floats, const float* gradient) const {
+  static thread_local std::vector<u8> record;
+  record.assign(record_bytes_, 0);
+  const Row copy = row(record.data());
+  store(copy, values);
+  std::copy_n(floats, state_floats_, state(copy));
+  u8 stepped = 0;
+  step(&copy, gradient, 1, &stepped);
+  load(copy, values);
+  std::copy_n(state(copy), state_floats_, floats);
+  return stepped != 0;
 }
 
 void RowLayout::pack(Row row, u8* out) const {

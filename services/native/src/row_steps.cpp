@@ -18,10 +18,10 @@ class Finder {
     if (end - first <= few) return;
     order_.resize(end - first);
     for (u32 i = first; i < end; i++) order_[i - first] = i;
-    std::sort(order_.begin(), order_.end(), [&](u32 a, u32 b) { return of(a) < of(b); });
+    std::stable_sort(order_.begin(), order_.end(), [&](u32 a, u32 b) { return of(a) < of(b); });
   }
 
-  // Where the row stands, or `end` of the bucket.
+  // Where the row stands first, or `end` of the bucket.
   u32 find(u64 key, u8 table) const {
     if (end_ - first_ <= few) {
       for (u32 i = first_; i < end_; i++)
@@ -35,6 +35,9 @@ class Finder {
 
   u32 end() const { return end_; }
 
+  // Whether the row stands at this place, too: gradients of a row stand one behind the other.
+  bool is_at(u32 at, u64 key, u8 table) const { return at != end_ && of(at) == std::pair(key, table); }
+
  private:
   std::pair<u64, u8> of(u32 i) const { return {keys_.keys[i], keys_.tables[i]}; }
 
@@ -47,10 +50,7 @@ class Finder {
 
 size_t RowSteps::step(const Keys& mine, float* values, float* states, const Keys& theirs, const float* gradients,
                       u32 buckets) const {
-  static thread_local std::vector<u8> record;
   static thread_local std::vector<u32> order;
-  record.assign(layout_.record_bytes(), 0);
-  const Row row = layout_.row(record.data());
   const u32 width = layout_.width(), state_floats = layout_.state_floats();
   Finder finder(theirs, order);
   size_t found = 0;
@@ -59,16 +59,8 @@ size_t RowSteps::step(const Keys& mine, float* values, float* states, const Keys
     if (first == end || theirs.bucket_starts[b] == theirs.bucket_starts[b + 1]) continue;
     finder.open(theirs.bucket_starts[b], theirs.bucket_starts[b + 1]);
     for (u32 i = first; i < end; i++) {
-      const u32 at = finder.find(mine.keys[i], mine.tables[i]);
-      if (at == finder.end()) continue;
-      float* state = states + size_t{i} * state_floats;
-      layout_.store(row, values + size_t{i} * width);
-      std::copy_n(state, state_floats, layout_.state(row));
-      u8 stepped = 0;
-      layout_.step(&row, gradients + size_t{at} * width, 1, &stepped);
-      layout_.load(row, values + size_t{i} * width);
-      std::copy_n(layout_.state(row), state_floats, state);
-      found += stepped;
+      for (u32 at = finder.find(mine.keys[i], mine.tables[i]); finder.is_at(at, mine.keys[i], mine.tables[i]); at++)
+        found += layout_.step_copy(values + size_t{i} * width, states + size_t{i} * state_floats, gradients + size_t{at} * width);
     }
   }
   return found;

@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include <bit>
+#include <cmath>
 #include <thread>
 
 #include "table_support.hpp"
@@ -23,6 +25,80 @@ TEST(Store, AppliesSkipsAndRefuses) {
   for (const float x : look_up(store, batch)) EXPECT_EQ(x, -1.0f);
   EXPECT_THROW(push(store, batch, 2, 0, ones), std::invalid_argument);
   EXPECT_THROW(push(store, batch, 0, -1, ones), std::invalid_argument);
+}
+
+// Every row of `batch` as often as `times` says, one behind the other.
+struct Repeated {
+  Repeated(const Batch& batch, u32 buckets, const std::vector<u32>& times) : starts(buckets + 1, 0) {
+    const Keys of = batch.keys();
+    for (u32 b = 0; b < buckets; b++) {
+      for (u32 r = of.bucket_starts[b]; r < of.bucket_starts[b + 1]; r++) {
+        keys.insert(keys.end(), times[r], of.keys[r]);
+        tables.insert(tables.end(), times[r], of.tables[r]);
+      }
+      starts[b + 1] = static_cast<u32>(keys.size());
+    }
+  }
+  Keys view() const { return {keys.data(), tables.data(), keys.size(), starts.data()}; }
+  std::vector<u64> keys;
+  std::vector<u8> tables;
+  std::vector<u32> starts;
+};
+
+// More rows than a push steps at a time, so that steps of one row also stand in two pieces.
+TEST(Store, StepsARowThatAPushNamesAgainInOrder) {
+  for (const bool half : {false, true}) {
+    Store at_once(spec_of(counted_slots(), 2, 1, half)), apart(spec_of(counted_slots(), 2, 1, half));
+    const RowLayout& layout = at_once.layout(0);
+    const u32 width = layout.width();
+    const Batch batch(numbered(1, 90), 2);
+    std::vector<u32> times(batch.plan.unique());
+    for (size_t r = 0; r < times.size(); r++) times[r] = r % 7 == 3 ? 100 : static_cast<u32>(r % 4);
+    const Repeated push(batch, 2, times);
+    std::vector<float> gradients(push.keys.size() * width);
+    for (size_t i = 0; i < gradients.size(); i++) gradients[i] = static_cast<float>((i * 2654435761u) % 2001) / 500.0f - 2.0f;
+    gradients[5 * width] = NAN;  // one step of many is refused, the row's others are not
+
+    const i64 range[3] = {0, 0, 1};
+    ASSERT_EQ(at_once.push(range, 1, 0, {{0, push.view(), gradients.data()}}), Pushed::applied);
+    std::vector<u32> one_starts(3);
+    for (size_t i = 0; i < push.keys.size(); i++) {
+      const u32 bucket = i >= push.starts[1];
+      one_starts = {0, bucket ? 0u : 1u, 1};
+      const Keys one{&push.keys[i], &push.tables[i], 1, one_starts.data()};
+      const i64 at[3] = {0, static_cast<i64>(i), static_cast<i64>(i) + 1};
+      ASSERT_EQ(apart.push(at, 1, 0, {{0, one, &gradients[i * width]}}), Pushed::applied);
+    }
+    const std::vector<float> found = look_up(at_once, batch), wanted = look_up(apart, batch);
+    ASSERT_EQ(found, wanted);
+    for (size_t r = 0; r < times.size(); r++) {
+      const bool refused = push.keys[5] == batch.keys().keys[r];
+      const u32 steps = times[r] - (refused ? 1 : 0);
+      ASSERT_EQ(found[r * width + 1], count_value(count_bucket(static_cast<float>(steps)))) << r;
+      ASSERT_EQ(bucket_of_value(found[r * width + 1]), std::bit_width(steps + 1) - 1) << steps;
+    }
+  }
+}
+
+TEST(RowLayout, CountsStepsWhateverTheGradientsAre) {
+  const RowLayout layout(counted_slots(), false, false);
+  std::vector<float> values(layout.width()), gradient(layout.width()), state(layout.state_floats());
+  layout.initial(values.data(), 1, 0, 1);
+  layout.initial_state(values.data(), state.data());
+  EXPECT_EQ(values[1], 0.0f);
+  for (u32 n = 1; n < 5000; n++) {
+    ASSERT_TRUE(layout.step_copy(values.data(), state.data(), gradient.data()));
+    ASSERT_EQ(bucket_of_value(values[1]), std::min<int>(std::bit_width(n + 1) - 1, kCountBuckets - 1)) << n;
+  }
+  gradient[0] = INFINITY;
+  const std::vector<float> before = values;
+  EXPECT_FALSE(layout.step_copy(values.data(), state.data(), gradient.data()));
+  EXPECT_EQ(values, before);
+  // Whatever a lossy codec makes of it, a bucket is one of those that there are.
+  for (const float value : {-1.0f, -0.01f, 0.36f, 5.0f}) {
+    EXPECT_GE(bucket_of_value(value), 0);
+    EXPECT_LT(bucket_of_value(value), kCountBuckets);
+  }
 }
 
 TEST(Store, KnowsOnlyTheBucketsThatItHolds) {

@@ -22,6 +22,12 @@ inline std::vector<SlotSpec> mixed_slots() {
           {11, 21, 0.01f, "rowwise_adagrad", adagrad}};
 }
 
+// Rows of the default model: scalars, how often they were stepped, a vector.
+inline std::vector<SlotSpec> counted_slots() {
+  const std::map<std::string, double> adagrad{{"lr", 0.1}, {"initial_accumulator", 0.0}, {"eps", 1e-8}};
+  return {{0, 1, 0.0f, "adagrad", adagrad}, {1, 1, 0.0f, "count", {}}, {2, 16, 0.01f, "rowwise_adagrad", adagrad}};
+}
+
 inline StoreSpec spec_of(std::vector<SlotSpec> slots, u32 buckets = 16, u32 partitions = 2, bool half = false) {
   StoreSpec spec;
   spec.groups = {{{0, 1}, std::move(slots), half}};

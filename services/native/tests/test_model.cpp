@@ -134,7 +134,7 @@ TEST(Model, GatherAndReduceAreEqualOnEveryInstructionSet) {
   plan.width = 32;
   plan.scalars = 2;
   plan.sums = 16;
-  plan.groups.push_back({18, 0, 0, 2, 2, 16, 0, {{0, false}, {16, true}}});
+  plan.groups.push_back({18, 0, 0, 2, 2, 16, -1, 0, {{0, false}, {16, true}}});
   check(plan);
   std::mt19937 random(3);
   std::normal_distribution<float> normal;
@@ -182,7 +182,7 @@ TEST(Model, APlanThatLeavesItsRowsIsRefused) {
   InputPlan plan;
   plan.width = 16;
   plan.scalars = 1;
-  plan.groups.push_back({10, 0, 0, 1, 1, 16, -1, {{0, false}}});
+  plan.groups.push_back({10, 0, 0, 1, 1, 16, -1, -1, {{0, false}}});
   EXPECT_THROW(check(plan), std::invalid_argument);
 }
 

@@ -18,7 +18,7 @@ from typing import Any, cast
 
 import orjson
 
-from freshet.model import StepResult, build_model
+from freshet.model import build_model
 from freshet.seams.batches import TrainBatch
 from freshet.seams.eventlog import EventLog, Writer
 from freshet.seams.eventlog.claims import Claims
@@ -32,7 +32,7 @@ from freshet.trainer.membership import Membership, Terms
 from freshet.trainer.quality import Quality
 from freshet.trainer.ranks import RankGroup
 from freshet.trainer.sharing import SharedMeasures
-from freshet.types import Append
+from freshet.types import F32, Append
 from tests.integration.ranks.shared_rows import PARTITIONS, SharedRows, SharedStream
 
 SPEC = Path(__file__).parents[2] / "system" / "ledger" / "freshet.toml"
@@ -85,10 +85,10 @@ class Told:
         say(world=group.fence, rank=group.rank, ranks=group.size, step=self._state.progress.steps)
         self._fresh = True
 
-    def trained(self, batch: TrainBatch, result: StepResult) -> None:
+    def trained(self, batch: TrainBatch, predictions: F32) -> None:
         self._state.progress.samples += len(batch)
         if not batch.replayed:
-            self._state.quality.add(batch, result.predictions)
+            self._state.quality.add(batch, predictions)
 
     def stepped(self, step: int, rows: int) -> None:
         if self._fresh and step > self._state.progress.steps:

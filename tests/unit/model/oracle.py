@@ -7,11 +7,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from freshet.model import ModelInputs
+from freshet.model import GroupInputs, ModelInputs
 from freshet.spec.layout import layout_of
 from freshet.spec.model import Spec
 
 F64 = torch.float64
+
+BUCKETS = 12
+STACK_RATE, LINEAR_RATE, COUNT_BIAS_RATE, COUNT_SCALE_RATE = 0.02, 0.1, 0.05, 0.02
+"""Adagrad's step sizes of the small weights."""
 
 
 class Rounded(torch.autograd.Function):
@@ -41,8 +45,33 @@ class Oracle:
         self.spec, self.layout, self.rounding = spec, layout_of(spec), rounding
         self.L = len(spec.labels)
         alone = spec.model.kind in ("linear", "mlp")
-        self.experts = (spec.model.kind,) if alone else spec.model.experts
+        self.experts = (spec.model.kind,) if alone else tuple(sorted(spec.model.experts, key="stack".__eq__))
         self.K = len(self.experts)
+        linear = ("wide", "fast", "fm", "linear") if spec.defaults > 1 else ()
+        self.linear = [name for name in self.experts if name in linear]
+        flags = sum(spec.features[index].missing == "flag" for index in self.layout.dense)
+        columns = len(self.layout.dense) + flags if self.linear else 0
+        features = sum(len(g.features) for g in self.layout.groups) if "counts" in self.experts else 0
+        stacked = self.K - 1 if "stack" in self.experts else 0
+        self.heads_shapes = {
+            "stack": (stacked,),
+            "linear": (len(self.linear), columns),
+            "count_bias": (features, BUCKETS),
+            "count_scale": (features, BUCKETS),
+        }
+        starts = {"stack": 1 / max(stacked, 1), "linear": 0.0, "count_bias": 0.0, "count_scale": 1.0}
+        self.heads = torch.tensor(
+            np.concatenate(
+                [
+                    np.full((self.L, int(np.prod(shape))), starts[name])
+                    for name, shape in self.heads_shapes.items()
+                ],
+                axis=1,
+            ),
+            dtype=F64,
+            requires_grad=True,
+        )
+        self.heads_squares = np.zeros(self.heads.shape)
         self.weights = {
             n.removeprefix("weights/"): torch.tensor(a, dtype=F64, requires_grad=True)
             for n, a in state.items()
@@ -63,28 +92,40 @@ class Oracle:
         e = np.exp(self.loss.min(1, keepdims=True) - self.loss)
         return e / e.sum(1, keepdims=True)
 
+    def parts(self) -> dict[str, Any]:
+        """Small weights by name, each (L, ...)."""
+        sizes = [int(np.prod(shape)) for shape in self.heads_shapes.values()]
+        return {
+            name: part.reshape(self.L, *shape)
+            for (name, shape), part in zip(
+                self.heads_shapes.items(), torch.split(self.heads, sizes, dim=1), strict=True
+            )
+        }
+
+    def rates(self) -> Any:
+        """(H,) step sizes of the small weights."""
+        rates = (STACK_RATE, LINEAR_RATE, COUNT_BIAS_RATE, COUNT_SCALE_RATE)
+        sizes = [int(np.prod(shape)) for shape in self.heads_shapes.values()]
+        return np.repeat(rates, sizes)
+
     def gathered(self, inputs: ModelInputs, rows: list[Any]) -> tuple[Any, dict[str, Any], Any]:
         """The MLP's input without padding, sums of scalars by name, FM's output."""
         B = inputs.size
-        scalars = {n: torch.zeros(B, self.L, dtype=F64) for n in ("wide", "cross", "linear")}
+        scalars = {n: torch.zeros(B, self.L, dtype=F64) for n in ("wide", "fast", "cross", "linear")}
         columns: list[Any] = list(self.dense_columns(inputs))
         vectors: dict[int, list[Any]] = {}
         for group, g, r in zip(self.layout.groups, inputs.groups, rows, strict=True):
             for f, index in enumerate(group.features):
-                at = g.positions[g.feature_starts[f] : g.feature_starts[f + 1]].astype(np.int64)
-                ends = g.list_ends[f]
-                sample = np.arange(B) if ends is None else np.searchsorted(ends, np.arange(len(at)), "right")
-                keep = at >= 0
-                mean = self.spec.features[index].pool == "mean"
-                count = np.bincount(sample[keep], minlength=B)
-                factor = np.where(count > 0, 1 / np.maximum(count, 1), 0.0) if mean else np.ones(B)
+                at, sample, factor = self.occurrences(B, g, f, index)
                 pooled = (
                     torch.zeros(B, r.shape[1], dtype=F64).index_add(
-                        0, torch.tensor(sample[keep]), r[torch.tensor(at[keep])]
+                        0, torch.tensor(sample), r[torch.tensor(at)]
                     )
                     * torch.tensor(factor)[:, None]
                 )
                 for slot in group.slots:
+                    if slot.name == "count":
+                        continue
                     part = pooled[:, slot.start : slot.start + slot.width]
                     if slot.name == "vector":
                         columns.append(part)
@@ -97,6 +138,59 @@ class Oracle:
             fm = fm + 0.5 * (v.sum(0) ** 2 - (v**2).sum(0)).sum(1)
         return torch.cat(columns, 1) if columns else torch.zeros(B, 0, dtype=F64), scalars, fm
 
+    def occurrences(self, B: int, g: GroupInputs, f: int, index: int) -> tuple[Any, Any, Any]:
+        """Rows and samples of the occurrences of feature f that have a row; (B,) pooling factors."""
+        at = g.positions[g.feature_starts[f] : g.feature_starts[f + 1]].astype(np.int64)
+        ends = g.list_ends[f]
+        sample = np.arange(B) if ends is None else np.searchsorted(ends, np.arange(len(at)), "right")
+        keep = at >= 0
+        mean = self.spec.features[index].pool == "mean"
+        count = np.bincount(sample[keep], minlength=B)
+        factor = np.where(count > 0, 1 / np.maximum(count, 1), 0.0) if mean else np.ones(B)
+        return at[keep], sample[keep], factor
+
+    def counted(self, inputs: ModelInputs, rows: list[Any]) -> Any:
+        """(B, L) of the expert counts. It teaches no rows."""
+        z, small, feature = torch.zeros(inputs.size, self.L, dtype=F64), self.parts(), -1
+        for group, g, r in zip(self.layout.groups, inputs.groups, rows, strict=True):
+            seen, wide = group.slot("count"), group.slot("wide")
+            for f, index in enumerate(group.features):
+                feature += 1
+                if seen is None or wide is None:
+                    continue
+                at, sample, factor = self.occurrences(inputs.size, g, f, index)
+                bucket = np.clip(np.rint(g.rows[at, seen.start].astype(np.float64) * 32), 0, BUCKETS - 1)
+                weights = r.detach()[torch.tensor(at), wide.start : wide.start + self.L]
+                of = torch.tensor(bucket.astype(np.int64))
+                bias, scale = (small[f"count_{part}"][:, feature, of].T for part in ("bias", "scale"))
+                z = z.index_add(
+                    0,
+                    torch.tensor(sample),
+                    (bias + scale * weights) * torch.tensor(factor[sample])[:, None],
+                )
+        return z
+
+    def linear_columns(self, inputs: ModelInputs) -> Any:
+        """(B, columns): every dense column standardised, whatever the spec says of it, then missing flags."""
+        values = [self.standard(d, inputs.dense[:, d]) for d in range(len(self.layout.dense))]
+        flags = [
+            ~np.isfinite(inputs.dense[:, d])
+            for d, index in enumerate(self.layout.dense)
+            if self.spec.features[index].missing == "flag"
+        ]
+        return torch.tensor(np.stack([*values, *flags], axis=1).astype(np.float64))
+
+    def standard(self, d: int, column: Any) -> Any:
+        """A dense column by the mean and deviation of what was seen so far; 0 where missing."""
+        x = column.astype(np.float64)
+        seen = np.array(self.dense_seen[d])
+        x = (
+            (x - seen.mean()) / np.sqrt(seen.var() + 1e-12)
+            if len(seen) > 1
+            else np.where(np.isfinite(x), 0, x)
+        )
+        return np.where(np.isfinite(x), np.clip(x, -10, 10), 0)
+
     def dense_columns(self, inputs: ModelInputs) -> list[Any]:
         values, flags = [], []
         for d, index in enumerate(self.layout.dense):
@@ -104,16 +198,14 @@ class Oracle:
             x = inputs.dense[:, d].astype(np.float64)
             missing = ~np.isfinite(x)
             if "standard" in feature.dense:
-                seen = np.array(self.dense_seen[d])
-                x = (x - seen.mean()) / np.sqrt(seen.var() + 1e-12) if len(seen) > 1 else x * 0
-                x = np.clip(x, -10, 10)
+                x = self.standard(d, x)
             values.append(torch.tensor(np.where(missing, 0, x))[:, None])
             if feature.missing == "flag":
                 flags.append(torch.tensor(missing.astype(np.float64))[:, None])
         return values + flags
 
     def logits(self, inputs: ModelInputs, rows: list[Any]) -> Any:
-        """(B, L, K) without biases."""
+        """(B, L, K) without biases; 0 for the stack, which needs those of the others."""
         x, scalars, fm = self.gathered(inputs, rows)
         deep = None
         if "deep" in self.experts or "mlp" in self.experts:
@@ -126,14 +218,29 @@ class Oracle:
             deep = h @ self.weights["mlp/head"].T
         out = []
         for name in self.experts:
-            if name in ("wide", "cross", "linear"):
-                out.append(scalars[name])
+            if name in ("wide", "fast", "cross", "linear"):
+                z = scalars[name]
             elif name == "mlp":
-                out.append(deep)
+                z = deep
+            elif name == "counts":
+                z = self.counted(inputs, rows)
+            elif name == "stack":
+                z = torch.zeros(inputs.size, self.L, dtype=F64)
             else:
                 z = scalars["linear"] + fm[:, None]
-                out.append(z + deep if name == "deep" else z)
+                z = z + deep if name == "deep" else z
+            if name in self.linear and self.heads_shapes["linear"][1]:
+                weights = self.parts()["linear"][:, self.linear.index(name)]
+                z = z + self.linear_columns(inputs) @ weights.T
+            out.append(z)
         return torch.stack(out, 2)
+
+    def stacked(self, z: Any) -> Any:
+        """(B, L, K) logits with biases -> the same with the stack's, which teaches only its own weights."""
+        if "stack" not in self.experts:
+            return z
+        others = z[:, :, :-1]
+        return torch.cat([others, (others.detach() * self.parts()["stack"][None]).sum(2, keepdim=True)], 2)
 
     def start(self, label: int, seen: list[tuple[float, float]]) -> tuple[float, float, bool]:
         """(bias, scale, whether it teaches) of a label that starts from these (value, weight)."""
@@ -154,7 +261,7 @@ class Oracle:
         z = self.logits(inputs, rows)
         number = np.array([label.loss != "logloss" for label in self.spec.labels])
         with torch.no_grad():
-            zb = (z + torch.tensor(self.bias)).numpy()
+            zb = self.stacked(z + torch.tensor(self.bias)).numpy()
             p = np.where(number[None, :, None], zb * self.scale[None, :, None], 1 / (1 + np.exp(-zb)))
             predictions = (p * self.mixture()).sum(2)
         bias = torch.zeros(self.L, self.K, dtype=F64)
@@ -171,7 +278,7 @@ class Oracle:
                 b = np.full(self.K, first)
             bias[head] = torch.tensor(b)
         bias.requires_grad_()
-        own = (z + bias)[torch.arange(inputs.size), torch.tensor(labels.index.astype(np.int64))]
+        own = self.stacked(z + bias)[torch.arange(inputs.size), torch.tensor(labels.index.astype(np.int64))]
         y = torch.tensor(labels.value / scale[labels.index])[:, None].expand(-1, self.K)
         losses = torch.nn.functional.binary_cross_entropy_with_logits(own, y.clamp(0, 1), reduction="none")
         kinds = np.array([label.loss for label in self.spec.labels])[labels.index]
@@ -180,18 +287,24 @@ class Oracle:
         losses = torch.where(torch.tensor(kinds == "huber")[:, None], huber, losses)
         losses = torch.where(torch.tensor(kinds == "mse")[:, None], mse, losses)
         losses = losses * torch.tensor(labels.weight * teaches[labels.index])[:, None]
-        wanted = [*rows, bias, *self.weights.values()]
-        # Rows that several experts share learn from the mean of their losses, each bias from its own.
+        # Rows that several experts share learn from the mean of their losses, biases and small weights from
+        # their own expert's.
         sharing = sum(name in ("fm", "deep") for name in self.experts)
         share = torch.tensor([1 / sharing if n in ("fm", "deep") else 1.0 for n in self.experts], dtype=F64)
-        grads = torch.autograd.grad((losses * share).sum(), wanted, allow_unused=True)
-        grads = tuple(torch.zeros_like(w) if g is None else g for w, g in zip(wanted, grads, strict=True))
+
+        def gradients(of: Any, wanted: list[Any]) -> list[Any]:
+            found = torch.autograd.grad(of.sum(), wanted, allow_unused=True, retain_graph=True)
+            return [torch.zeros_like(w) if g is None else g for w, g in zip(wanted, found, strict=True)]
+
+        grads = gradients(losses * share, [*rows, *self.weights.values()])
+        small = gradients(losses, [bias, self.heads])
         per_label = np.stack([losses.detach().numpy()[labels.index == head].sum(0) for head in range(self.L)])
         return {
             "predictions": predictions,
             "gradients": [g.numpy() for g in grads[: len(rows)]],
-            "bias": (grads[len(rows)] / share).numpy(),
-            "weights": dict(zip(self.weights, grads[len(rows) + 1 :], strict=True)),
+            "bias": small[0].numpy(),
+            "heads": small[1].numpy(),
+            "weights": dict(zip(self.weights, grads[len(rows) :], strict=True)),
             "losses": per_label,
             "seen": seen,
             "dense": [inputs.dense[:, d] for d in range(len(self.layout.dense))],
@@ -215,10 +328,16 @@ class Oracle:
                 self.seen[head] += seen
                 first, self.scale[head], self.started[head] = self.start(head, self.seen[head])
                 self.bias[head] = first
+                if "stack" in self.experts:
+                    self.bias[head, -1] = 0.0
                 continue
             g = sum(part["bias"][head] for part in parts)
             self.squares[head] += g * g
             self.bias[head] -= model.bias_lr * g / np.sqrt(self.squares[head] + 1e-300)
+            g = sum(part["heads"][head] for part in parts)
+            self.heads_squares[head] += g * g
+            moved = self.rates() * g / np.sqrt(self.heads_squares[head] + 1e-300)
+            self.heads.data[head] -= torch.tensor(moved)
         for part in parts:
             for d, x in enumerate(part["dense"]):
                 self.dense_seen[d] += [float(v) for v in x if np.isfinite(v)]

@@ -37,9 +37,15 @@ def make_spec(
     crosses: int = 0,
     dense: Sequence[tuple[bool, bool]] = (),  # (standardised, flagged)
     losses: Sequence[LossName] = ("logloss",),
+    defaults: int = 2,
     **model: Any,
 ) -> Spec:
-    """A spec with that many features; single-valued ids are dealt out over tables of the given dims."""
+    """A spec with that many features; single-valued ids are dealt out over tables of the given dims.
+
+    `defaults`: 1 has the experts, and their weights, of specs from before there were defaults of their own.
+    """
+    if defaults == 1:
+        model = {"experts": ("wide", "fm", "deep"), **model}
     adagrad = Optimizer(name="adagrad", parameters={"lr": 0.1, "initial_accumulator": 0.1})
     tables = [
         Table(name=f"t{i}", id=i, dim=d, optimizer=adagrad, scalar_optimizer=adagrad)
@@ -67,6 +73,7 @@ def make_spec(
     served = Stream(role="served", topic="s", key=("id",), time=time)
     return Spec(
         name="test",
+        defaults=defaults,
         events=Events(served=served, action=Stream(role="action", topic="a", key=("id",), time=time)),
         join=Join(),
         labels=tuple(Label(name=f"y{i}", index=i, on="true", loss=loss) for i, loss in enumerate(losses)),
@@ -100,6 +107,9 @@ def make_batch(
             positions.append(rng.integers(-1, unique, count).astype(np.int32))
             starts.append(starts[-1] + count)
         rows = (rng.normal(size=(unique, group.width)) * scale).astype(np.float32)
+        seen = group.slot("count")
+        if seen is not None:
+            rows[:, seen.start] = rng.integers(0, 12, unique) / np.float32(32)
         at = np.concatenate(positions) if positions else np.empty(0, np.int32)
         groups.append(GroupInputs(rows, at, np.array(starts, np.uint32), ends))
     dense = (rng.normal(size=(size, len(layout.dense))) * 3 + 5).astype(np.float32)

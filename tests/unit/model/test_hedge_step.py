@@ -37,6 +37,33 @@ SPECS: dict[str, dict[str, Any]] = {
     "mlp alone": {"kind": "mlp", "dims": (16, 8), "dense": [(True, True)], "lists": ("mean",)},
     "mlp of numbers alone": {"kind": "mlp", "ids": 0, "dense": [(False, False)] * 3},
     "linear alone": {"kind": "linear", "losses": ("logloss", "mse"), "lists": ("mean",)},
+    "linear of numbers too": {
+        "kind": "linear",
+        "losses": ("logloss", "huber"),
+        "dense": [(False, True), (True, False)],
+    },
+    "linear of numbers alone": {"kind": "linear", "ids": 0, "dense": [(False, True)] * 2},
+    "experts of before, by default": {
+        "defaults": 1,
+        "lists": ("mean",),
+        "dense": [(True, True), (False, False)],
+        "losses": ("logloss", "mse"),
+    },
+    "linear of before": {"defaults": 1, "kind": "linear", "dense": [(False, True)]},
+    "all experts": {
+        "ids": 4,
+        "dims": (16, 8),
+        "lists": ("mean", "sum"),
+        "crosses": 1,
+        "dense": [(True, True), (False, True), (False, False)],
+        "losses": ("logloss", "huber", "mse"),
+        "experts": ("wide", "fast", "cross", "fm", "deep", "counts", "stack"),
+        "deep": (20,),
+    },
+    "fast only": {"experts": ("fast",), "dense": [(False, True)]},
+    "counts beside wide": {"experts": ("counts", "wide"), "lists": ("mean", "sum")},
+    "stack of two": {"experts": ("fast", "stack", "wide"), "losses": ("mse", "logloss")},
+    "stack of one": {"experts": ("stack", "deep")},
 }
 
 
@@ -87,7 +114,9 @@ def agree(
         close(after["hedge/loss"], oracle.loss, tolerance)
         close(after["weights/bias"], oracle.bias, tolerance)
         close(model.mixture(), oracle.mixture(), tolerance)
-        for name, wanted in oracle.weights.items():
+        wanted_of = {**oracle.weights, **({"heads": oracle.heads} if oracle.heads.numel() else {})}
+        assert ("weights/heads" in after) == ("heads" in wanted_of)
+        for name, wanted in wanted_of.items():
             found = after[f"weights/{name}"].reshape(wanted.shape)
             close(found, wanted.detach(), tolerance)
             if together:

@@ -38,7 +38,7 @@ def test_the_retail_example_trains_on_the_defaults_and_one_cross() -> None:
 
     assert spec.table("user").optimizer.parameters["lr"] == 0.2
     assert spec.table("user").scalar_optimizer.parameters["initial_accumulator"] == 0.0
-    assert spec.model.experts == ("wide", "cross", "fm", "deep")
+    assert spec.model.experts == ("wide", "fast", "cross", "fm", "deep", "counts", "stack")
     assert spec.model.crosses == (("user", "item"),)
     assert spec.join.emit == "window"
     assert spec.feature("price").dense == ("log1p", "standard")

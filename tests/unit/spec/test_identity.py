@@ -97,8 +97,8 @@ def test_the_hash_of_an_unchanged_spec_is_for_ever() -> None:
     assert identity_hash(spec, load_schemas(spec)) == HASH_WITH_SCHEMAS
 
 
-HASH = "22f4595a3a3a13190f1d4322307853422e356185562cabd32cd1a035b7d77ef9"
-HASH_WITH_SCHEMAS = "3503631cb23d5348b1de16fc0fa8cfc009306141d5e6be8b5764fb09c22d8ffd"
+HASH = "1cfa9e01aceeb351e2af47106ea2887d3525f18b8d7b69f9d49a816006798c4d"
+HASH_WITH_SCHEMAS = "9a90cd3816e211e2cbc4f298f076cc29ebcd570e38527645fcba361279e8051e"
 
 
 def edited(change: dict[str, Any]) -> Schemas:

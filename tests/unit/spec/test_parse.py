@@ -3,9 +3,12 @@
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from freshet.errors import ConfigError
 from freshet.spec.identity import diff, identity_hash
+from freshet.spec.layout import layout_of
 from freshet.spec.parse import load_spec, parse_spec
 from freshet.spec.render import render
 
@@ -310,6 +313,9 @@ def test_a_rule_that_is_broken_says_what_was_expected(old: str, new: str, expect
             'no such key unless experts hold "cross"',
         ),
         ("[model]\nexperts = ['wide', 'wide']", "each expert once"),
+        ("[model]\nexperts = ['fast', 'counts']", "wide beside counts, which reads its weights"),
+        ("[model]\nexperts = ['counts']", "wide beside counts, which reads its weights"),
+        ("[model]\nexperts = ['stack']", "another expert beside stack, which sums others"),
         ("[model]\nkind = 'linear'\ndeep = [8]", 'no such key beside kind = "linear"'),
         ("[model]\noptions = { a = 1 }", "no such key without a class of your own"),
         ("[model]\nkind = 'a.b:C'\noptions = { a = [1979-05-27] }", "text, a finite number, true or false"),
@@ -408,12 +414,83 @@ def test_there_are_as_many_tables_as_a_byte_can_number() -> None:
     )
 
 
+EXPERTS = {1: ("wide", "fm", "deep"), 2: ("wide", "fast", "fm", "deep", "counts", "stack")}
+
+
+@pytest.mark.parametrize("generation", EXPERTS)
+def test_a_hedge_has_the_experts_of_its_generation(generation: int) -> None:
+    experts = EXPERTS[generation]
+    top = f"defaults = {generation}\n"
+
+    assert parse_spec(top + WHOLE).model.experts == experts
+    assert parse_spec(top + CROSSED).model.experts == tuple(
+        name for expert in experts for name in (("cross", "fm") if expert == "fm" else (expert,))
+    )
+    for text in (top + WHOLE, top + CROSSED):
+        assert parse_spec(render(parse_spec(text))) == parse_spec(text)
+    other = parse_spec(f"defaults = {3 - generation}\n{WHOLE}")
+    assert identity_hash(parse_spec(top + WHOLE)) != identity_hash(other)
+
+
+def test_an_expert_more_or_less_is_another_model() -> None:
+    experts = list(EXPERTS[2])
+    hashes = {identity_hash(parse_spec(WHOLE))}
+    for left_out in experts:
+        rest = [name for name in experts if name != left_out]
+        if left_out != "wide":  # which counts reads
+            hashes.add(identity_hash(parse_spec(f"{WHOLE}[model]\nexperts = {rest}\n")))
+    assert len(hashes) == len(experts)
+
+
+@pytest.mark.parametrize(
+    ("experts", "widths"),
+    [
+        (["wide"], {"wide": 2, "vector": 16}),
+        (["fast", "stack"], {"fast": 2, "vector": 16}),
+        (["counts", "wide"], {"wide": 2, "count": 1, "vector": 16}),
+        (["deep", "fm", "stack"], {"linear": 2, "vector": 16}),
+        (list(EXPERTS[2]), {"wide": 2, "fast": 2, "linear": 2, "count": 1, "vector": 16}),
+    ],
+)
+def test_rows_hold_what_the_experts_of_each_label_read(experts: list[str], widths: dict[str, int]) -> None:
+    labels = WHOLE.replace("[tables]", "buy = { on = \"action.type == 'buy'\" }\n[tables]")
+    score = "[serve]\nscore = 'click'\n"
+    (group,) = layout_of(parse_spec(f"{labels}[model]\nexperts = {experts}\n{score}")).groups
+
+    assert {slot.name: slot.width for slot in group.slots} == widths
+    assert [slot.start for slot in group.slots] == [
+        sum(list(widths.values())[:i]) for i in range(len(widths))
+    ]
+
+
+@given(st.integers(1, 40))
+def test_wide_and_fast_step_by_the_root_of_the_number_of_features(features: int) -> None:
+    more = "".join(f'more{i} = {{ field = "m{i}", dense = ["raw"] }}\n' for i in range(features - 1))
+    (group,) = layout_of(parse_spec(WHOLE + more)).groups
+    rates = {
+        slot.name: slot.optimizer.parameters["lr"] for slot in group.slots if slot.name in ("wide", "fast")
+    }
+
+    assert rates == pytest.approx({name: r / (1 + features) ** 0.5 for name, r in RATES.items()})
+
+
+RATES = {"wide": 0.2125, "fast": 0.85}
+
+
+def test_a_step_size_of_ones_own_is_that_of_wide_and_fast_takes_four() -> None:
+    text = WHOLE.replace("user = {", 'user = { scalar_optimizer = { name = "adagrad", lr = 0.3 },', 1)
+    (group,) = layout_of(parse_spec(text)).groups
+    rates = {slot.name: slot.optimizer.parameters.get("lr") for slot in group.slots}
+
+    assert rates == {"wide": 0.3, "fast": pytest.approx(1.2), "linear": 0.3, "count": None, "vector": 0.2}
+
+
 def test_crosses_bring_their_table_their_features_and_their_expert() -> None:
     text = WHOLE + 'item = { field = "item", table = "user" }\n[model]\ncrosses = [["user", "item"]]'
 
     spec = parse_spec(text)
 
-    assert spec.model.experts == ("wide", "cross", "fm", "deep")
+    assert spec.model.experts == ("wide", "fast", "cross", "fm", "deep", "counts", "stack")
     assert spec.feature("user*item").index == 2
     assert spec.feature("user*item").kind == "cross"
     assert [(t.name, t.id, t.dim) for t in spec.tables] == [("user", 0, 16), ("crosses", 1, 0)]

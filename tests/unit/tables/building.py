@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from freshet.spec.layout import Group, Layout, Slot
 from freshet.spec.model import Optimizer
-from freshet.spec.optimizers import complete
+from freshet.spec.optimizers import COUNT, OPTIMIZERS, complete
 from freshet.tables import Plan, PushOutcome, Store, TableOptions
-from freshet.types import F32, U8, U32, U64, OffsetRange
+from freshet.types import F32, U8, U32, U64, OffsetRange, bucket_of
 
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
+RULES = [*OPTIMIZERS, COUNT.name]
+"""All rules of the native tables: those that a spec can ask for, and that of the expert counts."""
+
+
 def rule(name: str, **parameters: float) -> Optimizer:
+    if name == COUNT.name:
+        return Optimizer(name=name, parameters={})
     return Optimizer(name=name, parameters=complete(name, parameters))
 
 
@@ -38,6 +45,21 @@ def hedge_group(tables: tuple[int, ...] = (0, 1), index: int = 0, precision: str
     return group(
         ("wide", 1, scalar, 0.0),
         ("linear", 1, scalar, 0.0),
+        ("vector", 16, rule("rowwise_adagrad"), 0.01),
+        tables=tables,
+        index=index,
+        precision=precision,
+    )
+
+
+def default_group(tables: tuple[int, ...] = (0, 1), index: int = 0, precision: str = "fp32") -> Group:
+    """Rows of the default model."""
+    scalar = rule("adagrad")
+    return group(
+        ("wide", 1, scalar, 0.0),
+        ("fast", 1, scalar, 0.0),
+        ("linear", 1, scalar, 0.0),
+        ("count", 1, rule("count"), 0.0),
         ("vector", 16, rule("rowwise_adagrad"), 0.01),
         tables=tables,
         index=index,
@@ -90,6 +112,15 @@ def batch_of(keys: U64, table: int = 0, group_index: int = 0, buckets: int = 16)
     plan.build(np.ascontiguousarray(keys), np.array([0, len(keys)], np.uint32))
     order = plan.order[plan.order_starts[:-1]].astype(np.uint64)
     return BatchKeys(group_index, plan.keys.copy(), plan.tables.copy(), plan.bucket_starts.copy(), order)
+
+
+def steps_of(rows: Sequence[tuple[int, int]], group_index: int = 0, buckets: int = 16) -> BatchKeys:
+    """Rows (number of the key, table) as a push names them, each as often as it is given, in order."""
+    keys, tables = keys_of(*(key for key, _ in rows)), np.array([table for _, table in rows], np.uint8)
+    of = bucket_of(keys, buckets)
+    order = np.lexsort((np.arange(len(rows)), tables, keys, of)).astype(np.uint64)
+    starts = np.searchsorted(of[order], np.arange(buckets + 1)).astype(np.uint32)
+    return BatchKeys(group_index, keys[order], tables[order], starts, order)
 
 
 def look_up(store: Store, keys: U64, table: int = 0, group_index: int = 0, *, create: bool = True) -> F32:

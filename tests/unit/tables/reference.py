@@ -102,13 +102,35 @@ def ftrl(p: Mapping[str, float], w: F32, state: F32, g: F32) -> None:
     w[:] = np.where(np.abs(z) <= l1, f(0), moved)
 
 
+COUNT_BUCKETS = 12
+MOST_STEPS = 2**24
+
+
+def count_bucket(steps: int) -> int:
+    """0, 1, 2-3 steps and so on by powers of two of one more; the last bucket has no end."""
+    return min((steps + 1).bit_length() - 1, COUNT_BUCKETS - 1)
+
+
+def count(p: Mapping[str, float], w: F32, state: F32, g: F32) -> None:
+    """How often the row was stepped, whatever the gradient; `state`: steps."""
+    state[0] = min(state[0] + 1, MOST_STEPS)
+    w[:] = f(count_bucket(int(state[0])) / 32)
+
+
 def first_state(name: str, p: Mapping[str, float], w: F32) -> F32:
     """State of a new row."""
     n = len(w)
     if name == "ftrl":
         z = -w * (f(p["beta"]) / f(p["lr"]) + f(p["l2"])) - np.copysign(f(p["l1"]), w)
         return np.concatenate([np.where(w == 0, f(0), z), np.zeros(n, np.float32)]).astype(np.float32)
-    floats = {"sgd": 0, "adagrad": n, "rowwise_adagrad": 1, "rowwise_rmsprop": 1, "adam": 1 + 2 * n}[name]
+    floats = {
+        "sgd": 0,
+        "adagrad": n,
+        "rowwise_adagrad": 1,
+        "rowwise_rmsprop": 1,
+        "adam": 1 + 2 * n,
+        "count": 1,
+    }[name]
     return np.full(floats, p.get("initial_accumulator", 0.0), np.float32)
 
 
@@ -120,6 +142,7 @@ STEPS: dict[str, Step] = {
     "rowwise_rmsprop": rowwise_rmsprop,
     "adam": adam,
     "ftrl": ftrl,
+    "count": count,
 }
 
 

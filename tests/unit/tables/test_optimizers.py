@@ -4,23 +4,36 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from freshet.spec.optimizers import OPTIMIZERS
-from freshet.tables import PushOutcome
-from freshet.types import U64
+from freshet.tables import PushOutcome, RowSteps, TableOptions
+from freshet.types import U64, OffsetRange
+from freshet.wire.values import RowCodec, pack_values, unpack_values
 from tests.unit.tables import reference
-from tests.unit.tables.building import group, hedge_group, keys_of, look_up, push, rule, store_of
+from tests.unit.tables.building import (
+    RULES,
+    default_group,
+    group,
+    hedge_group,
+    keys_of,
+    look_up,
+    push,
+    rule,
+    steps_of,
+    store_of,
+)
 
 WIDTHS = [1, 3, 4, 8, 16, 21, 64]
 
 
 def test_every_rule_of_the_spec_has_an_oracle() -> None:
-    assert set(reference.STEPS) == set(OPTIMIZERS)
+    assert set(reference.STEPS) == set(RULES)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("width", WIDTHS)
-@pytest.mark.parametrize("name", list(OPTIMIZERS))
+@pytest.mark.parametrize("name", RULES)
 def test_steps_equal_the_oracle(name: str, width: int, precision: str) -> None:
     optimizer = rule(name, **({"l1": 0.02, "l2": 0.1} if name == "ftrl" else {}))
     store = store_of(group(("vector", width, optimizer, 0.5), precision=precision), seed=3)
@@ -119,3 +132,108 @@ def test_bf16_values_move_by_steps_too_small_to_be_rounded_up() -> None:
         push(store, [(0, step, step + 1)], keys_of(1), np.full((1, 16), -1e-4, np.float32))
 
     assert abs(float(look_up(store, keys_of(1)).mean()) - 1.2) < 0.03
+
+
+# Steps of a row at which its bucket may change, and those around them.
+EDGES = sorted({max(2**power + more, 0) for power in range(13) for more in (-2, -1, 0, 1)})
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_row_tells_in_buckets_how_often_it_was_stepped(precision: str) -> None:
+    store = store_of(default_group(precision=precision))
+    nothing, seen = np.zeros((EDGES[-1], 20), np.float32), []
+    for start, stop in zip([0, *EDGES], EDGES, strict=False):
+        if stop > start:
+            batch = steps_of([(3, 0)] * (stop - start))
+            store.push([OffsetRange(0, start, stop)], 0, [batch], [nothing[start:stop]])
+        seen.append(float(look_up(store, keys_of(3))[0, 3]) * 32)
+    assert seen == [reference.count_bucket(steps) for steps in EDGES]
+    assert seen[-1] == reference.COUNT_BUCKETS - 1
+
+
+def test_counting_ends_where_a_float_counts_no_further() -> None:
+    made = default_group()
+    steps, row = RowSteps(made), steps_of([(1, 0)])
+    values, states = np.zeros((1, 20), np.float32), np.zeros((1, made.state_floats), np.float32)
+    states[0, 3] = 2**24 - 1
+    for _ in range(3):
+        steps.step(row, values, states, row, np.zeros((1, 20), np.float32))
+        assert states[0, 3] == 2**24
+        assert values[0, 3] == np.float32(11 / 32)
+
+
+@pytest.mark.parametrize("bad", [0, 3, 10])
+def test_a_step_that_is_refused_is_not_counted(bad: int) -> None:
+    store, gradient = store_of(default_group()), np.zeros((1, 20), np.float32)
+    push(store, [(0, 0, 1)], keys_of(1), gradient)
+    gradient[0, bad] = np.nan
+
+    push(store, [(0, 1, 2)], keys_of(1), gradient)
+
+    assert look_up(store, keys_of(1))[0, 3] == np.float32(1 / 32)
+    assert store.counts().not_finite == 1
+
+
+Steps = list[tuple[int, int, float]]
+steps_of_a_push = st.lists(
+    st.tuples(st.integers(1, 6), st.integers(0, 1), st.sampled_from([0.0, 0.1, 3.0, float("nan")])),
+    max_size=40,
+)
+
+
+@given(
+    st.lists(steps_of_a_push, min_size=1, max_size=4),
+    st.sampled_from(["fp32", "bf16"]),
+    st.sampled_from([1, 3]),
+)
+def test_rows_that_a_push_names_again_take_each_step_in_order(
+    pushes: list[Steps], precision: str, admission: int
+) -> None:
+    """To the bit what a push for each step does."""
+    options = {0: TableOptions(admission=admission)}
+    at_once, apart = (store_of(default_group(precision=precision), options=options) for _ in range(2))
+    every = steps_of([(key, table) for key in range(1, 7) for table in (0, 1)])
+    rng, done = np.random.default_rng(0), 0
+    for number, steps in enumerate(pushes):
+        for store in (at_once, apart):  # a batch is looked up before it is pushed, which admission counts
+            store.lookup(0, every.keys, every.tables, every.bucket_starts, np.empty((12, 20), np.float32))
+        sizes = np.array([size for *_, size in steps]).reshape(-1, 1)
+        gradients = (rng.normal(size=(len(steps), 20)) * sizes).astype(np.float32)
+        together = steps_of([(key, table) for key, table, _ in steps])
+        ordered = gradients[together.order.astype(np.int64)]
+        at_once.push([OffsetRange(0, number, number + 1)], 0, [together], [ordered])
+        for (key, table, _), gradient in zip(steps, gradients, strict=True):
+            apart.push([OffsetRange(0, done, done + 1)], 0, [steps_of([(key, table)])], [gradient[None]])
+            done += 1
+    found, wanted = np.empty((12, 20), np.float32), np.empty((12, 20), np.float32)
+    for store, into in ((at_once, found), (apart, wanted)):
+        store.lookup(0, every.keys, every.tables, every.bucket_starts, into, create=False)
+    np.testing.assert_array_equal(found, wanted)
+    assert at_once.counts() == apart.counts()
+    assert at_once.memory().rows == apart.memory().rows
+    assert at_once.pending_flush() == apart.pending_flush()
+
+
+@given(st.integers(0, 11), st.floats(0, 3.9), st.integers(0, 2**32))
+def test_a_count_survives_int8_beside_weights_below_four(bucket: int, largest: float, seed: int) -> None:
+    """A row in int8 is off by up to a 254th of its largest float, and buckets are a 32nd apart."""
+    assert counted_in_int8(bucket, largest, seed) == bucket
+
+
+@given(st.integers(0, 11), st.floats(4, 1000), st.integers(0, 2**32))
+def test_a_count_in_int8_is_off_by_an_eighth_of_the_largest_weight(
+    bucket: int, largest: float, seed: int
+) -> None:
+    found = counted_in_int8(bucket, largest, seed)
+
+    assert 0 <= found <= reference.COUNT_BUCKETS - 1
+    assert abs(found - bucket) <= 32 * largest / 254 + 0.51
+
+
+def counted_in_int8(bucket: int, largest: float, seed: int) -> int:
+    """The bucket that a reader of a row in int8 finds, as the model reads it."""
+    row = np.random.default_rng(seed).uniform(-largest, largest, (1, 20)).astype(np.float32)
+    row[0, 0], row[0, 3] = largest, bucket / 32
+    packed, scales = pack_values(row, RowCodec.INT8)
+    unpack_values(packed, RowCodec.INT8, scales, row)
+    return int(np.clip(int(row[0, 3] * np.float32(32) + np.float32(0.5)), 0, 11))

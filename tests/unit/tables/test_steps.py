@@ -7,10 +7,18 @@ import pytest
 
 from freshet.seams.rowservice import KeyGroup
 from freshet.spec.layout import Group
-from freshet.spec.optimizers import OPTIMIZERS
 from freshet.tables import Plan, RowSteps, Store, TableOptions
 from freshet.types import F32, OffsetRange
-from tests.unit.tables.building import group, hedge_group, keys_of, rule, store_of
+from tests.unit.tables.building import (
+    RULES,
+    default_group,
+    group,
+    hedge_group,
+    keys_of,
+    rule,
+    steps_of,
+    store_of,
+)
 
 BUCKETS = 16
 
@@ -35,7 +43,7 @@ def gradients_of(rows: KeyGroup, made: Group, rng: np.random.Generator) -> F32:
 
 
 @pytest.mark.parametrize("width", [1, 4, 16, 21])
-@pytest.mark.parametrize("name", list(OPTIMIZERS))
+@pytest.mark.parametrize("name", RULES)
 def test_a_copy_takes_the_steps_of_its_row(name: str, width: int) -> None:
     optimizer = rule(name, **({"l1": 0.02, "l2": 0.1} if name == "ftrl" else {}))
     made = group(("vector", width, optimizer, 0.5), tables=(0, 1))
@@ -66,6 +74,23 @@ def test_rows_of_a_hedge_and_many_in_a_bucket() -> None:
         np.testing.assert_array_equal(copy, row)
 
 
+@pytest.mark.parametrize("many", [1, 300])
+def test_a_copy_takes_every_step_of_a_write_that_names_its_row_again(many: int) -> None:
+    made, rng = default_group(), np.random.default_rng(1)
+    store, steps = store_of(made, buckets=2), RowSteps(made)
+    mine = steps_of([(key, key % 2) for key in range(1, many + 3)], buckets=2)
+    values, states = looked_up(store, mine)  # type: ignore[arg-type]
+    times = rng.integers(0, 4, many + 3)
+    theirs = steps_of([(k, k % 2) for k in range(1, many + 3) for _ in range(times[k])], buckets=2)
+    gradients = gradients_of(theirs, made, rng)  # type: ignore[arg-type]
+
+    store.push([OffsetRange(0, 0, 1)], 0, [theirs], [gradients])
+    assert steps.step(mine, values, states, theirs, gradients) == times[1:].sum()
+
+    for copy, row in zip((values, states), looked_up(store, mine), strict=True):  # type: ignore[arg-type]
+        np.testing.assert_array_equal(copy, row)
+
+
 def test_a_gradient_that_is_not_finite_leaves_the_copy_alone() -> None:
     made = hedge_group()
     store, steps = store_of(made, buckets=BUCKETS), RowSteps(made)
@@ -77,7 +102,7 @@ def test_a_gradient_that_is_not_finite_leaves_the_copy_alone() -> None:
     np.testing.assert_array_equal(states, before[1])
 
 
-@pytest.mark.parametrize("name", list(OPTIMIZERS))
+@pytest.mark.parametrize("name", RULES)
 def test_a_row_that_is_not_admitted_yet_has_the_state_that_a_new_one_starts_with(name: str) -> None:
     made = group(("vector", 4, rule(name), 0.5))
     waiting = store_of(made, buckets=BUCKETS, options={0: TableOptions(admission=3)})

@@ -57,7 +57,7 @@ class Loop:
     aborted: bool = False
     lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def run(self, lane: int, batches: LoopBatches, learn: Any, steps: int, **_: Any) -> Ran:
+    def run(self, lane: int, batches: LoopBatches, learn: Any, **_: Any) -> Ran:
         with self.lock:
             self.dense_steps += 1
             n = len(batches.times_ms)
@@ -70,8 +70,8 @@ class Loop:
                     return self.ran(Ended.REFUSED, k + 1, k, predictions)
             return self.ran(Ended.DONE, len(learn), len(learn), predictions)
 
-    def join(self, lane: int, steps: int) -> Ran:
-        self.joined.append(steps)
+    def join(self, lane: int) -> Ran:
+        self.joined.append(lane)
         return self.ran(Ended.BROKEN if self.aborted else Ended.DONE, 0, 0, np.empty((0, 1), np.float32))
 
     def abort(self) -> None:
@@ -155,7 +155,7 @@ def test_a_lane_without_a_run_makes_the_steps_of_the_others() -> None:
     _, loop, ledger, _ = go([[run_of(at(0, 0, 1, 2))], []], {0: 0, 1: 0})
 
     assert ledger.applied == {0: 3, 1: 0}
-    assert loop.joined == [3]
+    assert loop.joined == [1]
 
 
 def test_after_a_refused_push_the_vector_is_what_was_learned() -> None:

@@ -1,7 +1,12 @@
-// The default model: a hedge of experts (wide, cross, FM, deep), its training step written out by hand.
+// The default model: a hedge of experts (wide, fast, cross, FM, deep, counts, stack), its training step written out by hand.
 //
 // Every expert k of label l predicts z[l][k] from its own sums and bias and learns by its own loss; the prediction is
 // Σ_k w[l][k] · p(z[l][k]) with w ∝ exp(-loss discounted by rows). A sample teaches one label.
+//
+// - linear columns: wide, fast and FM also have a weight for each standardised dense column and for each missing flag.
+// - counts: z = Σ_f b[f][n] + a[f][n] · w over the features f of a sample, where n is the bucket of how often the row was
+//   stepped and w its scalar of the expert wide: how far a rare id's own weight is to be believed.
+// - stack: z = Σ_k a[k] · (z[k] + bias[k]) over the other experts, begun at their mean.
 #pragma once
 
 #include <cstdint>
@@ -18,6 +23,9 @@ struct ExpertPlan {
   int scalar = 0;    // first of its L scalars in the canonical run; -1: none
   bool fm = false;   // adds FM's output
   bool mlp = false;  // adds the MLP's output of the label
+  bool linear = false;  // adds weights of the dense columns
+  bool counts = false;  // is the expert counts: `scalar` is the one that it scales
+  bool stack = false;   // is the stack, the last of the experts
   // What of its gradient goes on to rows and MLP: 1 / (experts that read the same scalars and vectors). Rows that two
   // experts share learn from the mean of their losses, as fast as one expert's own rows would.
   float share = 1.0f;
@@ -33,6 +41,25 @@ struct HedgePlan {
   double dense_rate = 1e-3, bias_rate = 0.5;
   std::int64_t warmup_steps = 100, batch_rows = 256;
   float standard_limit = 10.0f;
+
+  bool has_linear() const;  // an expert has weights of dense columns
+};
+
+// Where the small weights of a label's experts stand in one run of floats: [stack | linear | bias of counts | scale of counts].
+struct HeadsLayout {
+  explicit HeadsLayout(const HedgePlan& plan);
+
+  int stacked = 0;   // experts that the stack reads; 0: no stack
+  int linears = 0;   // experts with weights of dense columns
+  int columns = 0;   // dense columns, then missing flags
+  int features = 0;  // of all groups in their order, if there is an expert counts
+  int linear_at = 0, bias_at = 0, scale_at = 0, size = 0;
+  std::vector<int> linear_of;  // per expert its place among the linear ones, or -1
+  int counts_expert = -1, stack_expert = -1;
+
+  int linear(int which, int column) const { return linear_at + which * columns + column; }
+  int count_bias(int feature, int bucket) const;
+  int count_scale(int feature, int bucket) const;
 };
 
 // Everything small that a version holds beside the MLP's weights. Sizes: L · K unless said otherwise, label-major.
@@ -44,19 +71,22 @@ struct HedgeState {
   std::vector<double> scale;         // (L,) of a number's label: predictions are scale · z. 1 for a true/false label
   std::vector<double> label_sums;    // (L, 3) rows, Σ y, Σ y² until started
   std::vector<double> dense;         // (D, 3) count, mean, Σ (x - mean)²
+  std::vector<float> heads;          // (L, H) small weights: HeadsLayout
+  std::vector<double> heads_squares; // (L, H) Adagrad's accumulators
   std::int64_t step = 0;
 };
 
 // Sums of a lane since the last step, additive over lanes and ranks, in one flat array.
 struct HedgeSums {
-  HedgeSums(int labels, int experts, int dense);
-  std::vector<double> all;  // [rows | per label: rows, Σ y, Σ y² | loss (L, K) | g (L, K) | per dense: n, Σ d, Σ d²]
+  HedgeSums(int labels, int experts, int dense, int heads);
+  std::vector<double> all;  // [rows | per label: rows, Σ y, Σ y² | loss (L, K) | g (L, K) | per dense: n, Σ d, Σ d² | heads (L, H)]
   double& rows() { return all[0]; }
   double* label(int l) { return &all[1 + 3 * l]; }
   double* loss(int l) { return &all[1 + 3 * labels + l * experts]; }
   double* gradient(int l) { return &all[1 + 3 * labels + (labels + l) * experts]; }
   double* dense(int d) { return &all[1 + 3 * labels + 2 * labels * experts + 3 * d]; }
-  int labels, experts;
+  double* head(int l) { return &all[1 + 3 * labels + 2 * labels * experts + 3 * dense_columns + l * heads]; }
+  int labels, experts, dense_columns, heads;
 };
 
 class HedgeLane;
@@ -80,6 +110,8 @@ class HedgeModel {
   Standard standard() const { return {dense_mean_.data(), dense_scale_.data(), plan_.standard_limit}; }
   const std::vector<float>& weights() const { return mixture_; }  // (L, K)
 
+  const HeadsLayout& heads() const { return heads_; }
+
   HedgeState state;
   Mlp mlp;
   const Kernels& kernels;
@@ -87,12 +119,26 @@ class HedgeModel {
  private:
   void step_label(int l, HedgeSums& sums);
   void start_label(int l, const double* seen);
+  void step_heads(int l, HedgeSums& sums);
   void refresh_heads();
   HedgePlan plan_;
+  HeadsLayout heads_;
   bool training_;
   double rows_ = 0.0;  // of the step that has begun
   std::vector<float> mixture_;
   std::vector<double> dense_mean_, dense_scale_;
+};
+
+// Samples of a step within a batch: rows are stepped after each of these, so that the next ones see what was learned.
+inline constexpr int kStepRows = 16;
+// Samples of a dense step of a lane: a few steps of rows, as a step of the MLP costs the same for one sample as for many.
+inline constexpr int kDenseRows = 64;
+
+// Gradients of one group's rows in the order in which the store is to take them: a row has one for each step within the batch
+// that it occurred in, one behind the other.
+struct StepGradients {
+  std::vector<std::uint32_t> starts;  // (U + 1,) first gradient of each row
+  std::vector<float> values;          // (starts[U], S)
 };
 
 // One thread's scratch and sums. The model outlives it.
@@ -102,8 +148,21 @@ class HedgeLane {
 
   // predictions (B, L). Serving; touches no sums. What samples of a request share may be given once (BatchView).
   void score(const BatchView& batch, float* predictions);
-  // Forward, loss, backward: predictions as before the update, row gradients into the batch's groups, dense sums into
-  // the lane unless !learn_dense. expert_losses (L, K) and rows (L) are this batch's, of weighted rows.
+
+  // Train on a batch: begin, then advance while `more`, with a step of the model after each or without. The batch stays as it
+  // is until then. predictions (B, L) are from before all of it. in_steps: rows are stepped in copies every kStepRows samples
+  // (groups need layouts), and `gradients` has each step's; else each group's `gradients` are written, one sum a row.
+  // Dense sums go into the lane unless !learn_dense.
+  void begin(const BatchView& batch, bool learn_dense, bool in_steps, float* predictions);
+  bool more() const { return at_ < dense_ends_.size(); }
+  std::int64_t next_rows() const;  // samples of the next `advance`
+  void advance();
+  const StepGradients& gradients(std::size_t group) const { return steps_[group].made; }
+  // Losses (L, K) and weighted rows (L) of the batch, as far as it has been advanced; before its labels' biases.
+  const double* expert_losses() const { return losses_.data(); }
+  const double* label_rows() const { return label_rows_.data(); }
+
+  // All of it at once, as one dense step. expert_losses (L, K) and rows (L) are this batch's, of weighted rows.
   void forward_backward(const BatchView& batch, bool learn_dense, float* predictions, double* expert_losses, double* rows);
   void clear();
   void add(HedgeLane& other);  // takes the other lane's sums and zeroes them
@@ -112,24 +171,52 @@ class HedgeLane {
   MlpLane mlp;
 
  private:
+  // The steps within a batch of one group.
+  struct Steps {
+    StepGradients made;
+    std::vector<std::int32_t> targets;     // (N,) gradient of each occurrence
+    std::vector<float> csum;               // (gradients,) see finish_reduce
+    std::vector<std::uint32_t> touched;    // rows, step by step, each once a step
+    std::vector<std::uint32_t> gradient;   // of each of `touched`
+    std::vector<std::size_t> ends;         // (steps,) in `touched`
+    std::vector<std::uint32_t> count, last;  // scratch: (U,)
+  };
+
+  void plan_steps(const BatchView& batch);
+  void plan_group(std::size_t group);
+  void row_step(std::size_t step);
+  void finish_group(std::size_t group, std::size_t step);
   void forward(const BatchView& batch, std::int64_t first, int n);
+  void columns(const BatchView& batch, std::int64_t first, int n);
+  void counts(const BatchView& batch, std::int64_t first, int n);
+  void count_gradients(std::int64_t first, int n);
+  float stacked(int label, const float* z, const float* bias) const;
   void predict(int n, float* predictions) const;
-  void losses(const BatchView& batch, std::int64_t first, int n, HedgeSums& batch_sums);
-  void backward(const BatchView& batch, std::int64_t first, int n, bool learn_dense);
-  void start_biases(const BatchView& batch);
-  void count_dense(const BatchView& batch);
+  void losses(const BatchView& batch, std::int64_t first, int n);
+  void backward(const BatchView& batch, std::int64_t first, int n);
+  void start_biases(std::int64_t first, std::int64_t last);
+  void count_dense(std::int64_t first, std::int64_t last);
 
   const HedgeModel& model_;
   bool training_;
-  Floats x_, scalars_, sums_, squares_, fm_, pooled_, logits_, z_, p_, s_, dx_, d_scalars_, c_, d_logits_;
-  std::vector<float> bias_;    // (L, K) of this batch
+  Floats x_, scalars_, sums_, squares_, fm_, pooled_, logits_, z_, p_, s_, dx_, d_scalars_, c_, d_logits_, columns_, d_counts_;
+  std::vector<float> bias_;    // (L, K) of this step
   std::vector<double> scale_;  // (L,)
   std::vector<char> teaches_;  // (L,) whether the label has a scale yet
-  std::vector<std::vector<float>> csum_;
   Floats pools_;  // lists that a request's samples share, pooled
   std::vector<std::int64_t> pools_of_;
   int pool_stride_ = 0;
-  HedgeSums batch_sums_;
+  HedgeSums step_sums_;  // of the step at hand
+
+  // The batch at hand.
+  BatchView batch_;
+  float* predictions_ = nullptr;
+  bool learn_dense_ = true, in_steps_ = false, ahead_ = false;  // ahead_: activations of its first samples are those of the first step
+  std::vector<std::int64_t> row_ends_;       // samples up to and with each step of rows
+  std::vector<std::size_t> dense_ends_;      // steps of rows up to and with each dense step
+  std::size_t at_ = 0;                       // dense steps made
+  std::vector<Steps> steps_;                 // per group
+  std::vector<double> losses_, label_rows_;
 };
 
 }  // namespace freshet

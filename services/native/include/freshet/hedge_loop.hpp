@@ -1,8 +1,8 @@
 // The training loop of native models: lanes go from batch to batch, each through plan, lookup, forward and backward, its
 // share of the dense step, and push, without leaving native code between two batches.
 //
-// The caller judges which batches count (PROTOCOL 14) before a run, and gives every lane the same number of steps; a lane
-// with fewer batches joins the remaining steps with no rows. A backtest's pass is a loop of one lane with its own store.
+// A batch is one push, and a dense step or several: lanes meet at each. The caller judges which batches count (PROTOCOL 14)
+// before a run; a lane with fewer steps joins the others' with no rows. A backtest's pass is a loop of one lane with its own store.
 #pragma once
 
 #include <array>
@@ -84,11 +84,11 @@ class HedgeLoop {
   HedgeLoop(const HedgeLoop&) = delete;
   HedgeLoop& operator=(const HedgeLoop&) = delete;
 
-  // Make `steps` steps with the other lanes, at least batches.count of them, which must be the same for all lanes.
+  // Train on the batches, and make steps with the other lanes until none of them has anything left to do.
   // predictions (N, L) are from before each batch's own step; those of batches that were not trained are not written.
   // Throws std::invalid_argument, before anything is learned here, if samples and batches do not fit the model or each
   // other; whatever it throws, the other lanes' calls end as `broken`, and so does every later call.
-  LoopRan run(u32 lane, const LoopSamples& samples, const LoopBatches& batches, size_t steps, float* predictions);
+  LoopRan run(u32 lane, const LoopSamples& samples, const LoopBatches& batches, float* predictions);
   // Have every lane that waits, or will wait, end as `broken`.
   void abort();
 
@@ -102,18 +102,20 @@ class HedgeLoop {
  private:
   struct Lane;
 
-  void check(const LoopSamples& samples, const LoopBatches& batches, size_t steps) const;
+  void check(const LoopSamples& samples, const LoopBatches& batches) const;
   bool meet(Lane& lane, Gate& gate, bool begins_step);
   void begin_step();
-  void train(u32 lane, const LoopSamples& samples, const LoopBatches& batches, size_t steps, float* predictions, LoopRan& ran);
+  void train(u32 lane, const LoopSamples& samples, const LoopBatches& batches, float* predictions, LoopRan& ran);
 
   Store& store_;
   HedgeModel& model_;
+  std::vector<RowLayout> copies_;  // of the groups' rows, in float32 whatever the store holds
   std::vector<std::unique_ptr<Lane>> lanes_;
   std::vector<HedgeLane*> all_;
   Gate computed_, stepped_;
   bool waits_for_steps_, sync_;
   i64 dense_steps_ = 0;
+  bool busy_ = false, more_ = false;  // of any lane, as the last step began
 };
 
 }  // namespace freshet

@@ -7,6 +7,8 @@
 
 namespace freshet {
 
+class RowLayout;
+
 // One feature of a store group. A list is pooled: its rows' vectors and scalars are summed, or averaged over the
 // elements that have a row.
 struct FeaturePlan {
@@ -23,6 +25,7 @@ struct GroupPlan {
   int scalars = 0;       // how many the row holds
   int vector_slot = 0;   // first float of the vector in the row
   int dim = 0;           // length of the vector; 0: none is read
+  int count_slot = -1;   // float that tells how often the row was stepped (Rule::count); -1: none
   int sum = -1;          // first float of this dim's FM sum; groups of equal dim share one; -1: no FM
   std::vector<FeaturePlan> features;
 };
@@ -53,6 +56,12 @@ struct GroupView {
   // (features,) 1: the feature has one occurrence, or list, a request and not a sample. Null: none has. Serving only.
   const std::uint8_t* shared = nullptr;
   float* gradients = nullptr;               // (U, S), written whole; null when serving
+  const std::int32_t* targets = nullptr;    // (N,) gradient row of each occurrence; null: its position
+  // Copies of the rows that the lane may step within a batch, as the store will: `copies` is what `rows` points at. Null:
+  // the batch is one step.
+  const RowLayout* layout = nullptr;
+  float* copies = nullptr;                  // (U, S)
+  float* states = nullptr;                  // (U, T) their optimiser state
 };
 
 struct BatchView {

@@ -4,6 +4,8 @@
 // So a row's bytes after a step are equal on every instruction set, and a numpy oracle can follow them exactly.
 #pragma once
 
+#include <algorithm>
+#include <bit>
 #include <map>
 #include <string>
 #include <vector>
@@ -12,7 +14,19 @@
 
 namespace freshet {
 
-enum class Rule : u8 { sgd, adagrad, rowwise_adagrad, adam, ftrl, rowwise_rmsprop };
+// count: the value tells how often the row was stepped, whatever its gradient was: count_value of the bucket of that number.
+enum class Rule : u8 { sgd, adagrad, rowwise_adagrad, adam, ftrl, rowwise_rmsprop, count };
+
+// Steps of a row in buckets 0, 1, 2-3 (that is 1 + n from 2^b to 2^(b+1) - 1), ..., the last without an end.
+inline constexpr int kCountBuckets = 12;
+inline int count_bucket(float steps) {
+  return std::min(static_cast<int>(std::bit_cast<u32>(1.0f + steps) >> 23) - 127, kCountBuckets - 1);
+}
+// A bucket as a row's value. Small beside weights, so that rows sent with a scale a row (int8) keep both.
+inline float count_value(int bucket) { return static_cast<float>(bucket) * (1.0f / 32.0f); }
+inline int bucket_of_value(float value) {
+  return std::clamp(static_cast<int>(value * 32.0f + 0.5f), 0, kCountBuckets - 1);
+}
 
 // A run of floats of a row that one optimiser steps, as the spec's layout says it.
 struct SlotSpec {
@@ -94,6 +108,9 @@ class RowLayout {
   // Step every slot of `n` rows by their summed gradients (n, S). stepped[i] is 0, and row i as it was, if the squared
   // length of one slot's gradient is not finite, or if the row has no head.
   void step(const Row* rows, const float* gradients, size_t n, u8* stepped) const;
+
+  // The same for a row held as values (S,) and optimiser state (T,), all in float32; false if it stays as it was.
+  bool step_copy(float* values, float* state, const float* gradient) const;
 
   void pack(Row row, u8* out) const;
   // Takes all but the key; keeps none of the flags. The caller has checked the bytes with `packed_fault`.
