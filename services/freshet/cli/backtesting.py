@@ -190,7 +190,7 @@ def write_samples(
     partitions, turn, total = pipeline.spec.partitions, 0, 0
     most = block_samples(pipeline.spec.train.batch_rows)
     for samples in ready_samples(pipeline.spec, files, request, seen):
-        blocks = _blocks(samples, pipeline.registry.register(samples.schema), most)
+        blocks = _blocks(samples, pipeline.registry.register(samples.schema), most, total)
         places = (np.arange(len(blocks)) + turn) % partitions
         turn = (turn + len(blocks)) % partitions
         total += len(samples)
@@ -204,8 +204,8 @@ def write_samples(
     return total
 
 
-def _blocks(samples: ReadySamples, schema_id: int, most: int) -> BytesColumn:
-    """Samples cut into blocks of at most so many, longer only where one request has more."""
+def _blocks(samples: ReadySamples, schema_id: int, most: int, before: int) -> BytesColumn:
+    """Samples cut into blocks of at most so many, longer only where one request has more; see `cuts`."""
     return encode_blocks(
         schema_id,
         sample_ids=samples.sample_ids,
@@ -215,5 +215,5 @@ def _blocks(samples: ReadySamples, schema_id: int, most: int) -> BytesColumn:
         weights=np.ones(len(samples), np.float32),
         labels=samples.labels,
         payloads=samples.payloads,
-        block_ends=block_ends(samples.requests, most),
+        block_ends=block_ends(samples.requests, most, before),
     )

@@ -79,21 +79,22 @@ def _taught(spec: Spec, rows: SampleRows) -> ReadySamples:
     )
 
 
-def block_ends(requests: U64, most: int) -> I64:
+def block_ends(requests: U64, most: int, before: int = 0) -> I64:
     """Where blocks, or batches, of at most so many samples end: never within a request, so one is longer
-    where a request alone is."""
+    where a request alone is. See `cuts`; `before` is how many samples of the pass came before these."""
     if not len(requests):
         return np.empty(0, np.int64)
-    return cuts(np.append(np.flatnonzero(np.diff(requests)) + 1, len(requests)), most)
+    return cuts(np.append(np.flatnonzero(np.diff(requests)) + 1, len(requests)), most, before)
 
 
-def cuts(edges: I64, most: int) -> I64:
-    """Those of the rising `edges` at which to cut, so that pieces are as long as they can be, at most `most`;
-    longer only where two edges lie further apart."""
+def cuts(edges: I64, most: int, before: int = 0) -> I64:
+    """Those of the rising `edges` at which to cut, so that pieces are as long as they can be, at most `most`,
+    and at most one sample longer than all that came before: a new model predicts 1, 2, 4 ... samples at once.
+    Longer only where two edges lie further apart."""
     kept: list[int] = []
     start = at = 0
     while at < len(edges):
-        fits = int(np.searchsorted(edges, start + most, side="right")) - 1
+        fits = int(np.searchsorted(edges, start + min(most, before + start + 1), side="right")) - 1
         at = max(fits, at)
         start = int(edges[at])
         kept.append(start)

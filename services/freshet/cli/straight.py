@@ -118,6 +118,7 @@ def _decoded(
     schemas: list[Record] = []
     decoder = SampleDecoder(spec, layout_of(spec), schemas.__getitem__)
     read = iter(ready_samples(spec, files, request, seen))
+    before = 0
     while True:
         with busy("read and encode"):
             ready = next(read, None)
@@ -132,7 +133,8 @@ def _decoded(
             if len(columns.bad):
                 raise BadInput(f"sample {int(ready.sample_ids[columns.bad[0]])}: {columns.why[0]}")
             labels = Labels(ready.labels, ready.values, np.ones(len(ready), np.float32))
-            piece = _Piece(ready, columns, labels, block_ends(ready.requests, spec.train.batch_rows))
+            piece = _Piece(ready, columns, labels, block_ends(ready.requests, spec.train.batch_rows, before))
+            before += len(ready)
         yield piece
 
 

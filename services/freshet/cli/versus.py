@@ -76,9 +76,11 @@ def run_vw(
     labels = [label.index for label in spec.labels if label.loss == "logloss"]
     learners = {(setting, label): Learner(setting) for setting in SETTINGS for label in labels}
     try:
+        before = 0
         for samples, decoded in _decoded(spec, files, request):
             lines = lines_of(spec, layout, decoded)
-            ends = block_ends(samples.requests, delay_rows)
+            ends = block_ends(samples.requests, delay_rows, before)
+            before += len(samples)
             for (setting, label), learner in learners.items():
                 mine = np.flatnonzero(samples.labels == label)
                 predictions = learner.run(

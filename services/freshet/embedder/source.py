@@ -43,6 +43,7 @@ class Source:
         self._waiting_since = 0.0
         self._blocks = min(MOST_BLOCKS, READ_AHEAD_ROWS // block_samples(sizes.rows))
         self._more = False  # the log had something when it was read last
+        self._issued: int | None = None  # rows in batches so far, while the first ones of a new model
 
     @property
     def started(self) -> bool:
@@ -63,17 +64,19 @@ class Source:
         self._reader.assign({TopicPartition(self.topic, p): offset for p, offset in mine.items()})
         self._replayed_until = {p: max([starts[p], *cuts[p]]) for p in self.partitions}
         self._assembler, self._more = Assembler(mine, cuts), False
+        self._issued = None if any(mine.values()) else 0  # from the first block on: nothing is learned yet
 
     def assemble(self, deadline: float) -> BatchPlan | None:
         """Wait for a full batch, but no longer than a batch's own wait once a block is there; None at the
         deadline."""
+        self._issued = None
         plans = self.assemble_run(deadline, 0, 1)
         return plans[0] if plans else None
 
     def assemble_run(self, deadline: float, rows: int, batches: int) -> list[BatchPlan]:
         """As `assemble`, and after that batch as many full ones as are there already, until they have `rows`
         rows together or are `batches`; at the log's end what is left as well, for which no round of its own
-        is worth waiting."""
+        is worth waiting. A new model's first batches are short."""
         assembler, sizes = self._assembler, self._sizes
         assert assembler is not None
         wanted = max(2 * sizes.behind_rows, rows)
@@ -99,12 +102,22 @@ class Source:
         plans, taken = list[BatchPlan](), 0
         least = size if self._more else 1
         while not plans or (taken < rows and len(plans) < batches and assembler.waiting() >= least):
-            plan = assembler.next(size)
+            plan = assembler.next(self._ramped(size))
             if plan is None:
                 break
             plans.append(plan)
             taken += plan.rows
+            if self._issued is not None:
+                self._issued += plan.rows
         return plans
+
+    def _ramped(self, size: int) -> int:
+        """Rows of the next batch at most: a new model's first batches have 1, 2, 4 rows and so on, if blocks
+        are as short."""
+        if self._issued is None or self._issued >= size:
+            self._issued = None
+            return size
+        return self._issued + 1
 
     def replayed(self, plan: BatchPlan) -> bool:
         """Whether some store had applied a part of it before."""

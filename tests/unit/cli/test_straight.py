@@ -176,11 +176,18 @@ def test_batches_that_do_not_end_with_the_samples_are_refused_and_teach_nothing(
 def test_pieces_are_as_long_as_they_can_be_and_split_no_request() -> None:
     requests = np.repeat(np.arange(5, dtype=np.uint64), [100, 100, 100, 300, 20])
 
-    assert block_ends(requests, 256).tolist() == [200, 300, 600, 620]
-    assert block_ends(requests, 64).tolist() == [100, 200, 300, 600, 620]
-    assert cuts(np.array([200, 300, 600, 620]), 320).tolist() == [300, 620]
-    assert cuts(np.array([200, 300, 600, 620]), 100).tolist() == [200, 300, 600, 620]
+    assert block_ends(requests, 256, before=1_000).tolist() == [200, 300, 600, 620]
+    assert block_ends(requests, 64, before=1_000).tolist() == [100, 200, 300, 600, 620]
+    assert cuts(np.array([200, 300, 600, 620]), 320, before=1_000).tolist() == [300, 620]
+    assert cuts(np.array([200, 300, 600, 620]), 100, before=1_000).tolist() == [200, 300, 600, 620]
     assert block_ends(requests[:0], 256).tolist() == []
+
+
+def test_the_first_batches_of_a_pass_are_short() -> None:
+    alone = np.arange(200, dtype=np.uint64)
+
+    assert block_ends(alone, 64).tolist() == [1, 3, 7, 15, 31, 63, 127, 191, 200]
+    assert block_ends(alone[:10], 64, before=3).tolist() == [4, 10]
 
 
 def test_what_is_made_ahead_comes_in_order_and_its_error_last() -> None:

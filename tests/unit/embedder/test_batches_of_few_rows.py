@@ -66,7 +66,7 @@ def test_no_batch_has_more_rows_than_the_spec_says(here: list[int], there: list[
 @given(REQUESTS, st.integers(1, 300))
 def test_a_backtest_cuts_as_the_joiner_does(requests: list[int], rows: int) -> None:
     samples = samples_of(requests)
-    ends = block_ends(samples.requests, rows)
+    ends = block_ends(samples.requests, rows, before=rows)
     cut = np.diff(ends, prepend=0)
 
     assert ends[-1] == sum(requests)
@@ -121,6 +121,19 @@ def test_a_lane_far_behind_takes_what_the_spec_allows(long_log: SqliteEventLog, 
     assert sum(sizes) == LONG
     assert sizes[0] == behind // 64 * 64
     assert set(sizes[:-1]) <= {64, behind // 64 * 64}
+    source.close()
+
+
+def test_the_first_batches_of_a_new_model_are_short(long_log: SqliteEventLog) -> None:
+    clock = SettableClock()
+    source = Source(long_log, "samples", [0], Sizes(256, 256, 0), clock)
+    sizes = []
+    for start in (0, 1):
+        source.rewind([{0: (start,)}])
+        sizes.append([plan.rows for plan in source.assemble_run(clock.monotonic(), 1_000, 1_000)])
+
+    assert sizes[0][:4] == [64, 64, 128, 256]  # whole blocks, but at most a row more than came before
+    assert sizes[1][:2] == [256, 256]
     source.close()
 
 
