@@ -112,7 +112,7 @@ ROW_ROWS, DENSE_ROWS = 16, 64
 def steps_within(size: int, step: int) -> list[list[tuple[int, int]]]:
     """Of a batch of this size that begins after so many dense steps: the steps of rows of each dense step.
 
-    A new model's first dense steps have 1, 2, 4, 8 and 16 samples.
+    A new model's first dense steps have 1, 2, 4 ... 32 samples.
     """
     steps, first = [], 0
     while first < size:
