@@ -20,7 +20,7 @@ __all__ = ["CONSTRAINTS", "ROOT", "declared", "needed", "text_of"]
 
 ROOT = Path(__file__).parents[1]
 CONSTRAINTS = ROOT / "ops" / "docker" / "constraints.txt"
-DEVELOPMENT = {"test", "demo", "local"}
+DEVELOPMENT = {"test", "demo", "local", "versus"}
 """Extras that no image is built with."""
 
 
