@@ -18,7 +18,7 @@ def likely_unit(time_ms: int, unit: str, now_ms: int) -> str | None:
         return None
     number = time_ms * 10**6 // UNIT_NS[unit]
     for other in WORDS:
-        if other != unit and YEAR_2000_S < number * UNIT_NS[other] / 1e9 < now_ms / 1000 + DAY_S:
+        if other != unit and YEAR_2000_S <= number * UNIT_NS[other] / 1e9 < now_ms / 1000 + DAY_S:
             return other
     return None
 
