@@ -70,7 +70,7 @@ class Pipeline:
 
     @classmethod
     def of_samples(cls, spec: Spec, folder: Path, lanes: int | None) -> Pipeline:
-        """For ready samples: as many partitions as lanes (1 unless told), so that a lane reads its rows in
+        """For ready samples: as many partitions as lanes (1 by default), so that a lane reads its rows in
         the order of the file."""
         lanes = lanes or 1  # several lanes each predict without the others' last batches
         return cls(replace(spec, partitions=lanes), folder, lanes)

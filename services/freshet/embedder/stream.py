@@ -34,7 +34,7 @@ __all__ = ["STAGES", "LocalStream"]
 log = structlog.get_logger("freshet.embedder")
 
 RUN_S = 0.04
-"""A run of a lane's batches takes about so long: measures and versions are told of between two runs."""
+"""The length of a run of a lane's batches in seconds: measures and versions see samples between two runs."""
 MOST_RUN_ROWS = 16_384
 MOST_RUN_BATCHES = 256
 """Of a run at most: a linear model learns so many in less than `RUN_S`."""
@@ -187,7 +187,7 @@ class LocalStream:
             if ran.ended in (Ended.UNREAD, Ended.NOT_HELD):
                 raise Unavailable(f"bucket {ran.bucket} is not held by this shard, or not read yet")
             if ran.pushed < len(run):
-                state.source.stop()  # what is left of the run is issued again
+                state.source.stop()  # the rest of the run is issued again
         except Refused as refused:
             self._start_again(state, run.batches.ranges[ran.pushed if ran is not None else 0], refused)
             raise

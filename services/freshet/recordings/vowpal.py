@@ -27,7 +27,7 @@ SETTINGS = {"plain": "", "-q ::": "-q ::", "-q :: -l 1": "-q :: -l 1"}
 """Options by name: no pairs of features, all pairs, and all pairs with twice the default step."""
 
 LOW_BITS = np.uint64(0xFFFFFFFF)
-"""More of a key than the 24 bits by which `-b 24` tells weights apart."""
+"""Longer than the 24 bits of a key by which `-b 24` separates weights."""
 
 
 def lines_of(spec: Spec, layout: Layout, decoded: Decoded) -> list[str]:
@@ -49,7 +49,7 @@ def lines_of(spec: Spec, layout: Layout, decoded: Decoded) -> list[str]:
 
 
 def _namespace(index: int) -> str:
-    """`-q ::` pairs namespaces by their first letters; the number tells apart those that share one."""
+    """`-q ::` pairs namespaces by first letters; the number separates those that share a letter."""
     letters = string.ascii_letters
     return f"{letters[index % len(letters)]}{index // len(letters) or ''}"
 

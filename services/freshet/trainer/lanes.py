@@ -97,7 +97,7 @@ class Lanes:
     _sharing: SplitStep | None = None  # the model, while they do
     _summed: Sequence[Lane] = ()  # lanes that hold the sums of the step
     _counted: list[tuple[TrainBatch, StepResult]] = field(default_factory=list)  # of the round that is over
-    _stepped: bool = False  # a round is over, and was not told of yet
+    _stepped: bool = False  # a round is over, and not reported yet
     _over: bool = False  # no round follows
     _patience_s: float = 0.0  # how long a lane without data waits in this round
 

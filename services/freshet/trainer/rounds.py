@@ -62,7 +62,7 @@ class AgreedRuns:
     """What the runs of a round are to be."""
 
     verdicts: Sequence[Sequence[Counts]]  # per lane, of its batches up to the first that goes back
-    steps: int  # that each lane makes: batches of the lane that trains on most
+    trains: bool  # a lane has a batch to train on
     over: bool = False  # as of `Agreed`
 
 
@@ -84,9 +84,9 @@ class AloneRounds:
         """As `agree`, of all steps of a run at once: lanes of one process give each other the same answers
         whenever they ask."""
         if self.change() or (stopping and all(run is None for run in runs)):
-            return AgreedRuns([[] for _ in runs], 0, over=True)
+            return AgreedRuns([[] for _ in runs], trains=False, over=True)
         verdicts = self.ledger.decide_runs([None if run is None else run.batches.ranges for run in runs])
-        return AgreedRuns(verdicts, max(len(of) - of.count(Counts.BACK) for of in verdicts))
+        return AgreedRuns(verdicts, any(of[:1] not in ([], [Counts.BACK]) for of in verdicts))
 
     def reduce(self, lanes: Sequence[Lane]) -> Sequence[Lane]:
         """All lanes as they are."""

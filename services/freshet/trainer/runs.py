@@ -35,7 +35,7 @@ class _Brought:
     run: TrainRun | None = None
     verdicts: list[Counts] = field(default_factory=list)  # of batches that are trained on
     ran: Ran | None = None
-    done: list[tuple[TrainBatch, F32]] = field(default_factory=list)  # counted, and to be told of
+    done: list[tuple[TrainBatch, F32]] = field(default_factory=list)  # counted, not reported yet
 
 
 @dataclass
@@ -44,7 +44,7 @@ class RunLanes(Lanes):
 
     loop: NativeLoop | None = None
     _brought: list[_Brought] = field(default_factory=list)
-    _round: AgreedRuns = field(default_factory=lambda: AgreedRuns((), 0))
+    _round: AgreedRuns = field(default_factory=lambda: AgreedRuns((), trains=False))
     _first_step: int = 0
 
     def __post_init__(self) -> None:
@@ -75,7 +75,7 @@ class RunLanes(Lanes):
             brought.verdicts, brought.ran = [v for v in verdicts if v is not Counts.BACK], None
 
     def _train(self, index: int, seat: Seat) -> None:
-        brought, loop, steps = self._brought[index], self.loop, self._round.steps
+        brought, loop, trains = self._brought[index], self.loop, self._round.trains
         assert loop is not None
         run, count = brought.run, len(brought.verdicts)
         self._stepped = True
@@ -83,7 +83,7 @@ class RunLanes(Lanes):
             learn = np.array([v is Counts.WHOLE for v in brought.verdicts], np.uint8)
             ran = loop.run(index, run.batches, learn, keep=run.keep[:count], moments=run.traced)
             brought.ran = ran
-        elif steps:
+        elif trains:
             ran = loop.join(index)
         else:
             return

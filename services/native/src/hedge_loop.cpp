@@ -270,7 +270,7 @@ LoopRan HedgeLoop::run(u32 lane, const LoopSamples& samples, const LoopBatches& 
   LoopRan ran;
   try {
     train(lane, samples, batches, predictions, ran);
-  } catch (...) {
+  } catch (...) {  // whatever it is, the other lanes must not wait for this one; it is thrown on
     abort();
     throw;
   }

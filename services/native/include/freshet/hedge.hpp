@@ -158,9 +158,6 @@ class HedgeLane {
   std::int64_t next_rows() const;  // samples of the next `advance`
   void advance();
   const StepGradients& gradients(std::size_t group) const { return steps_[group].made; }
-  // Losses (L, K) and weighted rows (L) of the batch, as far as it has been advanced; before its labels' biases.
-  const double* expert_losses() const { return losses_.data(); }
-  const double* label_rows() const { return label_rows_.data(); }
 
   // All of it at once, as one dense step. expert_losses (L, K) and rows (L) are this batch's, of weighted rows.
   void forward_backward(const BatchView& batch, bool learn_dense, float* predictions, double* expert_losses, double* rows);
@@ -216,7 +213,7 @@ class HedgeLane {
   std::vector<std::size_t> dense_ends_;      // steps of rows up to and with each dense step
   std::size_t at_ = 0;                       // dense steps made
   std::vector<Steps> steps_;                 // per group
-  std::vector<double> losses_, label_rows_;
+  std::vector<double> losses_, label_rows_;  // (L, K), (L,) of the batch, as far as it has been advanced
 };
 
 }  // namespace freshet
