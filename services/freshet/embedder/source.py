@@ -69,16 +69,17 @@ class Source:
     def assemble(self, deadline: float) -> BatchPlan | None:
         """Wait for a full batch, but no longer than a batch's own wait once a block is there; None at the
         deadline."""
-        self._issued = None
         plans = self.assemble_run(deadline, 0, 1)
         return plans[0] if plans else None
 
     def assemble_run(self, deadline: float, rows: int, batches: int) -> list[BatchPlan]:
         """As `assemble`, and after that batch as many full ones as are there already, until they have `rows`
         rows together or are `batches`; at the log's end what is left as well, for which no round of its own
-        is worth waiting. A new model's first batches are short."""
+        is worth waiting. A new model's first batches are short, if runs of them are taken."""
         assembler, sizes = self._assembler, self._sizes
         assert assembler is not None
+        if batches == 1:
+            self._issued = None
         wanted = max(2 * sizes.behind_rows, rows)
         while (waiting := assembler.waiting()) < (wanted if self._more else sizes.rows):
             now = self._clock.monotonic()
