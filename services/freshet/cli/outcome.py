@@ -74,8 +74,12 @@ def outcome_text(outcome: Outcome) -> str:
         lost = "".join(f"{line}\n" for line in outcome.set_aside.lines()) + lost
     if outcome.ledger is not None and not lost:
         lost = "lost: nothing; every event was joined\n"
-    samples = f"{outcome.samples:,} samples, {outcome.lanes} lanes"
+    samples = f"{_counted(outcome.samples, 'sample')}, {_counted(outcome.lanes, 'lane')}"
     return f"{samples}\n{lost}{rates}\n{_figures_text(outcome)}{said}"
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'s' if count != 1 else ''}"
 
 
 def _figures_text(outcome: Outcome) -> str:

@@ -125,7 +125,7 @@ def expert_plan(spec: Spec, scalars: dict[str, int]) -> tuple[tuple[str, ...], l
     """Names of the experts, the stack last, and how the native core makes each."""
     columns = spec.defaults > 1  # models of before it have no weights of dense columns
     if spec.model.kind == "linear":
-        return ("linear",), [(scalars["linear"], False, False, 1.0, columns, False, False)]
+        return ("linear",), [(scalars.get("linear", NO_SCALAR), False, False, 1.0, columns, False, False)]
     if spec.model.kind == "mlp":
         return ("mlp",), [(NO_SCALAR, False, True, 1.0, False, False, False)]
     sources = {
@@ -145,17 +145,14 @@ def expert_plan(spec: Spec, scalars: dict[str, int]) -> tuple[tuple[str, ...], l
         if name not in sources:
             raise ConfigError("spec", "model.experts", name, f"{', '.join(sources)} or stack")
         source, fm, mlp = sources[name]
-        if source not in scalars:
-            raise ConfigError(
-                "spec", "model.experts", name, "a table whose rows this expert can read", "add an id feature"
-            )
+        scalar = scalars.get(source, NO_SCALAR)  # none in a model of numbers alone
         if name == "counts":  # it teaches no rows
-            experts.append((scalars[source], False, False, 1.0, False, True, False))
+            experts.append((scalar, False, False, 1.0, False, True, False))
             continue
         learners = [other for other in names if other in sources and other != "counts"]
         sharing = sum(sources[other][0] == source for other in learners)
         linear = columns and name in ("wide", "fast", "fm")
-        experts.append((scalars[source], fm, mlp, 1.0 / sharing, linear, False, False))
+        experts.append((scalar, fm, mlp, 1.0 / sharing, linear, False, False))
     return tuple(names), experts
 
 

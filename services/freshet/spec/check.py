@@ -14,6 +14,7 @@ from typing import Any
 from freshet.options import duration_text
 from freshet.spec.avro import field_at, sample_schema, spell
 from freshet.spec.bounds import bounds_text
+from freshet.spec.experts import has_ids, left_out_experts
 from freshet.spec.expression import compile_score
 from freshet.spec.fit import check_fit
 from freshet.spec.layout import Group, Layout, layout_of
@@ -74,6 +75,8 @@ class Report:
     score: str
     floats_per_sample: int  # gathered: width of the model's input
     mlp_parameters: int  # 0: no MLP of ours
+    experts: tuple[str, ...]  # of the hedge; empty for a model without experts
+    experts_left_out: tuple[str, ...]  # default experts that no feature can feed
     warnings: tuple[str, ...]
 
     def as_dict(self) -> dict[str, Any]:
@@ -101,6 +104,8 @@ def explain(spec: Spec, schemas: Schemas, where: str = "freshet.toml") -> Report
         score=spec.serve.score,
         floats_per_sample=_input_width(spec),
         mlp_parameters=mlp_parameters(spec),
+        experts=spec.model.experts,
+        experts_left_out=left_out_experts(spec),
         warnings=tuple(_warnings(spec, schemas)),
     )
 
@@ -165,6 +170,16 @@ def _sharing(tables: Sequence[TableReport]) -> Iterator[str]:
                 f"table {table.name}: {names} have rows of their own: an id has a row for each of them "
                 "(shared = true: one row)"
             )
+
+
+def _without(experts: Sequence[str]) -> str:
+    """Why default experts are missing, as the end of a line; nothing if none is."""
+    if not experts:
+        return ""
+    listed = (
+        f"{', '.join(experts[:-1])} and {experts[-1]} need" if len(experts) > 1 else f"{experts[0]} needs"
+    )
+    return f" ({listed} a feature with ids: an id, list, time or bucket)"
 
 
 LINE = 64
@@ -263,6 +278,12 @@ def _warnings(spec: Spec, schemas: Schemas) -> Iterator[str]:
             f"negatives are known, and from positives at once after {_span(2 * wait)}; a replay that "
             'measures quality uses "window"'
         )
+    if not has_ids(spec.features):
+        yield (
+            "features: none has ids, so there are no rows, whose changes are served at once; predictions "
+            f"change with each version, every {duration_text(spec.train.version_interval_ms)} "
+            "(train.version_interval)"
+        )
     sample = sample_schema(schemas.served, spec.events.served.explode)
     for feature in (f for f in spec.features if f.field and f.kind == "dense"):
         if feature.missing == "zero" and field_at(sample, feature.field or "").nullable:
@@ -310,6 +331,8 @@ def _text(report: Report) -> Iterator[str]:
     yield f"\nscore: {report.score}"
     mlp = f", an MLP of {report.mlp_parameters:,} parameters" if report.mlp_parameters else ""
     yield f"model: {report.floats_per_sample} numbers a sample{mlp}"
+    if report.experts:
+        yield f"experts: {', '.join(report.experts)}{_without(report.experts_left_out)}"
     for warning in report.warnings:
         yield f"note: {warning}"
 

@@ -37,10 +37,10 @@ class Model:
     )
     experts: tuple[str, ...] = option(
         "identity",
-        "members of the hedge; without it all, cross only if there are crosses. wide and fast: a weight for "
-        "each id, in small and in large steps; cross: for each combination of ids; fm: products of vectors; "
-        "deep: an MLP; counts: wide's weights, trusted by how often an id was seen; stack: a learned sum of "
-        "the others",
+        "members of the hedge; without it all, cross only if there are crosses, and fast, fm and counts only "
+        "if a feature has ids. wide and fast: a weight for each id, in small and in large steps; cross: for "
+        "each combination of ids; fm: products of vectors; deep: an MLP; counts: wide's weights, trusted by "
+        "how often an id was seen; stack: a learned sum of the others",
         ListOf(Choice(("wide", "fast", "cross", "fm", "deep", "counts", "stack")), 1, 7),
         default=("wide", "fast", "fm", "deep", "counts", "stack"),
         former={1: ("wide", "fm", "deep")},

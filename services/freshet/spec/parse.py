@@ -15,6 +15,7 @@ from typing import Any
 
 from freshet.errors import ConfigError
 from freshet.options import Section, key_of, options_of, read_object
+from freshet.spec.experts import with_experts
 from freshet.spec.files import read_small
 from freshet.spec.model import (
     GENERATION,
@@ -113,7 +114,9 @@ def _spec(root: Section, folder: str) -> Spec:
     features = read_features(
         root.section("features", required=True, hint="features: the inputs of the model"), folder
     )
-    tables = with_sharing(tables, features, root.defaults or NEWEST_DEFAULTS)
+    generation = root.defaults or NEWEST_DEFAULTS
+    tables = with_sharing(tables, features, generation)
+    model = with_experts(model, model_section, features, tables, generation)
     if model.crosses:
         features = (*features, *cross_features(root, model, features))
     return read_object(

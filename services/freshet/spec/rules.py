@@ -11,6 +11,7 @@ from typing import Any
 
 from freshet.errors import ConfigError
 from freshet.options import nearest_hint
+from freshet.spec.experts import has_ids
 from freshet.spec.expression import (
     RESERVED,
     compile_condition,
@@ -232,6 +233,30 @@ class _Rules:
                     )
         if model.kind in ("hedge", "dlrm", "deepfm", "dcnv2"):
             self._one_dim()
+        self._fed()
+
+    def _fed(self) -> None:
+        """Refuse a kind of model that the features give nothing to learn from; experts: `with_experts`."""
+        kind, features = self.spec.model.kind, self.spec.features
+        if has_ids(features):
+            if kind == "dlrm" and len(features) < 2:
+                raise self.error(
+                    "model.kind", kind, "two features for dlrm", "it learns from products of two features"
+                )
+        elif kind == "dlrm":
+            raise self.error(
+                "model.kind",
+                kind,
+                "a feature with ids (an id, list, time or bucket) for dlrm",
+                "it multiplies vectors of ids; hedge, mlp, linear, deepfm and dcnv2 learn from numbers alone",
+            )
+        elif kind == "linear" and self.spec.defaults == 1:
+            raise self.error(
+                "model.kind",
+                kind,
+                "a feature with ids (an id, list, time or bucket) for linear with `defaults = 1`",
+                "a linear model of that generation has no weights of numbers",
+            )
 
     def _one_dim(self) -> None:
         """FM and the interactions multiply vectors of different features: their dims must be equal."""
