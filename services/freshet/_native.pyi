@@ -289,6 +289,23 @@ class HedgeLane:
         losses: F64,
         rows: F64,
     ) -> None: ...
+    def train_in_steps(
+        self,
+        model: HedgeModel,
+        groups: list[_Group],
+        dense: F32,
+        label: U8,
+        value: F32,
+        weight: F32,
+        learn_dense: bool,
+        steps: list[RowSteps],
+        copies: list[F32],
+        states: list[F32],
+        predictions: F32,
+        losses: F64,
+        rows: F64,
+    ) -> list[int]: ...
+    def take_steps(self, group: int, counts: U32, gradients: F32) -> None: ...
     def score(
         self,
         model: HedgeModel,

@@ -26,7 +26,7 @@ from freshet.seams.batches import TrainBatch
 from freshet.seams.batches.own_writes import Begun, OwnWrites, Write
 from freshet.seams.rowservice import RowService
 from freshet.tracing import active
-from freshet.types import F32, Fence
+from freshet.types import F32, U32, Fence
 
 __all__ = ["AheadLane", "Common", "LaneCounts"]
 
@@ -156,7 +156,9 @@ class AheadLane:
             self.counts.batches += 1
         return flight.batch
 
-    def give_back(self, batch: TrainBatch, gradients: Sequence[F32] | None) -> None:
+    def give_back(
+        self, batch: TrainBatch, gradients: Sequence[F32] | None, counts: Sequence[U32] | None = None
+    ) -> None:
         """Have a batch's gradients pushed. Given None, or void meanwhile, it is issued again."""
         self._common.desk.step_over()
         with self._changed:
@@ -169,11 +171,11 @@ class AheadLane:
             void = flight.epoch != self._epoch or self._closed
             if kept is not None and not void:
                 flight.since = self._common.clock.monotonic()
+                push = flight.made.push(self._fence, kept, counts)
                 if self._common.own is not None and not flight.made.replayed:  # shards may have those
                     flight.write = self._common.own.given(
-                        batch.ranges, flight.made.groups, kept, partial(self._free, flight.slot)
+                        batch.ranges, push.groups, kept, partial(self._free, flight.slot)
                     )
-                push = flight.made.push(self._fence, kept)
                 if (traced := flight.made.traced) is not None and (tracer := active()) is not None:
                     flight.pushed_ns, push = tracer.now_ns(), replace(push, span=traced.context("push"))
                 self._pusher.give(push, flight)

@@ -19,7 +19,7 @@ from freshet.spec.layout import Layout, item_of
 from freshet.spec.model import Spec
 from freshet.tables import Plan
 from freshet.tracing import TracedBatch
-from freshet.types import F32, U64, Fence, TimeMs
+from freshet.types import F32, U32, U64, Fence, TimeMs
 
 __all__ = ["Made", "Maker", "Slot"]
 
@@ -69,6 +69,7 @@ class Made:
     items: U64 | None
     replayed: bool
     looked: Looked | None = None  # filled in by the lookup; None: nothing is wanted beside the rows
+    in_steps: bool = False  # the trainer steps its rows within the batch
     traced: TracedBatch | None = None  # None: no event of it is traced
 
     def look_up(self, rows: RowService) -> None:
@@ -102,20 +103,26 @@ class Made:
             explored=decoded.columns.explored,
             items=self.items,
             looked=self.looked if looked else None,
+            states=self.looked.states.floats if self.looked is not None and self.in_steps else None,
         )
 
-    def push(self, fence: Fence, gradients: Sequence[F32]) -> Push:
-        """Its gradients with the ranges that they stand for."""
+    def push(self, fence: Fence, gradients: Sequence[F32], counts: Sequence[U32] | None = None) -> Push:
+        """Its gradients with the ranges that they stand for; `counts`: as `BatchStream.give_back`."""
         clock_ms = int(self.decoded.event_times_ms.max(initial=0))
-        return Push(self.plan.ranges, fence, TimeMs(clock_ms), self.groups, gradients)
+        groups = self.groups
+        if counts is not None:
+            groups = [group.repeated(of) for group, of in zip(groups, counts, strict=True)]
+        return Push(self.plan.ranges, fence, TimeMs(clock_ms), groups, gradients)
 
 
 class Maker:
     """Makes batches of a spec. Thread-safe, as it keeps nothing; slots belong to who uses them."""
 
-    def __init__(self, spec: Spec, layout: Layout, *, states: bool = False) -> None:
-        """`states`: batches have room for their rows' optimiser state."""
-        self._states = [group.state_floats for group in layout.groups] if states else []
+    def __init__(self, spec: Spec, layout: Layout, *, states: bool = False, in_steps: bool = False) -> None:
+        """`states`: batches have room for their rows' optimiser state. `in_steps`: so have they, and the
+        trainer steps rows within them."""
+        self._in_steps = in_steps
+        self._states = [group.state_floats for group in layout.groups] if states or in_steps else None
         self._buckets, self._item = spec.buckets, item_of(spec, layout)
         self._widths = [group.width for group in layout.groups]
         self._tables = [
@@ -126,7 +133,7 @@ class Maker:
     def slot(self) -> Slot:
         """New memory for one batch."""
         plans = [Plan(tables=tables, buckets=self._buckets) for tables in self._tables]
-        return Slot(plans, self._widths, self._states)
+        return Slot(plans, self._widths, self._states or ())
 
     def make(
         self, plan: BatchPlan, decoded: DecodedBatch, slot: Slot, *, replayed: bool, stages: Stages
@@ -145,10 +152,11 @@ class Maker:
         columns = decoded.columns
         whole = ModelInputs(columns.size, inputs, columns.dense, labels)
         looked = None
-        if self._states:
+        if self._states is not None:
             floats = [slot.state_room(g, len(keys.keys)) for g, keys in enumerate(groups)]
             looked = Looked(groups, RowStates(floats))
-        return Made(plan, decoded, groups, whole, self.items(decoded), replayed, looked)
+        items = self.items(decoded)
+        return Made(plan, decoded, groups, whole, items, replayed, looked, self._in_steps)
 
     def items(self, decoded: DecodedBatch) -> U64 | None:
         """(B,) the item's key of each sample, where the spec has a feature of it."""

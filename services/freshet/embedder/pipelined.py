@@ -16,6 +16,7 @@ from freshet.embedder.desk import CreditDesk
 from freshet.embedder.making import Maker
 from freshet.embedder.recent import Recent
 from freshet.embedder.source import Sizes, Source, lag_of
+from freshet.model import NATIVE_KINDS
 from freshet.model.inputs import ModelInputs
 from freshet.seams.batches import TrainBatch
 from freshet.seams.batches.own_writes import OwnWrites
@@ -23,7 +24,7 @@ from freshet.seams.eventlog import EventLog
 from freshet.seams.rowservice import OwnersChange, RowService
 from freshet.spec.layout import Layout
 from freshet.spec.model import Spec
-from freshet.types import F32, Fence
+from freshet.types import F32, U32, Fence
 
 __all__ = ["DenseApplied", "OwnWritesOf", "PipelinedStream", "Share"]
 
@@ -91,7 +92,7 @@ class PipelinedStream:
         self._closed = False
         self._desk = CreditDesk(Credits(staleness_rows, sync=spec.train.mode == "sync"))
         self._recent = recent or Recent(spec.serve.gate.samples, clock)
-        ahead = spec.train.mode != "sync"
+        ahead, native = spec.train.mode != "sync", spec.model.kind in NATIVE_KINDS
         in_flight = 1 + staleness_rows // batch_rows if ahead else max(1, len(lanes))
         self._lookups = ThreadPoolExecutor(min(MOST_LOOKUPS, in_flight), "look-up")
         self._error: BaseException | None = None
@@ -103,7 +104,12 @@ class PipelinedStream:
             rows.ownership if isinstance(rows, OwnersChange) else lambda: 0,
             self._desk,
             self._recent,
-            Maker(spec, layout, states=own_writes is not None and ahead),
+            Maker(
+                spec,
+                layout,
+                states=own_writes is not None and ahead,
+                in_steps=native,
+            ),
             self._lookups,
             clock,
             ahead,
@@ -111,7 +117,8 @@ class PipelinedStream:
             self._notify,
             own,
         )
-        sizes = Sizes(batch_rows, spec.train.behind_rows(native_loop=False), spec.train.batch_wait_ms)
+        behind_rows = spec.train.behind_rows(native_loop=False)
+        sizes = Sizes(batch_rows, behind_rows, spec.train.batch_wait_ms, ramps=native)
         # One is decoded while the others are in flight. Own writes are kept until what was looked up before
         # them has been taken: as many again.
         slots = 1 + (in_flight if ahead else 1) * (1 if own is None else 2)
@@ -139,9 +146,15 @@ class PipelinedStream:
             raise self._error
         return batch
 
-    def give_back(self, lane: int, batch: TrainBatch, gradients: Sequence[F32] | None) -> None:
+    def give_back(
+        self,
+        lane: int,
+        batch: TrainBatch,
+        gradients: Sequence[F32] | None,
+        counts: Sequence[U32] | None = None,
+    ) -> None:
         """Have a batch's gradients pushed, or return it unused; see the protocol."""
-        self._lanes[lane].give_back(batch, gradients)
+        self._lanes[lane].give_back(batch, gradients, counts)
 
     def take_of(
         self, lanes: Sequence[int], wait_s: float, wanted: Callable[[], bool] = lambda: True

@@ -159,13 +159,13 @@ class BatchServer:
         if found is None:
             return given_frame(frame.id, done=all(stream.settled_lane(lane, SETTLE_S) for lane in lanes))
         lane, batch = found
-        gradients = None
+        gradients = counts = None
         if frame.flags & USED:
-            gradients = gradients_of(frame, [(len(g.rows), g.rows.shape[1]) for g in batch.inputs.groups])
+            gradients, counts = gradients_of(frame, batch)
         with self._changed:
             if feed.out.pop(batch_id, None) is None:
                 return given_frame(frame.id, done=False)
-        stream.give_back(lane, batch, gradients)
+        stream.give_back(lane, batch, gradients, counts)
         return given_frame(frame.id)
 
     def leave(self, place: int, feed_id: int) -> None:

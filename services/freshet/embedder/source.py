@@ -21,11 +21,13 @@ MOST_BLOCKS = 256
 class Sizes:
     """How many rows make a batch, and how long one may wait for them."""
 
-    __slots__ = ("behind_rows", "rows", "wait_s")
+    __slots__ = ("behind_rows", "ramps", "rows", "wait_s")
 
-    def __init__(self, rows: int, behind_rows: int, wait_ms: int) -> None:
-        """`behind_rows` is the size of batches while at least twice as much waits; at least `rows`."""
+    def __init__(self, rows: int, behind_rows: int, wait_ms: int, *, ramps: bool = False) -> None:
+        """`behind_rows` is the size of batches while at least twice as much waits; at least `rows`. `ramps`:
+        a new model's first batches are short."""
         self.rows, self.behind_rows, self.wait_s = rows, max(rows, behind_rows), wait_ms / 1000
+        self.ramps = ramps
 
 
 class Source:
@@ -64,7 +66,8 @@ class Source:
         self._reader.assign({TopicPartition(self.topic, p): offset for p, offset in mine.items()})
         self._replayed_until = {p: max([starts[p], *cuts[p]]) for p in self.partitions}
         self._assembler, self._more = Assembler(mine, cuts), False
-        self._issued = None if any(mine.values()) else 0  # from the first block on: nothing is learned yet
+        from_the_start = self._sizes.ramps and not any(mine.values())  # nothing is learned yet
+        self._issued = 0 if from_the_start else None
 
     def assemble(self, deadline: float) -> BatchPlan | None:
         """Wait for a full batch, but no longer than a batch's own wait once a block is there; None at the
@@ -75,11 +78,9 @@ class Source:
     def assemble_run(self, deadline: float, rows: int, batches: int) -> list[BatchPlan]:
         """As `assemble`, and after that batch as many full ones as are there already, until they have `rows`
         rows together or are `batches`; at the log's end what is left as well, for which no round of its own
-        is worth waiting. A new model's first batches are short, if runs of them are taken."""
+        is worth waiting."""
         assembler, sizes = self._assembler, self._sizes
         assert assembler is not None
-        if batches == 1:
-            self._issued = None
         wanted = max(2 * sizes.behind_rows, rows)
         while (waiting := assembler.waiting()) < (wanted if self._more else sizes.rows):
             now = self._clock.monotonic()

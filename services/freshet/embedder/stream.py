@@ -27,7 +27,7 @@ from freshet.seams.rowservice import NativeRows, RowService
 from freshet.spec.layout import Layout
 from freshet.spec.model import Spec
 from freshet.tracing import TracedBatch, active
-from freshet.types import F32, I64, U8, BytesColumn, Fence, OffsetRange
+from freshet.types import F32, I64, U8, U32, BytesColumn, Fence, OffsetRange
 
 __all__ = ["STAGES", "LocalStream"]
 
@@ -90,7 +90,8 @@ class LocalStream:
         self._desk = CreditDesk(Credits(staleness_rows, sync=spec.train.mode == "sync"))
         self._recent = Recent(spec.serve.gate.samples, clock)
         native = spec.model.kind in NATIVE_KINDS
-        sizes = Sizes(batch_rows, spec.train.behind_rows(native_loop=native), spec.train.batch_wait_ms)
+        behind_rows = spec.train.behind_rows(native_loop=native)
+        sizes = Sizes(batch_rows, behind_rows, spec.train.batch_wait_ms, ramps=native)
         partitions = range(spec.partitions)
         self._lanes = [
             _Lane(
@@ -136,7 +137,13 @@ class LocalStream:
         plans, state.plans = state.plans, []
         return plans
 
-    def give_back(self, lane: int, batch: TrainBatch, gradients: Sequence[F32] | None) -> None:
+    def give_back(
+        self,
+        lane: int,
+        batch: TrainBatch,
+        gradients: Sequence[F32] | None,
+        counts: Sequence[U32] | None = None,
+    ) -> None:
         """Push a batch's gradients, or return it unused; see the protocol."""
         state = self._lanes[lane]
         made = state.made
@@ -148,11 +155,12 @@ class LocalStream:
             if gradients is None:
                 state.source.stop()
                 return
+            push = made.push(self._fence, gradients, counts)
             if made.traced is None:
-                self._rows.push(made.push(self._fence, gradients))
+                self._rows.push(push)
             else:
                 with calling(made.traced, "push", "Push"):
-                    self._rows.push(made.push(self._fence, gradients))
+                    self._rows.push(push)
             if not batch.replayed:
                 self._recent.add(made.inputs)
         except Refused as refused:

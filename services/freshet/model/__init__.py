@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from freshet.errors import ConfigError
 from freshet.model.inputs import GroupInputs, Labels, ModelInputs
 from freshet.spec.model import Spec
-from freshet.types import F32, F64
+from freshet.types import F32, F64, U32
 
 __all__ = [
     "NATIVE_KINDS",
@@ -33,6 +33,7 @@ __all__ = [
     "SplitStep",
     "State",
     "StepResult",
+    "StepsRows",
     "build_model",
 ]
 
@@ -56,6 +57,9 @@ class StepResult:
     gradients: Sequence[F32]  # per group (U, S): summed over occurrences, zeros where a slot got none
     rows: F64  # (L,) weighted rows of each label
     expert_losses: F64  # (L, K) summed over the batch's weighted rows; K is 1 for a model without experts
+    counts: Sequence[U32] | None = None
+    """Per group (U,): how many of the gradients (G, S) are each row's, one behind the other in the order of
+    its steps. None: each row has one."""
 
 
 class Lane(Protocol):
@@ -76,6 +80,26 @@ class Lane(Protocol):
 
     def merge(self, other: Lane) -> None:
         """Take another lane's sums and zero them: lanes of a rank are merged before an all-reduce."""
+
+
+@runtime_checkable
+class StepsRows(Protocol):
+    """A `Lane` that can step rows within a batch."""
+
+    def train_in_steps(
+        self, inputs: ModelInputs, states: Sequence[F32], dense_weight: float = 1.0
+    ) -> StepResult:
+        """As `forward_backward`, but later samples of the batch see what earlier ones taught their rows.
+
+        The lane steps copies of the rows, every 16 samples, as the store will step the rows themselves by the
+        gradients: a row has one for each step that it occurs in. Predictions are from before all of them. The
+        dense weights stay as they are, so the batch is one dense step.
+
+        Args:
+            states: per group (U, T): optimiser state of the rows. The lane writes to these arrays.
+
+        Raises ValueError if states or inputs do not fit the spec.
+        """
 
 
 class DenseModel(Protocol):

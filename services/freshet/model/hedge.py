@@ -6,6 +6,7 @@ The step is written out in C++ (`hedge.hpp`); here a spec becomes its plan and i
 from __future__ import annotations
 
 import threading
+from functools import cached_property
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,11 +15,13 @@ from numpy.typing import NDArray
 
 from freshet import _native
 from freshet.errors import Mismatch
-from freshet.model import Lane, ModelInputs, Precision, State, StepResult
+from freshet.model import Labels, Lane, ModelInputs, Precision, State, StepResult
 from freshet.model.initial import he_uniform
 from freshet.model.plan import LOSSES, expert_plan, groups_of, input_plan, padded
+from freshet.spec.layout import layout_of
 from freshet.spec.model import Spec
-from freshet.types import F32, F64, I64
+from freshet.tables import RowSteps
+from freshet.types import F32, F64, I64, U32
 
 __all__ = ["HedgeDense", "HedgeLane"]
 
@@ -51,8 +54,14 @@ class HedgeDense:
             bf16=precision == "bf16",
             kernels=kernels,
         )
+        self._spec = spec
         self._threads = threading.local()
         self._write(self._initial(spec.model.seed), weights_only=True)
+
+    @cached_property
+    def row_steps(self) -> list[RowSteps]:
+        """How rows of each group are stepped within a batch."""
+        return [RowSteps(group) for group in layout_of(self._spec).groups]
 
     def lane(self) -> HedgeLane:
         """A new lane."""
@@ -195,18 +204,15 @@ class HedgeLane:
         self.model = model
         self.native = _native.HedgeLane(model.native, model.training)
         self._held = [np.empty((0, g[0]), np.float32) for g in model.plan.native[5]]
+        self._copies = [np.empty((0, g[0]), np.float32) for g in model.plan.native[5]]
 
     def forward_backward(self, inputs: ModelInputs, dense_weight: float = 1.0) -> StepResult:
         """Predict, then take the loss's gradients."""
-        labels = inputs.labels
-        if labels is None:
-            raise ValueError("forward_backward needs labels; to serve, use score")
-        if not self.model.training:
-            raise RuntimeError("this model was built for serving: build it with training=True to train")
+        labels = self._labels_of(inputs)
         shape = self.model.labels, len(self.model.experts)
         result = StepResult(
             np.empty((inputs.size, shape[0]), np.float32),
-            [self._gradients(g, len(group.rows)) for g, group in enumerate(inputs.groups)],
+            [_first_of(self._held, g, len(group.rows)) for g, group in enumerate(inputs.groups)],
             np.empty(shape[0], np.float64),
             np.empty(shape, np.float64),
         )
@@ -225,6 +231,36 @@ class HedgeLane:
         )
         return result
 
+    def train_in_steps(
+        self, inputs: ModelInputs, states: Sequence[F32], dense_weight: float = 1.0
+    ) -> StepResult:
+        """Predict, then take the loss's gradients step by step; see `StepsRows`."""
+        labels = self._labels_of(inputs)
+        shape = self.model.labels, len(self.model.experts)
+        predictions = np.empty((inputs.size, shape[0]), np.float32)
+        rows, losses = np.empty(shape[0], np.float64), np.empty(shape, np.float64)
+        sizes = [len(group.rows) for group in inputs.groups]
+        made = self.native.train_in_steps(
+            self.model.native,
+            groups_of(inputs),
+            inputs.dense,
+            labels.index,
+            labels.value,
+            labels.weight,
+            dense_weight != 0.0,
+            [steps.native for steps in self.model.row_steps],
+            [_first_of(self._copies, g, size) for g, size in enumerate(sizes)],
+            list(states),
+            predictions,
+            losses,
+            rows,
+        )
+        gradients = [_first_of(self._held, g, size) for g, size in enumerate(made)]
+        counts: list[U32] = [np.empty(size, np.uint32) for size in sizes]
+        for g, (of, into) in enumerate(zip(counts, gradients, strict=True)):
+            self.native.take_steps(g, of, into)
+        return StepResult(predictions, gradients, rows, losses, counts)
+
     def score(self, inputs: ModelInputs) -> F32:
         """(B, L) predictions."""
         return _score(self.model, self.native, inputs)
@@ -239,12 +275,20 @@ class HedgeLane:
             raise TypeError("lanes of different models cannot be merged")
         self.native.add(other.native)
 
-    def _gradients(self, group: int, rows: int) -> F32:
-        """The first rows of an array that the lane keeps and lets grow."""
-        held = self._held[group]
-        if len(held) < rows:
-            held = self._held[group] = np.empty((rows + rows // 4, held.shape[1]), np.float32)
-        return held[:rows]
+    def _labels_of(self, inputs: ModelInputs) -> Labels:
+        """Raises ValueError without labels, RuntimeError if the model was built for serving."""
+        if inputs.labels is None:
+            raise ValueError("training needs labels; to serve, use score")
+        if not self.model.training:
+            raise RuntimeError("this model was built for serving: build it with training=True to train")
+        return inputs.labels
+
+
+def _first_of(held: list[F32], group: int, rows: int) -> F32:
+    """The first rows of an array that the lane keeps and lets grow."""
+    if len(held[group]) < rows:
+        held[group] = np.empty((rows + rows // 4, held[group].shape[1]), np.float32)
+    return held[group][:rows]
 
 
 def _score(model: HedgeDense, lane: _native.HedgeLane, inputs: ModelInputs) -> F32:

@@ -22,6 +22,11 @@ class RowSteps:
         self._native = _native.RowSteps(native_slots(group))
 
     @property
+    def native(self) -> _native.RowSteps:
+        """What native code steps by."""
+        return self._native
+
+    @property
     def state_floats(self) -> int:
         """T."""
         return self._native.state_floats

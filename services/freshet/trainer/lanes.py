@@ -17,7 +17,7 @@ from typing import Protocol
 from freshet import _native
 from freshet.clock import Stages, summed
 from freshet.errors import Refused
-from freshet.model import DenseModel, Lane, SplitStep, StepResult
+from freshet.model import DenseModel, Lane, SplitStep, StepResult, StepsRows
 from freshet.seams.batches import BatchStream, TrainBatch
 from freshet.tracing import active
 from freshet.trainer.core import Counts
@@ -210,7 +210,7 @@ class Lanes:
         if seat.batch is not None and seat.verdict is not Counts.BACK:
             weight = 1.0 if seat.verdict is Counts.WHOLE else 0.0
             assert seat.lane is not None
-            seat.result = seat.lane.forward_backward(seat.batch.inputs, dense_weight=weight)
+            seat.result = _trained(seat.lane, seat.batch, weight)
             seat.stages.mark("forward_backward")
         self._meet(seat, self._done, self._begin_step)
         if self._sharing is not None:
@@ -248,15 +248,22 @@ class Lanes:
         seat.batch = seat.result = seat.trained = None
         if batch is None:
             return
+        gradients, counts = (None, None) if result is None else (result.gradients, result.counts)
+        traced: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
         if trained is not None:
-            with contextlib.suppress(Refused), training(trained, batch, index, self.step, result is not None):
-                self.stream.give_back(index, batch, result.gradients if result is not None else None)
-            return
+            traced = training(trained, batch, index, self.step, result is not None)
         # Refused: the stream has rewound this lane; what it issues next continues what is applied (PROTOCOL
         # 6).
-        with contextlib.suppress(Refused):
-            self.stream.give_back(index, batch, result.gradients if result is not None else None)
+        with contextlib.suppress(Refused), traced:
+            self.stream.give_back(index, batch, gradients, counts)
 
     def _give_back_unused(self, index: int, seat: Seat) -> None:
         if seat.batch is not None:
             self.stream.give_back(index, seat.batch, None)
+
+
+def _trained(lane: Lane, batch: TrainBatch, dense_weight: float) -> StepResult:
+    """In steps within the batch, if it came with what that takes and the model can."""
+    if batch.states is not None and isinstance(lane, StepsRows):
+        return lane.train_in_steps(batch.inputs, batch.states, dense_weight)
+    return lane.forward_backward(batch.inputs, dense_weight=dense_weight)

@@ -127,6 +127,7 @@ class Part(enum.IntEnum):
     MOMENTS = 28  # (M, P) i64: what buckets had applied of each partition when their rows were read
     MOMENT_OF = 29  # (B,) u32: which of them, of a store group's buckets; where M is above 1
     SPAN = 30  # (3,) u64: trace id, its upper half first, and span id of what the message is part of
+    COUNTS = 31  # (U,) u16: how many of a store group's gradients are each row's, one behind the other
 
 
 _TYPES: Mapping[int, np.dtype[Any]] = {

@@ -3,6 +3,7 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <memory>
 #include <optional>
 #include <stdexcept>
@@ -10,6 +11,7 @@
 #include <tuple>
 
 #include "freshet/hedge.hpp"
+#include "freshet/row_steps.hpp"
 #include "model_batch.hpp"
 
 namespace freshet {
@@ -57,7 +59,57 @@ void forward_backward(HedgeLane& lane, const HedgeModel& model, nb::list groups,
   batch.view.value = value.data();
   batch.view.weight = weight.data();
   nb::gil_scoped_release free;
-  lane.forward_backward(batch.view, learn_dense, predictions.data(), losses.data(), rows.data());
+  lane.forward_backward(batch.view, learn_dense, false, predictions.data(), losses.data(), rows.data());
+}
+
+// As above, but rows are stepped within the batch, in `copies` and with `states` of them. Returns how many gradients each group
+// has, for `take_steps`.
+std::vector<std::size_t> train_in_steps(HedgeLane& lane, const HedgeModel& model, nb::list groups, In2<float> dense,
+                                        In<std::uint8_t> label, In<float> value, In<float> weight, bool learn_dense,
+                                        const std::vector<const RowSteps*>& steps, const std::vector<Out2<float>>& copies,
+                                        const std::vector<Out2<float>>& states, Out2<float> predictions, Out2<double> losses,
+                                        Out<double> rows) {
+  const std::size_t size = label.shape(0), L = model.labels(), K = model.experts(), G = model.plan().input.groups.size();
+  if (value.shape(0) != size || weight.shape(0) != size) throw std::invalid_argument("labels: index, value and weight differ in length");
+  if (predictions.shape(0) != size || predictions.shape(1) != L || losses.shape(0) != L || losses.shape(1) != K || rows.shape(0) != L)
+    throw std::invalid_argument("expected predictions (B, L), losses (L, K) and rows (L,)");
+  if (steps.size() != G || copies.size() != G || states.size() != G) throw std::invalid_argument("steps: expected layout, copies and states of each group");
+  Batch batch(model.plan().input, groups, dense, static_cast<std::int64_t>(size));
+  for (std::size_t g = 0; g < G; ++g) {
+    GroupView& view = batch.view.groups[g];
+    const RowLayout& layout = steps[g]->layout();
+    const std::size_t unique = static_cast<std::size_t>(view.unique), slots = static_cast<std::size_t>(model.plan().input.groups[g].slots);
+    if (layout.width() != slots || copies[g].shape(0) != unique || copies[g].shape(1) != slots)
+      throw std::invalid_argument("steps: expected copies (U, S) as the group's rows");
+    if (states[g].shape(0) != unique || states[g].shape(1) != layout.state_floats())
+      throw std::invalid_argument("steps: expected states (U, " + std::to_string(layout.state_floats()) + ") of each row");
+    view.layout = &layout;
+    view.copies = copies[g].data();
+    view.states = states[g].data();
+  }
+  batch.view.label = label.data();
+  batch.view.value = value.data();
+  batch.view.weight = weight.data();
+  nb::gil_scoped_release free;
+  std::vector<std::size_t> made;
+  for (GroupView& view : batch.view.groups) {
+    const std::size_t unique = static_cast<std::size_t>(view.unique);
+    std::copy_n(view.rows, unique * view.layout->width(), view.copies);
+    view.layout->restore_counts(view.copies, view.states, unique);
+    view.rows = view.copies;
+  }
+  lane.forward_backward(batch.view, learn_dense, true, predictions.data(), losses.data(), rows.data());
+  for (std::size_t g = 0; g < G; ++g) made.push_back(lane.gradients(g).starts.back());
+  return made;
+}
+
+// The gradients that the last `train_in_steps` has made of a group, (G, S), and how many each row has, (U,).
+void take_steps(const HedgeLane& lane, std::size_t group, Out<std::uint32_t> counts, Out2<float> gradients) {
+  const StepGradients& made = lane.gradients(group);
+  if (counts.shape(0) + 1 != made.starts.size() || gradients.size() != made.values.size())
+    throw std::invalid_argument("steps: expected counts (U,) and gradients (G, S)");
+  for (std::size_t r = 0; r + 1 < made.starts.size(); ++r) counts.data()[r] = made.starts[r + 1] - made.starts[r];
+  std::copy(made.values.begin(), made.values.end(), gradients.data());
 }
 
 void score(HedgeLane& lane, const HedgeModel& model, nb::list groups, In2<float> dense, Out2<float> predictions,
@@ -121,6 +173,8 @@ void bind_model(nb::module_& m) {
   nb::class_<HedgeLane>(m, "HedgeLane", "One thread's scratch and gradient sums.")
       .def(nb::init<const HedgeModel&, bool>(), nb::keep_alive<1, 2>(), nb::arg("model"), nb::arg("training"))
       .def("forward_backward", &forward_backward)
+      .def("train_in_steps", &train_in_steps)
+      .def("take_steps", &take_steps)
       .def("score", &score, nb::arg("model"), nb::arg("groups"), nb::arg("dense"), nb::arg("predictions"), nb::arg("requests").none() = nb::none(),
            "Predict; `requests` is (ends of each request's samples, per group which features have one occurrence a request).")
       .def("add", &HedgeLane::add, nb::call_guard<nb::gil_scoped_release>(), "Take another lane's sums and zero them.")

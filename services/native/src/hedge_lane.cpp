@@ -340,13 +340,19 @@ void HedgeLane::count_dense(std::int64_t first, std::int64_t last) {
 }
 
 // Where steps end: of rows every kStepRows samples and of the dense weights every kDenseRows, but a new model's first ones
-// have 1, 2, 4 samples and so on. A batch of rows that cannot be stepped here is one step.
-void HedgeLane::plan_steps(const BatchView& batch) {
+// have 1, 2, 4 samples and so on. Without `dense_steps` the batch is one dense step, and one of rows that cannot be stepped
+// here is one step.
+void HedgeLane::plan_steps(const BatchView& batch, bool dense_steps) {
   row_ends_.clear();
   dense_ends_.clear();
   at_ = 0;
   if (!in_steps_) {
     if (batch.size) row_ends_.push_back(batch.size), dense_ends_.push_back(1);
+    return;
+  }
+  if (!dense_steps) {
+    for (std::int64_t b = 0; b < batch.size;) row_ends_.push_back(b = std::min(batch.size, b + kStepRows));
+    if (batch.size) dense_ends_.push_back(row_ends_.size());
     return;
   }
   std::int64_t step = model_.state.step;
@@ -410,6 +416,10 @@ void HedgeLane::plan_group(std::size_t g) {
 }
 
 void HedgeLane::begin(const BatchView& batch, bool learn_dense, bool in_steps, float* predictions) {
+  start(batch, learn_dense, in_steps, true, predictions);
+}
+
+void HedgeLane::start(const BatchView& batch, bool learn_dense, bool in_steps, bool dense_steps, float* predictions) {
   const InputPlan& in = model_.plan().input;
   const int L = model_.labels();
   check(in, batch, L);
@@ -418,7 +428,7 @@ void HedgeLane::begin(const BatchView& batch, bool learn_dense, bool in_steps, f
   std::fill(losses_.begin(), losses_.end(), 0.0);
   std::fill(label_rows_.begin(), label_rows_.end(), 0.0);
   in_steps_ = in_steps;
-  plan_steps(batch_);
+  plan_steps(batch_, dense_steps);
   for (std::size_t g = 0; g < in.groups.size(); ++g) {
     if (in_steps_) {
       if (!batch_.groups[g].layout) throw std::logic_error("steps within a batch need the layouts of its rows");
@@ -501,9 +511,9 @@ void HedgeLane::finish_group(std::size_t g, std::size_t step) {
   }
 }
 
-void HedgeLane::forward_backward(const BatchView& batch, bool learn_dense, float* predictions, double* expert_losses,
-                                 double* rows) {
-  begin(batch, learn_dense, false, predictions);
+void HedgeLane::forward_backward(const BatchView& batch, bool learn_dense, bool in_steps, float* predictions,
+                                 double* expert_losses, double* rows) {
+  start(batch, learn_dense, in_steps, false, predictions);
   while (more()) advance();
   std::copy(losses_.begin(), losses_.end(), expert_losses);
   std::copy(label_rows_.begin(), label_rows_.end(), rows);

@@ -407,6 +407,16 @@ bool RowLayout::step_copy(float* values, float* floats, const float* gradient) c
   return stepped != 0;
 }
 
+void RowLayout::restore_counts(float* values, const float* states, size_t n) const {
+  u32 at = 0;
+  for (const Slot& slot : slots_) {
+    if (slot.rule == Rule::count)
+      for (size_t i = 0; i < n; i++)
+        std::fill_n(values + i * width_ + slot.start, slot.width, count_value(count_bucket(std::max(states[i * state_floats_ + at], 0.0f))));
+    at += slot.state_floats;
+  }
+}
+
 void RowLayout::pack(Row row, u8* out) const {
   const u32 head = head_end_ - 8;
   copy_words(out, row.head + 8, head / 4);

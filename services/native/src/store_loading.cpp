@@ -68,6 +68,8 @@ Unread Store::unread(const std::vector<std::pair<u32, Keys>>& groups) const {
       const std::lock_guard lock(state.lock);
       for (; i < end; i++) {
         if (known(state, group, bucket, keys.keys[i], keys.tables[i])) continue;
+        // A push may name a row several times, one behind the other; it is read once.
+        if (i && keys.keys[i] == keys.keys[i - 1] && keys.tables[i] == keys.tables[i - 1]) continue;
         out.buckets.push_back(bucket);
         out.fences.push_back(state.loading->fence);
         out.keys.push_back(keys.keys[i]);

@@ -17,7 +17,7 @@ from freshet.errors import Fenced, Refused
 from freshet.model import GroupInputs, Labels, ModelInputs
 from freshet.seams.batches import TrainBatch
 from freshet.testing.ledger import hash_of
-from freshet.types import F32, Fence, OffsetRange
+from freshet.types import F32, U32, Fence, OffsetRange
 
 PARTITIONS = 4
 ENDLESS = 2**22
@@ -138,7 +138,13 @@ class SharedStream:
         at[p] = last
         return batch
 
-    def give_back(self, lane: int, batch: TrainBatch, gradients: Sequence[F32] | None) -> None:
+    def give_back(
+        self,
+        lane: int,
+        batch: TrainBatch,
+        gradients: Sequence[F32] | None,
+        counts: Sequence[U32] | None = None,
+    ) -> None:
         """Push what the batch's one row is to count."""
         if gradients is None:
             self._next[lane] = None

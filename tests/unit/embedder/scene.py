@@ -11,6 +11,7 @@ from freshet.embedder.core import partitions_of_lane
 from freshet.embedder.decoding import BlockDecoder, DecodedBatch, Places
 from freshet.embedder.pipelined import OwnWritesOf, PipelinedStream, Share
 from freshet.embedder.recent import Recent
+from freshet.embedder.service import names_of
 from freshet.embedder.serving import BatchServer, Shape
 from freshet.embedder.stream import LocalStream
 from freshet.features import Decoded, GroupKeys, encode_block, read_blocks
@@ -83,9 +84,10 @@ FENCE = Fence(10)
 class LocalScene:
     """An empty topic, the reference row service, and the stream of one process over both."""
 
-    def __init__(self, log: SqliteEventLog) -> None:
-        self.spec, self.log = parse_spec(SPEC), log
-        self.rows: RowService = ReferenceRowService([WIDTH], dict.fromkeys(range(PARTITIONS), 0))
+    def __init__(self, log: SqliteEventLog, text: str = SPEC, rows: RowService | None = None) -> None:
+        self.text, self.spec, self.log = text, parse_spec(text), log
+        self.names = names_of(self.spec, layout_of(self.spec))
+        self.rows = rows or ReferenceRowService([WIDTH], dict.fromkeys(range(PARTITIONS), 0))
         self.dense_applied: dict[int, int] = {}
         self.decoder: Callable[[], BlockDecoder] = IdDecoder  # type: ignore[assignment]  # stands in for it
         self.told: Callable[[], Mapping[int, Sequence[int]]] | None = None  # instead, if it moves
@@ -117,7 +119,7 @@ class LocalScene:
         dense = {p: [self.dense_applied[p]] for p in self.dense_applied}
         told = self.told or (lambda: dense)
         return {
-            "spec": parse_spec(SPEC.replace("[train]", f'[train]\nmode = "{mode}"')),
+            "spec": parse_spec(self.text.replace("[train]", f'[train]\nmode = "{mode}"')),
             "layout": layout_of(self.spec),
             "topic": "samples",
             "log": self.log,
@@ -131,8 +133,15 @@ class LocalScene:
 class PipelinedScene(LocalScene):
     """The same with the stream that looks ahead, with or without its own writes in its rows."""
 
-    def __init__(self, log: SqliteEventLog, *, own_writes: bool = False) -> None:
-        super().__init__(log)
+    def __init__(
+        self,
+        log: SqliteEventLog,
+        text: str = SPEC,
+        rows: RowService | None = None,
+        *,
+        own_writes: bool = False,
+    ) -> None:
+        super().__init__(log, text, rows)
         self.own_writes: OwnWritesOf | None = "here" if own_writes else None
 
     def stream(
@@ -148,15 +157,13 @@ class PipelinedScene(LocalScene):
         )
 
 
-NAMES = Names((), ("click",), (WIDTH,), (0,), BUCKETS)
-
-
 class ServedEmbedder:
     """A batch server on a free port."""
 
     def __init__(
         self,
         parts: dict[str, Any],
+        names: Names,
         owned: Sequence[int],
         fence: Fence,
         codec: RowCodec,
@@ -164,7 +171,7 @@ class ServedEmbedder:
         work_bytes: int,
     ) -> None:
         self._parts, self._owned, self._fence = parts, owned, fence
-        self.batches = BatchServer(NAMES, codec, self._make)
+        self.batches = BatchServer(names, codec, self._make)
         self.server = GrpcServer("127.0.0.1:0", transport, work_bytes=work_bytes)
         self.batches.add_to(self.server)
         self.server.start()
@@ -194,12 +201,14 @@ class RemoteScene(LocalScene):
     def __init__(
         self,
         log: SqliteEventLog,
+        text: str = SPEC,
+        rows: RowService | None = None,
         *,
         codec: RowCodec = RowCodec.FP32,
         own_writes: bool = False,
         max_message_bytes: int = MIB,
     ) -> None:
-        super().__init__(log)
+        super().__init__(log, text, rows)
         self.codec, self.own_writes = codec, own_writes
         self.transport = Transport(max_message_bytes=max_message_bytes)
         self.ends: list[Callable[[], None]] = []
@@ -226,7 +235,7 @@ class RemoteScene(LocalScene):
         del parts["dense_applied"]
         parts |= {"batch_rows": batch_rows, "staleness_rows": staleness_rows}
         parts["own_writes"] = "taker" if self.own_writes else None
-        embedder = ServedEmbedder(parts, owned, fence, self.codec, self.transport, work_bytes)
+        embedder = ServedEmbedder(parts, self.names, owned, fence, self.codec, self.transport, work_bytes)
         self.ends.append(embedder.stop)
         return embedder
 
@@ -243,7 +252,7 @@ class RemoteScene(LocalScene):
         recent = Recent(self.spec.serve.gate.samples, SYSTEM_CLOCK)
         stream = RemoteStream(
             seat=Seat(0, 1, lanes, seat),
-            names=NAMES,
+            names=self.names,
             partitions=PARTITIONS,
             owners=owners,
             transport=self.transport,

@@ -24,7 +24,7 @@ from freshet.seams.batches.frames import (
 from freshet.seams.batches.own_writes import Looked
 from freshet.seams.rowservice import KeyGroup, RowStates
 from freshet.tables import KnownPushes
-from freshet.types import U64, Fence, OffsetRange, bucket_of
+from freshet.types import F32, U64, Fence, OffsetRange, bucket_of
 from freshet.wire.frames import BadFrame, Frame, Kind, Part, decode_frame, encode_frame
 from freshet.wire.values import RowCodec
 
@@ -138,11 +138,104 @@ def test_who_asks_and_the_dense_vector_arrive():
 
 
 def test_gradients_of_another_shape_than_the_batch_are_refused():
-    sent = [np.ones((5, 3), np.float32)]
+    sent = [np.ones((5, 3), np.float32), np.ones((2, 1), np.float32)]
     frame = decode_frame(gradients_frame(5, ASKED, {}, 1, sent, RowCodec.FP32), max_bytes=MAX)
-    np.testing.assert_array_equal(gradients_of(frame, [(5, 3)])[0], sent[0])
+    made, counts = gradients_of(frame, a_batch())
+    np.testing.assert_array_equal(made[0], sent[0])
+    assert counts is None
+    wider = [np.ones((6, 3), np.float32), sent[1]]
+    frame = decode_frame(gradients_frame(5, ASKED, {}, 1, wider, RowCodec.FP32), max_bytes=MAX)
     with pytest.raises(BadFrame):
-        gradients_of(frame, [(6, 3)])
+        gradients_of(frame, a_batch())
+
+
+COUNTS = [np.array([1, 3, 1, 2, 4], np.uint32), np.array([2, 1], np.uint32)]
+
+
+def in_steps(b: int = 4) -> TrainBatch:
+    """A batch whose embedder takes several gradients a row."""
+    batch = a_batch(b)
+    assert batch.looked is not None
+    return replace(batch, states=batch.looked.states.floats)
+
+
+def counted_frame(codec: RowCodec = RowCodec.FP32) -> tuple[Frame, list[F32]]:
+    """Gradients of COUNTS, and those."""
+    rng = np.random.default_rng(3)
+    sent = [
+        rng.normal(size=(int(of.sum()), width)).astype(np.float32)
+        for of, width in zip(COUNTS, NAMES.widths, strict=True)
+    ]
+    return decode_frame(gradients_frame(5, ASKED, {}, 1, sent, codec, COUNTS), max_bytes=MAX), sent
+
+
+def test_gradients_of_several_steps_come_back_as_they_were_sent():
+    frame, sent = counted_frame()
+    gradients, counts = gradients_of(frame, in_steps())
+    assert counts is not None
+    for g, of in enumerate(COUNTS):
+        np.testing.assert_array_equal(counts[g], of)
+        np.testing.assert_array_equal(gradients[g], sent[g])
+
+
+def test_a_rank_is_told_whether_its_embedder_takes_several_gradients():
+    for sent in (in_steps(), a_batch()):
+        made = batch_of(decode_frame(batch_frame(3, 9, sent, NAMES, RowCodec.FP32), max_bytes=MAX), NAMES)
+        assert made is not None
+        assert made[1].looked is not None
+        assert (made[1].states is None) == (sent.states is None)
+        for mine, floats in zip(made[1].states or (), made[1].looked.states.floats, strict=False):
+            assert mine is floats
+
+
+def test_several_gradients_of_a_batch_that_takes_one_are_refused():
+    frame, _ = counted_frame()
+    with pytest.raises(BadFrame, match="without the states"):
+        gradients_of(frame, a_batch())
+
+
+@pytest.mark.parametrize(
+    "counts",
+    [
+        np.array([1, 3, 1, 2, 3], np.uint16),  # one gradient is nobody's
+        np.array([1, 3, 1, 2, 5], np.uint16),  # more than samples
+        np.array([0, 4, 1, 2, 4], np.uint16),  # a row without one
+        np.array([1, 3, 1, 2], np.uint16),  # fewer than rows
+        np.array([1, 3, 1, 2, 4], np.uint32),  # of another type
+        np.array([[1, 3, 1, 2, 4]], np.uint16),
+    ],
+)
+def test_counts_that_do_not_fit_are_refused(counts):
+    good, _ = counted_frame()
+    bad = replace(good, sections={**good.sections, (Part.COUNTS, 0): counts})
+    with pytest.raises(BadFrame):
+        gradients_of(decode_frame(encode_frame(bad), max_bytes=MAX), in_steps())
+
+
+@given(
+    st.integers(0, 7),
+    st.sampled_from(list(RowCodec)),
+    st.sampled_from([Part.COUNTS, Part.VALUES, Part.SCALES]),
+    st.integers(0, 2),
+    st.sampled_from(["u1", "<u2", "<u4", "<f4", "i1"]),
+    st.lists(st.integers(0, 12), min_size=1, max_size=2),
+    st.integers(0, 2**32 - 1),
+)
+def test_whatever_gradients_arrive_fit_their_rows_or_are_refused(
+    flags, codec, part, group, dtype, shape, seed
+):
+    good, _ = counted_frame(codec)
+    drawn = np.random.default_rng(seed).integers(0, 5 if part == Part.COUNTS else 100, shape)
+    sections = {**good.sections, (part, group): drawn.astype(dtype)}
+    try:
+        gradients, counts = gradients_of(replace(good, flags=flags, sections=sections), in_steps())
+    except BadFrame:
+        return
+    assert (counts is not None) == bool(flags & 4)
+    for g, inputs in enumerate(in_steps().inputs.groups):
+        of = np.ones(len(inputs.rows), np.int64) if counts is None else counts[g]
+        assert gradients[g].shape == (of.sum(), inputs.rows.shape[1])
+        assert of.min() >= 1
 
 
 WRONG: dict[str, tuple[Part, int, NDArray[Any]]] = {

@@ -126,7 +126,7 @@ def test_a_lane_far_behind_takes_what_the_spec_allows(long_log: SqliteEventLog, 
 
 def test_the_first_batches_of_a_new_model_are_short(long_log: SqliteEventLog) -> None:
     clock = SettableClock()
-    source = Source(long_log, "samples", [0], Sizes(256, 256, 0), clock)
+    source = Source(long_log, "samples", [0], Sizes(256, 256, 0, ramps=True), clock)
     sizes = []
     for start in (0, 1):
         source.rewind([{0: (start,)}])

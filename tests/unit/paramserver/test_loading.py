@@ -23,7 +23,7 @@ from freshet.seams.rowstore import FlushOutcome, RowStore
 from freshet.seams.rowstore.sqlite import SqliteRowStore
 from freshet.spec.layout import layout_of
 from freshet.tables.runs import runs_of, widths_of
-from freshet.testing.contracts.rowservice import Row, keys_of, look_up, push_of
+from freshet.testing.contracts.rowservice import Row, keys_of, look_up, push_of, push_of_steps
 from freshet.testing.contracts.rowstore import Change, flush_of, next_meta
 from freshet.testing.faults import Faulty
 from freshet.types import I64, U8, U64, Bucket, Fence, RowRuns, TopicPartition
@@ -145,6 +145,16 @@ def test_a_lookup_is_answered_before_anything_is_loaded(
     assert rows.asked == [10], "only what was asked for is read"
     assert pushes(shard, initial, STORED[:10], create=True) == dict.fromkeys(STORED[:10], 1)
     assert rows.asked == [10], "and it is read once"
+
+
+def test_a_row_of_several_gradients_is_read_once_and_makes_all_steps(
+    shard: Shard, rows: Watched, initial: dict[Row, list[float]]
+) -> None:
+    several = {row: [[1.0, 1.0]] * 3 for row in [*STORED[:10], *NEW[:5]]}
+    assert shard.push(push_of_steps({0: (1, 2)}, several))
+    assert rows.asked == [15]
+    assert pushes(shard, initial, STORED[:10]) == dict.fromkeys(STORED[:10], 4)
+    assert pushes(shard, initial, NEW[:5]) == dict.fromkeys(NEW[:5], 3)
 
 
 def test_what_the_row_store_does_not_have_is_absent_and_not_asked_for_again(

@@ -44,7 +44,7 @@ class Stream:
                 self.stop.set()
         return None
 
-    def give_back(self, lane, batch, gradients):
+    def give_back(self, lane, batch, gradients, counts=None):
         with self.lock:
             self.given_back.append((lane, batch.ranges[0], None if gradients is None else list(gradients)))
         if batch.ranges[0] in self.refuse:

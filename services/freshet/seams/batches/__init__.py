@@ -10,7 +10,7 @@ from typing import Protocol
 from freshet.model.inputs import Labels, ModelInputs
 from freshet.model.loop import LoopBatches, Ran
 from freshet.seams.batches.own_writes import Looked
-from freshet.types import F32, I64, U8, U64, Bool, Fence, OffsetRange
+from freshet.types import F32, I64, U8, U32, U64, Bool, Fence, OffsetRange
 
 __all__ = ["BatchStream", "RunStream", "TrainBatch", "TrainRun"]
 
@@ -36,6 +36,9 @@ class TrainBatch:
     explored: Bool | None = None  # (B,) served in random order; None: it is not known of any
     items: U64 | None = None  # (B,) key of the item, 0: null; None: the spec has no feature for it
     looked: Looked | None = None  # what its rows can be brought up by; None: they are as they should be
+    states: Sequence[F32] | None = None
+    """Per group (U, T): optimiser state of its rows, if the stream takes several gradients a row; who steps
+    rows within the batch writes to it. None: the stream takes one gradient a row."""
     ends: I64 | None = (
         None  # (K,) where batches end that it is put together of, for measures; None: it is one
     )
@@ -102,8 +105,19 @@ class BatchStream(Protocol):
             DataLost, Unavailable: as the log and the row service do.
         """
 
-    def give_back(self, lane: int, batch: TrainBatch, gradients: Sequence[F32] | None) -> None:
+    def give_back(
+        self,
+        lane: int,
+        batch: TrainBatch,
+        gradients: Sequence[F32] | None,
+        counts: Sequence[U32] | None = None,
+    ) -> None:
         """Push a batch's row gradients; None returns the batch unused, to be issued again.
+
+        Args:
+            gradients: per group (G, S), G the sum of its counts.
+            counts: per group (U,), of a batch with `states`: how many gradients each row has, one behind the
+                other in the order of its steps. None: one each.
 
         Its credit is free once all shards have acknowledged the push (PROTOCOL 16). A stream may answer
         later: then it copies the gradients, and a refusal shows in what `take` gives next.

@@ -22,7 +22,7 @@ from freshet.errors import FreshetError, Overloaded
 from freshet.seams.batches import TrainBatch
 from freshet.seams.batches.frames import Asked, Names, batch_of, gradients_frame, settle_frame, take_frame
 from freshet.seams.rowservice.link import Link
-from freshet.types import F32
+from freshet.types import F32, U32
 from freshet.wire.frames import Frame, decode_frame, encode_frame
 from freshet.wire.values import RowCodec
 
@@ -150,12 +150,14 @@ class Feed:
         self._stream.put_out(out, size)
         return out
 
-    def give(self, batch_id: int, gradients: Sequence[F32] | None) -> None:
+    def give(
+        self, batch_id: int, gradients: Sequence[F32] | None, counts: Sequence[U32] | None = None
+    ) -> None:
         """Send gradients home. If they get lost the feed ends: its embedder issues the batch again."""
         vector, codec = self._stream.vector(), self._stream.codec
 
         def make(number: int) -> bytes:
-            return gradients_frame(number, self._asked, vector, batch_id, gradients, codec)
+            return gradients_frame(number, self._asked, vector, batch_id, gradients, codec, counts)
 
         with self._lock:
             if self._refused:  # pushes go in order

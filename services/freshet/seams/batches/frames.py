@@ -4,12 +4,14 @@ embedder.
 | stream | request | answer |
 |---|---|---|
 | `Take` | TAKE: NUMBERS (feed, seat, rank, ranks, lanes, lane, wait in ms), APPLIED (the dense vector) | BATCH, empty if none came |
-| `Give` | GRADIENTS, id of the batch: NUMBERS as above, APPLIED, VALUES of each group unless it was not used | GIVEN, flag 1 |
+| `Give` | GRADIENTS, id of the batch: NUMBERS as above, APPLIED, VALUES of each group unless it was not used; with flag 4 COUNTS | GIVEN, flag 1 |
 
 A BATCH holds RANGES, NUMBERS (fence), and the columns of the batch; of each store group VALUES, POSITIONS,
 FEATURE_STARTS, LISTS (u8, a feature: whether it is a list) and LIST_ENDS (lists × samples). Where the rank
 brings rows up to its own pushes, MOMENTS (and MOMENT_OF: which pushes rows know), and of each group KEYS,
-TABLES and STATES. What
+TABLES and STATES. Flag 4 of a BATCH says that its embedder takes several gradients a row: those of the steps
+within the batch, for which the rank needs STATES. Only to such a batch does a rank answer with flag 4: VALUES
+are then (G, S), and COUNTS (U,) tell how many of them are each row's, one behind the other. What
 arrives is checked here, as native code trusts it: positions lie within the rows, ends rise, keys are sorted.
 """  # noqa: E501  the table
 
@@ -46,13 +48,15 @@ __all__ = [
 
 Sections = dict[tuple[Any, int], NDArray[Any]]
 
-USED, SETTLE = 1, 2
-"""Flags of GRADIENTS: the batch was trained on; and: no gradients, the answer comes when all before are
-acknowledged."""
+MOST_COUNTED = 65535
+
+USED, SETTLE, COUNTED = 1, 2, 4
+"""Flags of GRADIENTS: the batch was trained on; no gradients, the answer comes when all before are
+acknowledged; and: rows have several gradients, as COUNTS say."""
 DONE = 1
 """Flag of GIVEN: it was taken; or all is acknowledged."""
-EMPTY, REPLAYED = 1, 2
-"""Flags of BATCH."""
+EMPTY, REPLAYED, IN_STEPS = 1, 2, 4
+"""Flags of BATCH. The last: gradients may be COUNTED."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,13 +100,21 @@ def gradients_frame(
     batch_id: int,
     gradients: Sequence[F32] | None,
     codec: RowCodec,
+    counts: Sequence[U32] | None = None,
 ) -> bytes:
-    """Give a batch back, with its gradients (U, S) a group, or unused."""
+    """Give a batch back, with its gradients (G, S) a group, or unused; `counts` (U,) a group: how many are
+    each row's, if some may have several. Raises ValueError if a row has more than 65535."""
     sections = _asked(asked, applied)
     sections[Part.RANGES, 0] = np.array([[batch_id, 0, 0]], np.int64)
     for g, values in enumerate(gradients or ()):
         add_values(sections, g, values, codec)
     flags = 0 if gradients is None else USED
+    if gradients is not None and counts is not None:
+        flags |= COUNTED
+        for g, of in enumerate(counts):
+            if int(of.max(initial=0)) > MOST_COUNTED:
+                raise ValueError(f"a row has {of.max()} gradients of one batch, at most {MOST_COUNTED}")
+            sections[Part.COUNTS, g] = of.astype(np.uint16)
     return encode_frame(Frame(Kind.GRADIENTS, frame_id, codec, flags, sections))
 
 
@@ -126,14 +138,36 @@ def asked_of(frame: Frame, kind: Kind) -> tuple[Asked, dict[int, int]]:
     return Asked(feed, Fence(seat), rank, ranks, lanes, lane, wait_ms), dict(applied)
 
 
-def gradients_of(frame: Frame, shapes: Sequence[tuple[int, int]]) -> list[F32]:
-    """Gradients (U, S) of each group. Raises BadFrame if they are not of these shapes."""
-    made = []
-    for g, shape in enumerate(shapes):
-        out = np.empty(shape, np.float32)
+def gradients_of(frame: Frame, batch: TrainBatch) -> tuple[list[F32], list[U32] | None]:
+    """Gradients (G, S) of each group, and how many each row of the batch has (U,); None: one each.
+
+    Raises BadFrame if they do not fit the batch: a row has a gradient, and at most one a sample.
+    """
+    counted = bool(frame.flags & COUNTED)
+    if counted and batch.states is None:
+        raise BadFrame(
+            "gradients: several a row, of a batch that was sent without the states of rows", "shape"
+        )
+    gradients, counts = list[F32](), list[U32]()
+    for g, group in enumerate(batch.inputs.groups):
+        rows, width = group.rows.shape
+        if counted:
+            of = frame.array(Part.COUNTS, np.uint16, (rows,), group=g).astype(np.uint32)
+            if rows and not 1 <= int(of.min()) <= int(of.max()) <= max(len(batch), 1):
+                raise BadFrame(
+                    f"gradients: rows of group {g} have {of.min()} to {of.max()} gradients; expected 1 to "
+                    f"{len(batch)}, the samples of the batch",
+                    "shape",
+                )
+            rows = int(of.sum())
+            counts.append(of)
+        given = frame.array(Part.VALUES, value_type(frame.codec), (None, width), group=g)
+        if len(given) != rows:  # before memory is taken for them
+            raise BadFrame(f"gradients: expected {rows} of group {g}, found {len(given)}", "shape")
+        out = np.empty((rows, width), np.float32)
         values_into(frame, g, out)
-        made.append(out)
-    return made
+        gradients.append(out)
+    return gradients, counts if counted else None
 
 
 def batch_id_of(frame: Frame) -> int:
@@ -172,7 +206,9 @@ def batch_frame(frame_id: int, batch_id: int, batch: TrainBatch, names: Names, c
     _add_inputs(sections, batch.inputs, codec)
     if batch.looked is not None:
         _add_looked(sections, batch.looked)
-    return encode_frame(Frame(Kind.BATCH, frame_id, codec, REPLAYED if batch.replayed else 0, sections))
+    in_steps = batch.states is not None and batch.looked is not None
+    flags = (REPLAYED if batch.replayed else 0) | (IN_STEPS if in_steps else 0)
+    return encode_frame(Frame(Kind.BATCH, frame_id, codec, flags, sections))
 
 
 def batch_of(frame: Frame, names: Names, room: Sequence[F32] | None = None) -> tuple[int, TrainBatch] | None:
@@ -200,6 +236,8 @@ def batch_of(frame: Frame, names: Names, room: Sequence[F32] | None = None) -> t
         if frame.has(Part.SERVED, i)
     }
     inputs = _inputs(frame, len(ids), names, room)
+    looked = _looked(frame, inputs, names) if frame.has(Part.MOMENTS) else None
+    in_steps = looked is not None and frame.flags & IN_STEPS
     return batch_id, TrainBatch(
         ranges=_ranges(frame),
         fence=Fence(fence),
@@ -212,7 +250,8 @@ def batch_of(frame: Frame, names: Names, room: Sequence[F32] | None = None) -> t
         replayed=bool(frame.flags & REPLAYED),
         explored=explored,
         items=items,
-        looked=_looked(frame, inputs, names) if frame.has(Part.MOMENTS) else None,
+        looked=looked,
+        states=looked.states.floats if looked is not None and in_steps else None,
     )
 
 

@@ -22,7 +22,7 @@ from freshet.seams.batches.own_writes import OwnWrites
 from freshet.seams.eventlog import EventLog
 from freshet.seams.rowservice.link import Link
 from freshet.seams.transport import Transport
-from freshet.types import F32, Fence, TopicPartition
+from freshet.types import F32, U32, Fence, TopicPartition
 from freshet.wire.values import RowCodec
 
 __all__ = ["BATCHES", "RemoteStream", "Seat", "StreamCounts"]
@@ -130,7 +130,13 @@ class RemoteStream:
             if self._clock.monotonic() >= deadline:
                 return None
 
-    def give_back(self, lane: int, batch: TrainBatch, gradients: Sequence[F32] | None) -> None:
+    def give_back(
+        self,
+        lane: int,
+        batch: TrainBatch,
+        gradients: Sequence[F32] | None,
+        counts: Sequence[U32] | None = None,
+    ) -> None:
         """Send a batch's gradients home; see the protocol. A refusal is the embedder's to deal with."""
         with self._changed:
             out = self._out.pop(id(batch), None)
@@ -138,8 +144,8 @@ class RemoteStream:
             raise ValueError(f"a batch of {batch.ranges} is given back that is not out")
         if gradients is not None and not batch.replayed:
             self._remember(batch.inputs)
-            self._note(batch, gradients)
-        out.feed.give(out.id, gradients)
+            self._note(batch, gradients, counts)
+        out.feed.give(out.id, gradients, counts)
         out.feed.recycle([group.rows for group in batch.inputs.groups])
 
     def settled(self, wait_s: float) -> bool:
@@ -222,7 +228,7 @@ class RemoteStream:
                 lambda: self._closed or any(feed.has_news for feed in feeds), max(0.0, until - now)
             )
 
-    def _note(self, batch: TrainBatch, gradients: Sequence[F32]) -> None:
+    def _note(self, batch: TrainBatch, gradients: Sequence[F32], counts: Sequence[U32] | None) -> None:
         """Keep what is given back for batches whose lookup cannot know it.
 
         A rank is told of no acknowledgement. But a feed has no more batches under way than were asked for,
@@ -231,7 +237,10 @@ class RemoteStream:
         if self._own is None or batch.looked is None:
             return
         # Copies: the arrays are views of a message of many others, and the gradients the model's own.
-        groups = [replace(g, keys=g.keys.copy(), tables=g.tables.copy()) for g in batch.looked.groups]
+        if counts is None:
+            groups = [replace(g, keys=g.keys.copy(), tables=g.tables.copy()) for g in batch.looked.groups]
+        else:
+            groups = [g.repeated(of) for g, of in zip(batch.looked.groups, counts, strict=True)]
         self._own.given(batch.ranges, groups, [one.copy() for one in gradients])
         with self._changed:
             feeds = len(self._feeds)

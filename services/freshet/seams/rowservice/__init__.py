@@ -8,6 +8,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
+import numpy as np
+
 from freshet.errors import Refused
 from freshet.tables import Store
 from freshet.tables.known import KnownPushes
@@ -26,6 +28,18 @@ class KeyGroup:
     tables: U8  # (U,) table id of each key
     bucket_starts: U32  # (buckets + 1,) keys of bucket b are [bucket_starts[b], bucket_starts[b + 1])
 
+    def repeated(self, counts: U32) -> KeyGroup:
+        """Each key as often as `counts` (U,) says, one behind the other: what a push of several gradients a
+        row names. Copies."""
+        ends = np.zeros(len(counts) + 1, np.uint32)
+        np.cumsum(counts, out=ends[1:])
+        return KeyGroup(
+            self.group,
+            np.repeat(self.keys, counts),
+            np.repeat(self.tables, counts),
+            ends[self.bucket_starts],
+        )
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Push:
@@ -35,7 +49,9 @@ class Push:
     fence: Fence  # of the embedder's claim on these partitions
     clock_ms: TimeMs  # largest event time in the batch
     groups: Sequence[KeyGroup]
-    gradients: Sequence[F32]  # per group (U, S): summed over the batch's occurrences; slots as in the row
+    """A key may stand in one several times, one behind the other (`KeyGroup.repeated`): its row then makes a
+    step by each of its gradients, in their order."""
+    gradients: Sequence[F32]  # per group (U, S): summed over occurrences of a step; slots as in the row
     owned: Bool | None = None
     """(buckets,) those that the sender believes to be the receiver's: it touches no others, and refuses the
     push if one of them is not (PROTOCOL 4). None: all that the receiver has, which is in the same process."""

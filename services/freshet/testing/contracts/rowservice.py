@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -18,7 +19,16 @@ from freshet.errors import Fenced, Refused
 from freshet.seams.rowservice import KeyGroup, Push, RowService, RowStates
 from freshet.types import F32, Fence, OffsetRange, TimeMs, bucket_of
 
-__all__ = ["BUCKETS", "PARTITIONS", "WIDTH", "RowServiceContract", "keys_of", "look_up", "push_of"]
+__all__ = [
+    "BUCKETS",
+    "PARTITIONS",
+    "WIDTH",
+    "RowServiceContract",
+    "keys_of",
+    "look_up",
+    "push_of",
+    "push_of_steps",
+]
 
 BUCKETS, PARTITIONS, WIDTH = 16, 2, 2
 DEADLINE_S = 60.0
@@ -56,6 +66,15 @@ def push_of(
     pushed = np.array([gradients[row] for row in ordered], np.float32).reshape(len(ordered), WIDTH)
     covered = tuple(OffsetRange(p, start, stop) for p, (start, stop) in sorted(ranges.items()))
     return Push(covered, Fence(fence), TimeMs(1_700_000_000_000), [group], [pushed])
+
+
+def push_of_steps(ranges: Mapping[int, tuple[int, int]], steps: Mapping[Row, list[list[float]]]) -> Push:
+    """A push of {partition: (start, stop)} and {row: its gradients, one behind the other}."""
+    plain = push_of(ranges, {row: gradients[0] for row, gradients in steps.items()})
+    group, ordered = keys_of(list(steps))
+    counts = np.array([len(steps[row]) for row in ordered], np.uint32)
+    gradients = np.array([one for row in ordered for one in steps[row]], np.float32)
+    return replace(plain, groups=[group.repeated(counts)], gradients=[gradients])
 
 
 A, B, C = (0, 3), (1, 3), (0, 2**63 + 5)
@@ -100,6 +119,35 @@ class RowServiceContract:
     def test_a_push_to_an_absent_row_creates_it(self, service: RowService) -> None:
         assert service.push(push_of({0: (0, 1)}, {A: [3.0, -1.0]}))
         np.testing.assert_allclose(look_up(service, [A], create=False)[A], [-3.0, 1.0], atol=0.1)
+
+    def test_several_gradients_of_a_row_are_steps_in_their_order(self, service: RowService) -> None:
+        """Sizes tell the order: in float32 a small step beside a huge one is lost."""
+        before = look_up(service, [A, B, C], create=True)
+        steps: dict[Row, list[list[float]]] = {
+            A: [[1.0, 2.0], [1e9, 0.5], [-1e9, 0.25]],
+            B: [[1e9, 0.0], [-1e9, 0.0], [1.0, 1.0]],
+            C: [[0.5, 0.5]],
+        }
+        push = push_of_steps({0: (0, 5)}, steps)
+        assert service.push(push)
+        after = look_up(service, [A, B, C], create=True)
+        for row, gradients in steps.items():
+            expected = np.array(before[row], np.float32)
+            for gradient in gradients:
+                expected -= np.array(gradient, np.float32)
+            assert after[row] == expected.tolist()
+        assert service.push(push) is False
+        assert look_up(service, [A, B, C], create=True) == after
+
+    def test_several_gradients_of_an_absent_row_create_it_once(self, service: RowService) -> None:
+        assert service.push(push_of_steps({0: (0, 1)}, {A: [[1.0, 0.0], [2.0, 0.0]], C: [[4.0, 0.0]] * 5}))
+        after = look_up(service, [A, C], create=False)
+        np.testing.assert_allclose([after[A][0], after[C][0]], [-3.0, -20.0], atol=0.1)
+
+    def test_of_several_gradients_one_that_is_not_finite_is_left_out(self, service: RowService) -> None:
+        before = look_up(service, [A], create=True)[A]
+        assert service.push(push_of_steps({0: (0, 1)}, {A: [[1.0, 0.0], [float("nan"), 0.0], [2.0, 0.0]]}))
+        np.testing.assert_allclose(look_up(service, [A], create=True)[A][0], before[0] - 3.0, rtol=1e-5)
 
     def test_a_push_repeated_after_a_lost_answer_changes_nothing(self, service: RowService) -> None:
         push = push_of({0: (0, 5), 1: (0, 2)}, {A: [1.0, 1.0]})

@@ -159,8 +159,10 @@ class HedgeLane {
   void advance();
   const StepGradients& gradients(std::size_t group) const { return steps_[group].made; }
 
-  // All of it at once, as one dense step. expert_losses (L, K) and rows (L) are this batch's, of weighted rows.
-  void forward_backward(const BatchView& batch, bool learn_dense, float* predictions, double* expert_losses, double* rows);
+  // All of it at once, as one dense step. expert_losses (L, K) and rows (L) are this batch's, of weighted rows. in_steps: rows
+  // are stepped as by `begin`, while the dense weights stay.
+  void forward_backward(const BatchView& batch, bool learn_dense, bool in_steps, float* predictions, double* expert_losses,
+                        double* rows);
   void clear();
   void add(HedgeLane& other);  // takes the other lane's sums and zeroes them
 
@@ -179,7 +181,8 @@ class HedgeLane {
     std::vector<std::uint32_t> count, last;  // scratch: (U,)
   };
 
-  void plan_steps(const BatchView& batch);
+  void plan_steps(const BatchView& batch, bool dense_steps);
+  void start(const BatchView& batch, bool learn_dense, bool in_steps, bool dense_steps, float* predictions);
   void plan_group(std::size_t group);
   void row_step(std::size_t step);
   void finish_group(std::size_t group, std::size_t step);

@@ -111,6 +111,8 @@ class RowLayout {
 
   // The same for a row held as values (S,) and optimiser state (T,), all in float32; false if it stays as it was.
   bool step_copy(float* values, float* state, const float* gradient) const;
+  // Set the counts among `n` rows' values (n, S) to those that their states (n, T) tell: a lossy codec may have rounded them.
+  void restore_counts(float* values, const float* states, size_t n) const;
 
   void pack(Row row, u8* out) const;
   // Takes all but the key; keeps none of the flags. The caller has checked the bytes with `packed_fault`.

@@ -1,0 +1,85 @@
+"""A lane that steps rows within a batch, on copies that came with their optimiser state."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from freshet.model import StepsRows
+from freshet.model.hedge import HedgeDense
+from freshet.model.inputs import ModelInputs
+from freshet.types import F32
+from freshet.wire.values import RowCodec, pack_values, unpack_values
+from tests.unit.model.test_loop import MODELS, World, batches_of, looked_up
+
+
+def world_and_batch(model: str, size: int = 60) -> tuple[World, ModelInputs, list[F32]]:
+    """A world whose rows were stepped now and then, a batch, and the states of its rows."""
+    world = World.of(model)
+    lane = batches_of(world.spec, world.layout, 0, [size])
+    rng = np.random.default_rng(7)
+    for step in range(40):
+        inputs, groups = looked_up(world, lane, 0, int(rng.integers(1, size)))
+        gradients = [rng.normal(size=of.rows.shape).astype(np.float32) for of in inputs.groups]
+        world.store.push([replace(lane.ranges[0][0], start=step, stop=step + 1)], 1, groups, gradients)
+    inputs, groups = looked_up(world, lane, 0, size)
+    states: list[F32] = []
+    for g, group in enumerate(world.layout.groups):
+        keys, rows = groups[g], inputs.groups[g].rows
+        states.append(np.empty((len(rows), group.state_floats), np.float32))
+        world.store.lookup(g, keys.keys, keys.tables, keys.bucket_starts, rows, states=states[-1])
+    return world, inputs, states
+
+
+def trained(world: World, inputs: ModelInputs, states: list[F32]) -> tuple[F32, list[F32]]:
+    """Predictions and gradients by a model of its own."""
+    lane = HedgeDense(world.spec, training=True, precision="fp32").lane()
+    result = lane.train_in_steps(inputs, [of.copy() for of in states])
+    return result.predictions, [of.copy() for of in result.gradients]
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_rows_as_they_came_stay_for_the_gate(model: str) -> None:
+    world, inputs, states = world_and_batch(model)
+    before = [group.rows.copy() for group in inputs.groups]
+    trained(world, inputs, states)
+    for group, rows in zip(inputs.groups, before, strict=True):
+        np.testing.assert_array_equal(group.rows, rows)
+
+
+def test_counts_that_a_codec_has_rounded_come_from_the_states() -> None:
+    """A count is a small float of its row: one scale for it and a weight of 99 leaves nothing of it."""
+    world, inputs, states = world_and_batch("deep = [16]")
+    groups, wanted = [], []
+    for g, group in enumerate(inputs.groups):
+        wide, count = (world.layout.groups[g].slot(name) for name in ("wide", "count"))
+        assert wide is not None
+        assert count is not None
+        group.rows[:, wide.start] = 99.0
+        packed, scales = pack_values(group.rows, RowCodec.INT8)
+        rounded = np.empty_like(group.rows)
+        unpack_values(packed, RowCodec.INT8, scales, rounded)
+        assert len(np.unique(group.rows[:, count.start])) > 2
+        assert (rounded[:, count.start] == 0).all()
+        exact = rounded.copy()
+        exact[:, count.start] = group.rows[:, count.start]
+        groups.append(replace(group, rows=rounded))
+        wanted.append(replace(group, rows=exact))
+    predictions, gradients = trained(world, replace(inputs, groups=groups), states)
+    expected = trained(world, replace(inputs, groups=wanted), states)
+    np.testing.assert_array_equal(predictions, expected[0])
+    for mine, theirs in zip(gradients, expected[1], strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+
+
+def test_states_that_do_not_fit_are_refused() -> None:
+    world, inputs, states = world_and_batch("deep = [16]")
+    lane = world.model.lane()
+    assert isinstance(lane, StepsRows)
+    for wrong in ([], [states[0][:-1]], [states[0][:, :-1].copy()], [*states, *states]):
+        with pytest.raises(ValueError, match="steps"):
+            lane.train_in_steps(inputs, wrong)
+    with pytest.raises(ValueError, match="labels"):
+        lane.train_in_steps(replace(inputs, labels=None), states)
