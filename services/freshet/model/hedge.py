@@ -6,8 +6,8 @@ The step is written out in C++ (`hedge.hpp`); here a spec becomes its plan and i
 from __future__ import annotations
 
 import threading
-from functools import cached_property
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
