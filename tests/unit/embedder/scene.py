@@ -44,7 +44,7 @@ user = {{ dim = {WIDTH}, optimizer = {{ name = "sgd", lr = 1.0 }} }}
 [features]
 user = {{ field = "user", table = "user" }}
 [model]
-kind = "dlrm"
+kind = "dcnv2"
 [train]
 batch = {{ rows = 1, behind = 1 }}
 """
