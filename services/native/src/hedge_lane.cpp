@@ -63,10 +63,16 @@ void HedgeLane::add(HedgeLane& other) {
   other.clear();
 }
 
+// The MLP's input of row `row` of the scratch.
+void* HedgeLane::input(int row) {
+  const int bytes = model_.mlp.mode() == Mode::kBf16 ? 2 : 4;
+  return reinterpret_cast<char*>(x_.data()) + static_cast<std::int64_t>(row) * model_.plan().input.width * bytes;
+}
+
 void HedgeLane::forward(const BatchView& batch, std::int64_t first, int n) {
   const HedgePlan& plan = model_.plan();
   Gathered out;
-  out.x = plan.mlp ? x_.data() : nullptr;
+  out.x = plan.mlp ? input(held_) : nullptr;
   out.stride = plan.input.width;
   out.scalars = scalars_.data();
   out.sums = sums_.data();
@@ -79,7 +85,7 @@ void HedgeLane::forward(const BatchView& batch, std::int64_t first, int n) {
   const Mode mode = model_.mlp.mode();
   model_.kernels.gather(mode, plan.input, batch, model_.standard(), first, n, out);
   if (plan.mlp)
-    model_.kernels.mlp_forward(mode, model_.mlp.view(nullptr), mlp.scratch(), x_.data(), plan.input.width, n, logits_.data());
+    model_.kernels.mlp_forward(mode, model_.mlp.view(nullptr), mlp.scratch(), held_, out.x, plan.input.width, n, logits_.data());
   const int L = model_.labels(), K = model_.experts();
   const HeadsLayout& heads = model_.heads();
   if (heads.columns) columns(batch, first, n);
@@ -308,7 +314,7 @@ void HedgeLane::backward(const BatchView& batch, std::int64_t first, int n) {
   const int back = plan.input.width - plan.input.vectors_from;
   if (plan.mlp)
     model_.kernels.mlp_backward(model_.mlp.mode(), model_.mlp.view(learn_dense_ ? mlp.gradients.data() : nullptr), mlp.scratch(),
-                                x_.data(), plan.input.width, n, d_logits_.data(), dx_.data(), back);
+                                held_, input(held_), plan.input.width, n, d_logits_.data(), dx_.data(), back);
   Upstream up;
   up.dx = plan.mlp ? dx_.data() : nullptr;
   up.stride = back;
@@ -319,6 +325,15 @@ void HedgeLane::backward(const BatchView& batch, std::int64_t first, int n) {
   std::vector<float*> csum;
   for (Steps& steps : steps_) csum.push_back(steps.csum.data());
   model_.kernels.reduce(plan.input, batch, first, n, up, csum.data());
+}
+
+// Weight gradients over the samples that the MLP's scratch holds: one product of a dense step's rows costs less than one of
+// each step within the batch.
+void HedgeLane::weight_gradients() {
+  if (model_.plan().mlp && learn_dense_)
+    model_.kernels.mlp_gradients(model_.mlp.mode(), model_.mlp.view(mlp.gradients.data()), mlp.scratch(), x_.data(),
+                                 model_.plan().input.width, held_);
+  held_ = 0;
 }
 
 void HedgeLane::count_dense(std::int64_t first, std::int64_t last) {
@@ -464,6 +479,7 @@ void HedgeLane::advance() {
   std::fill(step_sums_.all.begin(), step_sums_.all.end(), 0.0);
   start_biases(first, last);
   for (std::size_t s = begin; s < end; ++s) row_step(s);
+  weight_gradients();
   for (int l = 0; l < L; ++l) {
     label_rows_[l] += step_sums_.label(l)[0];
     for (int k = 0; k < K; ++k) losses_[l * K + k] += step_sums_.loss(l)[k];
@@ -480,11 +496,13 @@ void HedgeLane::row_step(std::size_t step) {
   const std::int64_t begin = step ? row_ends_[step - 1] : 0, end = row_ends_[step];
   for (std::int64_t first = begin; first < end; first += kChunk) {
     const int n = static_cast<int>(std::min<std::int64_t>(kChunk, end - first));
+    if (held_ + n > kChunk) weight_gradients();
     if (!ahead_) forward(batch_, first, n);
     if (!ahead_ && !in_steps_) predict(n, predictions_ + first * model_.labels());
     ahead_ = false;
     losses(batch_, first, n);
     backward(batch_, first, n);
+    held_ += n;
   }
   for (std::size_t g = 0; g < batch_.groups.size(); ++g) finish_group(g, step);
 }

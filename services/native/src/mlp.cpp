@@ -115,8 +115,8 @@ MlpLane::MlpLane(const Mlp& mlp, bool training) {
     const std::int64_t rows = static_cast<std::int64_t>(kChunk) * (width + kStridePad);
     scratch_.hidden.push_back(hold(rows));
     scratch_.delta.push_back(training ? hold(rows) : nullptr);
-    scratch_.delta_panels.push_back(training ? hold(panel_floats(kChunk, width)) : nullptr);
     const bool pairs = training && mlp.mode() == Mode::kBf16;
+    scratch_.delta_pairs.push_back(pairs ? hold(panel_floats(kChunk / 2, width)) : nullptr);
     scratch_.input_pairs.push_back(pairs ? hold(static_cast<std::int64_t>(kChunk / 2) * k) : nullptr);
     k = width;
   }

@@ -194,6 +194,8 @@ class HedgeLane {
   void predict(int n, float* predictions) const;
   void losses(const BatchView& batch, std::int64_t first, int n);
   void backward(const BatchView& batch, std::int64_t first, int n);
+  void* input(int row);
+  void weight_gradients();
   void start_biases(std::int64_t first, std::int64_t last);
   void count_dense(std::int64_t first, std::int64_t last);
 
@@ -212,6 +214,7 @@ class HedgeLane {
   BatchView batch_;
   float* predictions_ = nullptr;
   bool learn_dense_ = true, in_steps_ = false, ahead_ = false;  // ahead_: activations of its first samples are those of the first step
+  int held_ = 0;                             // samples of the dense step at hand in the MLP's scratch: their weight gradients are to come
   std::vector<std::int64_t> row_ends_;       // samples up to and with each step of rows
   std::vector<std::size_t> dense_ends_;      // steps of rows up to and with each dense step
   std::size_t at_ = 0;                       // dense steps made

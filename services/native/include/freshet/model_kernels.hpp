@@ -77,8 +77,8 @@ struct MlpView {
 struct MlpScratch {
   std::vector<void*> hidden;      // per layer (kChunk, stride)
   std::vector<void*> delta;       // per layer (kChunk, stride)
-  std::vector<void*> delta_panels;  // per layer: delta packed as the right operand of the weight gradient
-  std::vector<void*> input_pairs;   // kBf16: per layer its input, rows interleaved in pairs
+  std::vector<void*> delta_pairs;  // kBf16: per layer its delta, rows interleaved in pairs and packed
+  std::vector<void*> input_pairs;  // kBf16: per layer its input, rows interleaved in pairs
   float* last = nullptr;          // (kChunk, stride of the last layer) fp32
 };
 
@@ -94,12 +94,15 @@ struct Kernels {
   // Subtracts v · Σc.
   void (*finish_reduce)(const GroupPlan& plan, const GroupView& group, const float* csum);
 
-  // x (n, stride) → logits (n, L). x must have one readable row behind an odd n (kBf16).
-  void (*mlp_forward)(Mode mode, const MlpView& mlp, const MlpScratch& scratch, const void* x, int stride, int n,
+  // x (n, stride) → logits (n, L). Activations are written to rows [row, row + n) of the scratch.
+  void (*mlp_forward)(Mode mode, const MlpView& mlp, const MlpScratch& scratch, int row, const void* x, int stride, int n,
                       float* logits);
-  // d_logits (n, L) → weight gradients (added) and dx (n, dx_stride), columns from `back_from` of the first layer.
-  void (*mlp_backward)(Mode mode, const MlpView& mlp, const MlpScratch& scratch, const void* x, int stride, int n,
+  // d_logits (n, L) → gradients of head and biases (added), deltas in the same rows of the scratch, and dx (n, dx_stride),
+  // columns from `back_from` of the first layer.
+  void (*mlp_backward)(Mode mode, const MlpView& mlp, const MlpScratch& scratch, int row, const void* x, int stride, int n,
                        const float* d_logits, float* dx, int dx_stride);
+  // Adds the gradients of the hidden layers' weights over rows [0, n) of the scratch, whose inputs are x (n, stride).
+  void (*mlp_gradients)(Mode mode, const MlpView& mlp, const MlpScratch& scratch, const void* x, int stride, int n);
   // Rows [from, to), multiples of 16, of (K, N) weights → panels and transposed panels of a layer.
   void (*pack)(Mode mode, const float* weights, int inputs, int outputs, int back_from, int from, int to, float* panels,
                float* transposed);
