@@ -68,9 +68,6 @@ HeadsLayout::HeadsLayout(const HedgePlan& plan) {
   size = scale_at + features * kCountBuckets;
 }
 
-int HeadsLayout::count_bias(int feature, int bucket) const { return bias_at + feature * kCountBuckets + bucket; }
-int HeadsLayout::count_scale(int feature, int bucket) const { return scale_at + feature * kCountBuckets + bucket; }
-
 HedgeModel::HedgeModel(HedgePlan plan, bool training, bool bf16, const Kernels& k)
     : mlp((check_plan(plan), shape_of(plan)), mode_of(bf16, k), training, k), kernels(k), plan_(std::move(plan)), heads_(plan_), training_(training) {
   const std::size_t L = plan_.losses.size(), LK = L * plan_.experts.size(), D = plan_.input.dense.size();

@@ -125,34 +125,40 @@ void HedgeLane::columns(const BatchView& batch, std::int64_t first, int n) {
   }
 }
 
-// Calls use(sample, feature, row, factor) for the rows of samples [first, first + n) that tell how often they were stepped;
+// Calls use(feature, group, row, factor) for the rows of sample `b`, of request `r`, that tell how often they were stepped;
 // features are counted over all groups.
 template <typename Use>
-void each_counted(const InputPlan& in, const BatchView& batch, std::int64_t first, int n, const Use& use) {
+inline void each_counted(const InputPlan& in, const BatchView& batch, std::int64_t b, std::int64_t r, const Use& use) {
   int feature = 0;
   for (std::size_t g = 0; g < in.groups.size(); ++g) {
     const GroupPlan& group = in.groups[g];
     const GroupView& view = batch.groups[g];
-    for (std::size_t f = 0; f < group.features.size(); ++f, ++feature) {
-      if (group.count_slot < 0) continue;
-      const bool shared = view.shared && view.shared[f];
-      std::int64_t r = 0;
-      for (int i = 0; i < n; ++i) {
-        while (shared && batch.request_ends[r] <= first + i) ++r;
-        const std::int64_t b = shared ? r : first + i;
-        const std::uint32_t* ends = view.ends[f];
-        const std::uint32_t from = ends ? (b ? ends[b - 1] : 0) : static_cast<std::uint32_t>(b), to = ends ? ends[b] : from + 1;
-        float factor = 1.0f;
-        if (ends && group.features[f].mean) {
-          int held = 0;
-          for (std::uint32_t o = from; o < to; ++o) held += view.positions[view.starts[f] + o] >= 0;
-          factor = held ? 1.0f / static_cast<float>(held) : 0.0f;
-        }
-        for (std::uint32_t o = from; o < to; ++o) {
-          const std::int32_t p = view.positions[view.starts[f] + o];
-          if (p >= 0) use(i, feature, group, view.rows + static_cast<std::int64_t>(p) * group.slots, factor);
-        }
+    const int features = static_cast<int>(group.features.size());
+    if (group.count_slot < 0) {
+      feature += features;
+      continue;
+    }
+    const std::int32_t* positions = view.positions;
+    const float* rows = view.rows;
+    const std::uint32_t* starts = view.starts;
+    const std::int64_t slots = group.slots;
+    for (int f = 0; f < features; ++f, ++feature) {
+      const std::int64_t at = view.shared && view.shared[f] ? r : b;
+      const std::uint32_t* ends = view.ends[static_cast<std::size_t>(f)];
+      if (!ends) {
+        const std::int32_t p = positions[starts[f] + at];
+        if (p >= 0) use(feature, group, rows + p * slots, 1.0f);
+        continue;
       }
+      const std::uint32_t from = starts[f] + (at ? ends[at - 1] : 0), to = starts[f] + ends[at];
+      float factor = 1.0f;
+      if (group.features[static_cast<std::size_t>(f)].mean) {
+        int held = 0;
+        for (std::uint32_t o = from; o < to; ++o) held += positions[o] >= 0;
+        factor = held ? 1.0f / static_cast<float>(held) : 0.0f;
+      }
+      for (std::uint32_t o = from; o < to; ++o)
+        if (positions[o] >= 0) use(feature, group, rows + positions[o] * slots, factor);
     }
   }
 }
@@ -161,27 +167,37 @@ void HedgeLane::counts(const BatchView& batch, std::int64_t first, int n) {
   const HeadsLayout& heads = model_.heads();
   const int L = model_.labels(), K = model_.experts(), expert = heads.counts_expert;
   const int scalar = model_.plan().experts[static_cast<std::size_t>(expert)].scalar;
-  each_counted(model_.plan().input, batch, first, n, [&](int i, int feature, const GroupPlan& group, const float* row, float factor) {
-    const int bucket = bucket_of_value(row[group.count_slot]);
-    const float* scalars = row + group.scalar_slot + scalar - group.scalar_first;
+  std::int64_t r = 0;
+  for (int i = 0; i < n; ++i) {
+    while (batch.request_ends && batch.request_ends[r] <= first + i) ++r;
     for (int l = 0; l < L; ++l) {
       const float* w = &model_.state.heads[static_cast<std::size_t>(l) * heads.size];
-      z_.data()[(i * L + l) * K + expert] += factor * (w[heads.count_bias(feature, bucket)] + w[heads.count_scale(feature, bucket)] * scalars[l]);
+      const float *biases = w + heads.bias_at, *scales = w + heads.scale_at;
+      float z = 0.0f;
+      each_counted(model_.plan().input, batch, first + i, r, [&](int feature, const GroupPlan& group, const float* row, float factor) {
+        const int at = feature * kCountBuckets + bucket_of_value(row[group.count_slot]);
+        z += factor * (biases[at] + scales[at] * row[group.scalar_slot + scalar - group.scalar_first + l]);
+      });
+      z_.data()[(i * L + l) * K + expert] += z;
     }
-  });
+  }
 }
 
 // Gradients of the expert counts from those at its outputs, `d_counts_`.
 void HedgeLane::count_gradients(std::int64_t first, int n) {
   const HeadsLayout& heads = model_.heads();
   const int scalar = model_.plan().experts[static_cast<std::size_t>(heads.counts_expert)].scalar;
-  each_counted(model_.plan().input, batch_, first, n, [&](int i, int feature, const GroupPlan& group, const float* row, float factor) {
-    const int l = batch_.label[first + i], bucket = bucket_of_value(row[group.count_slot]);
-    const float g = d_counts_.data()[i] * factor;
-    double* to = step_sums_.head(l);
-    to[heads.count_bias(feature, bucket)] += g;
-    to[heads.count_scale(feature, bucket)] += g * row[group.scalar_slot + scalar - group.scalar_first + l];
-  });
+  for (int i = 0; i < n; ++i) {
+    const int l = batch_.label[first + i];
+    const float d = d_counts_.data()[i];
+    double *biases = step_sums_.head(l) + heads.bias_at, *scales = step_sums_.head(l) + heads.scale_at;
+    each_counted(model_.plan().input, batch_, first + i, 0, [&](int feature, const GroupPlan& group, const float* row, float factor) {
+      const int at = feature * kCountBuckets + bucket_of_value(row[group.count_slot]);
+      const float g = d * factor;
+      biases[at] += g;
+      scales[at] += g * row[group.scalar_slot + scalar - group.scalar_first + l];
+    });
+  }
 }
 
 // The stack's logit of one sample and label: z and bias (K,) of the experts.

@@ -172,7 +172,47 @@ FRESHET_INLINE void step_slot(const Slot& s, u8* values, float* state, const flo
 
 constexpr size_t most_slots = 8;
 
-FRESHET_INLINE bool step_row(const Slot* slots, size_t count, const Slot& last, const Row& row, const float* gradient) {
+// The first slots of a row where each is one float that Adagrad steps: four at a time cost what one costs.
+struct Singles {
+  size_t count = 0;  // 0, or 2 to 4
+  float lr[4] = {}, eps[4] = {};
+
+  FRESHET_INLINE Singles(const Slot* slots, size_t slots_before_last) {
+    // Four floats are read of values, state and gradient. Those behind the singles are not written.
+    if (slots_before_last < 2 || slots[slots_before_last].start + slots[slots_before_last].width < 4 ||
+        slots[slots_before_last].state_start + slots[slots_before_last].state_floats < 4)
+      return;
+    while (count < 4 && count < slots_before_last && slots[count].rule == Rule::adagrad && slots[count].width == 1) {
+      lr[count] = slots[count].lr;
+      eps[count] = slots[count].eps;
+      count++;
+    }
+    if (count == 1) count = 0;
+  }
+
+  template <u32 N>
+  FRESHET_INLINE void step(u8* values, float* sums, const float* gradient) const {
+    float w[4], g[4], sum[4];
+    std::memcpy(w, values, sizeof w);
+    std::memcpy(g, gradient, sizeof g);
+    std::memcpy(sum, sums, sizeof sum);
+    for (u32 i = 0; i < 4; i++) {
+      sum[i] += g[i] * g[i];
+      w[i] -= lr[i] * g[i] / (std::sqrt(sum[i]) + eps[i]);
+    }
+    std::memcpy(values, w, 4 * N);
+    std::memcpy(sums, sum, 4 * N);
+  }
+
+  FRESHET_INLINE void step(u8* values, float* sums, const float* gradient) const {
+    if (count == 2) step<2>(values, sums, gradient);
+    if (count == 3) step<3>(values, sums, gradient);
+    if (count == 4) step<4>(values, sums, gradient);
+  }
+};
+
+FRESHET_INLINE bool step_row(const Slot* slots, size_t count, const Singles& singles, const Slot& last, const Place& row,
+                             const float* gradient) {
   float squared[most_slots];
   bool finite = true;
   for (size_t i = 0; i + 1 < count; i++) {
@@ -183,31 +223,35 @@ FRESHET_INLINE bool step_row(const Slot* slots, size_t count, const Slot& last, 
   const float* g = gradient + last.start;
   squared[count - 1] = last.width == 1 ? g[0] * g[0] : squared_sum(g, last.width);
   if (!finite || !std::isfinite(squared[count - 1])) return false;
-  Header& header = row.header();
-  const u64 key = header.key;
-  const u32 seed = static_cast<u32>(key ^ (key >> 32)) + (header.meta >> meta::count_shift) * 0x85ebca6bu;
-  for (size_t i = 0; i + 1 < count; i++)
-    step_slot(slots[i], row.head + slots[i].value_at, reinterpret_cast<float*>(row.head + slots[i].state_at),
-              gradient + slots[i].start, squared[i], seed);
-  step_slot(last, row.tail, reinterpret_cast<float*>(row.head + last.state_at), g, squared[count - 1], seed);
-  header.meta += 1u << meta::count_shift;
+  u32 seed = 0;
+  if (row.header) {
+    const u64 key = row.header->key;
+    seed = static_cast<u32>(key ^ (key >> 32)) + (row.header->meta >> meta::count_shift) * 0x85ebca6bu;
+    row.header->meta += 1u << meta::count_shift;
+  }
+  singles.step(row.values, row.state, gradient);
+  for (size_t i = singles.count; i + 1 < count; i++)
+    step_slot(slots[i], row.values + 4 * slots[i].start, row.state + slots[i].state_start, gradient + slots[i].start, squared[i],
+              seed);
+  step_slot(last, row.last, row.state + last.state_start, g, squared[count - 1], seed);
   return true;
 }
 
-FRESHET_INLINE void step_rows(const Slot* slots, size_t count, const Slot& last, const Row* rows, const float* gradients,
+FRESHET_INLINE void step_rows(const Slot* slots, size_t count, const Slot& last, const Place* rows, const float* gradients,
                               size_t n, u8* stepped) {
+  const Singles singles(slots, count - 1);
   const u32 width = last.start + last.width;
   for (size_t i = 0; i < n; i++)
-    stepped[i] = rows[i].head != nullptr && step_row(slots, count, last, rows[i], gradients + i * width);
+    stepped[i] = rows[i].values != nullptr && step_row(slots, count, singles, last, rows[i], gradients + i * width);
 }
 
-FRESHET_CLONES void step_any(const Slot* slots, size_t count, const Row* rows, const float* gradients, size_t n, u8* stepped) {
+FRESHET_CLONES void step_any(const Slot* slots, size_t count, const Place* rows, const float* gradients, size_t n, u8* stepped) {
   step_rows(slots, count, slots[count - 1], rows, gradients, n, stepped);
 }
 
 // The commonest rows again, so that the compiler knows what else each row would ask: a vector of 16 stepped by row-wise
 // Adagrad, behind any other slots or none. The arithmetic is written once, above.
-FRESHET_INLINE void step_16(const Slot* slots, size_t count, bool half, const Row* rows, const float* gradients, size_t n,
+FRESHET_INLINE void step_16(const Slot* slots, size_t count, bool half, const Place* rows, const float* gradients, size_t n,
                             u8* stepped) {
   Slot last = slots[count - 1];
   last.rule = Rule::rowwise_adagrad;
@@ -215,13 +259,13 @@ FRESHET_INLINE void step_16(const Slot* slots, size_t count, bool half, const Ro
   last.half = half;
   step_rows(slots, count, last, rows, gradients, n, stepped);
 }
-FRESHET_CLONES void step_vector_16(const Slot* slots, size_t, const Row* rows, const float* gradients, size_t n, u8* stepped) {
+FRESHET_CLONES void step_vector_16(const Slot* slots, size_t, const Place* rows, const float* gradients, size_t n, u8* stepped) {
   step_16(slots, 1, false, rows, gradients, n, stepped);
 }
-FRESHET_CLONES void step_half_16(const Slot* slots, size_t, const Row* rows, const float* gradients, size_t n, u8* stepped) {
+FRESHET_CLONES void step_half_16(const Slot* slots, size_t, const Place* rows, const float* gradients, size_t n, u8* stepped) {
   step_16(slots, 1, true, rows, gradients, n, stepped);
 }
-FRESHET_CLONES void step_more_and_vector_16(const Slot* slots, size_t count, const Row* rows, const float* gradients, size_t n,
+FRESHET_CLONES void step_more_and_vector_16(const Slot* slots, size_t count, const Place* rows, const float* gradients, size_t n,
                                             u8* stepped) {
   step_16(slots, count, false, rows, gradients, n, stepped);
 }
@@ -301,6 +345,7 @@ RowLayout::RowLayout(const std::vector<SlotSpec>& specs, bool half_last, bool se
     slot.width = spec.width;
     slot.init = spec.init;
     read_parameters(slot, spec);
+    slot.state_start = state_floats_;
     slot.state_floats = serving ? 0 : state_floats_of(slot.rule, slot.width);
     state_floats_ += slot.state_floats;
     width_ += spec.width;
@@ -309,13 +354,6 @@ RowLayout::RowLayout(const std::vector<SlotSpec>& specs, bool half_last, bool se
   Slot& last = slots_.back();
   last.half = half_last;
   head_floats_ = width_ - last.width;
-  u32 state_at = static_cast<u32>(sizeof(Header)) + 4 * head_floats_;
-  for (Slot& slot : slots_) {
-    slot.value_at = static_cast<u32>(sizeof(Header)) + 4 * slot.start;
-    slot.state_at = state_at;
-    state_at += 4 * slot.state_floats;
-  }
-  last.value_at = 0;
   head_end_ = static_cast<u32>(sizeof(Header)) + 4 * (head_floats_ + state_floats_);
   tail_bytes_ = last.width * (half_last ? 2 : 4);
   packed_bytes_ = head_end_ - 8 + tail_bytes_;
@@ -390,30 +428,11 @@ void RowLayout::store(Row row, const float* values) const {
   for (u32 i = 0; i < last.width; i++) half[i] = float_to_bf16(values[head_floats_ + i]);
 }
 
-void RowLayout::step(const Row* rows, const float* gradients, size_t n, u8* stepped) const {
-  step_(slots_.data(), slots_.size(), rows, gradients, n, stepped);
-}
-
-bool RowLayout::step_copy(float* values, float* floats, const float* gradient) const {
-  static thread_local std::vector<u8> record;
-  record.assign(record_bytes_, 0);
-  const Row copy = row(record.data());
-  store(copy, values);
-  std::copy_n(floats, state_floats_, state(copy));
-  u8 stepped = 0;
-  step(&copy, gradient, 1, &stepped);
-  load(copy, values);
-  std::copy_n(state(copy), state_floats_, floats);
-  return stepped != 0;
-}
-
 void RowLayout::restore_counts(float* values, const float* states, size_t n) const {
-  u32 at = 0;
   for (const Slot& slot : slots_) {
-    if (slot.rule == Rule::count)
-      for (size_t i = 0; i < n; i++)
-        std::fill_n(values + i * width_ + slot.start, slot.width, count_value(count_bucket(std::max(states[i * state_floats_ + at], 0.0f))));
-    at += slot.state_floats;
+    if (slot.rule != Rule::count) continue;
+    for (size_t i = 0; i < n; i++)
+      std::fill_n(values + i * width_ + slot.start, slot.width, count_value(count_bucket(std::max(states[i * state_floats_ + slot.state_start], 0.0f))));
   }
 }
 
@@ -462,7 +481,7 @@ const char* RowLayout::packed_fault(const u8* packed, u8 table) const {
     // Sums of squares are never negative; nor is a count of steps.
     for (u32 i = 0; i < s.state_floats; i++) {
       float x;
-      std::memcpy(&x, packed + s.state_at - 8 + 4 * i, 4);
+      std::memcpy(&x, packed + 8 + 4 * (head_floats_ + s.state_start + i), 4);
       const bool signed_state = (s.rule == Rule::ftrl && i < s.width) || (s.rule == Rule::adam && i >= 1 && i <= s.width);
       if (!signed_state && x < 0.0f) return "its optimiser state holds a negative sum of squares";
     }

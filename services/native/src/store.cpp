@@ -173,7 +173,7 @@ void Store::apply_run(const PushGroup& push, Ahead& ahead, u32 bucket, u32 now_s
   const Keys& keys = push.keys;
   const u32 width = group.layout.width();
   u32 slots[piece];
-  Row rows[piece];
+  Place rows[piece];
   u8 stepped[piece];
   const size_t end = keys.bucket_starts[bucket + 1];
   for (size_t first = keys.bucket_starts[bucket]; first < end; first += piece) {
@@ -181,12 +181,12 @@ void Store::apply_run(const PushGroup& push, Ahead& ahead, u32 bucket, u32 now_s
     for (size_t i = 0; i < n; i++) {
       ahead.at(first + i);
       slots[i] = slot_for_step(group, bucket, keys.keys[first + i], keys.tables[first + i], sum.counts);
-      rows[i] = slots[i] == Group::none ? Row{} : group.row(slots[i]);
+      rows[i] = slots[i] == Group::none ? Place{} : group.layout.place(group.row(slots[i]));
     }
     group.layout.step(rows, push.gradients + first * width, n, stepped);
     for (size_t i = 0; i < n; i++) {
       if (slots[i] == Group::none) continue;
-      Header& row = rows[i].header();
+      Header& row = *rows[i].header;
       touch(row, now_s);
       sum.counts.not_finite += !stepped[i];
       if (stepped[i])

@@ -211,7 +211,8 @@ struct OneRow {
 
 bool step(const RowLayout& layout, Row row, const std::vector<float>& gradient) {
   u8 stepped;
-  layout.step(&row, gradient.data(), 1, &stepped);
+  const Place place = layout.place(row);
+  layout.step(&place, gradient.data(), 1, &stepped);
   return stepped;
 }
 

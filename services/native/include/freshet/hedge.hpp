@@ -53,13 +53,11 @@ struct HeadsLayout {
   int linears = 0;   // experts with weights of dense columns
   int columns = 0;   // dense columns, then missing flags
   int features = 0;  // of all groups in their order, if there is an expert counts
-  int linear_at = 0, bias_at = 0, scale_at = 0, size = 0;
+  int linear_at = 0, bias_at = 0, scale_at = 0, size = 0;  // biases and scales of counts: (features, kCountBuckets)
   std::vector<int> linear_of;  // per expert its place among the linear ones, or -1
   int counts_expert = -1, stack_expert = -1;
 
   int linear(int which, int column) const { return linear_at + which * columns + column; }
-  int count_bias(int feature, int bucket) const;
-  int count_scale(int feature, int bucket) const;
 };
 
 // Everything small that a version holds beside the MLP's weights. Sizes: L · K unless said otherwise, label-major.

@@ -46,8 +46,7 @@ struct Slot {
   float lr = 0.0f, accumulator = 0.0f, eps = 0.0f;
   float beta1 = 0.0f, beta2 = 0.0f;  // beta2 is also the decay of row-wise RMSprop
   float beta = 0.0f, l1 = 0.0f, l2 = 0.0f;
-  u32 value_at = 0;  // byte offsets: in the head, of the last slot in the tail
-  u32 state_at = 0;  // in the head
+  u32 state_start = 0;  // first float in the state of all slots
   u32 state_floats = 0;
 };
 
@@ -73,6 +72,14 @@ struct Row {
   u8* head = nullptr;
   u8* tail = nullptr;
   Header& header() const { return *reinterpret_cast<Header*>(head); }
+};
+
+// What a step changes: the floats of a row in a store, or of a copy.
+struct Place {
+  u8* values = nullptr;      // of all slots but the last; null: no row
+  u8* last = nullptr;        // of the last slot
+  float* state = nullptr;    // of all slots
+  Header* header = nullptr;  // null: a copy
 };
 
 // Where everything stands in the rows of one store group.
@@ -105,12 +112,21 @@ class RowLayout {
   void store(Row row, const float* values) const;
   // The row's optimiser state, (T,) floats: of all slots, in their order.
   float* state(Row row) const { return reinterpret_cast<float*>(row.head + sizeof(Header)) + head_floats_; }
+  Place place(Row row) const { return {row.head + sizeof(Header), row.tail, state(row), &row.header()}; }
   // Step every slot of `n` rows by their summed gradients (n, S). stepped[i] is 0, and row i as it was, if the squared
-  // length of one slot's gradient is not finite, or if the row has no head.
-  void step(const Row* rows, const float* gradients, size_t n, u8* stepped) const;
+  // length of one slot's gradient is not finite, or if there is no row.
+  void step(const Place* rows, const float* gradients, size_t n, u8* stepped) const {
+    step_(slots_.data(), slots_.size(), rows, gradients, n, stepped);
+  }
 
-  // The same for a row held as values (S,) and optimiser state (T,), all in float32; false if it stays as it was.
-  bool step_copy(float* values, float* state, const float* gradient) const;
+  // The same for a copy of a row: values (S,) and optimiser state (T,), all in float32 as the layout's rows must be; false if
+  // it stays as it was.
+  bool step_copy(float* values, float* state, const float* gradient) const {
+    const Place copy{reinterpret_cast<u8*>(values), reinterpret_cast<u8*>(values + head_floats_), state, nullptr};
+    u8 stepped;
+    step(&copy, gradient, 1, &stepped);
+    return stepped != 0;
+  }
   // Set the counts among `n` rows' values (n, S) to those that their states (n, T) tell: a lossy codec may have rounded them.
   void restore_counts(float* values, const float* states, size_t n) const;
 
@@ -121,7 +137,7 @@ class RowLayout {
   const char* packed_fault(const u8* packed, u8 table) const;
 
  private:
-  using Step = void (*)(const Slot* slots, size_t count, const Row* rows, const float* gradients, size_t n, u8* stepped);
+  using Step = void (*)(const Slot* slots, size_t count, const Place* rows, const float* gradients, size_t n, u8* stepped);
   static Step step_of(const std::vector<Slot>& slots);
 
   std::vector<Slot> slots_;
