@@ -25,7 +25,7 @@ from freshet.seams.rowstore.sqlite import open_url as open_store
 from freshet.seams.versions.folder import open_url as open_versions
 from freshet.spec.avro import sample_schema
 from freshet.spec.model import Explore, Spec
-from freshet.spec.parse import load_spec
+from freshet.spec.parse import parse_spec
 from freshet.spec.topics import topics_of
 from freshet.types import Append, BytesColumn, TopicPartition
 from freshet.wire.schemas import SchemaRegistry, framed_id
@@ -35,13 +35,17 @@ from tests.system.waiting import wait_for
 CANDIDATES = 20
 BLOCK = 256
 HASH = "spec-hash"
+NAMED = 'experts = ["wide", "cross", "fm", "deep"]'
 NOW = 1_700_000_000_000
 SCORE = "items.freshet_served.score"
 
 
 def _spec() -> Spec:
-    """The feed: three labels, lists, crosses, a position, running statistics, admission by count."""
-    spec = load_spec(FEED / "freshet.toml")
+    """The feed with the default experts: three labels, lists, crosses, a position, running statistics,
+    admission by count, and weights that depend on how often a row was learned."""
+    text = (FEED / "freshet.toml").read_text()
+    spec = parse_spec(text.replace(NAMED, ""), folder=str(FEED))
+    assert "counts" in spec.model.experts
     explore = Explore(policy="epsilon", share=0.1)
     return replace(
         spec,

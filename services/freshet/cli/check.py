@@ -71,7 +71,8 @@ def command(spec_file: Path, against: Path | None, as_json: bool) -> None:
             "identity": identity_hash(spec, schemas),
             "rows_memory": memory.as_dict(),
         }
-        emit(value, as_json=as_json, text=f"{report.text()}memory: {memory.text()}\n")
+        bound = memory.text() if spec.tables else "no table, so there are no rows"
+        emit(value, as_json=as_json, text=f"{report.text()}memory: {bound}\n")
         return
     old = load_kept(against) if (against.parent.name, against.name) == KEPT else load_spec(against)
     changes = diff(old, spec, load_schemas(old, str(against)), schemas)

@@ -18,6 +18,7 @@ WIDTH, HEIGHT = 860, 250
 LEFT, RIGHT, TOP, BOTTOM = 62, 14, 30, 40
 PLOT = HEIGHT - TOP - BOTTOM
 LEGEND = 26
+LEGEND_LINE = 18
 COLOURS = ("#0b66c3", "#8a8a8a", "#d1651a", "#2f8f3e", "#9747b3", "#b3282d", "#5b4a3f", "#b79a00")
 """Of the learners, in their order; the text beside each line's colour names it."""
 
@@ -59,27 +60,32 @@ def curves_svg(title: str, learners: Mapping[str, LearnerFigures]) -> str:
             for measure, caption in PLOTTED.items()
             if any(measure in window.measures for curve in curves.values() for window in curve)
         ]
-    height = LEGEND * 2 + HEIGHT * len(charts)
     colours = {name: COLOURS[i % len(COLOURS)] for i, name in enumerate(learners)}
+    legend, top = _legend(colours)
+    height = top + HEIGHT * len(charts)
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height}" '
         f'viewBox="0 0 {WIDTH} {height}" font-family="system-ui, sans-serif" font-size="12" fill="#222">',
         f'<rect width="{WIDTH}" height="{height}" fill="#fff"/>',
         f'<text x="{LEFT}" y="18" font-size="14">{_text(title)}</text>',
-        *_legend(colours),
-        *(line for i, chart in enumerate(charts) for line in chart.lines(LEGEND * 2 + HEIGHT * i, colours)),
+        *legend,
+        *(line for i, chart in enumerate(charts) for line in chart.lines(top + HEIGHT * i, colours)),
         "</svg>",
     ]
     return "\n".join(parts) + "\n"
 
 
-def _legend(colours: Mapping[str, str]) -> list[str]:
-    parts, x = [], LEFT
+def _legend(colours: Mapping[str, str]) -> tuple[list[str], int]:
+    """Names beside their colours, in as many lines as they need, and where the first chart begins."""
+    parts, x, y = [], LEFT, LEGEND
     for name, colour in colours.items():
-        parts.append(f'<rect x="{x}" y="{LEGEND + 8}" width="14" height="4" fill="{colour}"/>')
-        parts.append(f'<text x="{x + 18}" y="{LEGEND + 15}">{_text(name)}</text>')
-        x += 36 + 7 * len(name)
-    return parts
+        width = 36 + 7 * len(name)
+        if x > LEFT and x + width > WIDTH:
+            x, y = LEFT, y + LEGEND_LINE
+        parts.append(f'<rect x="{x}" y="{y + 8}" width="14" height="4" fill="{colour}"/>')
+        parts.append(f'<text x="{x + 18}" y="{y + 15}">{_text(name)}</text>')
+        x += width
+    return parts, y + LEGEND
 
 
 class _Chart:

@@ -306,22 +306,23 @@ def _text(report: Report) -> Iterator[str]:
         ("feature", "kind", "from", "table", ""),
         [(f.name, f.kind, f.source, f.table or "", f.note) for f in report.features],
     )
-    yield ""
-    yield from _grid(
-        ("table", "dim", "optimizer", "row", "a million rows", "evicted", "features"),
-        [
-            (
-                t.name,
-                str(t.dim),
-                t.optimizer,
-                f"{t.row_bytes} B",
-                f"{t.million_rows_bytes / 1e6:.0f} MB",
-                t.evicted,
-                ", ".join(t.features),
-            )
-            for t in report.tables
-        ],
-    )
+    if report.tables:
+        yield ""
+        yield from _grid(
+            ("table", "dim", "optimizer", "row", "a million rows", "evicted", "features"),
+            [
+                (
+                    t.name,
+                    str(t.dim),
+                    t.optimizer,
+                    f"{t.row_bytes} B",
+                    f"{t.million_rows_bytes / 1e6:.0f} MB",
+                    t.evicted,
+                    ", ".join(t.features),
+                )
+                for t in report.tables
+            ],
+        )
     yield from _sharing(report.tables)
     yield ""
     yield from _grid(

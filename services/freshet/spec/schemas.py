@@ -84,7 +84,8 @@ def load_schema(spec: Spec, stream: Stream, where: str = "freshet.toml") -> Reco
             key,
             None,
             "the path of an .avsc file",
-            "the fields of the events are yours: say what they are; JSON events have a schema too",
+            "the fields of the events are yours: say what they are; JSON events have a schema too. "
+            "Only freshet backtest reads files without one",
         )
     path = Path(spec.folder) / stream.schema
     try:

@@ -310,6 +310,24 @@ def test_a_plot_that_cannot_be_written_is_refused_first(samples: Path, tmp_path:
     assert "training" not in told.output
 
 
+def test_the_legend_of_many_learners_stays_within_the_page() -> None:
+    names = [f"a learner with a long name {i}" for i in range(9)]
+    with Scored([LabelKind("click", False)]) as scored:
+        ids = np.arange(4)
+        scored.add_samples(ids, np.array([0, 1, 0, 1], np.float32), ids)
+        for name in names:
+            scored.add_predictions(name, ids, np.full(4, 0.5, np.float32))
+        page = ET.fromstring(curves_svg("title", {name: scored.figures(name) for name in names}))
+
+    texts = [text for text in page.findall(".//{*}text") if text.text in names]
+    assert [text.text for text in texts] == names
+    assert len({(text.get("x"), text.get("y")) for text in texts}) == len(names)
+    for text in texts:
+        assert float(text.get("x", "")) + 7 * len(text.text or "") <= float(page.get("width", ""))
+    charts = [float(text.get("y", "")) for text in page.findall(".//{*}text") if text.get("font-weight")]
+    assert min(charts) > max(float(text.get("y", "")) for text in texts)
+
+
 def test_curves_of_any_names_and_figures_are_one_document() -> None:
     kinds = [LabelKind("a<&>\"'\x00\u2028", False), LabelKind("watch", True)]
     with Scored(kinds) as scored:
