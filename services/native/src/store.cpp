@@ -37,7 +37,7 @@ Store::Store(StoreSpec spec) : spec_(std::move(spec)), states_(spec_.buckets) {
   if (spec_.serving) spec_.consumed = {false, false};
   for (BucketState& state : states_) state.held = spec_.held;
   held_.assign(spec_.buckets, spec_.held);
-  applied_.assign(static_cast<size_t>(spec_.partitions) * spec_.buckets, 0);
+  applied_ = std::make_unique<Applied[]>(static_cast<size_t>(spec_.partitions) * spec_.buckets);
   partition_locks_ = std::make_unique<std::mutex[]>(spec_.partitions);
 }
 
@@ -110,8 +110,8 @@ std::optional<Missing> Store::lookup(u32 index, const Keys& keys, float* out, bo
     if (!state.held) return Missing{bucket, false};
     if (known_pushes)
       for (u32 p = 0; p < spec_.partitions; p++)
-        known_pushes[static_cast<size_t>(bucket) * spec_.partitions + p] = applied_[static_cast<size_t>(p) * spec_.buckets + bucket];
-    const u32 now = seconds(spec_.serving ? clock_ms_.load(std::memory_order_relaxed) : state.clock_ms);
+        known_pushes[static_cast<size_t>(bucket) * spec_.partitions + p] = offset_at(p, bucket);
+    const u32 newest = seconds(std::max(state.clock_ms, clock_ms_.load(std::memory_order_relaxed)));  // the bucket's or later
     for (; i < end; i++) {
       ahead.at(i);
       if (i + locks_ahead < keys.n) prefetch_write(&states_[bucket_of(keys.keys[i + locks_ahead])]);
@@ -138,7 +138,8 @@ std::optional<Missing> Store::lookup(u32 index, const Keys& keys, float* out, bo
         if (states) std::fill_n(states + i * state_floats, state_floats, 0.0f);
         continue;
       }
-      if (create || spec_.serving) touch(group.header(slot), now);
+      if ((create || spec_.serving) && group.header(slot).touched < newest)
+        touch(group.header(slot), spec_.serving ? newest : seconds(clock_at(bucket)));
       group.layout.load(group.row(slot), row);
       if (states) std::copy_n(group.layout.state(group.row(slot)), state_floats, states + i * state_floats);
     }
@@ -236,7 +237,7 @@ Pushed Store::push(const i64* ranges, size_t n, i64 clock_ms, const std::vector<
     }
     size_t continues = 0, done = 0;
     for (size_t r = 0; r < n; r++) {
-      const i64 at = applied_[static_cast<size_t>(ranges[3 * r]) * spec_.buckets + b];
+      const i64 at = offset_at(ranges[3 * r], b);
       continues += at == ranges[3 * r + 1];
       done += at >= ranges[3 * r + 2];
     }
@@ -260,17 +261,33 @@ Pushed Store::push(const i64* ranges, size_t n, i64 clock_ms, const std::vector<
   for (const PushGroup& group : groups) ahead.emplace_back(*groups_[group.group], group.keys.keys, group.keys.n);
   const u32 now_s = seconds(clock_ms);
   Stepped sum;
+  const auto has_keys = [&](u32 b) {
+    for (const PushGroup& group : groups)
+      if (group.keys.bucket_starts[b] != group.keys.bucket_starts[b + 1]) return true;
+    return false;
+  };
   for (u32 b = 0; b < spec_.buckets; b++) {
-    if (b + locks_ahead < spec_.buckets) {
-      prefetch_write(&states_[b + locks_ahead]);
-      for (const PushGroup& group : groups) groups_[group.group]->prefetch_bin(b + static_cast<u32>(locks_ahead));
+    const u32 next = b + static_cast<u32>(locks_ahead);
+    if (next < spec_.buckets && has_keys(next)) {
+      prefetch_write(&states_[next]);
+      for (const PushGroup& group : groups) groups_[group.group]->prefetch_bin(next);
     }
     if (decision[b] != apply) continue;
+    const auto advance = [&] {
+      for (size_t r = 0; r < n; r++) {
+        Applied& at = applied_at(ranges[3 * r], b);
+        at.set(ranges[3 * r + 2], std::max(at.clock_ms.load(std::memory_order_relaxed), clock_ms));
+      }
+    };
+    if (n == 1 && !has_keys(b)) {  // offsets of several partitions are flushed together or not at all
+      advance();
+      continue;
+    }
     BucketState& state = states_[b];
     const std::lock_guard lock(state.lock);
     for (size_t g = 0; g < groups.size(); g++)
       if (groups[g].keys.bucket_starts[b] != groups[g].keys.bucket_starts[b + 1]) apply_run(groups[g], ahead[g], b, now_s, sum);
-    for (size_t r = 0; r < n; r++) applied_[static_cast<size_t>(ranges[3 * r]) * spec_.buckets + b] = ranges[3 * r + 2];
+    advance();
     state.clock_ms = std::max(state.clock_ms, clock_ms);
   }
   count(sum);
@@ -298,7 +315,7 @@ void Store::set_applied(u32 bucket, const i64* offsets, i64 clock_ms) {
 
 // Under the bucket's lock, while no push is under way.
 void Store::hold(BucketState& state, u32 bucket, const i64* offsets, i64 clock_ms) {
-  for (u32 p = 0; p < spec_.partitions; p++) applied_[static_cast<size_t>(p) * spec_.buckets + bucket] = offsets[p];
+  for (u32 p = 0; p < spec_.partitions; p++) applied_at(p, bucket).set(offsets[p], clock_ms);
   state.clock_ms = clock_ms;
   state.held = held_[bucket] = true;
 }
@@ -306,13 +323,21 @@ void Store::hold(BucketState& state, u32 bucket, const i64* offsets, i64 clock_m
 void Store::applied_of(u32 bucket, i64* offsets) const {
   check_bucket(bucket);
   const std::lock_guard lock(states_[bucket].lock);
-  for (u32 p = 0; p < spec_.partitions; p++) offsets[p] = applied_[static_cast<size_t>(p) * spec_.buckets + bucket];
+  for (u32 p = 0; p < spec_.partitions; p++) offsets[p] = offset_at(p, bucket);
+}
+
+// Under the bucket's lock.
+i64 Store::clock_at(u32 bucket) const {
+  i64 clock_ms = states_[bucket].clock_ms;
+  for (u32 p = 0; p < spec_.partitions; p++)
+    clock_ms = std::max(clock_ms, applied_at(p, bucket).clock_ms.load(std::memory_order_relaxed));
+  return clock_ms;
 }
 
 i64 Store::clock_of(u32 bucket) const {
   check_bucket(bucket);
   const std::lock_guard lock(states_[bucket].lock);
-  return states_[bucket].clock_ms;
+  return clock_at(bucket);
 }
 
 bool Store::held(u32 bucket) const {
@@ -333,7 +358,7 @@ std::vector<std::set<i64>> Store::applied() const {
   for (u32 b = 0; b < spec_.buckets; b++) {
     const std::lock_guard lock(states_[b].lock);
     if (!states_[b].held) continue;
-    for (u32 p = 0; p < spec_.partitions; p++) distinct[p].insert(applied_[static_cast<size_t>(p) * spec_.buckets + b]);
+    for (u32 p = 0; p < spec_.partitions; p++) distinct[p].insert(offset_at(p, b));
   }
   return distinct;
 }
@@ -354,11 +379,12 @@ void Store::drop_bucket(u32 bucket) {
   for (auto& list : state.removed) list = {};
   end_loading(state);
   state.clock_ms = 0;
+  for (u32 p = 0; p < spec_.partitions; p++) applied_at(p, bucket).clock_ms = 0;
   state.held = held_[bucket] = false;
 }
 
 size_t Store::bytes() const {
-  size_t sum = sizeof(BucketState) * states_.size() + 8 * applied_.size();
+  size_t sum = sizeof(BucketState) * states_.size() + sizeof(Applied) * spec_.partitions * spec_.buckets;
   for (const auto& group : groups_) sum += group->bytes() + sizeof(Bin) * spec_.buckets;
   for (const auto& gate : admission_)
     if (gate) sum += gate->bytes(spec_.buckets);

@@ -148,8 +148,8 @@ FlushBatch Store::collect_flush(const std::vector<u32>& buckets, bool whole) {
       if (!state.held || state.loading) continue;
       out.buckets.push_back(b);
       out.rows.push_back(taker.take(b, whole));
-      out.clock_ms.push_back(state.clock_ms);
-      for (u32 p = 0; p < spec_.partitions; p++) out.applied.push_back(applied_[static_cast<size_t>(p) * spec_.buckets + b]);
+      out.clock_ms.push_back(clock_at(b));
+      for (u32 p = 0; p < spec_.partitions; p++) out.applied.push_back(offset_at(p, b));
     }
     taker.seal_last();
   }

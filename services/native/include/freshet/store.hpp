@@ -225,7 +225,7 @@ class Store {
   struct alignas(64) BucketState {
     SpinLock lock;  // what each push and lookup looks at stands in one line
     bool held = true;
-    i64 clock_ms = 0;
+    i64 clock_ms = 0;  // of the last push that had keys of the bucket; others may have gone further, see `Applied`
     std::unique_ptr<Loading> loading;  // while it is loaded
     std::vector<Removal> removed[consumers];
   };
@@ -233,6 +233,22 @@ class Store {
   static constexpr size_t piece = 32;  // rows that are stepped at a time
   // Buckets, or keys, ahead of the one at hand whose lock is asked for: another lane has had its line last.
   static constexpr size_t locks_ahead = 24;
+
+  // How far a bucket has applied a partition. Written under the partition's lock and, but for a push without keys of the bucket,
+  // under the bucket's: most pushes have keys of some buckets only, and a lock that another lane has held last costs as much as
+  // a row.
+  struct Applied {
+    std::atomic<i64> offset{0}, clock_ms{0};
+    void set(i64 to, i64 at_ms) {
+      offset.store(to, std::memory_order_relaxed);
+      clock_ms.store(at_ms, std::memory_order_relaxed);
+    }
+  };
+  Applied& applied_at(i64 partition, u32 bucket) const {
+    return applied_[static_cast<size_t>(partition) * spec_.buckets + bucket];
+  }
+  i64 offset_at(i64 partition, u32 bucket) const { return applied_at(partition, bucket).offset.load(std::memory_order_relaxed); }
+  i64 clock_at(u32 bucket) const;
 
   u32 bucket_of(u64 key) const { return static_cast<u32>(key >> shift_); }
   // Under the bucket's lock: whether it is known if there is such a row.
@@ -277,7 +293,7 @@ class Store {
   std::array<TableSpec, 256> table_spec_;
   std::array<std::unique_ptr<Admission>, 256> admission_;
   mutable std::vector<BucketState> states_;
-  std::vector<i64> applied_;  // (partitions, buckets)
+  std::unique_ptr<Applied[]> applied_;  // (partitions, buckets)
   std::vector<u8> held_;      // (buckets,) as their states say; changed while no push is under way, so pushes read it
   std::unique_ptr<std::mutex[]> partition_locks_;
   std::array<std::atomic<i64>, 256> rows_{}, evicted_of_{};

@@ -56,7 +56,7 @@ class Group {
   Bin& bin(u32 bucket) { return bins_[bucket]; }
   const Bin& bin(u32 bucket) const { return bins_[bucket]; }
   void prefetch_bin(u32 bucket) const {
-    prefetch_write(&bins_[bucket]);
+    prefetch_read(&bins_[bucket]);  // seldom written: lanes may share it
     prefetch_write(&bins_[bucket].dirty);
   }
   u32 slot_at(const Bin& bin, u32 row) const { return bin.blocks[row / block_rows] * block_rows + row % block_rows; }
