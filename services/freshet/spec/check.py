@@ -14,12 +14,13 @@ from typing import Any
 from freshet.options import duration_text
 from freshet.spec.avro import field_at, sample_schema, spell
 from freshet.spec.bounds import bounds_text
-from freshet.spec.experts import has_ids, left_out_experts
+from freshet.spec.experts import has_default_crosses, has_ids, left_out_experts
 from freshet.spec.expression import compile_score
 from freshet.spec.fit import check_fit
 from freshet.spec.layout import Group, Layout, layout_of
 from freshet.spec.model import NEWEST_DEFAULTS, Feature, Label, Spec, Table
 from freshet.spec.optimizers import rule_of
+from freshet.spec.parse_inputs import CROSSES
 from freshet.spec.schemas import Schemas
 from freshet.spec.sharing import features_in
 
@@ -77,6 +78,7 @@ class Report:
     mlp_parameters: int  # 0: no MLP of ours
     experts: tuple[str, ...]  # of the hedge; empty for a model without experts
     experts_left_out: tuple[str, ...]  # default experts that no feature can feed
+    default_crosses: int  # pairs of features that the expert cross has without a word in the spec
     warnings: tuple[str, ...]
 
     def as_dict(self) -> dict[str, Any]:
@@ -106,6 +108,7 @@ def explain(spec: Spec, schemas: Schemas, where: str = "freshet.toml") -> Report
         mlp_parameters=mlp_parameters(spec),
         experts=spec.model.experts,
         experts_left_out=left_out_experts(spec),
+        default_crosses=len(spec.model.crosses) if has_default_crosses(spec) else 0,
         warnings=tuple(_warnings(spec, schemas)),
     )
 
@@ -304,7 +307,11 @@ def _text(report: Report) -> Iterator[str]:
     yield f"{report.name}\n"
     yield from _grid(
         ("feature", "kind", "from", "table", ""),
-        [(f.name, f.kind, f.source, f.table or "", f.note) for f in report.features],
+        [
+            (f.name, f.kind, f.source, f.table or "", f.note)
+            for f in report.features
+            if not (report.default_crosses and f.kind == "cross")
+        ],
     )
     if report.tables:
         yield ""
@@ -318,7 +325,7 @@ def _text(report: Report) -> Iterator[str]:
                     f"{t.row_bytes} B",
                     f"{t.million_rows_bytes / 1e6:.0f} MB",
                     t.evicted,
-                    ", ".join(t.features),
+                    _listed(t, report.default_crosses),
                 )
                 for t in report.tables
             ],
@@ -334,8 +341,20 @@ def _text(report: Report) -> Iterator[str]:
     yield f"model: {report.floats_per_sample} numbers a sample{mlp}"
     if report.experts:
         yield f"experts: {', '.join(report.experts)}{_without(report.experts_left_out)}"
+    if report.default_crosses:
+        yield (
+            f"cross: all {report.default_crosses} pairs of features with one id a sample "
+            "(model.crosses = []: none)"
+        )
     for warning in report.warnings:
         yield f"note: {warning}"
+
+
+def _listed(table: TableReport, default_crosses: int) -> str:
+    """The table's features; default crosses as their number."""
+    if table.name == CROSSES and default_crosses:
+        return f"{default_crosses} pairs"
+    return ", ".join(table.features)
 
 
 def _grid(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:

@@ -88,7 +88,7 @@ def json_schema() -> Schema:
                 {"properties": {"events": {"required": ["shown"]}}},
             ),
             _if(
-                {"not": _has("model", _has("crosses", {"minItems": 1}))},
+                {"anyOf": [_has("model", _has("crosses", {"maxItems": 0})), _has("model", _experts_alone())]},
                 {"properties": {"tables": {"properties": {CROSSES: False}}}},
             ),
         ],
@@ -96,6 +96,11 @@ def json_schema() -> Schema:
 
 
 # --- sections
+
+
+def _experts_alone() -> Schema:
+    """Whether a model names experts and no crosses, so that it has none."""
+    return {**_has("experts"), "not": _has("crosses")}
 
 
 def _events() -> Schema:

@@ -22,7 +22,8 @@ cautiously."""
 
 WIDE_LR, FAST_LR = 0.2125, 0.85
 """Adagrad's step sizes of the experts wide and fast, divided by the root of a sample's number of features and
-one: all of a sample's weights move together. The same for all streams (ADR 0023)."""
+one: all of a sample's weights move together. cross has fast's, divided by the root of the number of crosses and
+one. The same for all streams (ADR 0023)."""
 
 FAST_FACTOR = 4.0
 """The step size of fast, in that which a spec gives for wide."""
@@ -123,16 +124,15 @@ def _scalar_names(spec: Spec) -> tuple[str, ...]:
 
 def _scalar_optimizer(spec: Spec, table: Table, name: str) -> Optimizer:
     given = table.scalar_optimizer
-    if name == "cross":
-        return _cautious(given)
-    if name not in ("wide", "fast") or "lr" not in given.parameters:
+    if name == "linear" or "lr" not in given.parameters:
         return given
     if has_default_scalars(table) and spec.defaults > 1:
-        features = 1 + sum(feature.kind != "cross" for feature in spec.features)
+        features = 1 + sum((feature.kind == "cross") == (name == "cross") for feature in spec.features)
         lr = (WIDE_LR if name == "wide" else FAST_LR) / math.sqrt(features)
     else:
         lr = given.parameters["lr"] * (FAST_FACTOR if name == "fast" else 1.0)
-    return replace(given, parameters={**given.parameters, "lr": lr})
+    stepped = replace(given, parameters={**given.parameters, "lr": lr})
+    return _cautious(stepped) if name == "cross" else stepped
 
 
 def _cautious(optimizer: Optimizer) -> Optimizer:

@@ -15,7 +15,7 @@ from typing import Any
 
 from freshet.errors import ConfigError
 from freshet.options import Section, key_of, options_of, read_object
-from freshet.spec.experts import with_experts
+from freshet.spec.experts import crossed, default_crosses, with_experts
 from freshet.spec.files import read_small
 from freshet.spec.model import (
     GENERATION,
@@ -35,6 +35,7 @@ from freshet.spec.model import (
     Train,
 )
 from freshet.spec.parse_inputs import (
+    MOST_PAIR_ROWS,
     check_name,
     cross_features,
     read_features,
@@ -108,13 +109,17 @@ def with_defaults(spec: Spec, generation: int) -> Spec:
 def _spec(root: Section, folder: str) -> Spec:
     root.only([*(key_of(o) for o in options_of(Spec)), *SECTIONS])
     labels = _labels(root.section("labels", required=True, hint="labels: what the model learns to predict"))
+    generation = root.defaults or NEWEST_DEFAULTS
     model_section = root.section("model")
-    model = _model(model_section)
-    tables = read_tables(root.section("tables"), crossed=bool(model.crosses))
     features = read_features(
         root.section("features", required=True, hint="features: the inputs of the model"), folder
     )
-    generation = root.defaults or NEWEST_DEFAULTS
+    model = _model(model_section, default_crosses(features, generation))
+    tables = read_tables(
+        root.section("tables"),
+        crossed=bool(model.crosses),
+        most_crosses=None if "crosses" in model_section else MOST_PAIR_ROWS,
+    )
     tables = with_sharing(tables, features, generation)
     model = with_experts(model, model_section, features, tables, generation)
     if model.crosses:
@@ -178,7 +183,8 @@ def _label(labels: Section, name: str, index: int) -> Label:
     return read_object(Label, section, name=name, index=index, **given)
 
 
-def _model(section: Section) -> Model:
+def _model(section: Section, crosses: tuple[tuple[str, ...], ...]) -> Model:
+    """`crosses`: those of a hedge that names neither crosses nor experts."""
     custom = ":" in str(section.raw("kind"))
     if "options" in section and not custom:
         raise section.error(
@@ -190,11 +196,13 @@ def _model(section: Section) -> Model:
     for key in options.names():
         if not _is_plain(options.raw(key)):
             raise options.error(key, "text, a finite number, true or false, or lists and tables of these")
+    unnamed = "crosses" not in section and "experts" not in section
     model = read_object(
         Model,
         section,
         also=("options",),
         options={key: options.raw(key) for key in options.names()},
+        **({"crosses": crosses} if unnamed else {}),
     )
     if model.kind != "hedge":
         for key in ("mix", "experts", "crosses", "hedge_discount"):
@@ -206,8 +214,7 @@ def _model(section: Section) -> Model:
             raise section.error("deep", 'no such key beside kind = "linear"', "a linear model has no MLP")
         return replace(model, experts=(), crosses=())
     if model.crosses and "experts" not in section:
-        first = model.experts.index("fm")
-        model = replace(model, experts=(*model.experts[:first], "cross", *model.experts[first:]))
+        model = replace(model, experts=crossed(model.experts))
     if "deep" in section and "deep" not in model.experts:
         raise section.error(
             "deep", 'no such key unless experts hold "deep"', "deep: the hidden widths of that expert's MLP"

@@ -33,8 +33,16 @@ DEFAULT_ROW_OPTIMIZER = "rowwise_adagrad"
 DEFAULT_SCALAR_OPTIMIZER = "adagrad"
 
 
-def read_tables(section: Section, *, crossed: bool) -> tuple[Table, ...]:
-    """The tables in file order, that of the crosses last; their ids are their positions."""
+MOST_PAIR_ROWS = 1 << 22
+"""Rows that the table of crosses may have where the spec names none and so all pairs of ids are crossed: they
+are far more than the ids. About 0.15 GB."""
+
+
+def read_tables(section: Section, *, crossed: bool, most_crosses: int | None = None) -> tuple[Table, ...]:
+    """The tables in file order, that of the crosses last; their ids are their positions.
+
+    most_crosses: the `max_rows` of that table if the spec does not say it.
+    """
     if len(section.names()) > 254:
         raise section.error(
             "",
@@ -46,7 +54,7 @@ def read_tables(section: Section, *, crossed: bool) -> tuple[Table, ...]:
         raise section.error(CROSSES, "another name", "the table of this name is made for model.crosses")
     names = [name for name in section.names() if name != CROSSES]
     tables = [_table(section, name, i) for i, name in enumerate(names)]
-    return (*tables, _cross_table(section, len(tables))) if crossed else tuple(tables)
+    return (*tables, _cross_table(section, len(tables), most_crosses)) if crossed else tuple(tables)
 
 
 def _table(tables: Section, name: str, table_id: int) -> Table:
@@ -88,9 +96,10 @@ CROSSES_KEYS = ("ttl", "admission", "max_rows", "scalar_optimizer")
 """What may be said of the table of the crosses: it holds scalars only."""
 
 
-def _cross_table(tables: Section, table_id: int) -> Table:
+def _cross_table(tables: Section, table_id: int, most: int | None) -> Table:
     section = tables.section(CROSSES)
     section.only(CROSSES_KEYS)
+    given = {} if "max_rows" in section else {"max_rows": most}
     return read_object(
         Table,
         section,
@@ -100,6 +109,7 @@ def _cross_table(tables: Section, table_id: int) -> Table:
         dim=0,
         optimizer=_default(DEFAULT_ROW_OPTIMIZER),
         scalar_optimizer=_optimizer(section, "scalar_optimizer", DEFAULT_SCALAR_OPTIMIZER),
+        **given,
     )
 
 

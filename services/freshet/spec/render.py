@@ -13,6 +13,7 @@ from dataclasses import Field
 from typing import Any
 
 from freshet.options import Duration, default_of, duration_text, key_of, options_of
+from freshet.spec.experts import default_crosses, has_default_crosses
 from freshet.spec.model import Label, Optimizer, Spec, Table, TimeField
 from freshet.spec.model_forms import Step
 from freshet.spec.optimizers import complete
@@ -107,10 +108,16 @@ def _table(spec: Spec, table: Table) -> dict[str, Any]:
 
 def _model(spec: Spec) -> Iterator[str]:
     model = spec.model
-    hedge = model.kind == "hedge"
-    for key, value in _options(model, spec.defaults):
-        if hedge or key not in ("experts", "crosses"):
-            yield f"{key} = {toml_value(value)}"
+    said = dict(_options(model, spec.defaults))
+    if model.kind != "hedge":
+        said = {key: value for key, value in said.items() if key not in ("experts", "crosses")}
+    elif default_crosses(spec.features, spec.defaults):
+        if has_default_crosses(spec):
+            del said["experts"], said["crosses"]
+        elif "experts" not in said:
+            said.setdefault("crosses", [])
+    for key, value in said.items():
+        yield f"{key} = {toml_value(value)}"
     if model.options:
         yield f"options = {toml_value(model.options)}"
 

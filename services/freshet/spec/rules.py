@@ -11,7 +11,7 @@ from typing import Any
 
 from freshet.errors import ConfigError
 from freshet.options import nearest_hint
-from freshet.spec.experts import has_ids
+from freshet.spec.experts import SINGLE, has_ids
 from freshet.spec.expression import (
     RESERVED,
     compile_condition,
@@ -21,9 +21,6 @@ from freshet.spec.expression import (
 from freshet.spec.model import Feature, Label, Spec, Stream
 
 __all__ = ["check_rules"]
-
-SINGLE = ("id", "time", "bucket")
-"""Kinds of features with one id a sample: what crosses and segments may name."""
 
 TIME_VALUES = {"hour": 24, "weekday": 7, "hour_of_week": 168}
 

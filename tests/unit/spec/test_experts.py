@@ -59,6 +59,8 @@ def test_default_experts_are_those_that_features_feed(features: tuple[str, ...],
     spec = spec_of(features, generation)
     ids = any(name not in NUMBERS for name in features)
     expected = (DEFAULTS if ids else OF_NUMBERS)[generation]
+    if generation == 2 and sum(name in ("user", "hour", "size") for name in features) > 1:
+        expected = ("wide", "fast", "cross", "fm", "deep", "counts", "stack")
 
     assert spec.model.experts == expected
     assert left_out_experts(spec) == tuple(e for e in DEFAULTS[generation] if e not in expected)
@@ -145,3 +147,103 @@ def test_a_kind_that_no_feature_feeds_is_refused(
         spec_of(features, generation, f'[model]\nkind = "{kind}"')
 
     spec_of(("user", "age"), generation, f'[model]\nkind = "{kind}"')
+
+
+def singles(n: int, more: str = "", generation: int = 2) -> Spec:
+    """A spec of n features with one id a sample, a list and a number."""
+    lines = "\n".join(f'f{i} = {{ field = "f{i}", table = "t" }}' for i in range(n))
+    return parse_spec(
+        f"""
+name = "shop"
+defaults = {generation}
+[events]
+served = {{ key = ["request"], time = "ts:ms" }}
+action = {{ key = ["request"], time = "ts:ms" }}
+[labels]
+click = {{ on = "action.type == 'click'" }}
+[tables]
+t = {{ dim = 4 }}
+[features]
+{lines}
+seen = {FEATURES["seen"]}
+age = {FEATURES["age"]}
+{more}
+"""
+    )
+
+
+def test_few_features_are_crossed_in_all_pairs() -> None:
+    spec = singles(3)
+
+    assert spec.model.crosses == (("f0", "f1"), ("f0", "f2"), ("f1", "f2"))
+    assert spec.model.experts == ("wide", "fast", "cross", "fm", "deep", "counts", "stack")
+    assert spec.table("crosses").max_rows == 4_194_304
+    assert [len(singles(n).model.crosses) for n in (0, 1, 10, 11)] == [0, 0, 45, 0]
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        "[model]\ncrosses = []",
+        '[model]\nexperts = ["wide", "fm"]',
+        '[model]\nkind = "mlp"',
+        '[model]\nkind = "linear"',
+    ],
+)
+def test_a_spec_that_says_what_it_crosses_gets_no_pairs(more: str) -> None:
+    spec = singles(4, more)
+
+    assert spec.model.crosses == ()
+    assert parse_spec(render(spec)) == spec
+
+
+def test_the_first_generation_of_defaults_has_no_pairs() -> None:
+    assert singles(4, generation=1).model.crosses == ()
+
+
+@given(
+    st.integers(0, 12),
+    st.sampled_from(
+        [
+            "",
+            "[model]\ncrosses = []",
+            '[model]\ncrosses = [["f1", "f0"]]',
+            '[model]\ncrosses = [["f0", "f1"]]',
+            "[tables.crosses]\nmax_rows = 5000",
+            '[tables.crosses]\nttl = "1h"\n[model]\ncrosses = [["f0", "f1"]]',
+        ],
+    ),
+)
+def test_pairs_are_read_again_as_they_were_written(n: int, more: str) -> None:
+    n += 2 if more else 0
+    if n > 10 and "tables" in more and "model" not in more:
+        n = 10
+    spec = singles(n, more)
+
+    again = parse_spec(render(spec))
+
+    assert again == spec
+    assert identity_hash(again) == identity_hash(spec)
+
+
+def test_default_pairs_are_a_line_and_those_that_are_named_a_list() -> None:
+    served = parse_schema(
+        json.dumps(
+            {
+                "type": "record",
+                "name": "R",
+                "fields": [
+                    *({"name": n, "type": "string"} for n in ("request", "f0", "f1", "f2")),
+                    {"name": "seen", "type": {"type": "array", "items": "string"}},
+                    *({"name": n, "type": "long"} for n in ("age", "ts")),
+                ],
+            }
+        )
+    )
+    schemas = Schemas(served, record(["request", "type"], ["ts"]))
+    implied = explain(singles(3), schemas).text()
+    named = explain(singles(3, '[model]\ncrosses = [["f0", "f2"]]'), schemas).text()
+
+    assert "cross: all 3 pairs of features with one id a sample (model.crosses = []: none)" in implied
+    assert "f0*f1" not in implied
+    assert "f0*f2" in named
