@@ -55,8 +55,10 @@ def test_counts_that_a_codec_has_rounded_come_from_the_states() -> None:
     groups, wanted = [], []
     for g, group in enumerate(inputs.groups):
         wide, count = (world.layout.groups[g].slot(name) for name in ("wide", "count"))
-        assert wide is not None
-        assert count is not None
+        if wide is None or count is None:  # rows of crosses
+            groups.append(group)
+            wanted.append(group)
+            continue
         group.rows[:, wide.start] = 99.0
         packed, scales = pack_values(group.rows, RowCodec.INT8)
         rounded = np.empty_like(group.rows)
