@@ -15,7 +15,15 @@ from typing import Any
 from freshet.options import Section, default_of, options_of
 from freshet.spec.model import Feature, Model, Spec, Table
 
-__all__ = ["SINGLE", "crossed", "default_crosses", "has_default_crosses", "has_ids", "left_out_experts", "with_experts"]
+__all__ = [
+    "SINGLE",
+    "crossed",
+    "default_crosses",
+    "has_default_crosses",
+    "has_ids",
+    "left_out_experts",
+    "with_experts",
+]
 
 SINGLE = ("id", "time", "bucket")
 """Kinds of features with one id a sample: what crosses and segments may name."""

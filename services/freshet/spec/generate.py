@@ -231,7 +231,7 @@ def _rest(features: Sequence[_Line]) -> Iterator[str]:
     pair = [f.name for t in ("user", "ids", "item", "small") for f in single if f.table == t][:2]
     yield "[model]"
     yield "deep = [256, 128]    # hidden widths of the MLP, one of the experts that are mixed by success"
-    yield f"# crosses = {toml_value([pair])}    # pairs with weights of their own; without it all, if features are few"
+    yield f"# crosses = {toml_value([pair])}    # pairs with weights of their own; all, if features are few"
     yield ""
     yield "[train]"
     yield f"segments = {toml_value([*small[:2], 'hour'])}    # measures are split by these"

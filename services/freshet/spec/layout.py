@@ -22,8 +22,8 @@ cautiously."""
 
 WIDE_LR, FAST_LR = 0.2125, 0.85
 """Adagrad's step sizes of the experts wide and fast, divided by the root of a sample's number of features and
-one: all of a sample's weights move together. cross has fast's, divided by the root of the number of crosses and
-one. The same for all streams (ADR 0023)."""
+one: all of a sample's weights move together. cross has fast's, divided by the root of the number of crosses
+and one. The same for all streams (ADR 0023)."""
 
 FAST_FACTOR = 4.0
 """The step size of fast, in that which a spec gives for wide."""

@@ -47,8 +47,8 @@ class Model:
     )
     crosses: tuple[tuple[str, ...], ...] = option(
         "identity",
-        "features of the cross expert, two to four a cross; without it, and without experts, all pairs of the "
-        "features with one id a sample if there are 10 of them at most, in a table `crosses` of at most "
+        "features of the cross expert, two to four a cross; without it, and without experts, all pairs of "
+        "the features with one id a sample if there are 10 of them at most, in a table `crosses` of at most "
         "4194304 rows; []: none",
         ListOf(ListOf(NAME, 2, 4), 0, 256),
         default=(),
