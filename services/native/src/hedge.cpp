@@ -61,7 +61,7 @@ HeadsLayout::HeadsLayout(const HedgePlan& plan) {
     for (const DensePlan& d : plan.input.dense) columns += d.flag >= 0;
   }
   if (counts_expert >= 0)
-    for (const GroupPlan& g : plan.input.groups) features += static_cast<int>(g.features.size());
+    for (const GroupPlan& g : plan.input.groups) features += g.count_slot < 0 ? 0 : static_cast<int>(g.features.size());
   linear_at = stacked;
   bias_at = linear_at + linears * columns;
   scale_at = bias_at + features * kCountBuckets;

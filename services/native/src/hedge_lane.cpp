@@ -126,18 +126,15 @@ void HedgeLane::columns(const BatchView& batch, std::int64_t first, int n) {
 }
 
 // Calls use(feature, group, row, factor) for the rows of sample `b`, of request `r`, that tell how often they were stepped;
-// features are counted over all groups.
+// features are counted over the groups that do.
 template <typename Use>
 inline void each_counted(const InputPlan& in, const BatchView& batch, std::int64_t b, std::int64_t r, const Use& use) {
   int feature = 0;
   for (std::size_t g = 0; g < in.groups.size(); ++g) {
     const GroupPlan& group = in.groups[g];
     const GroupView& view = batch.groups[g];
+    if (group.count_slot < 0) continue;
     const int features = static_cast<int>(group.features.size());
-    if (group.count_slot < 0) {
-      feature += features;
-      continue;
-    }
     const std::int32_t* positions = view.positions;
     const float* rows = view.rows;
     const std::uint32_t* starts = view.starts;

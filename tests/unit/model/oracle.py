@@ -51,7 +51,8 @@ class Oracle:
         self.linear = [name for name in self.experts if name in linear]
         flags = sum(spec.features[index].missing == "flag" for index in self.layout.dense)
         columns = len(self.layout.dense) + flags if self.linear else 0
-        features = sum(len(g.features) for g in self.layout.groups) if "counts" in self.experts else 0
+        counted = [g for g in self.layout.groups if g.slot("count")]
+        features = sum(len(g.features) for g in counted)
         stacked = self.K - 1 if "stack" in self.experts else 0
         self.heads_shapes = {
             "stack": (stacked,),
@@ -154,10 +155,10 @@ class Oracle:
         z, small, feature = torch.zeros(inputs.size, self.L, dtype=F64), self.parts(), -1
         for group, g, r in zip(self.layout.groups, inputs.groups, rows, strict=True):
             seen, wide = group.slot("count"), group.slot("wide")
+            if seen is None or wide is None:
+                continue
             for f, index in enumerate(group.features):
                 feature += 1
-                if seen is None or wide is None:
-                    continue
                 at, sample, factor = self.occurrences(inputs.size, g, f, index)
                 bucket = np.clip(np.rint(g.rows[at, seen.start].astype(np.float64) * 32), 0, BUCKETS - 1)
                 weights = r.detach()[torch.tensor(at), wide.start : wide.start + self.L]

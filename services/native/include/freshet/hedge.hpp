@@ -52,7 +52,7 @@ struct HeadsLayout {
   int stacked = 0;   // experts that the stack reads; 0: no stack
   int linears = 0;   // experts with weights of dense columns
   int columns = 0;   // dense columns, then missing flags
-  int features = 0;  // of all groups in their order, if there is an expert counts
+  int features = 0;  // of the groups that count steps, in their order, if there is an expert counts
   int linear_at = 0, bias_at = 0, scale_at = 0, size = 0;  // biases and scales of counts: (features, kCountBuckets)
   std::vector<int> linear_of;  // per expert its place among the linear ones, or -1
   int counts_expert = -1, stack_expert = -1;
