@@ -273,6 +273,10 @@ class Gate:
     def open(self) -> None: ...
     def abort(self) -> None: ...
 
+class InSteps: ...
+
+def dense_steps(rows: int, step: int) -> int: ...
+
 class HedgeLane:
     def __init__(self, model: HedgeModel, training: bool) -> None: ...
     def forward_backward(
@@ -289,7 +293,7 @@ class HedgeLane:
         losses: F64,
         rows: F64,
     ) -> None: ...
-    def train_in_steps(
+    def begin_steps(
         self,
         model: HedgeModel,
         groups: list[_Group],
@@ -298,13 +302,14 @@ class HedgeLane:
         value: F32,
         weight: F32,
         learn_dense: bool,
+        dense_steps: bool,
         steps: list[RowSteps],
         copies: list[F32],
         states: list[F32],
         predictions: F32,
-        losses: F64,
-        rows: F64,
-    ) -> list[int]: ...
+    ) -> InSteps: ...
+    def advance_steps(self, batch: InSteps) -> bool: ...
+    def end_steps(self, batch: InSteps, losses: F64, rows: F64) -> list[int]: ...
     def take_steps(self, group: int, counts: U32, gradients: F32) -> None: ...
     def score(
         self,

@@ -57,7 +57,8 @@ class Apart:
     shards: int = 1  # 0: rows, embedder and trainer in one process, as `freshet up` has them
     embedders: int = 0  # 0: the rank looks rows up itself
     delay_ms: float | None = None  # one way, between whoever looks up and the shards; None: no link between
-    codec: str = "fp32"  # of rows and gradients, on every wire
+    codec: str = "fp32"  # of rows, on every wire, and of gradients
+    gradients: str | None = None  # of those, if another
 
     def train(self, spec: Spec, log: Path, folder: Path) -> Passed:
         """Train on all of a copy of the log, in a new folder. The spec's schemas have absolute paths."""
@@ -84,15 +85,15 @@ class Apart:
                 spec,
                 events,
                 versions,
-                Wire(rows=self._codec, gradients=self._codec),
+                Wire(rows=RowCodec[self.codec.upper()], gradients=RowCodec[self._gradients.upper()]),
                 spec_hash=spec_hash,
                 batches=FromEmbedders if self.embedders else FromShards,
             )
             return _observed(rank, samples_in(events, spec), [p.pid for p in (*shards, *embedders)])
 
     @property
-    def _codec(self) -> RowCodec:
-        return RowCodec[self.codec.upper()]
+    def _gradients(self) -> str:
+        return self.gradients or self.codec
 
     def _wait_for_owners(self, spec: Spec, log: EventLog) -> None:
         """Until shards own all buckets and embedders all partitions, each its share."""
@@ -139,7 +140,7 @@ class Apart:
     @contextlib.contextmanager
     def _embedder(self, number: int, file: Path, folder: Path) -> Iterator[Process]:
         own = {"NAME": f"embedder-{number}", "PORT": "0", "ADMIN_PORT": "0"}
-        own |= {"ROWS": self.codec, "GRADIENTS": self.codec}
+        own |= {"ROWS": self.codec, "GRADIENTS": self._gradients}
         embedder = _service("embedder", number, file, folder, own)
         try:
             yield embedder

@@ -84,22 +84,30 @@ class Lane(Protocol):
 
 @runtime_checkable
 class StepsRows(Protocol):
-    """A `Lane` that can step rows within a batch."""
+    """A `Lane` that can step rows within a batch: later samples see what earlier ones taught.
 
-    def train_in_steps(
-        self, inputs: ModelInputs, states: Sequence[F32], dense_weight: float = 1.0
-    ) -> StepResult:
-        """As `forward_backward`, but later samples of the batch see what earlier ones taught their rows.
+    It steps copies of the rows, every 16 samples, as the store will step the rows themselves by the
+    gradients: a row has one for each step that it occurs in. One batch at a time.
+    """
 
-        The lane steps copies of the rows, every 16 samples, as the store will step the rows themselves by the
-        gradients: a row has one for each step that it occurs in. Predictions are from before all of them. The
-        dense weights stay as they are, so the batch is one dense step.
+    def begin_batch(
+        self, inputs: ModelInputs, states: Sequence[F32], dense_weight: float = 1.0, *, dense_steps: bool
+    ) -> None:
+        """Predict a batch as a whole, from before all of its steps.
 
         Args:
             states: per group (U, T): optimiser state of the rows. The lane writes to these arrays.
+            dense_weight: as of `forward_backward`.
+            dense_steps: the model steps between two calls of `advance`; else one call does the whole batch.
 
         Raises ValueError if states or inputs do not fit the spec.
         """
+
+    def advance(self) -> bool:
+        """Train on the samples of the next dense step; False once that was the last of the batch."""
+
+    def result(self) -> StepResult:
+        """What the batch gave, as far as `advance` came, with counts."""
 
 
 class DenseModel(Protocol):
@@ -150,6 +158,10 @@ class SplitStep(Protocol):
 
     def step_part(self, lanes: Sequence[Lane], part: int, parts: int) -> None:
         """Part `part` of `parts`, counted from 0."""
+
+    def dense_steps(self, rows: int) -> int:
+        """How many dense steps a batch of so many samples makes that is trained on from now on in steps
+        (`StepsRows`); at least 1 of a sample or more."""
 
 
 def build_model(

@@ -63,6 +63,11 @@ class HedgeDense:
         """How rows of each group are stepped within a batch."""
         return [RowSteps(group) for group in layout_of(self._spec).groups]
 
+    def dense_steps(self, rows: int) -> int:
+        """How many dense steps a batch of so many rows makes that begins now: of 64 samples each, but a new
+        model's first ones of 1, 2, 4 and so on."""
+        return _native.dense_steps(rows, self.native.steps)
+
     def lane(self) -> HedgeLane:
         """A new lane."""
         return HedgeLane(self)
@@ -205,6 +210,8 @@ class HedgeLane:
         self.native = _native.HedgeLane(model.native, model.training)
         self._held = [np.empty((0, g[0]), np.float32) for g in model.plan.native[5]]
         self._copies = [np.empty((0, g[0]), np.float32) for g in model.plan.native[5]]
+        self._batch: _native.InSteps | None = None
+        self._predictions, self._sizes = np.empty((0, model.labels), np.float32), list[int]()
 
     def forward_backward(self, inputs: ModelInputs, dense_weight: float = 1.0) -> StepResult:
         """Predict, then take the loss's gradients."""
@@ -231,16 +238,14 @@ class HedgeLane:
         )
         return result
 
-    def train_in_steps(
-        self, inputs: ModelInputs, states: Sequence[F32], dense_weight: float = 1.0
-    ) -> StepResult:
-        """Predict, then take the loss's gradients step by step; see `StepsRows`."""
+    def begin_batch(
+        self, inputs: ModelInputs, states: Sequence[F32], dense_weight: float = 1.0, *, dense_steps: bool
+    ) -> None:
+        """Predict a batch whose rows are stepped within it; see `StepsRows`."""
         labels = self._labels_of(inputs)
-        shape = self.model.labels, len(self.model.experts)
-        predictions = np.empty((inputs.size, shape[0]), np.float32)
-        rows, losses = np.empty(shape[0], np.float64), np.empty(shape, np.float64)
-        sizes = [len(group.rows) for group in inputs.groups]
-        made = self.native.train_in_steps(
+        self._predictions = np.empty((inputs.size, self.model.labels), np.float32)
+        self._sizes = [len(group.rows) for group in inputs.groups]
+        self._batch = self.native.begin_steps(
             self.model.native,
             groups_of(inputs),
             inputs.dense,
@@ -248,18 +253,33 @@ class HedgeLane:
             labels.value,
             labels.weight,
             dense_weight != 0.0,
+            dense_steps,
             [steps.native for steps in self.model.row_steps],
-            [_first_of(self._copies, g, size) for g, size in enumerate(sizes)],
+            [_first_of(self._copies, g, size) for g, size in enumerate(self._sizes)],
             list(states),
-            predictions,
-            losses,
-            rows,
+            self._predictions,
         )
+
+    def advance(self) -> bool:
+        """Train on the samples of the next dense step."""
+        return self.native.advance_steps(self._begun())
+
+    def result(self) -> StepResult:
+        """What the batch gave."""
+        shape = self.model.labels, len(self.model.experts)
+        rows, losses = np.empty(shape[0], np.float64), np.empty(shape, np.float64)
+        made = self.native.end_steps(self._begun(), losses, rows)
         gradients = [_first_of(self._held, g, size) for g, size in enumerate(made)]
-        counts: list[U32] = [np.empty(size, np.uint32) for size in sizes]
+        counts: list[U32] = [np.empty(size, np.uint32) for size in self._sizes]
         for g, (of, into) in enumerate(zip(counts, gradients, strict=True)):
             self.native.take_steps(g, of, into)
-        return StepResult(predictions, gradients, rows, losses, counts)
+        self._batch = None
+        return StepResult(self._predictions, gradients, rows, losses, counts)
+
+    def _begun(self) -> _native.InSteps:
+        if self._batch is None:
+            raise RuntimeError("no batch was begun: call begin_batch first")
+        return self._batch
 
     def score(self, inputs: ModelInputs) -> F32:
         """(B, L) predictions."""

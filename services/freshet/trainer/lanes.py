@@ -93,6 +93,8 @@ class Lanes:
     _stepping: Stages = field(default_factory=lambda: Stages(STAGES))
     _ready: _native.Gate = field(default_factory=lambda: _native.Gate(1))
     _done: _native.Gate = field(default_factory=lambda: _native.Gate(1))
+    _shared: _native.Gate = field(default_factory=lambda: _native.Gate(1))
+    _dense_steps: int = 1  # of the round
     _split: SplitStep | None = None  # the model, if lanes can share its step
     _sharing: SplitStep | None = None  # the model, while they do
     _summed: Sequence[Lane] = ()  # lanes that hold the sums of the step
@@ -107,7 +109,7 @@ class Lanes:
         self._seats = self._new_seats()
         self._patience_s = self.wait_s
         self._split = self.model if isinstance(self.model, SplitStep) else None  # 5 us: not at every step
-        self._ready, self._done = _native.Gate(self.lanes), _native.Gate(self.lanes)
+        self._ready, self._done, self._shared = (_native.Gate(self.lanes) for _ in range(3))
         threads = [
             threading.Thread(target=self._lane, args=(i, prepare), name=f"lane-{i}")
             for i in range(1, self.lanes)
@@ -153,6 +155,7 @@ class Lanes:
         """Have the other lanes end."""
         self._ready.abort()
         self._done.abort()
+        self._shared.abort()
 
     @staticmethod
     def _meet(seat: Seat, gate: _native.Gate, alone: Callable[[], None]) -> None:
@@ -201,21 +204,44 @@ class Lanes:
         batches = [seat.batch for seat in self._seats]
         self._agreed = self.rounds.agree(self.step, batches, stopping=stopping)
         self._over = self._agreed.over
+        self._dense_steps = 1
+        if self._agreed.largest and self._split is not None:
+            self._dense_steps = self._split.dense_steps(self._agreed.largest)
         held_up = self._agreed.others and not any(seat.batch is not None for seat in self._seats)
         self._patience_s = min(IMPATIENT_S, self.wait_s) if held_up else self.wait_s
         for seat, verdict in zip(self._seats, self._agreed.verdicts, strict=True):
             seat.verdict, seat.result = verdict, None
 
     def _train(self, index: int, seat: Seat) -> None:
-        if seat.batch is not None and seat.verdict is not Counts.BACK:
-            weight = 1.0 if seat.verdict is Counts.WHOLE else 0.0
-            assert seat.lane is not None
-            seat.result = _trained(seat.lane, seat.batch, weight)
+        """Compute the batch, and make the round's dense steps with the other lanes."""
+        goes_on = self._begin(seat)
+        for step in range(self._dense_steps):
+            if step:  # every lane has taken its share of the step before
+                self._meet(seat, self._shared, _nothing)
+            while goes_on is not None:
+                more = goes_on.advance()
+                if not more:
+                    seat.result, goes_on = goes_on.result(), None
+                elif seat.verdict is Counts.WHOLE:
+                    break  # the rest comes after the step; a batch that counts for its rows alone needs none
             seat.stages.mark("forward_backward")
-        self._meet(seat, self._done, self._begin_step)
-        if self._sharing is not None:
-            self._sharing.step_part(self._summed, index, self.lanes)
-            seat.stages.mark("step")
+            self._meet(seat, self._done, self._begin_step)
+            if self._sharing is not None:
+                self._sharing.step_part(self._summed, index, self.lanes)
+                seat.stages.mark("step")
+
+    def _begin(self, seat: Seat) -> StepsRows | None:
+        """Begin the lane's batch; what goes on with it, None if it is done or there is none."""
+        batch, lane = seat.batch, seat.lane
+        if batch is None or seat.verdict is Counts.BACK:
+            return None
+        assert lane is not None
+        weight = 1.0 if seat.verdict is Counts.WHOLE else 0.0
+        if batch.states is None or not isinstance(lane, StepsRows):
+            seat.result = lane.forward_backward(batch.inputs, dense_weight=weight)
+            return None
+        lane.begin_batch(batch.inputs, batch.states, weight, dense_steps=self._agreed.largest > 0)
+        return lane
 
     def _begin_step(self) -> None:
         """Begin the dense step, or take it whole where the model cannot share it."""
@@ -262,8 +288,5 @@ class Lanes:
             self.stream.give_back(index, seat.batch, None)
 
 
-def _trained(lane: Lane, batch: TrainBatch, dense_weight: float) -> StepResult:
-    """In steps within the batch, if it came with what that takes and the model can."""
-    if batch.states is not None and isinstance(lane, StepsRows):
-        return lane.train_in_steps(batch.inputs, batch.states, dense_weight)
-    return lane.forward_backward(batch.inputs, dense_weight=dense_weight)
+def _nothing() -> None:
+    """The last to come has nothing to do before the others go on."""

@@ -28,6 +28,9 @@ class Agreed:
 
     verdicts: Sequence[Counts | None]  # (L,) for this rank's lanes
     steps: bool  # the dense weights make a step
+    largest: int = 0
+    """Samples of the largest batch that counts, if the lanes are to make several dense steps within it as
+    the model says; 0: the round is one dense step."""
     over: bool = False  # no round follows, nor is this one made: batches in hand go back
     others: bool = False  # other ranks have batches: this one must not make them wait
 
@@ -57,6 +60,12 @@ def _has_rows(batches: Sequence[TrainBatch | None], verdicts: Sequence[Counts | 
     return any(b is not None and len(b) > 0 and v is Counts.WHOLE for b, v in pairs)
 
 
+def _largest(batches: Sequence[TrainBatch | None], verdicts: Sequence[Counts | None]) -> int:
+    """Samples of the largest batch that counts and can be trained on in steps."""
+    counted = [b for b, v in zip(batches, verdicts, strict=True) if b is not None and v is Counts.WHOLE]
+    return max((len(b) for b in counted if b.states is not None), default=0)
+
+
 @dataclass(frozen=True, slots=True)
 class AgreedRuns:
     """What the runs of a round are to be."""
@@ -78,7 +87,7 @@ class AloneRounds:
         if self.change() or (stopping and all(b is None for b in batches)):
             return Agreed([None] * len(batches), steps=False, over=True)
         verdicts = self.ledger.decide([None if b is None else b.ranges for b in batches])
-        return Agreed(verdicts, _has_rows(batches, verdicts))
+        return Agreed(verdicts, _has_rows(batches, verdicts), largest=_largest(batches, verdicts))
 
     def agree_runs(self, runs: Sequence[TrainRun | None], *, stopping: bool) -> AgreedRuns:
         """As `agree`, of all steps of a run at once: lanes of one process give each other the same answers
@@ -96,7 +105,8 @@ class AloneRounds:
 @dataclass
 class RankRounds:
     """Of a rank among others: all of them judge the same offers in the same order, so all get the same
-    vector."""
+    vector. A batch is one dense step: the vector has no place within a batch at which a rank that is lost
+    could leave the others."""
 
     group: RankGroup
     ledger: DenseLedger
@@ -189,7 +199,7 @@ class ApartRounds:
             if over:
                 return Agreed([None] * len(batches), steps=False, over=True)
         verdicts = self.ledger.decide([None if b is None else b.ranges for b in batches])
-        return Agreed(verdicts, _has_rows(batches, verdicts))
+        return Agreed(verdicts, _has_rows(batches, verdicts), largest=_largest(batches, verdicts))
 
     def reduce(self, lanes: Sequence[Lane]) -> Sequence[Lane]:
         """Nobody else's sums are added."""

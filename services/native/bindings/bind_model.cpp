@@ -59,51 +59,75 @@ void forward_backward(HedgeLane& lane, const HedgeModel& model, nb::list groups,
   batch.view.value = value.data();
   batch.view.weight = weight.data();
   nb::gil_scoped_release free;
-  lane.forward_backward(batch.view, learn_dense, false, predictions.data(), losses.data(), rows.data());
+  lane.forward_backward(batch.view, learn_dense, predictions.data(), losses.data(), rows.data());
 }
 
-// As above, but rows are stepped within the batch, in `copies` and with `states` of them. Returns how many gradients each group
-// has, for `take_steps`.
-std::vector<std::size_t> train_in_steps(HedgeLane& lane, const HedgeModel& model, nb::list groups, In2<float> dense,
-                                        In<std::uint8_t> label, In<float> value, In<float> weight, bool learn_dense,
-                                        const std::vector<const RowSteps*>& steps, const std::vector<Out2<float>>& copies,
-                                        const std::vector<Out2<float>>& states, Out2<float> predictions, Out2<double> losses,
-                                        Out<double> rows) {
-  const std::size_t size = label.shape(0), L = model.labels(), K = model.experts(), G = model.plan().input.groups.size();
+// A batch that a lane steps rows of: what it reads and writes, held until it is done.
+struct InSteps {
+  Batch batch;
+  std::vector<const RowSteps*> steps;
+  std::vector<Out2<float>> copies, states;
+  In<std::uint8_t> label;
+  In<float> value, weight;
+  Out2<float> predictions;
+};
+
+// Begin to train on a batch whose rows are stepped within it, in `copies` and with `states` of them.
+InSteps* begin_steps(HedgeLane& lane, const HedgeModel& model, nb::list groups, In2<float> dense, In<std::uint8_t> label, In<float> value,
+                     In<float> weight, bool learn_dense, bool dense_steps, const std::vector<const RowSteps*>& steps,
+                     const std::vector<Out2<float>>& copies, const std::vector<Out2<float>>& states, Out2<float> predictions) {
+  const std::size_t size = label.shape(0), G = model.plan().input.groups.size();
   if (value.shape(0) != size || weight.shape(0) != size) throw std::invalid_argument("labels: index, value and weight differ in length");
-  if (predictions.shape(0) != size || predictions.shape(1) != L || losses.shape(0) != L || losses.shape(1) != K || rows.shape(0) != L)
-    throw std::invalid_argument("expected predictions (B, L), losses (L, K) and rows (L,)");
+  if (predictions.shape(0) != size || predictions.shape(1) != static_cast<std::size_t>(model.labels()))
+    throw std::invalid_argument("expected predictions (B, L)");
   if (steps.size() != G || copies.size() != G || states.size() != G) throw std::invalid_argument("steps: expected layout, copies and states of each group");
-  Batch batch(model.plan().input, groups, dense, static_cast<std::int64_t>(size));
+  auto held = std::make_unique<InSteps>(InSteps{Batch(model.plan().input, groups, dense, static_cast<std::int64_t>(size)), steps, copies,
+                                                states, label, value, weight, predictions});
+  BatchView& view = held->batch.view;
   for (std::size_t g = 0; g < G; ++g) {
-    GroupView& view = batch.view.groups[g];
+    GroupView& group = view.groups[g];
     const RowLayout& layout = steps[g]->layout();
-    const std::size_t unique = static_cast<std::size_t>(view.unique), slots = static_cast<std::size_t>(model.plan().input.groups[g].slots);
+    const std::size_t unique = static_cast<std::size_t>(group.unique), slots = static_cast<std::size_t>(model.plan().input.groups[g].slots);
     if (layout.width() != slots || copies[g].shape(0) != unique || copies[g].shape(1) != slots)
       throw std::invalid_argument("steps: expected copies (U, S) as the group's rows");
     if (states[g].shape(0) != unique || states[g].shape(1) != layout.state_floats())
       throw std::invalid_argument("steps: expected states (U, " + std::to_string(layout.state_floats()) + ") of each row");
-    view.layout = &layout;
-    view.copies = copies[g].data();
-    view.states = states[g].data();
+    group.layout = &layout;
+    group.copies = copies[g].data();
+    group.states = states[g].data();
   }
-  batch.view.label = label.data();
-  batch.view.value = value.data();
-  batch.view.weight = weight.data();
+  view.label = label.data();
+  view.value = value.data();
+  view.weight = weight.data();
   nb::gil_scoped_release free;
-  std::vector<std::size_t> made;
-  for (GroupView& view : batch.view.groups) {
-    const std::size_t unique = static_cast<std::size_t>(view.unique);
-    std::copy_n(view.rows, unique * view.layout->width(), view.copies);
-    view.layout->restore_counts(view.copies, view.states, unique);
-    view.rows = view.copies;
+  for (GroupView& group : view.groups) {
+    const std::size_t unique = static_cast<std::size_t>(group.unique);
+    std::copy_n(group.rows, unique * group.layout->width(), group.copies);
+    group.layout->restore_counts(group.copies, group.states, unique);
+    group.rows = group.copies;
   }
-  lane.forward_backward(batch.view, learn_dense, true, predictions.data(), losses.data(), rows.data());
-  for (std::size_t g = 0; g < G; ++g) made.push_back(lane.gradients(g).starts.back());
+  lane.begin(view, learn_dense, true, held->predictions.data(), dense_steps);
+  return held.release();
+}
+
+// Train up to the next dense step; whether the batch goes on after it. The batch must be the one that was begun last.
+bool advance_steps(HedgeLane& lane, const InSteps&) {
+  nb::gil_scoped_release free;
+  if (lane.more()) lane.advance();
+  return lane.more();
+}
+
+// Losses (L, K) and rows (L) of the batch; returns how many gradients each group has, for `take_steps`.
+std::vector<std::size_t> end_steps(const HedgeLane& lane, const InSteps& batch, Out2<double> losses, Out<double> rows) {
+  if (losses.shape(0) != lane.labels() || losses.shape(1) != lane.experts() || rows.shape(0) != lane.labels())
+    throw std::invalid_argument("expected losses (L, K) and rows (L,)");
+  lane.told(losses.data(), rows.data());
+  std::vector<std::size_t> made;
+  for (std::size_t g = 0; g < batch.steps.size(); ++g) made.push_back(lane.gradients(g).starts.back());
   return made;
 }
 
-// The gradients that the last `train_in_steps` has made of a group, (G, S), and how many each row has, (U,).
+// The gradients that the batch has made of a group, (G, S), and how many each row has, (U,).
 void take_steps(const HedgeLane& lane, std::size_t group, Out<std::uint32_t> counts, Out2<float> gradients) {
   const StepGradients& made = lane.gradients(group);
   if (counts.shape(0) + 1 != made.starts.size() || gradients.size() != made.values.size())
@@ -170,10 +194,20 @@ void bind_model(nb::module_& m) {
                    [](HedgeModel& self, std::int64_t n) { self.state.step = n; })
       .def_prop_ro("kernels", [](const HedgeModel& self) { return self.kernels.name; });
 
+  m.def("dense_steps", [](std::int64_t rows, std::int64_t step) {
+    std::int64_t steps = 0;
+    for (std::int64_t b = 0; b < rows; ++steps) b += dense_rows(step + steps);
+    return steps;
+  }, "Dense steps of a batch of so many rows that begins after so many.");
+
+  nb::class_<InSteps>(m, "InSteps", "A batch that a lane steps rows of.");
+
   nb::class_<HedgeLane>(m, "HedgeLane", "One thread's scratch and gradient sums.")
       .def(nb::init<const HedgeModel&, bool>(), nb::keep_alive<1, 2>(), nb::arg("model"), nb::arg("training"))
       .def("forward_backward", &forward_backward)
-      .def("train_in_steps", &train_in_steps)
+      .def("begin_steps", &begin_steps, nb::rv_policy::take_ownership)
+      .def("advance_steps", &advance_steps)
+      .def("end_steps", &end_steps)
       .def("take_steps", &take_steps)
       .def("score", &score, nb::arg("model"), nb::arg("groups"), nb::arg("dense"), nb::arg("predictions"), nb::arg("requests").none() = nb::none(),
            "Predict; `requests` is (ends of each request's samples, per group which features have one occurrence a request).")

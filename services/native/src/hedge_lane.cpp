@@ -385,7 +385,7 @@ void HedgeLane::plan_steps(const BatchView& batch, bool dense_steps) {
   }
   std::int64_t step = model_.state.step;
   for (std::int64_t b = 0; b < batch.size; ++step) {
-    const std::int64_t end = std::min(batch.size, b + (step < 6 ? std::int64_t{1} << step : kDenseRows));
+    const std::int64_t end = std::min(batch.size, b + dense_rows(step));
     while (b < end) row_ends_.push_back(b = std::min(end, b + kStepRows));
     dense_ends_.push_back(row_ends_.size());
   }
@@ -443,11 +443,7 @@ void HedgeLane::plan_group(std::size_t g) {
   view.gradients = steps.made.values.data();
 }
 
-void HedgeLane::begin(const BatchView& batch, bool learn_dense, bool in_steps, float* predictions) {
-  start(batch, learn_dense, in_steps, true, predictions);
-}
-
-void HedgeLane::start(const BatchView& batch, bool learn_dense, bool in_steps, bool dense_steps, float* predictions) {
+void HedgeLane::begin(const BatchView& batch, bool learn_dense, bool in_steps, float* predictions, bool dense_steps) {
   const InputPlan& in = model_.plan().input;
   const int L = model_.labels();
   check(in, batch, L);
@@ -542,10 +538,14 @@ void HedgeLane::finish_group(std::size_t g, std::size_t step) {
   }
 }
 
-void HedgeLane::forward_backward(const BatchView& batch, bool learn_dense, bool in_steps, float* predictions,
-                                 double* expert_losses, double* rows) {
-  start(batch, learn_dense, in_steps, false, predictions);
+void HedgeLane::forward_backward(const BatchView& batch, bool learn_dense, float* predictions, double* expert_losses,
+                                 double* rows) {
+  begin(batch, learn_dense, false, predictions);
   while (more()) advance();
+  told(expert_losses, rows);
+}
+
+void HedgeLane::told(double* expert_losses, double* rows) const {
   std::copy(losses_.begin(), losses_.end(), expert_losses);
   std::copy(label_rows_.begin(), label_rows_.end(), rows);
 }

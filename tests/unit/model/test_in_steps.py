@@ -36,7 +36,9 @@ def world_and_batch(model: str, size: int = 60) -> tuple[World, ModelInputs, lis
 def trained(world: World, inputs: ModelInputs, states: list[F32]) -> tuple[F32, list[F32]]:
     """Predictions and gradients by a model of its own."""
     lane = HedgeDense(world.spec, training=True, precision="fp32").lane()
-    result = lane.train_in_steps(inputs, [of.copy() for of in states])
+    lane.begin_batch(inputs, [of.copy() for of in states], dense_steps=False)
+    assert not lane.advance()
+    result = lane.result()
     return result.predictions, [of.copy() for of in result.gradients]
 
 
@@ -82,6 +84,29 @@ def test_states_that_do_not_fit_are_refused() -> None:
     assert isinstance(lane, StepsRows)
     for wrong in ([], [states[0][:-1]], [states[0][:, :-1].copy()], [*states, *states]):
         with pytest.raises(ValueError, match="steps"):
-            lane.train_in_steps(inputs, wrong)
+            lane.begin_batch(inputs, wrong, dense_steps=False)
     with pytest.raises(ValueError, match="labels"):
-        lane.train_in_steps(replace(inputs, labels=None), states)
+        lane.begin_batch(replace(inputs, labels=None), states, dense_steps=False)
+    with pytest.raises(RuntimeError, match="begin_batch first"):
+        lane.advance()
+
+
+@pytest.mark.parametrize("rows", [0, 1, 2, 63, 64, 65, 300])
+def test_dense_steps_are_counted_as_the_lane_makes_them(rows: int) -> None:
+    world = World.of("deep = [16]")
+    lane, made = world.model.lane(), 0
+    lanes = batches_of(world.spec, world.layout, 0, [max(rows, 1)])
+    inputs, _ = looked_up(world, lanes, 0, rows)
+    states = [
+        np.zeros((len(of.rows), group.state_floats), np.float32)
+        for of, group in zip(inputs.groups, world.layout.groups, strict=True)
+    ]
+    for _ in range(3):
+        expected = world.model.dense_steps(rows)
+        lane.begin_batch(inputs, states, dense_steps=True)
+        made, more = 0, rows > 0
+        while more:
+            more, made = lane.advance(), made + 1
+            world.model.step([lane])
+        assert made == expected
+        assert len(lane.result().predictions) == rows

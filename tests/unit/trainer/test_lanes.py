@@ -1,6 +1,6 @@
 import threading
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import numpy as np
@@ -152,3 +152,94 @@ def test_an_error_of_one_lane_ends_all_and_is_raised():
             {0: 0, 1: 0},
             fail_at=2,
         )
+
+
+@dataclass
+class StepwiseModel(CountingModel):
+    """Whose batches are trained on in steps of two samples; lanes share its dense steps."""
+
+    log: list[str] = field(default_factory=list)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def lane(self):
+        return StepwiseLane(self)
+
+    def dense_steps(self, rows):
+        return -(-rows // 2)
+
+    def begin_step(self, lanes):
+        self.step(lanes)
+        self.note("step")
+
+    def step_part(self, lanes, part, parts):
+        self.note("share")
+
+    def note(self, what):
+        with self.lock:
+            self.log.append(what)
+
+
+@dataclass
+class StepwiseLane(CountingLane):
+    model: StepwiseModel
+    left: int = 0
+    weight: float = 0.0
+
+    def begin_batch(self, inputs, states, dense_weight=1.0, *, dense_steps):
+        self.left, self.weight = (inputs.size if dense_steps else min(inputs.size, 2)), dense_weight
+
+    def advance(self):
+        self.calls += 1
+        if self.calls == self.model.fail_at:
+            raise RuntimeError("out of tune")
+        self.model.note("advance")
+        self.sum += self.weight * min(self.left, 2)
+        self.left = max(0, self.left - 2)
+        return self.left > 0
+
+    def result(self):
+        counts = [np.array([3], np.uint32)]
+        return StepResult(np.zeros((1, 1), np.float32), [], np.ones(1), np.ones((1, 1)), counts)
+
+
+def in_steps(partition, start, stop, rows):
+    made = batch(partition, start, stop)
+    return replace(made, inputs=replace(made.inputs, size=rows), sample_ids=np.arange(rows), states=[])
+
+
+def test_lanes_make_the_dense_steps_within_their_batches_together():
+    stop, notes, model = threading.Event(), Notes(), StepwiseModel()
+    batches = [[in_steps(0, 0, 1, 7), in_steps(0, 1, 2, 1)], [in_steps(1, 0, 1, 3), in_steps(1, 1, 2, 0)]]
+    stream = Stream([deque(b) for b in batches], stop)
+    rounds = AloneRounds(DenseLedger({0: 0, 1: 0}))
+    lanes = Lanes(cast(BatchStream, stream), cast(DenseModel, model), rounds, notes, 2, 5.0, stop)
+    lanes.run()
+
+    assert model.rows == 7 + 1 + 3 + 0
+    assert lanes.step == model.steps == 4 + 1
+    assert model.log.count("share") == 2 * model.steps
+    steps = [i for i, what in enumerate(model.log) if what == "step"]
+    for i in steps:
+        assert model.log[i + 1 : i + 3] == ["share"] * 2, "a lane went on before the step was shared out"
+    assert len(stream.given_back) == 4
+
+
+def test_a_batch_that_counts_for_its_rows_alone_makes_no_dense_step():
+    stop, notes, model = threading.Event(), Notes(), StepwiseModel()
+    stream = Stream([deque([in_steps(0, 0, 1, 7)])], stop)
+    rounds = AloneRounds(DenseLedger({0: 5}))
+    lanes = Lanes(cast(BatchStream, stream), cast(DenseModel, model), rounds, notes, 1, 5.0, stop)
+    lanes.run()
+
+    assert (model.rows, model.steps, lanes.step) == (0, 0, 0)
+    assert stream.given_back[0][2] is not None
+    assert notes.trained_ranges == []
+
+
+def test_a_lane_that_fails_within_a_batch_ends_the_others():
+    stop, model = threading.Event(), StepwiseModel(fail_at=3)
+    stream = Stream([deque([in_steps(p, 0, 1, 9)]) for p in range(2)], stop)
+    rounds = AloneRounds(DenseLedger({0: 0, 1: 0}))
+    lanes = Lanes(cast(BatchStream, stream), cast(DenseModel, model), rounds, Notes(), 2, 5.0, stop)
+    with pytest.raises(RuntimeError, match="out of tune"):
+        lanes.run()

@@ -131,6 +131,8 @@ class HedgeModel {
 inline constexpr int kStepRows = 16;
 // Samples of a dense step of a lane: a few steps of rows, as a step of the MLP costs the same for one sample as for many.
 inline constexpr int kDenseRows = 64;
+// Samples of dense step number `step`: a new model's first ones have 1, 2, 4 and so on.
+inline std::int64_t dense_rows(std::int64_t step) { return step < 6 ? std::int64_t{1} << step : kDenseRows; }
 
 // Gradients of one group's rows in the order in which the store is to take them: a row has one for each step within the batch
 // that it occurred in, one behind the other.
@@ -151,16 +153,20 @@ class HedgeLane {
   // is until then. predictions (B, L) are from before all of it. in_steps: rows are stepped in copies every kStepRows samples
   // (groups need layouts), and `gradients` has each step's; else each group's `gradients` are written, one sum a row.
   // Dense sums go into the lane unless !learn_dense.
-  void begin(const BatchView& batch, bool learn_dense, bool in_steps, float* predictions);
+  // Without dense_steps one `advance` makes all steps of rows: the batch is one dense step.
+  void begin(const BatchView& batch, bool learn_dense, bool in_steps, float* predictions, bool dense_steps = true);
   bool more() const { return at_ < dense_ends_.size(); }
   std::int64_t next_rows() const;  // samples of the next `advance`
   void advance();
   const StepGradients& gradients(std::size_t group) const { return steps_[group].made; }
 
-  // All of it at once, as one dense step. expert_losses (L, K) and rows (L) are this batch's, of weighted rows. in_steps: rows
-  // are stepped as by `begin`, while the dense weights stay.
-  void forward_backward(const BatchView& batch, bool learn_dense, bool in_steps, float* predictions, double* expert_losses,
-                        double* rows);
+  // Losses (L, K) and rows (L) of the batch as far as it has been advanced, of weighted rows.
+  void told(double* expert_losses, double* rows) const;
+
+  // All of it at once: one step of rows, one dense step.
+  void forward_backward(const BatchView& batch, bool learn_dense, float* predictions, double* expert_losses, double* rows);
+  std::size_t labels() const { return static_cast<std::size_t>(model_.labels()); }
+  std::size_t experts() const { return static_cast<std::size_t>(model_.experts()); }
   void clear();
   void add(HedgeLane& other);  // takes the other lane's sums and zeroes them
 
@@ -180,7 +186,6 @@ class HedgeLane {
   };
 
   void plan_steps(const BatchView& batch, bool dense_steps);
-  void start(const BatchView& batch, bool learn_dense, bool in_steps, bool dense_steps, float* predictions);
   void plan_group(std::size_t group);
   void row_step(std::size_t step);
   void finish_group(std::size_t group, std::size_t step);
