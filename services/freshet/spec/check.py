@@ -142,7 +142,7 @@ def _note(feature: Feature) -> str:
 def _table(spec: Spec, layout: Layout, table: Table) -> TableReport:
     group = next(g for g in layout.groups if table.id in g.tables)
     size = row_bytes(group)
-    rule = table.optimizer if group.slot("vector") else table.scalar_optimizer
+    rule = (group.slot("vector") or group.slots[0]).optimizer
     evicted = [
         *([] if table.ttl_ms is None else [f"after {duration_text(table.ttl_ms)} without use"]),
         *([] if table.max_rows is None else [f"the least recently used above {table.max_rows:,} rows"]),
@@ -150,7 +150,7 @@ def _table(spec: Spec, layout: Layout, table: Table) -> TableReport:
     return TableReport(
         name=table.name,
         dim=table.dim if group.slot("vector") else 0,
-        optimizer=f"{rule.name} {rule.parameters['lr']:g}",
+        optimizer=f"{rule.name} {rule.parameters['lr']:.4g}",
         features=tuple(f.name for f in spec.features if f.table == table.name),
         row_bytes=size,
         million_rows_bytes=round((size + INDEX_BYTES) * MILLION),
