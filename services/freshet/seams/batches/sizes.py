@@ -28,7 +28,8 @@ MOMENTS = 256
 
 def largest_batch_bytes(spec: Spec, layout: Layout) -> int:
     """Of a batch on its way to a trainer with the optimiser state of its rows, if every list is as long as it
-    may be and no two keys are equal. Nothing else that is sent of a batch is longer.
+    may be and no two keys are equal. Nothing else that is sent of a batch is longer: rows that occur in
+    several steps have several gradients, but never more than they occur.
 
     A request of which more samples were decided at once than a batch has rows may exceed it.
     """
