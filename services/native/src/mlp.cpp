@@ -68,20 +68,21 @@ void Mlp::step(const std::vector<float*>& gradients, double rows, std::int64_t s
                double epsilon) {
   const double t = static_cast<double>(step);
   const double c1 = 1.0 - std::pow(0.9, t), c2 = 1.0 - std::pow(0.999, t);
+  std::vector<float*> of_range(gradients.size());
   const auto range = [&](std::int64_t at, std::int64_t n) {  // a multiple of 16
-    if (rows > 0.0) {
-      for (std::size_t i = 1; i < gradients.size(); ++i) kernels_.add(gradients[0] + at, gradients[i] + at, n);
-      kernels_.adam(weights_.data() + at, first_.data() + at, second_.data() + at, gradients[0] + at, n,
-                    static_cast<float>(1.0 / rows), static_cast<float>(rate / c1), static_cast<float>(1.0 / std::sqrt(c2)),
+    for (std::size_t i = 0; i < gradients.size(); ++i) of_range[i] = gradients[i] + at;
+    if (rows > 0.0)
+      kernels_.adam(weights_.data() + at, first_.data() + at, second_.data() + at, of_range.data(), static_cast<int>(of_range.size()),
+                    n, static_cast<float>(1.0 / rows), static_cast<float>(rate / c1), static_cast<float>(1.0 / std::sqrt(c2)),
                     static_cast<float>(epsilon));
-    }
-    for (float* g : gradients) std::fill_n(g + at, n, 0.0f);
+    else
+      for (float* g : of_range) std::fill_n(g, n, 0.0f);
   };
   const MlpView all = view(nullptr);
   std::int64_t at = 0;
   for (const LayerView& l : all.layers) {
     const int blocks = l.inputs / 16, from = blocks * part / parts * 16, to = blocks * (part + 1) / parts * 16;
-    // Summed, stepped, zeroed and packed a few rows at a time: each pass finds in the first cache what the last one left.
+    // Stepped and packed a few rows at a time: each pass finds in the first cache what the last one left.
     for (int row = from; row < to; row += 16) {
       range(at + static_cast<std::int64_t>(row) * l.outputs, static_cast<std::int64_t>(16) * l.outputs);
       if (rows > 0.0) pack_rows(static_cast<std::size_t>(&l - all.layers.data()), l, row, row + 16);

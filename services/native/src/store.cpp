@@ -60,10 +60,11 @@ void Store::check_keys(u32 group, const Keys& keys) const {
   for (u32 b = 0; b < spec_.buckets; b++) rising = rising && starts[b] <= starts[b + 1];
   if (!rising) refuse("bucket_starts must rise from 0 to the number of keys, " + std::to_string(keys.n));
   u64 wrong = 0;
-  for (u32 b = 0; b < spec_.buckets; b++)
-    for (u32 i = starts[b]; i < starts[b + 1]; i++)
-      wrong |= ((keys.keys[i] >> shift_) ^ b) | static_cast<u64>(keys.keys[i] == 0) |
-               static_cast<u64>(group_of_table_[keys.tables[i]] ^ static_cast<int>(group));
+  for (u32 i = 0; i < keys.n; i++) {
+    const u64 b = keys.keys[i] >> shift_;
+    wrong |= static_cast<u64>(i < starts[b]) | static_cast<u64>(i >= starts[b + 1]) | static_cast<u64>(keys.keys[i] == 0) |
+             static_cast<u64>(group_of_table_[keys.tables[i]] ^ static_cast<int>(group));
+  }
   if (wrong) refuse("keys must be sorted by bucket, not 0, and of tables of group " + std::to_string(group));
 }
 
@@ -180,8 +181,13 @@ void Store::apply_run(const PushGroup& push, Ahead& ahead, u32 bucket, u32 now_s
   for (size_t first = keys.bucket_starts[bucket]; first < end; first += piece) {
     const size_t n = std::min(piece, end - first);
     for (size_t i = 0; i < n; i++) {
-      ahead.at(first + i);
-      slots[i] = slot_for_step(group, bucket, keys.keys[first + i], keys.tables[first + i], sum.counts);
+      const size_t at = first + i;
+      ahead.at(at);
+      if (i && keys.keys[at] == keys.keys[at - 1] && keys.tables[at] == keys.tables[at - 1] && slots[i - 1] != Group::none) {
+        slots[i] = slots[i - 1], rows[i] = rows[i - 1];  // a further step of the row
+        continue;
+      }
+      slots[i] = slot_for_step(group, bucket, keys.keys[at], keys.tables[at], sum.counts);
       rows[i] = slots[i] == Group::none ? Place{} : group.layout.place(group.row(slots[i]));
     }
     group.layout.step(rows, push.gradients + first * width, n, stepped);

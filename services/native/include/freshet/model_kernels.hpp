@@ -106,8 +106,9 @@ struct Kernels {
   // Rows [from, to), multiples of 16, of (K, N) weights → panels and transposed panels of a layer.
   void (*pack)(Mode mode, const float* weights, int inputs, int outputs, int back_from, int from, int to, float* panels,
                float* transposed);
-  // p -= lr · m̂ / (√v̂ + epsilon) over [0, n), n a multiple of 16; g is the gradient's sum, `inverse` makes it a mean.
-  void (*adam)(float* p, float* m, float* v, const float* g, std::int64_t n, float inverse, float rate,
+  // p -= lr · m̂ / (√v̂ + epsilon) over [0, n), n a multiple of 16. The gradient is the lanes' sum, which `inverse` makes a mean;
+  // each lane's is zeroed.
+  void (*adam)(float* p, float* m, float* v, float* const* g, int lanes, std::int64_t n, float inverse, float rate,
                float root_correction, float epsilon);
   void (*add)(float* into, const float* from, std::int64_t n);
   // sigmoid and softplus of n logits: p = 1/(1+e^-z), s = log(1+e^z).

@@ -74,12 +74,12 @@ struct Row {
   Header& header() const { return *reinterpret_cast<Header*>(head); }
 };
 
-// What a step changes: the floats of a row in a store, or of a copy.
+// What a step changes: the floats of a row in a store, or of a copy. Has no initial values: a store's steps hold many.
 struct Place {
-  u8* values = nullptr;      // of all slots but the last; null: no row
-  u8* last = nullptr;        // of the last slot
-  float* state = nullptr;    // of all slots
-  Header* header = nullptr;  // null: a copy
+  u8* values;      // of all slots but the last; null: no row
+  u8* last;        // of the last slot
+  float* state;    // of all slots
+  Header* header;  // null: a copy
 };
 
 // Where everything stands in the rows of one store group.
