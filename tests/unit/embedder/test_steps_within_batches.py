@@ -51,6 +51,8 @@ batch = {{ rows = 64 }}
 BLOCKS = [5, 3, 130, 64, 64, 200, 1, 60]
 """Samples of each; a batch is whole blocks, so some have more than 64."""
 BATCHES = [5, 3, 130, 64, 64, 200, 61]
+STALENESS_ROWS = 3 * 64
+"""An embedder then has as many batches on their way as the scene's rank keeps own writes for."""
 USERS = 12
 """So few that a row is stepped several times within a batch."""
 TIME_MS = 1_700_000_000_000
@@ -146,8 +148,10 @@ def learn(scene: LocalScene, stream: BatchStream, model: HedgeDense, samples: in
     timer.cancel()
     assert stream.settled(10.0)
     deadline = time.monotonic() + 10.0  # a rank is told when its embedder has all; that all is pushed, too
-    while scene.rows.applied()[0] != [len(notes.batches)] and time.monotonic() < deadline:
+    end = [max(r.stop for batch in notes.batches for r in batch.ranges)]
+    while scene.rows.applied()[0] != end and time.monotonic() < deadline:
         stream.settled(0.1)
+    assert scene.rows.applied()[0] == end
     return notes
 
 
@@ -208,7 +212,7 @@ def test_batches_from_elsewhere_teach_what_the_native_loop_learns(log: SqliteEve
     scene.dense_applied.update(dict.fromkeys(range(PARTITIONS), 0))
     model = HedgeDense(scene.spec, training=True, precision="fp32")
     append_all(scene)
-    stream = scene.stream(batch_rows=64, mode=mode)
+    stream = scene.stream(batch_rows=64, staleness_rows=STALENESS_ROWS, mode=mode)
     try:
         notes = learn(scene, stream, model)
     finally:
