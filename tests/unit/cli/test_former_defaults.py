@@ -84,6 +84,13 @@ HASHES = {  # as the last release without the key `defaults` hashed them: withou
 }
 
 
+EDITED = {  # lines of today, and as that release had them
+    "services/freshet/testing/simulator/demo": {
+        "[features]\n": 'crosses = { scalar_optimizer = { name = "adagrad", lr = 0.6 } }\n[features]\n',
+        "[train]\n": 'experts = ["wide", "cross", "fm"]\nhedge_discount = 0.9999\n[train]\n',
+    }
+}
+
 DEFAULTS = {  # of the last release without the key `defaults`
     "Explore.policy": "none",
     "Explore.share": 0.0,
@@ -184,7 +191,11 @@ def hashes() -> tuple[SpecHash, SpecHash]:
 
 @pytest.mark.parametrize("folder", HASHES)
 def test_with_the_former_defaults_a_spec_keeps_its_hash(folder: str) -> None:
-    spec = former(ROOT / folder / "freshet.toml")
+    text = (ROOT / folder / "freshet.toml").read_text()
+    for today, before in EDITED.get(folder, {}).items():
+        assert text.count(today) == 1
+        text = text.replace(today, before)
+    spec = parse_spec(f"defaults = 1\n{text}", folder=str(ROOT / folder))
     own, with_schemas = identity_hash(spec), identity_hash(spec, load_schemas(spec))
 
     assert (own, with_schemas) == HASHES[folder]
