@@ -1,8 +1,14 @@
 // Where the threads of a rank wait for each other, twice a step: a barrier that costs microseconds.
 #pragma once
 
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
 #include <atomic>
+#include <climits>
 #include <cstdint>
+#include <ctime>
 
 #include "freshet/simd.hpp"
 
@@ -24,12 +30,12 @@ class Gate {
       return last;
     }
     for (int i = 0; i < spins && round_.load(std::memory_order_acquire) == round; i++) spin_pause();
-    round_.wait(round, std::memory_order_acquire);
+    if (round_.load(std::memory_order_acquire) == round) sleep(round);
     return broken_.load(std::memory_order_acquire) ? broken : passed;
   }
   void open() {
-    round_.fetch_add(1, std::memory_order_acq_rel);
-    round_.notify_all();
+    round_.fetch_add(1);
+    if (sleepers_.load()) syscall(SYS_futex, &round_, FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0);
   }
   // Who waits, or arrives later, is told that the gate is broken.
   void abort() {
@@ -38,9 +44,22 @@ class Gate {
   }
 
  private:
+  // The kernel moves a thread that has lost its core (to a flush, say) to another core at the moment when that one becomes
+  // idle, but only after the thread has waited for half a millisecond. So the first sleeps are short: in one long sleep, the
+  // core would stay idle until the flush has used up its time slice of some milliseconds.
+  void sleep(std::uint32_t round) {
+    static_assert(sizeof round_ == sizeof round);
+    constexpr int naps = 40;
+    const timespec nap{0, 250'000};
+    sleepers_.fetch_add(1);
+    for (int i = 0; round_.load() == round; i++)
+      syscall(SYS_futex, &round_, FUTEX_WAIT_PRIVATE, round, i < naps ? &nap : nullptr, nullptr, 0);
+    sleepers_.fetch_sub(1);
+  }
+
   static constexpr int spins = 1000;  // 20 to 40 us
   const std::uint32_t parties_;
-  std::atomic<std::uint32_t> arrived_{0}, round_{0};
+  std::atomic<std::uint32_t> arrived_{0}, round_{0}, sleepers_{0};
   std::atomic<bool> broken_{false};
 };
 
