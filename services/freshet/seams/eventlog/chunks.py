@@ -27,6 +27,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from freshet import _native
 from freshet.errors import Corrupt, TooLarge
 from freshet.types import I64, BytesColumn
 
@@ -120,7 +121,8 @@ def pack(contents: Contents) -> Chunk:
     crc = zlib.crc32(head[:12])
     for part in index:
         crc = zlib.crc32(part, crc)
-    head = _HEAD.pack(_MAGIC, _VERSION, flags, len(times), len(keys.data), crc, zlib.crc32(payload.data), 0)
+    values_crc = _native.crc32(payload, 0)
+    head = _HEAD.pack(_MAGIC, _VERSION, flags, len(times), len(keys.data), crc, values_crc, 0)
     return Chunk(len(times), low, high, b"".join([head, *index, payload.data]))
 
 
@@ -172,5 +174,5 @@ def _check_ends(column: BytesColumn, where: str) -> None:
 
 def _check_values(values: BytesColumn, crc: int, where: str) -> None:
     size = len(values.data)
-    if size <= SELF_CHECKED_BYTES * len(values) and zlib.crc32(values.data.data) != crc:
+    if size <= SELF_CHECKED_BYTES * len(values) and _native.crc32(values.data, 0) != crc:
         raise Corrupt(f"{where}: the chunk's values fail their CRC; the disk has changed them")
