@@ -20,6 +20,9 @@ CROSS_ACCUMULATOR = 1.0
 """Adagrad's starting accumulator for the cross expert's scalars: crosses are many and rare, so they start
 cautiously."""
 
+WIDE_ACCUMULATOR = 0.1
+"""That of wide and fast: where positives are rare, gradients are small, and a new id would step far."""
+
 WIDE_LR, FAST_LR = 0.2125, 0.85
 """Adagrad's step sizes of the experts wide and fast, divided by the root of a sample's number of features and
 one: all of a sample's weights move together. cross has fast's, divided by the root of the number of crosses
@@ -126,19 +129,16 @@ def _scalar_optimizer(spec: Spec, table: Table, name: str) -> Optimizer:
     given = table.scalar_optimizer
     if name == "linear" or "lr" not in given.parameters:
         return given
+    own = {**given.parameters}
     if has_default_scalars(table) and spec.defaults > 1:
         features = 1 + sum((feature.kind == "cross") == (name == "cross") for feature in spec.features)
-        lr = (WIDE_LR if name == "wide" else FAST_LR) / math.sqrt(features)
-    else:
-        lr = given.parameters["lr"] * (FAST_FACTOR if name == "fast" else 1.0)
-    stepped = replace(given, parameters={**given.parameters, "lr": lr})
-    return _cautious(stepped) if name == "cross" else stepped
-
-
-def _cautious(optimizer: Optimizer) -> Optimizer:
-    if "initial_accumulator" not in optimizer.parameters:
-        return optimizer
-    return replace(optimizer, parameters={**optimizer.parameters, "initial_accumulator": CROSS_ACCUMULATOR})
+        own["lr"] = (WIDE_LR if name == "wide" else FAST_LR) / math.sqrt(features)
+        own["initial_accumulator"] = WIDE_ACCUMULATOR
+    elif name == "fast":
+        own["lr"] *= FAST_FACTOR
+    if name == "cross" and "initial_accumulator" in own:
+        own["initial_accumulator"] = CROSS_ACCUMULATOR
+    return replace(given, parameters=own)
 
 
 def item_of(spec: Spec, layout: Layout) -> tuple[int, int] | None:
