@@ -112,7 +112,7 @@ std::optional<Missing> Store::lookup(u32 index, const Keys& keys, float* out, bo
     if (known_pushes)
       for (u32 p = 0; p < spec_.partitions; p++)
         known_pushes[static_cast<size_t>(bucket) * spec_.partitions + p] = offset_at(p, bucket);
-    const u32 newest = seconds(std::max(state.clock_ms, clock_ms_.load(std::memory_order_relaxed)));  // the bucket's or later
+    const u32 now = seconds(std::max(state.clock_ms, clock_ms_.load(std::memory_order_relaxed)));
     for (; i < end; i++) {
       ahead.at(i);
       if (i + locks_ahead < keys.n) prefetch_write(&states_[bucket_of(keys.keys[i + locks_ahead])]);
@@ -139,8 +139,7 @@ std::optional<Missing> Store::lookup(u32 index, const Keys& keys, float* out, bo
         if (states) std::fill_n(states + i * state_floats, state_floats, 0.0f);
         continue;
       }
-      if ((create || spec_.serving) && group.header(slot).touched < newest)
-        touch(group.header(slot), spec_.serving ? newest : seconds(clock_at(bucket)));
+      if (create || spec_.serving) touch(group.header(slot), now);
       group.layout.load(group.row(slot), row);
       if (states) std::copy_n(group.layout.state(group.row(slot)), state_floats, states + i * state_floats);
     }

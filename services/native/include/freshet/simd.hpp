@@ -29,15 +29,7 @@ using i32 = std::int32_t;
 using i64 = std::int64_t;
 
 FRESHET_INLINE void prefetch_read(const void* p) { __builtin_prefetch(p, 0); }
-// For a line that is about to be changed, which other cores give up meanwhile. Every x86-64 processor takes the instruction,
-// but compilers do not emit it for the oldest.
-FRESHET_INLINE void prefetch_write(const void* p) {
-#if defined(__x86_64__)
-  __asm__ volatile("prefetchw %0" : : "m"(*static_cast<const char*>(p)));
-#else
-  __builtin_prefetch(p, 1);
-#endif
-}
+FRESHET_INLINE void prefetch_write(const void* p) { __builtin_prefetch(p, 1); }
 // Into the second-level cache, which can wait for more lines at a time than the first (rows of 84 bytes at random places,
 // one thread of a Zen 4: 14 ns each, 24 with prefetch_read).
 FRESHET_INLINE void prefetch_far(const void* p) { __builtin_prefetch(p, 0, 2); }

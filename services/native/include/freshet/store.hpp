@@ -225,7 +225,7 @@ class Store {
   struct alignas(64) BucketState {
     SpinLock lock;  // what each push and lookup looks at stands in one line
     bool held = true;
-    i64 clock_ms = 0;  // of the last push that had keys of the bucket; others may have gone further, see `Applied`
+    i64 clock_ms = 0;  // of the last push that had keys of the bucket, or as it was held; see `clock_at`
     std::unique_ptr<Loading> loading;  // while it is loaded
     std::vector<Removal> removed[consumers];
   };
