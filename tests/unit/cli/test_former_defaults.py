@@ -87,7 +87,7 @@ HASHES = {  # as the last release without the key `defaults` hashed them: withou
 EDITED = {  # lines of today, and as that release had them
     "services/freshet/testing/simulator/demo": {
         "[features]\n": 'crosses = { scalar_optimizer = { name = "adagrad", lr = 0.6 } }\n[features]\n',
-        "[train]\n": 'experts = ["wide", "cross", "fm"]\nhedge_discount = 0.9999\n[train]\n',
+        "[train]\n": 'experts = ["wide", "cross", "fm"]\n[train]\n',
     }
 }
 
