@@ -145,7 +145,6 @@ def frames(bench: Bench, batch: TrainBatch, codec: RowCodec, seconds: float) -> 
     """Bytes and times of one batch and its gradients."""
     names = names_of(bench.spec, bench.layout)
     gradients = list(bench.lane.forward_backward(batch.inputs, dense_weight=1.0).gradients)
-    shapes = [(len(g), g.shape[1]) for g in gradients]
     sent = batch_frame(1, 1, batch, names, codec)
     home = gradients_frame(1, ASKED, {0: 1}, 1, gradients, codec)
     rows = sum(len(group.rows) for group in batch.inputs.groups)
@@ -159,7 +158,7 @@ def frames(bench: Bench, batch: TrainBatch, codec: RowCodec, seconds: float) -> 
         "read_batch_us": _us(lambda: batch_of(decode_frame(sent, max_bytes=MAX_BYTES), names), seconds),
         "write_gradients_us": _us(lambda: gradients_frame(1, ASKED, {0: 1}, 1, gradients, codec), seconds),
         "read_gradients_us": _us(
-            lambda: gradients_of(decode_frame(home, max_bytes=MAX_BYTES), shapes), seconds
+            lambda: gradients_of(decode_frame(home, max_bytes=MAX_BYTES), batch), seconds
         ),
     }
 
