@@ -197,7 +197,7 @@ def test_several_gradients_of_a_batch_that_takes_one_are_refused():
 @pytest.mark.parametrize(
     "counts",
     [
-        np.array([1, 3, 1, 2, 3], np.uint16),  # one gradient is nobody's
+        np.array([1, 3, 1, 2, 3], np.uint16),  # one gradient belongs to no row
         np.array([1, 3, 1, 2, 5], np.uint16),  # more than samples
         np.array([0, 4, 1, 2, 4], np.uint16),  # a row without one
         np.array([1, 3, 1, 2], np.uint16),  # fewer than rows

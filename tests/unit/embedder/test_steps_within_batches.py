@@ -147,7 +147,7 @@ def learn(scene: LocalScene, stream: BatchStream, model: HedgeDense, samples: in
     Lanes(stream, model, AloneRounds(ledger), notes, 1, 0.02, stop).run()
     timer.cancel()
     assert stream.settled(10.0)
-    deadline = time.monotonic() + 10.0  # a rank is told when its embedder has all; that all is pushed, too
+    deadline = time.monotonic() + 10.0  # the embedder acknowledges gradients before it has pushed them
     end = [max(r.stop for batch in notes.batches for r in batch.ranges)]
     while scene.rows.applied()[0] != end and time.monotonic() < deadline:
         stream.settled(0.1)

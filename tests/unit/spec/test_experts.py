@@ -33,8 +33,14 @@ OF_NUMBERS = {1: ("deep",), 2: ("wide", "deep", "stack")}
 
 
 def spec_of(features: tuple[str, ...], generation: int = 2, more: str = "", *, table: bool = False) -> Spec:
-    lines = "\n".join(f"{name} = {FEATURES[name]}" for name in features)
-    tables = "[tables]\nt = { dim = 4 }\n" if table or any(name not in NUMBERS for name in features) else ""
+    lines = [f"{name} = {FEATURES[name]}" for name in features]
+    return parsed(lines, generation, more, table=table or any(name not in NUMBERS for name in features))
+
+
+def parsed(features: list[str], generation: int, more: str, *, table: bool) -> Spec:
+    """A spec of these lines of [features], with a table or without."""
+    tables = "[tables]\nt = { dim = 4 }\n" if table else ""
+    lines = "\n".join(features)
     return parse_spec(
         f"""
 name = "shop"
@@ -151,25 +157,9 @@ def test_a_kind_that_no_feature_feeds_is_refused(
 
 def singles(n: int, more: str = "", generation: int = 2) -> Spec:
     """A spec of n features with one id a sample, a list and a number."""
-    lines = "\n".join(f'f{i} = {{ field = "f{i}", table = "t" }}' for i in range(n))
-    return parse_spec(
-        f"""
-name = "shop"
-defaults = {generation}
-[events]
-served = {{ key = ["request"], time = "ts:ms" }}
-action = {{ key = ["request"], time = "ts:ms" }}
-[labels]
-click = {{ on = "action.type == 'click'" }}
-[tables]
-t = {{ dim = 4 }}
-[features]
-{lines}
-seen = {FEATURES["seen"]}
-age = {FEATURES["age"]}
-{more}
-"""
-    )
+    ids = [f'f{i} = {{ field = "f{i}", table = "t" }}' for i in range(n)]
+    others = [f"{name} = {FEATURES[name]}" for name in ("seen", "age")]
+    return parsed([*ids, *others], generation, more, table=True)
 
 
 def test_few_features_are_crossed_in_all_pairs() -> None:
