@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from freshet.errors import ConfigError
-from freshet.runtime.process_metrics import machine_memory_bytes
+from freshet.runtime.memory import machine_memory_bytes
 from freshet.settings import Settings
 from freshet.spec.model import Spec
 

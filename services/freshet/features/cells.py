@@ -7,7 +7,7 @@ which are read as what the field is. Letters: N rows.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal, InvalidOperation
@@ -335,12 +335,14 @@ def truths(array: Any, form: Form) -> tuple[U8, Bool | None]:
         return _numpy(array.cast(pa.uint8()), 0), nulls
     if _textual(kind):
         cells, none = _words_out(array, form.files.nulls)
-        known = _by_text(cells, lambda text: _truth(text, form.files.decimal))
-        bad = np.array([v is None for v in known], np.bool_) & ~none
+        coded = cells.dictionary_encode()
+        known = [_truth(text, form.files.decimal) for text in coded.dictionary.to_pylist()]
+        codes = coded.indices.to_numpy(zero_copy_only=False)
+        bad = np.array([v is None for v in known], np.bool_)[codes] & ~none
         if bad.any():
             row = int(bad.argmax())
             raise Misfit(row, "", expected, said(cells[row].as_py()))
-        return np.array([bool(v) for v in known], np.uint8), none if none.any() else None
+        return np.array([bool(v) for v in known], np.uint8)[codes], none if none.any() else None
     if pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind):
         values = _numpy(array.cast(pa.float64(), safe=False), np.nan)
         none = np.isnan(values)
@@ -357,13 +359,6 @@ def _truth(text: str, mark: str) -> bool | None:
     word = TRUTHS.get(text.strip().lower())
     number = _decimal(text, mark) if word is None else None
     return word if number is None or number not in (0, 1) else bool(number)
-
-
-def _by_text(cells: Any, of: Callable[[str], Any]) -> list[Any]:
-    """What a function makes of each cell; called once for equal ones."""
-    coded = cells.dictionary_encode()
-    made = [of(text) for text in coded.dictionary.to_pylist()]
-    return [None if i is None else made[i] for i in coded.indices.to_pylist()]
 
 
 # --- texts

@@ -286,12 +286,8 @@ def _kinds_of_cells(spec: Spec, cells: Any) -> set[str]:
     separator = spec.files.list_separator
     if separator is not None:
         cells = pc.split_pattern(cells, separator.encode()).flatten()
-    held = (
-        cells.filter(pc.invert(pc.is_in(cells.drop_null(), value_set=none))) if not cells.null_count else None
-    )
-    if held is None:
-        cells = cells.drop_null()
-        held = cells.filter(pc.invert(pc.is_in(cells, value_set=none)))
+    cells = pc.unique(cells.drop_null())
+    held = cells.filter(pc.invert(pc.is_in(cells, value_set=none)))
     if not len(held):
         return set()
     try:
@@ -307,7 +303,7 @@ def _kinds_of_cells(spec: Spec, cells: Any) -> set[str]:
             break
     else:
         return {"whole"}
-    if len(others) == len(texts) and set(pc.unique(texts).to_pylist()) <= {"true", "false", "True", "False"}:
+    if len(others) == len(texts) and set(texts.to_pylist()) <= {"true", "false", "True", "False"}:
         return {"truth"}
     return {"text"}
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Mapping
-from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 
 from freshet.release import RELEASE
+from freshet.runtime.memory import memory_limit
 from freshet.runtime.metrics import Metric, Reading, register
 from freshet.runtime.tls import HANDSHAKES, handshakes
 from freshet.runtime.traces import SPANS, span_readings
@@ -17,7 +16,7 @@ from freshet.seams.certificates import seconds_left
 from freshet.seams.eventlog.tombstones import tombstones
 from freshet.skipped import skipped
 
-__all__ = ["PROCESS_METRICS", "machine_memory_bytes", "memory_limit", "service_registry"]
+__all__ = ["PROCESS_METRICS", "service_registry"]
 
 PROCESS_METRICS = (
     SPANS,
@@ -57,11 +56,6 @@ PROCESS_METRICS = (
     ),
 )
 
-_UNLIMITED = 1 << 60
-"""Version 1 of cgroups says a number near 2^63 where nothing is limited."""
-
-_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
-
 
 def service_registry() -> CollectorRegistry:
     """A registry that tells of this process; the service's own metrics join it."""
@@ -82,21 +76,3 @@ def _readings() -> Mapping[str, Reading]:
     }
     limit = memory_limit()
     return readings if limit is None else readings | {"freshet_process_memory_limit_bytes": limit}
-
-
-def machine_memory_bytes() -> int:
-    """Memory that processes here may take together: the machine's, or the cgroup's limit if that is less."""
-    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return min(machine, memory_limit() or machine)
-
-
-def memory_limit(paths: tuple[str, ...] = _LIMITS) -> int | None:
-    """Bytes that this process's cgroup may take; None where there is no limit, or it cannot be found out."""
-    for path in paths:
-        try:
-            limit = int(Path(path).read_text())
-        except (OSError, ValueError):  # not there; or "max"
-            continue
-        if limit < _UNLIMITED:
-            return limit
-    return None

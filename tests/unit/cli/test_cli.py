@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from freshet.cli import VERBS, cli, main
 from freshet.errors import BadInput, ConfigError
-from freshet.runtime.process_metrics import machine_memory_bytes
+from freshet.runtime.memory import machine_memory_bytes
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 QUICKSTART = EXAMPLES / "quickstart" / "freshet.toml"

@@ -12,7 +12,7 @@ from freshet.cli import supervising
 from freshet.cli.memory import rows_memory
 from freshet.cli.supervising import Run
 from freshet.runtime.lifecycle import KILL_AFTER_S
-from freshet.runtime.process_metrics import machine_memory_bytes
+from freshet.runtime.memory import machine_memory_bytes
 from freshet.settings import load_settings
 
 

@@ -7,7 +7,8 @@ from pathlib import Path
 from prometheus_client import generate_latest
 
 from freshet.release import RELEASE
-from freshet.runtime.process_metrics import PROCESS_METRICS, memory_limit, service_registry
+from freshet.runtime.memory import memory_limit
+from freshet.runtime.process_metrics import PROCESS_METRICS, service_registry
 
 
 def test_a_process_tells_its_threads_and_release() -> None:
