@@ -245,6 +245,7 @@ class HedgeModel:
         *,
         input: _InputPlan,
         losses: Sequence[int],
+        early: Sequence[bool],
         experts: Sequence[tuple[int, bool, bool, float, bool, bool, bool]],
         hidden: Sequence[int],
         discount: float,

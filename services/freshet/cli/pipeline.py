@@ -15,6 +15,7 @@ import structlog
 
 from freshet.cli.memory import trainer_rows_bytes
 from freshet.cli.outcome import Outcome
+from freshet.cli.ready import in_order
 from freshet.cli.training import Stores, Training
 from freshet.clock import SYSTEM_CLOCK, Clock
 from freshet.runtime.lifecycle import Cleanup
@@ -78,7 +79,7 @@ class Pipeline:
     def train(self, progress: Callable[[float], None], observer: Observer | None = None) -> Outcome:
         """Train on everything the log holds; `observer` receives the predictions by sample."""
         training = Training(
-            self.spec,
+            in_order(self.spec) if self._reader is None else self.spec,
             self.stores,
             spec_hash=self.spec_hash,
             clock=self.clock,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +15,7 @@ from freshet.spec.avro import Record
 from freshet.spec.model import Spec
 from freshet.types import F32, I64, U8, U64, BytesColumn
 
-__all__ = ["ReadySamples", "block_ends", "cuts", "ready_samples", "sample_times"]
+__all__ = ["ReadySamples", "block_ends", "cuts", "in_order", "ready_samples", "sample_times"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -42,6 +42,11 @@ def ready_samples(
     `read_samples` does."""
     for rows in read_samples(spec, files, request, seen):
         yield _taught(spec, rows)
+
+
+def in_order(spec: Spec) -> Spec:
+    """The spec as ready samples are learned: no positive comes before the negatives of its request."""
+    return replace(spec, join=replace(spec.join, emit="window"))
 
 
 def sample_times(spec: Spec) -> EventTimes:

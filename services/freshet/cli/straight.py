@@ -23,7 +23,7 @@ import orjson
 
 from freshet.cli.memory import trainer_rows_bytes
 from freshet.cli.outcome import Outcome
-from freshet.cli.ready import ReadySamples, block_ends, ready_samples, sample_times
+from freshet.cli.ready import ReadySamples, block_ends, in_order, ready_samples, sample_times
 from freshet.errors import BadInput
 from freshet.features import Decoded, SampleDecoder
 from freshet.model import NATIVE_KINDS
@@ -70,7 +70,7 @@ def straight(
     Raises as `freshet.cli.backtesting.backtest` does.
     """
     began = time.perf_counter()
-    busy = _Busy()
+    spec, busy = in_order(spec), _Busy()
     learner = NativePass(spec, most_bytes=trainer_rows_bytes(load_settings()))
     judge = _Judge(spec, busy)
     judge.quality.observer = observer

@@ -43,6 +43,7 @@ class HedgeDense:
         self.native = _native.HedgeModel(
             input=self.plan.native,
             losses=[LOSSES[label.loss] for label in spec.labels],
+            early=[spec.join.is_early(label) for label in spec.labels],
             experts=experts,
             hidden=[padded(width) for width in self._hidden],
             discount=spec.model.hedge_discount,

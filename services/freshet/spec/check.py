@@ -217,7 +217,7 @@ def _label(spec: Spec, label: Label) -> LabelReport:
     end = label.window_ms + spec.join.grace_ms
     parts = f"window {_span(label.window_ms)} + grace {_span(spec.join.grace_ms)}"
     closing = f"{_span(end)} after the impression ({parts})"
-    early = spec.join.emit == "early" and label.value is None
+    early = spec.join.is_early(label)
     positive = f"as soon as an action comes with {label.on}" if early else closing
     if label.given is not None:
         closing = f"{closing}, if {label.given} is true"
@@ -273,8 +273,8 @@ def _warnings(spec: Spec, schemas: Schemas) -> Iterator[str]:
                 "such as 1e18, outweighs all others in the rows that it touches; bounds = [least, greatest] "
                 "leaves such values out"
             )
-    early = [label.window_ms for label in spec.labels if label.value is None]
-    if spec.join.emit == "early" and early:
+    early = [label.window_ms for label in spec.labels if spec.join.is_early(label)]
+    if early:
         wait = min(early) + spec.join.grace_ms
         yield (
             f'join.emit: with "early" a new model learns nothing for its first {_span(wait)}, as long as no '

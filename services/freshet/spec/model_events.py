@@ -133,6 +133,10 @@ class Join:
         default=MINUTE,
     )
 
+    def is_early(self, label: Label) -> bool:
+        """Whether the label's positives become samples at once, before the negatives of their requests."""
+        return self.emit == "early" and label.value is None
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retention:

@@ -80,7 +80,7 @@ class Quality:
             for name in (TRAINING, SERVED, RANDOM, POPULARITY)
         }
         self._waits_ms = np.array([label.window_ms + spec.join.grace_ms for label in spec.labels])
-        self._early = np.array([spec.join.emit == "early" and label.value is None for label in spec.labels])
+        self._early = np.array([spec.join.is_early(label) for label in spec.labels])
         self._popularity = Popularity(len(labels), int(self._waits_ms.max()))
         explore = spec.serve.explore
         self._explores = explore.policy != "none" and explore.share > 0

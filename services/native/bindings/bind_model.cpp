@@ -154,12 +154,13 @@ void bind_model(nb::module_& m) {
   nb::class_<HedgeModel>(m, "HedgeModel", "Dense state of the default model, shared by its lanes.")
       .def(
           "__init__",
-          [](HedgeModel* self, const InputTuple& input, const std::vector<int>& losses,
+          [](HedgeModel* self, const InputTuple& input, const std::vector<int>& losses, const std::vector<bool>& early,
              const std::vector<std::tuple<int, bool, bool, float, bool, bool, bool>>& experts, const std::vector<int>& hidden, double discount, double dense_rate,
              std::int64_t warmup_steps, std::int64_t batch_rows, double bias_rate, bool training, bool bf16, const std::optional<std::string>& kernels) {
             HedgePlan plan;
             plan.input = input_plan(input);
             for (const int loss : losses) plan.losses.push_back(static_cast<Loss>(loss));
+            plan.early = early;
             for (const auto& [scalar, fm, mlp, share, linear, counts, stack] : experts) {
               plan.experts.push_back({scalar, fm, mlp, linear, counts, stack, share});
               plan.fm |= fm;
@@ -173,7 +174,7 @@ void bind_model(nb::module_& m) {
             plan.bias_rate = bias_rate;
             new (self) HedgeModel(std::move(plan), training, bf16, chosen(kernels));
           },
-          nb::kw_only(), nb::arg("input"), nb::arg("losses"), nb::arg("experts"), nb::arg("hidden"), nb::arg("discount"),
+          nb::kw_only(), nb::arg("input"), nb::arg("losses"), nb::arg("early"), nb::arg("experts"), nb::arg("hidden"), nb::arg("discount"),
           nb::arg("dense_rate"), nb::arg("warmup_steps"), nb::arg("batch_rows") = 256, nb::arg("bias_rate"), nb::arg("training"), nb::arg("bf16"),
           nb::arg("kernels").none() = nb::none())
       .def("array", [](nb::handle self, const std::string& name) { return named(self, name); },

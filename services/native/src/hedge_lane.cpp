@@ -49,7 +49,10 @@ HedgeLane::HedgeLane(const HedgeModel& model, bool training)
   c_ = Floats(n);
   d_logits_ = Floats(n * L);
   columns_ = Floats(n * model.heads().columns);
-  if (model.heads().counts_expert >= 0) d_counts_ = Floats(n);
+  if (model.heads().counts_expert < 0) return;
+  d_counts_ = Floats(n);
+  const std::vector<bool>& early = model.plan().early;
+  early_ = training && std::find(early.begin(), early.end(), true) != early.end();
 }
 
 void HedgeLane::clear() {
@@ -439,6 +442,7 @@ void HedgeLane::plan_group(std::size_t g) {
   const std::size_t slots = static_cast<std::size_t>(model_.plan().input.groups[g].slots);
   steps.made.values.assign(sum * slots, 0.0f);
   steps.csum.assign(sum, 0.0f);
+  if (early_) steps.counted.assign(sum, 0);
   view.targets = targets;
   view.gradients = steps.made.values.data();
 }
@@ -462,6 +466,7 @@ void HedgeLane::begin(const BatchView& batch, bool learn_dense, bool in_steps, f
     const GroupView& view = batch_.groups[g];
     std::memset(view.gradients, 0, sizeof(float) * static_cast<std::size_t>(view.unique * in.groups[g].slots));
     steps_[g].csum.assign(static_cast<std::size_t>(view.unique), 0.0f);
+    if (early_) steps_[g].counted.assign(static_cast<std::size_t>(view.unique), 0);
   }
   // The first chunk last, as the first step takes its activations.
   ahead_ = false;
@@ -511,6 +516,7 @@ void HedgeLane::row_step(std::size_t step) {
     ahead_ = false;
     losses(batch_, first, n);
     backward(batch_, first, n);
+    if (early_) note_counted(batch_, first, n);
     held_ += n;
   }
   for (std::size_t g = 0; g < batch_.groups.size(); ++g) finish_group(g, step);
@@ -523,6 +529,8 @@ void HedgeLane::finish_group(std::size_t g, std::size_t step) {
   const bool fm = model_.plan().fm && plan.sum >= 0;
   if (!in_steps_) {
     if (fm) model_.kernels.finish_reduce(plan, view, steps_[g].csum.data());
+    if (early_)
+      for (std::int64_t u = 0; u < view.unique; ++u) mark_uncounted(g, static_cast<std::size_t>(u), view.gradients + u * plan.slots);
     return;
   }
   Steps& steps = steps_[g];
@@ -533,9 +541,45 @@ void HedgeLane::finish_group(std::size_t g, std::size_t step) {
     const float c = steps.csum[at];
     if (fm && c != 0.0f)
       for (int d = 0; d < plan.dim; ++d) gradient[plan.vector_slot + d] -= c * values[plan.vector_slot + d];
-    if (at + 1 < steps.made.starts[row + 1])
+    if (early_) mark_uncounted(g, at, gradient);
+    if (at + 1 < steps.made.starts[row + 1]) {
+      const float count = plan.count_slot < 0 ? 0.0f : values[plan.count_slot];
       view.layout->step_copy(values, view.states + std::size_t{row} * view.layout->state_floats(), gradient);
+      if (early_ && plan.count_slot >= 0) values[plan.count_slot] = count;
+    }
   }
+}
+
+// Note which gradients hold a sample that counts: all but positives that come early. See mark_uncounted.
+void HedgeLane::note_counted(const BatchView& batch, std::int64_t first, int n) {
+  const InputPlan& in = model_.plan().input;
+  for (std::int64_t b = first; b < first + n; ++b) {
+    if (model_.plan().early[batch.label[b]] && batch.value[b] > 0.0f) continue;
+    for (std::size_t g = 0; g < in.groups.size(); ++g) {
+      if (in.groups[g].count_slot < 0) continue;
+      const GroupView& view = batch.groups[g];
+      const std::int32_t* at = view.targets ? view.targets : view.positions;
+      for (std::size_t f = 0; f < in.groups[g].features.size(); ++f) {
+        const std::uint32_t* ends = view.ends[f];
+        const auto place = static_cast<std::uint32_t>(b);
+        const std::uint32_t from = view.starts[f] + (ends ? (b ? ends[b - 1] : 0) : place);
+        const std::uint32_t to = view.starts[f] + (ends ? ends[b] : place + 1);
+        for (std::uint32_t o = from; o < to; ++o)
+          if (at[o] >= 0) steps_[g].counted[static_cast<std::size_t>(at[o])] = 1;
+      }
+    }
+  }
+}
+
+// A step of early positives alone does not count: the negatives that were served with them come later, and would find
+// counts that tell of these positives. No request for a score finds such ones. The mark is a gradient above 0 of the
+// count's slot, as large as the row's largest: so it keeps its sign in every codec, and changes no scale.
+void HedgeLane::mark_uncounted(std::size_t g, std::size_t at, float* gradient) const {
+  const GroupPlan& plan = model_.plan().input.groups[g];
+  if (plan.count_slot < 0 || steps_[g].counted[at]) return;
+  float largest = 0.0f;
+  for (int i = 0; i < plan.slots; ++i) largest = std::max(largest, std::abs(gradient[i]));
+  gradient[plan.count_slot] = largest;
 }
 
 void HedgeLane::forward_backward(const BatchView& batch, bool learn_dense, float* predictions, double* expert_losses,

@@ -53,7 +53,7 @@ constexpr bool has_one_rate(Rule rule) {
   return rule == Rule::sgd || rule == Rule::rowwise_adagrad || rule == Rule::rowwise_rmsprop;
 }
 
-FRESHET_INLINE Prepared prepare(const Slot& s, float* state, float squared) {
+FRESHET_INLINE Prepared prepare(const Slot& s, float* state, const float* gradient, float squared) {
   constexpr float most_steps = 16777216.0f;  // a float counts to 2^24; by then both corrections are 1
   Prepared p;
   if (s.rule == Rule::sgd) {
@@ -70,7 +70,7 @@ FRESHET_INLINE Prepared prepare(const Slot& s, float* state, float squared) {
     p.correct_mean = static_cast<float>(1.0 - power(static_cast<double>(s.beta1), t));
     p.correct_square = static_cast<float>(1.0 - power(static_cast<double>(s.beta2), t));
   } else if (s.rule == Rule::count) {
-    state[0] = std::min(std::max(state[0], 0.0f) + 1.0f, most_steps);
+    state[0] = std::min(std::max(state[0], 0.0f) + (gradient[0] > 0.0f ? 0.0f : 1.0f), most_steps);
     p.value = count_value(count_bucket(state[0]));
   }
   return p;
@@ -161,7 +161,7 @@ FRESHET_INLINE void step_at_rate(float rate, u8* values, const float* gradient) 
 }
 
 FRESHET_INLINE void step_slot(const Slot& s, u8* values, float* state, const float* gradient, float squared, u32 seed) {
-  const Prepared p = prepare(s, state, squared);
+  const Prepared p = prepare(s, state, gradient, squared);
   u32 at = 0;
   if (!s.half && has_one_rate(s.rule))
     for (; at + 16 <= s.width; at += 16) step_at_rate(p.rate, values + 4 * at, gradient + at);

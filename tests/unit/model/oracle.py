@@ -171,6 +171,23 @@ class Oracle:
                 )
         return z
 
+    def marked(self, inputs: ModelInputs, gradients: list[Any]) -> list[Any]:
+        """Gradients with the mark of steps that do not count: of rows that early positives alone have."""
+        labels = inputs.labels
+        assert labels is not None
+        early = np.array([self.spec.join.is_early(label) for label in self.spec.labels])
+        counts = ~(early[labels.index] & (labels.value > 0))
+        for group, g, gradient in zip(self.layout.groups, inputs.groups, gradients, strict=True):
+            slot = group.slot("count")
+            if slot is None:
+                continue
+            seen = np.zeros(len(g.rows), np.bool_)
+            for f, index in enumerate(group.features):
+                at, sample, _ = self.occurrences(inputs.size, g, f, index)
+                seen[at[counts[sample]]] = True
+            gradient[~seen, slot.start] = np.abs(gradient[~seen]).max(axis=1, initial=0)
+        return gradients
+
     def linear_columns(self, inputs: ModelInputs) -> Any:
         """(B, columns): every dense column standardised, whatever the spec says of it, then missing flags."""
         values = [self.standard(d, inputs.dense[:, d]) for d in range(len(self.layout.dense))]
@@ -302,7 +319,7 @@ class Oracle:
         per_label = np.stack([losses.detach().numpy()[labels.index == head].sum(0) for head in range(self.L)])
         return {
             "predictions": predictions,
-            "gradients": [g.numpy() for g in grads[: len(rows)]],
+            "gradients": self.marked(inputs, [g.numpy().copy() for g in grads[: len(rows)]]),
             "bias": small[0].numpy(),
             "heads": small[1].numpy(),
             "weights": dict(zip(self.weights, grads[len(rows) :], strict=True)),

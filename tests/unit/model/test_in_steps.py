@@ -9,8 +9,8 @@ import pytest
 
 from freshet.model import StepsRows
 from freshet.model.hedge import HedgeDense
-from freshet.model.inputs import ModelInputs
-from freshet.types import F32
+from freshet.model.inputs import GroupInputs, ModelInputs
+from freshet.types import F32, Bool, OffsetRange
 from freshet.wire.values import RowCodec, pack_values, unpack_values
 from tests.unit.model.test_loop import MODELS, World, batches_of, looked_up
 
@@ -76,6 +76,49 @@ def test_counts_that_a_codec_has_rounded_come_from_the_states() -> None:
     np.testing.assert_array_equal(predictions, expected[0])
     for mine, theirs in zip(gradients, expected[1], strict=True):
         np.testing.assert_array_equal(mine, theirs)
+
+
+@pytest.mark.parametrize("codec", RowCodec)
+def test_rows_of_early_positives_alone_count_no_step(codec: RowCodec) -> None:
+    """Whatever codec the gradients travel in: negatives of the same requests must not find other counts."""
+    for emit in ("early", "window"):
+        world = World.of("deep = [16]", emit=emit)
+        lane = batches_of(world.spec, world.layout, 0, [60])
+        inputs, groups = looked_up(world, lane, 0, 60)
+        assert inputs.labels is not None
+        result = world.model.lane().forward_backward(inputs)
+        travelled = []
+        for gradients in result.gradients:
+            values, scales = pack_values(gradients, codec)
+            travelled.append(np.empty_like(gradients))
+            unpack_values(values, codec, scales, travelled[-1])
+        world.store.push([OffsetRange(0, 0, 1)], 1, groups, travelled)
+        after, _ = looked_up(world, lane, 0, 60)
+        some = 0
+        for g, group in enumerate(world.layout.groups):
+            slot = group.slot("count")
+            if slot is None:
+                continue
+            negative = samples_of(inputs.groups[g], inputs.labels.value == 0)
+            counted = after.groups[g].rows[:, slot.start] > 0
+            np.testing.assert_array_equal(counted, negative if emit == "early" else np.ones_like(counted))
+            some += int((~negative).sum())
+        assert some > 3, "rows that only positives have"
+
+
+def samples_of(group: GroupInputs, chosen: Bool) -> Bool:
+    """(U,) whether one of the chosen samples has the row."""
+    found = np.zeros(len(group.rows), np.bool_)
+    for f, ends in enumerate(group.list_ends):
+        start, stop = group.feature_starts[f : f + 2]
+        positions = group.positions[start:stop]
+        sample = (
+            np.arange(len(positions))
+            if ends is None
+            else np.searchsorted(ends, np.arange(len(positions)), "right")
+        )
+        found[positions[chosen[sample] & (positions >= 0)]] = True
+    return found
 
 
 def test_states_that_do_not_fit_are_refused() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -28,6 +28,8 @@ buckets = 16
 [events]
 served = { schema = "i.avsc", key = ["request"], time = "ts:ms" }
 action = { schema = "a.avsc", key = ["request"], time = "ts:ms" }
+[join]
+emit = "EMIT"
 [labels]
 click = { on = "action.type == 'click'" }
 buy = { on = "action.type == 'buy'" }
@@ -49,9 +51,11 @@ score = "click"
 MODELS = ['kind = "linear"', "deep = [32, 16]", 'kind = "mlp"\ndeep = [16]', 'experts = ["wide", "fm"]']
 
 
-def spec_of(model: str, table: str = "") -> Spec:
+def spec_of(model: str, table: str = "", emit: str = "early") -> Spec:
     """`table`: more of each table."""
-    return parse_spec(TEXT.replace("MODEL", model).replace("dim = 4", "dim = 4" + table))
+    return parse_spec(
+        TEXT.replace("MODEL", model).replace("EMIT", emit).replace("dim = 4", "dim = 4" + table)
+    )
 
 
 def batches_of(spec: Spec, layout: Layout, lane: int, ends: Sequence[int], seed: int = 1) -> LoopBatches:
@@ -93,8 +97,8 @@ class World:
     store: Store
 
     @classmethod
-    def of(cls, model: str, table: str = "") -> World:
-        spec = spec_of(model, table)
+    def of(cls, model: str, table: str = "", emit: str = "early") -> World:
+        spec = spec_of(model, table, emit)
         layout = layout_of(spec)
         return cls(spec, layout, HedgeDense(spec, training=True, precision="fp32"), Store.of(spec, layout))
 
@@ -131,6 +135,32 @@ class ByHand:
     pushes: int = 0
 
 
+@dataclass
+class Counts:
+    """Counts of a batch's rows as it began; where some positives do not count, its steps see no others."""
+
+    slots: Sequence[int | None]
+    of: Mapping[int, float]  # by table and key
+
+    @classmethod
+    def of_batch(cls, world: World, inputs: ModelInputs, groups: Sequence[KeyGroup]) -> Counts:
+        early = any(world.spec.join.is_early(label) for label in world.spec.labels)
+        slots = [group.slot("count") if early else None for group in world.layout.groups]
+        starts = [slot.start if slot else None for slot in slots]
+        counts: dict[int, float] = {}
+        for g, (at, rows) in enumerate(zip(starts, inputs.groups, strict=True)):
+            if at is not None:
+                keys = zip(groups[g].tables.tolist(), groups[g].keys.tolist(), strict=True)
+                counts |= dict(zip(((t << 64) | k for t, k in keys), rows.rows[:, at].tolist(), strict=True))
+        return cls(starts, counts)
+
+    def restore(self, inputs: ModelInputs, groups: Sequence[KeyGroup]) -> None:
+        for at, rows, of in zip(self.slots, inputs.groups, groups, strict=True):
+            if at is not None:
+                keys = zip(of.tables.tolist(), of.keys.tolist(), strict=True)
+                rows.rows[:, at] = [self.of[(t << 64) | k] for t, k in keys]
+
+
 def by_hand(world: World, lanes: Sequence[LoopBatches], learn: Sequence[Sequence[int]]) -> ByHand:
     """Every step of rows on its own: looked up, trained on, and pushed before the next one is looked up.
 
@@ -140,12 +170,15 @@ def by_hand(world: World, lanes: Sequence[LoopBatches], learn: Sequence[Sequence
     made, seen = [model.lane() for _ in lanes], ByHand([[] for _ in lanes])
     for k in range(max(len(flags) for flags in learn)):
         plans: list[list[list[tuple[int, int]]]] = []
+        found: list[Counts] = []
         for lane, batches, flags, into in zip(made, lanes, learn, seen.predictions, strict=True):
             plans.append([])
+            found.append(Counts((), {}))
             if k >= len(flags):
                 continue
             first, last = ([0, *batches.ends.tolist()])[k : k + 2]
-            given, _ = looked_up(world, batches, first, last)
+            given, groups = looked_up(world, batches, first, last)
+            found[-1] = Counts.of_batch(world, given, groups)
             into.append(lane.score(replace(given, labels=None)).copy())
             plans[-1] = [
                 [(first + start, first + stop) for start, stop in rows]
@@ -156,6 +189,7 @@ def by_hand(world: World, lanes: Sequence[LoopBatches], learn: Sequence[Sequence
             for i, (lane, plan) in enumerate(zip(made, plans, strict=True)):
                 for first, last in plan[step] if step < len(plan) else ():
                     given, groups = looked_up(world, lanes[i], first, last)
+                    found[i].restore(given, groups)
                     result = lane.forward_backward(given, dense_weight=float(learn[i][k]))
                     clock = int(lanes[i].times_ms[first:last].max())
                     ranges = [OffsetRange(i, done[i], done[i] + 1)]
@@ -243,10 +277,11 @@ ENDS = [[5, 21, 21, 90, 91], [16, 120]]
 LEARN = [[1, 0, 1, 1, 1], [1, 1]]
 
 
+@pytest.mark.parametrize("emit", ["early", "window"])
 @pytest.mark.parametrize("sync", [False, True])
 @pytest.mark.parametrize("model", MODELS)
-def test_a_run_does_what_its_steps_do_one_by_one(model: str, sync: bool) -> None:
-    wanted, native = World.of(model), World.of(model)
+def test_a_run_does_what_its_steps_do_one_by_one(model: str, sync: bool, emit: str) -> None:
+    wanted, native = World.of(model, emit=emit), World.of(model, emit=emit)
     lanes = [batches_of(native.spec, native.layout, i, ends) for i, ends in enumerate(ENDS)]
     seen = by_hand(wanted, lanes, LEARN)
 

@@ -112,8 +112,8 @@ def count_bucket(steps: int) -> int:
 
 
 def count(p: Mapping[str, float], w: F32, state: F32, g: F32) -> None:
-    """How often the row was stepped, whatever the gradient; `state`: steps."""
-    state[0] = min(state[0] + 1, MOST_STEPS)
+    """How often the row was stepped by a gradient that is not above 0; `state`: steps."""
+    state[0] = min(state[0] + (g[0] <= 0), MOST_STEPS)
     w[:] = f(count_bucket(int(state[0])) / 32)
 
 

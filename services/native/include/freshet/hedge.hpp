@@ -34,6 +34,7 @@ struct ExpertPlan {
 struct HedgePlan {
   InputPlan input;
   std::vector<Loss> losses;  // per label
+  std::vector<bool> early;   // per label: its positives come before the negatives that were served with them
   std::vector<ExpertPlan> experts;
   std::vector<int> hidden;  // of the MLP, padded to 16
   bool fm = false, mlp = false;
@@ -183,12 +184,15 @@ class HedgeLane {
     std::vector<std::uint32_t> gradient;   // of each of `touched`
     std::vector<std::size_t> ends;         // (steps,) in `touched`
     std::vector<std::uint32_t> count, last;  // scratch: (U,)
+    std::vector<std::uint8_t> counted;     // (gradients,) 1: a sample of the step counts, see mark_uncounted
   };
 
   void plan_steps(const BatchView& batch, bool dense_steps);
   void plan_group(std::size_t group);
   void row_step(std::size_t step);
   void finish_group(std::size_t group, std::size_t step);
+  void note_counted(const BatchView& batch, std::int64_t first, int n);
+  void mark_uncounted(std::size_t group, std::size_t at, float* gradient) const;
   void forward(const BatchView& batch, std::int64_t first, int n);
   void columns(const BatchView& batch, std::int64_t first, int n);
   void counts(const BatchView& batch, std::int64_t first, int n);
@@ -217,6 +221,7 @@ class HedgeLane {
   BatchView batch_;
   float* predictions_ = nullptr;
   bool learn_dense_ = true, in_steps_ = false, ahead_ = false;  // ahead_: activations of its first samples are those of the first step
+  bool early_ = false;  // some positives do not count
   int held_ = 0;                             // samples of the dense step at hand in the MLP's scratch: their weight gradients are to come
   std::vector<std::int64_t> row_ends_;       // samples up to and with each step of rows
   std::vector<std::size_t> dense_ends_;      // steps of rows up to and with each dense step

@@ -14,7 +14,8 @@
 
 namespace freshet {
 
-// count: the value tells how often the row was stepped, whatever its gradient was: count_value of the bucket of that number.
+// count: the value tells how often the row was stepped: count_value of the bucket of that number. A step whose gradient of
+// this slot is above 0 does not count (HedgeLane::mark_uncounted).
 enum class Rule : u8 { sgd, adagrad, rowwise_adagrad, adam, ftrl, rowwise_rmsprop, count };
 
 // Steps of a row in buckets 0, 1, 2-3 (that is 1 + n from 2^b to 2^(b+1) - 1), ..., the last without an end.
