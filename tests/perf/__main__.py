@@ -54,6 +54,7 @@ BY_HAND = {
     "modes": "training modes with a delay between trainer and shard: rates and AUC; needs the retail stream",
     "resharding": "a shard joins and leaves under load: the longest wait, rows lost or doubled",
     "spread": "end to end with one and two shards and embedders, beside one process",
+    "early": "AUC of early emission as served, beside emission by windows; needs the retail stream",
     "live": "AUC of two lanes, shards and embedders beside a backtest of one; needs the retail stream",
     "wires": "bytes a sample on each wire by codec, and the AUC with each; needs the retail stream",
     "streams": "downloads real streams in packages and makes them ready samples: sources, licences",
