@@ -17,13 +17,14 @@ from tests.system.members import role_of
 from tests.system.traffic import Asker, Traffic
 from tests.system.watching import Watch
 
-__all__ = ["Fault", "Progress", "Storm"]
+__all__ = ["UNWRITTEN", "Fault", "Progress", "Storm"]
 
 LOOK_S = 0.05
 AT_ONCE = 0.25  # share of faults that do not wait until the one before is over
 STAYS_AWAY = 0.4  # share of killed processes that come back only after a lease: others take over
 AWAY_S = (3.5, 6.0)  # longer than a lease (3 s), and than Redis takes to see that a master is silent (2 s)
 FULL_S = (10.0, 14.0)  # several versions, for which there is no room, on a slow machine too
+UNWRITTEN = "no reason: its disk was full, and its log is a file on it"
 WAIT_S = 180.0  # who has not gone on by then is a failure; on a busy machine a broker needs a minute to start
 
 
@@ -100,7 +101,7 @@ class Storm:
     kinds: Sequence[tuple[str, Way]] = ROUND  # dealt in rounds
     faults: list[Fault] = field(default_factory=list)
     ended: list[str] = field(default_factory=list)
-    """Processes that ended by themselves, with their last words."""
+    """Processes that ended by themselves, with the end of their logs, or UNWRITTEN."""
 
     def run(self, count: int) -> None:
         """Strike so often, then wait until everybody is back and all goes on."""
@@ -190,7 +191,7 @@ class Storm:
     # --- while time passes
 
     def _look(self) -> None:
-        now = time.monotonic()
+        now, disk_was_full = time.monotonic(), self.fleet.disk.is_full
         for fault in self.open():
             if not fault.returned and now >= fault.back_at:
                 fault.strike.end()
@@ -203,6 +204,8 @@ class Storm:
         for name, process in self.fleet.processes.items():
             if name not in away and not process.alive:
                 said = "\n".join(process.said().splitlines()[-3:])
+                if not said and disk_was_full:
+                    said = UNWRITTEN
                 self.ended.append(f"{name} with {process.returncode} at {now:.1f}: {said[-600:]}")
                 process.launch()
 
